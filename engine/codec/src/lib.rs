@@ -1,0 +1,1 @@
+//! Page codecs: independent, checksummed, bounded units of compressed bytes.

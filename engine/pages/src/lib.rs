@@ -1,0 +1,1 @@
+//! Preallocated page slots, and the scan for same-filled pages.

@@ -1,0 +1,1 @@
+//! A small client of QEMU's monitor protocol (QMP).

@@ -1,0 +1,1 @@
+//! The host-to-host protocol: links, streams, credits, acknowledgements. See docs/wire.md.
