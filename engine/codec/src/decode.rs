@@ -1,0 +1,173 @@
+//! A payload back to the plain bytes that its header promises, or an error.
+
+use crate::fill::{fill, WORD};
+use crate::{checksum, zstd, Codec, HeaderError, UnitHeader};
+
+/// Decompresses units of any codec; owned by one thread.
+pub struct Decoder {
+    zlib: libdeflater::Decompressor,
+    zstd: zstd::Decompressor,
+}
+
+impl Decoder {
+    /// A decoder for all codecs.
+    ///
+    /// # Panics
+    ///
+    /// If there is no memory for its contexts (about 200 KiB).
+    pub fn new() -> Self {
+        Self { zlib: libdeflater::Decompressor::new(), zstd: zstd::Decompressor::new() }
+    }
+
+    /// Decodes `payload` into all of `out`, and checks the result against the header's checksum.
+    ///
+    /// `out` may hold old bytes: none of them can show through in a unit that is accepted. After an
+    /// error it holds no particular bytes.
+    ///
+    /// # Errors
+    ///
+    /// Every unit that is not exactly what an encoder wrote, and an `out` or `payload` of another
+    /// length than the header says.
+    pub fn decode(
+        &mut self,
+        header: &UnitHeader,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        header.check()?;
+        let codec = header.codec;
+        for (what, stated, got) in [
+            ("payload", header.payload_len, payload.len()),
+            ("output", header.plain_len, out.len()),
+        ] {
+            if usize::try_from(stated) != Ok(got) {
+                return Err(DecodeError::Buffer { codec, what, stated, got });
+            }
+        }
+        let bad = |reason| DecodeError::Payload { codec, plain_len: header.plain_len, reason };
+        let got = match codec {
+            Codec::Raw => {
+                out.copy_from_slice(payload);
+                out.len()
+            }
+            Codec::SameFilled => {
+                let word = payload.first_chunk::<WORD>().ok_or_else(|| bad("short word"))?;
+                fill(out, *word);
+                out.len()
+            }
+            Codec::Lz4 => lz4_flex::block::decompress_into(payload, out).map_err(|error| {
+                use lz4_flex::block::DecompressError as E;
+                bad(match error {
+                    E::OutputTooSmall { .. } => "decodes to more bytes",
+                    E::LiteralOutOfBounds => "literals run past the end",
+                    E::ExpectedAnotherByte => "ends too early",
+                    E::OffsetOutOfBounds => "match before the start",
+                    _ => "not an lz4 block",
+                })
+            })?,
+            Codec::Zlib => self.zlib.deflate_decompress(payload, out).map_err(|error| {
+                use libdeflater::DecompressionError as E;
+                bad(match error {
+                    E::BadData => "not a deflate stream",
+                    E::InsufficientSpace => "decodes to more bytes",
+                })
+            })?,
+            Codec::Zstd => self.zstd.decompress(payload, out).map_err(bad)?,
+        };
+        if got != out.len() {
+            return Err(DecodeError::Length { codec, expected: header.plain_len, got });
+        }
+        verify(header, out)
+    }
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl UnitHeader {
+    /// Checks that `plain` is what this header describes, for those who use a [`Codec::Raw`]
+    /// payload where it lies instead of copying it by [`Decoder::decode`].
+    ///
+    /// # Errors
+    ///
+    /// Another length or another checksum.
+    pub fn verify(&self, plain: &[u8]) -> Result<(), DecodeError> {
+        if usize::try_from(self.plain_len) != Ok(plain.len()) {
+            let (codec, expected) = (self.codec, self.plain_len);
+            return Err(DecodeError::Length { codec, expected, got: plain.len() });
+        }
+        verify(self, plain)
+    }
+}
+
+fn verify(header: &UnitHeader, plain: &[u8]) -> Result<(), DecodeError> {
+    let got = checksum(plain);
+    if got == header.checksum {
+        Ok(())
+    } else {
+        Err(DecodeError::Checksum {
+            codec: header.codec,
+            plain_len: header.plain_len,
+            expected: header.checksum,
+            got,
+        })
+    }
+}
+
+/// Why a unit could not be turned back into its plain bytes.
+///
+/// All but [`DecodeError::Buffer`] are reachable from bytes a peer sent: none of them is a bug here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The header states lengths that no encoder writes.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// The caller's buffer has another length than the header states.
+    #[error("{codec} unit: {what} buffer of {got} bytes, the header says {stated}")]
+    Buffer {
+        /// The unit's codec.
+        codec: Codec,
+        /// Which buffer: "payload" or "output".
+        what: &'static str,
+        /// Length in the header.
+        stated: u32,
+        /// Length of the buffer.
+        got: usize,
+    },
+    /// The codec cannot read the payload, or it decodes to more bytes than stated.
+    #[error("{codec} unit of {plain_len} bytes: {reason}")]
+    Payload {
+        /// The unit's codec.
+        codec: Codec,
+        /// The plain length in the header.
+        plain_len: u32,
+        /// What the codec found.
+        reason: &'static str,
+    },
+    /// The payload decodes to fewer bytes than stated.
+    #[error("{codec} unit decoded to {got} bytes, expected {expected}")]
+    Length {
+        /// The unit's codec.
+        codec: Codec,
+        /// The plain length in the header.
+        expected: u32,
+        /// What came out.
+        got: usize,
+    },
+    /// The right number of bytes, but not the right ones.
+    #[error("{codec} unit of {plain_len} bytes has checksum {got:016x}, expected {expected:016x}")]
+    Checksum {
+        /// The unit's codec.
+        codec: Codec,
+        /// The plain length in the header.
+        plain_len: u32,
+        /// The checksum in the header.
+        expected: u64,
+        /// The checksum of what came out.
+        got: u64,
+    },
+}

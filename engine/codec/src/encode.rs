@@ -1,0 +1,161 @@
+//! Plain bytes to a payload that is smaller, or to nothing.
+
+use libdeflater::CompressionLvl;
+use lz4_flex::block::{compress_into_with_table, get_maximum_output_size, CompressTable};
+
+use crate::fill::same_filled;
+use crate::{zstd, Codec, Settings, SettingsError, MAX_PLAIN};
+
+/// What [`Encoder::encode`] made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    /// How the payload is to be read. [`Codec::Raw`]: the payload is the plain bytes.
+    pub codec: Codec,
+    /// Length of the payload, which for [`Codec::Raw`] is the plain length, else less.
+    pub len: usize,
+}
+
+/// Compresses one unit after the other; owned by one thread.
+///
+/// Contexts are made when a codec is first set and kept, so that changing to and fro costs nothing.
+pub struct Encoder {
+    settings: Settings,
+    lz4: Option<Lz4>,
+    zlib: Option<(i32, libdeflater::Compressor)>,
+    zstd: Option<zstd::Compressor>,
+}
+
+impl Encoder {
+    /// An encoder for `settings`.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError::Context`] if a context cannot be made.
+    pub fn new(settings: Settings) -> Result<Self, SettingsError> {
+        let mut this = Self { settings, lz4: None, zlib: None, zstd: None };
+        this.set(settings)?;
+        Ok(this)
+    }
+
+    /// What is tried on the next unit.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// Uses `settings` from the next unit on.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError::Context`] if a context cannot be made; the encoder then sends units as they
+    /// are until told otherwise.
+    pub fn set(&mut self, settings: Settings) -> Result<(), SettingsError> {
+        self.settings = Settings::new(Codec::Raw, None)?;
+        let level = settings.level();
+        match settings.codec() {
+            Codec::Raw | Codec::SameFilled => {}
+            Codec::Lz4 => {
+                self.lz4.get_or_insert_with(Lz4::new);
+            }
+            Codec::Zlib if self.zlib.as_ref().is_some_and(|(have, _)| *have == level) => {}
+            Codec::Zlib => {
+                let checked = CompressionLvl::new(level).map_err(|_| SettingsError::Context {
+                    codec: Codec::Zlib,
+                    level,
+                    reason: "libdeflate has no such level",
+                })?;
+                self.zlib = Some((level, libdeflater::Compressor::new(checked)));
+            }
+            Codec::Zstd => match &mut self.zstd {
+                Some(context) => context.set_level(level)?,
+                none => *none = Some(zstd::Compressor::new(level)?),
+            },
+        }
+        self.settings = settings;
+        Ok(())
+    }
+
+    /// Compresses `plain` into the front of `out`, which is at least as long.
+    ///
+    /// The payload is always shorter than `plain`, or else the answer is [`Codec::Raw`]: then the
+    /// caller sends `plain` itself, and the contents of `out` mean nothing. With [`Codec::Raw`] set,
+    /// `plain` is not even read; with any other codec a repeated word is found first.
+    ///
+    /// An `out` of at least [`Encoder::roomy`] bytes saves lz4 a copy of its payload.
+    ///
+    /// # Panics
+    ///
+    /// If `plain` is longer than [`MAX_PLAIN`] or than `out`.
+    pub fn encode(&mut self, plain: &[u8], out: &mut [u8]) -> Encoded {
+        assert!(plain.len() <= MAX_PLAIN, "unit of {} bytes, at most {MAX_PLAIN}", plain.len());
+        assert!(out.len() >= plain.len(), "{} bytes of room for {}", out.len(), plain.len());
+        let raw = Encoded { codec: Codec::Raw, len: plain.len() };
+        let codec = self.settings.codec();
+        if codec == Codec::Raw || plain.len() < MIN_PLAIN {
+            return raw;
+        }
+        if let Some(word) = same_filled(plain) {
+            out[..word.len()].copy_from_slice(&word);
+            return Encoded { codec: Codec::SameFilled, len: word.len() };
+        }
+        // One byte short of the plain bytes: a codec that would need them all gives up, and what it
+        // writes is smaller by construction.
+        let room = plain.len() - 1;
+        let len = match codec {
+            Codec::Raw | Codec::SameFilled => None,
+            Codec::Lz4 => self.lz4.as_mut().and_then(|lz4| lz4.compress(plain, out)),
+            // Stored blocks only, which are never smaller.
+            Codec::Zlib if self.settings.level() == 0 => None,
+            Codec::Zlib => self
+                .zlib
+                .as_mut()
+                .and_then(|(_, zlib)| zlib.deflate_compress(plain, &mut out[..room]).ok()),
+            Codec::Zstd => {
+                self.zstd.as_mut().and_then(|zstd| zstd.compress(plain, &mut out[..room]))
+            }
+        };
+        match len {
+            Some(len) if len <= room => Encoded { codec, len },
+            _ => raw,
+        }
+    }
+
+    /// The length of `out` with which no codec needs scratch for `plain_len` bytes.
+    pub fn roomy(plain_len: usize) -> usize {
+        get_maximum_output_size(plain_len)
+    }
+}
+
+/// Tables for short and long inputs, since a table is cleared for each unit, and scratch.
+struct Lz4 {
+    small: CompressTable,
+    large: CompressTable,
+    /// lz4_flex wants room for the worst case before it starts.
+    scratch: Box<[u8]>,
+}
+
+impl Lz4 {
+    fn new() -> Self {
+        Self {
+            small: CompressTable::small(),
+            large: CompressTable::large(),
+            scratch: vec![0; get_maximum_output_size(MAX_PLAIN)].into_boxed_slice(),
+        }
+    }
+
+    /// Compresses into `out`, which is at least as long as `plain`; `None` if that is no gain.
+    fn compress(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
+        // 16-bit positions; the library would silently turn a small table into a large one.
+        let table =
+            if plain.len() < usize::from(u16::MAX) { &mut self.small } else { &mut self.large };
+        if out.len() >= get_maximum_output_size(plain.len()) {
+            return compress_into_with_table(plain, out, table).ok();
+        }
+        let len = compress_into_with_table(plain, &mut self.scratch, table).ok()?;
+        let payload = self.scratch.get(..len).filter(|_| len < plain.len())?;
+        out[..len].copy_from_slice(payload);
+        Some(len)
+    }
+}
+
+/// Below this no codec can gain: the shortest payload that any of them writes is longer.
+const MIN_PLAIN: usize = 2;

@@ -1,0 +1,135 @@
+//! What to compress with: a codec and a level that it has.
+
+use std::ops::RangeInclusive;
+
+use crate::Codec;
+
+/// A codec and a level of it, checked to go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    codec: Codec,
+    level: i32,
+}
+
+impl Settings {
+    /// Pairs `codec` with `level`, or with the codec's default level (1).
+    ///
+    /// zlib has 0 to 9 (0: no compression, every unit is sent as it is), zstd -5 to 19 (0: zstd's
+    /// own default, which is 3), lz4 only 1, and none has no level.
+    ///
+    /// # Errors
+    ///
+    /// A level out of range, and [`Codec::SameFilled`], which is found and cannot be asked for.
+    pub fn new(codec: Codec, level: Option<i32>) -> Result<Self, SettingsError> {
+        let Some(levels) = levels(codec) else {
+            return match (codec, level) {
+                (Codec::SameFilled, _) => Err(SettingsError::NotSelectable(codec)),
+                (_, Some(level)) => Err(SettingsError::NoLevels { codec, level }),
+                (_, None) => Ok(Self { codec, level: 0 }),
+            };
+        };
+        let level = level.unwrap_or(DEFAULT_LEVEL);
+        if !levels.contains(&level) {
+            let (min, max) = levels.into_inner();
+            return Err(SettingsError::Level { codec, level, min, max });
+        }
+        Ok(Self { codec, level })
+    }
+
+    /// The codec that is tried on each unit.
+    pub fn codec(&self) -> Codec {
+        self.codec
+    }
+
+    /// The level; 0 for [`Codec::Raw`], which has none.
+    pub fn level(&self) -> i32 {
+        self.level
+    }
+}
+
+impl Default for Settings {
+    /// zstd level 1: the best ratio for the CPU time on guest memory, and what QEMU's multifd zstd
+    /// is set to unless told otherwise.
+    fn default() -> Self {
+        Self { codec: Codec::Zstd, level: DEFAULT_LEVEL }
+    }
+}
+
+/// Why a codec and a level do not go together, or cannot be set up. The user's choice, or a lack
+/// of memory; never the data.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// The codec has levels, and this is none of them.
+    #[error("{codec} has no level {level}, expected {min} to {max}")]
+    Level {
+        /// The codec asked for.
+        codec: Codec,
+        /// The level asked for.
+        level: i32,
+        /// The lowest level there is.
+        min: i32,
+        /// The highest level there is.
+        max: i32,
+    },
+    /// A level was given for a codec that has none.
+    #[error("codec {codec} takes no level, got {level}")]
+    NoLevels {
+        /// The codec asked for.
+        codec: Codec,
+        /// The level asked for.
+        level: i32,
+    },
+    /// Found by the encoder, never asked for.
+    #[error("codec {0} cannot be asked for, it is used where it fits")]
+    NotSelectable(Codec),
+    /// The codec's context could not be made.
+    #[error("cannot set up {codec} level {level}: {reason}")]
+    Context {
+        /// The codec asked for.
+        codec: Codec,
+        /// The level asked for.
+        level: i32,
+        /// What the library said.
+        reason: &'static str,
+    },
+}
+
+fn levels(codec: Codec) -> Option<RangeInclusive<i32>> {
+    match codec {
+        Codec::Raw | Codec::SameFilled => None,
+        Codec::Lz4 => Some(1..=1),
+        Codec::Zlib => Some(0..=9),
+        Codec::Zstd => Some(-5..=19),
+    }
+}
+
+const DEFAULT_LEVEL: i32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_out_of_range_is_named_with_its_codec_and_range() {
+        let error = Settings::new(Codec::Zlib, Some(10)).unwrap_err();
+        assert_eq!(error.to_string(), "zlib has no level 10, expected 0 to 9");
+        let error = Settings::new(Codec::Zstd, Some(-6)).unwrap_err();
+        assert_eq!(error.to_string(), "zstd has no level -6, expected -5 to 19");
+        let error = Settings::new(Codec::Lz4, Some(2)).unwrap_err();
+        assert_eq!(error.to_string(), "lz4 has no level 2, expected 1 to 1");
+        let error = Settings::new(Codec::Raw, Some(1)).unwrap_err();
+        assert_eq!(error.to_string(), "codec none takes no level, got 1");
+        assert!(Settings::new(Codec::SameFilled, None).is_err());
+    }
+
+    #[test]
+    fn without_a_level_each_codec_has_its_default() {
+        for (codec, level) in [(Codec::Raw, 0), (Codec::Lz4, 1), (Codec::Zlib, 1), (Codec::Zstd, 1)]
+        {
+            let settings = Settings::new(codec, None).unwrap();
+            assert_eq!((settings.codec(), settings.level()), (codec, level));
+        }
+        assert_eq!(Settings::default(), Settings::new(Codec::Zstd, None).unwrap());
+    }
+}
