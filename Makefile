@@ -1,0 +1,44 @@
+# make test    everything that proves platen right; sets up what it needs
+# make demo    one VM moved by QEMU alone and by platen, side by side (about two minutes)
+# make bench   the figures of the README (about twenty minutes)
+# make check   formatting, lints and documentation, warnings as errors
+#
+# On Debian and Ubuntu these install missing packages through apt (as root, or with sudo).
+
+CARGO ?= cargo
+
+.PHONY: all build setup test unit vm demo bench check clean
+
+all: build
+
+build:
+	$(CARGO) build --release -p platen
+
+setup:
+	@scripts/setup
+
+test:
+	@scripts/test
+
+# Parts of `make test`.
+unit:
+	@scripts/test unit
+
+vm:
+	@scripts/test vm
+
+demo: setup build
+	@$(CARGO) run --release --quiet -p vm-tests --bin demo
+
+bench: setup build
+	@scripts/bench
+
+check:
+	$(CARGO) fmt --all --check
+	cd tests/vm/guest && $(CARGO) fmt --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	cd tests/vm/guest && CARGO_TARGET_DIR=../../../target/vm/guest-build $(CARGO) clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+clean:
+	$(CARGO) clean
