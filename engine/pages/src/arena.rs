@@ -1,0 +1,187 @@
+//! The arena: one mapping, a free list, and slots that find their way back.
+#![expect(unsafe_code, reason = "hands out disjoint parts of one mapping made with mmap")]
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ring::{EventCount, Ring};
+use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
+
+use crate::PAGE_SIZE;
+
+/// A fixed number of equal slots of memory.
+///
+/// Ownership rule: a slot's bytes belong to the one [`Slot`] with its number, and to nobody while
+/// the number is in `free`. The ring's own ordering hands the bytes on from one owner to the next.
+pub struct Arena {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    slot_bytes: usize,
+    free: Ring<u32>,
+    freed: EventCount,
+}
+
+// SAFETY: the mapping is plain memory without thread affinity, and by the ownership rule on `Arena`
+// no two threads reach the same byte of it.
+unsafe impl Send for Arena {}
+// SAFETY: as above; shared access is to `free` and `freed`, which are `Sync`.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Maps `slots` slots of `slot_bytes` each, rounded up to whole pages; both at least one.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, when it refuses the mapping, and `InvalidInput` when the sizes overflow.
+    pub fn new(slots: usize, slot_bytes: usize) -> io::Result<Arc<Self>> {
+        let too_large = || {
+            let text = format!("arena of {slots} slots of {slot_bytes} bytes does not fit");
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        };
+        let count = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
+        let slot_bytes =
+            slot_bytes.max(1).checked_next_multiple_of(PAGE_SIZE).ok_or_else(too_large)?;
+        let len_bytes = slot_bytes
+            .checked_mul(slots.max(1))
+            .filter(|&len| isize::try_from(len).is_ok())
+            .ok_or_else(too_large)?;
+        // SAFETY: a new private mapping wherever the kernel likes; no address of ours is named.
+        let base = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                len_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps nothing at address 0");
+        // One more than the slots: see `Slot::drop`.
+        let free = Ring::new(slots.max(1).saturating_add(1));
+        for number in 0..count {
+            free.push(number).expect("the ring has room for every slot");
+        }
+        Ok(Arc::new(Self { base, len_bytes, slot_bytes, free, freed: EventCount::new() }))
+    }
+
+    /// A free slot, if there is one. Its bytes are what its last owner left, or zero.
+    #[inline]
+    pub fn take(self: &Arc<Self>) -> Option<Slot> {
+        let number = self.free.pop()?;
+        Some(Slot { arena: Arc::clone(self), number })
+    }
+
+    /// A free slot, waiting for one until `deadline` or until `stop` says so.
+    ///
+    /// `stop` is asked each time the wait wakes: whoever makes it true calls
+    /// [`wake_all`](Self::wake_all) afterwards. A slot that is free is given even then.
+    pub fn take_until(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        stop: impl Fn() -> bool,
+    ) -> Option<Slot> {
+        let end = |slot: Option<Slot>| match slot {
+            Some(slot) => Some(Some(slot)),
+            None => stop().then_some(None),
+        };
+        self.freed.wait_until(deadline, || end(self.take())).flatten()
+    }
+
+    /// Makes everyone in [`take_until`](Self::take_until) ask its `stop` again.
+    pub fn wake_all(&self) {
+        self.freed.notify_all();
+    }
+
+    /// Bytes in each slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// How many slots are free: a snapshot.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    fn slot_base(&self, number: u32) -> NonNull<u8> {
+        let offset = self.slot_bytes * number as usize;
+        // SAFETY: numbers are below the slot count, so the offset is inside the mapping, whose
+        // length fits an `isize`.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mapping; each slot holds the arena, so there is
+        // none left. Unmapping what we mapped cannot fail, and there would be no one to tell.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slots = self.len_bytes / self.slot_bytes;
+        f.debug_struct("Arena")
+            .field("slots", &slots)
+            .field("slot_bytes", &self.slot_bytes)
+            .field("free", &self.free())
+            .finish()
+    }
+}
+
+/// One slot of an [`Arena`], owned: the whole of it derefs to bytes. Dropping it frees the slot.
+pub struct Slot {
+    arena: Arc<Arena>,
+    number: u32,
+}
+
+impl Slot {
+    /// The arena it came from.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let base = self.arena.slot_base(self.number);
+        // SAFETY: `slot_bytes` bytes from there are in the mapping, which the kernel made readable
+        // and filled with zeros; by the ownership rule they are ours, and `&self` keeps them from
+        // being written meanwhile.
+        unsafe { slice::from_raw_parts(base.as_ptr(), self.arena.slot_bytes) }
+    }
+}
+
+impl DerefMut for Slot {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let base = self.arena.slot_base(self.number);
+        // SAFETY: as in `deref`, and `&mut self` on a type that is not `Clone` makes this the only
+        // reference.
+        unsafe { slice::from_raw_parts_mut(base.as_ptr(), self.arena.slot_bytes) }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // The ring has room for more than every slot. It still says full when a thread was preempted
+        // in the middle of taking a number out, for a whole lap of the others; give it the CPU.
+        while self.arena.free.push(self.number).is_err() {
+            std::thread::yield_now();
+        }
+        self.arena.freed.notify_one();
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("number", &self.number).finish_non_exhaustive()
+    }
+}

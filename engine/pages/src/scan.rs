@@ -1,0 +1,85 @@
+//! Finding pages that are one word over and over.
+
+/// The repeated 8-byte word, read as little-endian, if `page` is nothing else.
+///
+/// `None` also for an empty page and for one whose length is no multiple of 8. Most pages are told
+/// apart by their first 64 bytes; a page that is same-filled is read once, at memory speed.
+#[inline]
+pub fn same_filled(page: &[u8]) -> Option<u64> {
+    let (first, rest) = page.split_first_chunk::<8>()?;
+    if !rest.len().is_multiple_of(8) {
+        return None;
+    }
+    let word = u64::from_le_bytes(*first);
+    is_repeated(word, page).then_some(word)
+}
+
+/// Whether every byte of `page` is zero (true for an empty one).
+#[inline]
+pub fn is_zero(page: &[u8]) -> bool {
+    let (words, tail) = page.split_at(page.len() & !7);
+    is_repeated(0, words) && tail.iter().all(|&byte| byte == 0)
+}
+
+/// Whether `words`, a multiple of 8 bytes, is `word` all through.
+#[inline]
+fn is_repeated(word: u64, words: &[u8]) -> bool {
+    let differing = |block: &[u8]| {
+        let words =
+            block.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
+        words.fold(0, |bits, w| bits | (w ^ word))
+    };
+    // One branch per 256 bytes, four to eight vector registers' worth: pages differ at once or not
+    // at all, and a finer step costs the same-filled ones more than it saves the others.
+    let mut blocks = words.chunks_exact(256);
+    let first = words.get(..64).unwrap_or_default();
+    differing(first) == 0
+        && blocks.by_ref().all(|block| differing(block) == 0)
+        && differing(blocks.remainder()) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The definition, a word at a time.
+    fn oracle(page: &[u8]) -> Option<u64> {
+        let first = page.get(..8)?;
+        (page.len().is_multiple_of(8) && page.chunks(8).all(|word| word == first))
+            .then(|| u64::from_le_bytes(first.try_into().expect("8 bytes")))
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_definition(
+            word in prop_oneof![Just(0u64), any::<u64>()],
+            len in 0usize..5000,
+            flip in prop::option::of((0usize..5000, 1u8..)),
+        ) {
+            let mut page: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(len).collect();
+            if let Some((at, bits)) = flip {
+                if let Some(byte) = page.get_mut(at) {
+                    *byte ^= bits;
+                }
+            }
+            prop_assert_eq!(same_filled(&page), oracle(&page));
+            prop_assert_eq!(is_zero(&page), page.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn one_bit_anywhere_spoils_a_page() {
+        for word in [0, u64::MAX, 0x0123_4567_89ab_cdef] {
+            let mut page: Vec<u8> = word.to_le_bytes().repeat(512);
+            assert_eq!(same_filled(&page), Some(word));
+            for at in 0..page.len() {
+                page[at] ^= 0x10;
+                assert_eq!(same_filled(&page), None, "byte {at}");
+                assert!(!is_zero(&page), "byte {at}");
+                page[at] ^= 0x10;
+            }
+        }
+    }
+}

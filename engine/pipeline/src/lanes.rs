@@ -1,0 +1,340 @@
+//! The worker threads and their request rings.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ring::{EventCount, Ring};
+use rustix::thread::gettid;
+use rustix::time::{clock_gettime, ClockId};
+
+use crate::results::Results;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Padded};
+
+/// A piece of work for one worker.
+pub trait Job: Send + 'static {
+    /// What it gives back.
+    type Output: Send + 'static;
+    /// What a worker owns and lends to each job in turn: codec contexts, scratch.
+    type Context: Send + 'static;
+
+    /// Does the work. It must not wait for another job of the same lanes, and must not panic.
+    fn run(self, context: &mut Self::Context) -> Self::Output;
+}
+
+/// How many workers, and how much each may have waiting.
+#[derive(Clone, Debug)]
+pub struct LanesConfig {
+    /// Worker threads, at least one.
+    pub threads: usize,
+    /// Jobs that may wait in each worker's ring, besides the one it works on; a power of two.
+    ///
+    /// Four batches keep a worker fed while the submitter is away for the time of two. More only
+    /// adds to what is in flight. Jobs of a few microseconds want more of them: see `Lanes`.
+    pub ring_capacity: usize,
+    /// What the threads are called, with a number after it; the kernel keeps 15 bytes of it.
+    pub name: &'static str,
+}
+
+impl Default for LanesConfig {
+    fn default() -> Self {
+        Self { threads: 1, ring_capacity: 4, name: "lane" }
+    }
+}
+
+/// Worker threads that run jobs of one type for any number of submitters.
+///
+/// A submitter that waits for room is woken when a ring has fallen to half of its capacity, not at
+/// each job: it then finds room for several, and the worker still has work for as long as the
+/// wake-up takes. With jobs much shorter than a wake-up (some 5 us) give the rings more capacity.
+pub struct Lanes<J: Job> {
+    shared: Arc<Shared<J>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<J: Job> {
+    workers: Box<[Worker<J>]>,
+    /// Submitters that wait for room sleep here.
+    room: EventCount,
+    /// Where the next search for room starts. Only a hint, hence relaxed.
+    next: Padded<AtomicUsize>,
+    /// Submitters inside `try_submit`, plus `CLOSED`.
+    gate: Padded<AtomicUsize>,
+    /// Set when the gate is closed and empty: no ring gets another job. Release in `close`,
+    /// Acquire in the workers, which then see every job that was queued.
+    sealed: AtomicBool,
+}
+
+/// High enough to leave the rest to any number of submitters.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+struct Worker<J: Job> {
+    ring: Ring<Task<J>>,
+    /// The worker sleeps here when its ring is empty.
+    work: EventCount,
+    state: Padded<WorkerState>,
+}
+
+/// Written by the worker alone; relaxed, as it is for reports.
+#[derive(Default)]
+struct WorkerState {
+    busy: AtomicBool,
+    /// The thread's id, 0 before it runs and after it has ended.
+    tid: AtomicU32,
+    /// CPU time at the end of the thread, nanoseconds.
+    cpu_ns: AtomicU64,
+}
+
+struct Task<J: Job> {
+    job: J,
+    results: Arc<Results<J::Output>>,
+}
+
+impl<J: Job> Lanes<J> {
+    /// Starts the workers; `make_context` is called once for each, with its number.
+    ///
+    /// # Errors
+    ///
+    /// The system's, when a thread cannot be made; those that were made are ended again.
+    pub fn new(
+        config: LanesConfig,
+        mut make_context: impl FnMut(usize) -> J::Context,
+    ) -> io::Result<Arc<Self>> {
+        let threads = config.threads.max(1);
+        let workers = (0..threads).map(|_| Worker {
+            ring: Ring::new(config.ring_capacity),
+            work: EventCount::new(),
+            state: Padded::default(),
+        });
+        let shared = Arc::new(Shared {
+            workers: workers.collect(),
+            room: EventCount::new(),
+            next: Padded::default(),
+            gate: Padded::default(),
+            sealed: AtomicBool::new(false),
+        });
+        let mut lanes = Self { shared, threads: Vec::with_capacity(threads) };
+        for number in 0..threads {
+            let shared = Arc::clone(&lanes.shared);
+            let context = make_context(number);
+            let thread = thread::Builder::new()
+                .name(format!("{}{number}", config.name))
+                .spawn(move || shared.work(number, context))?;
+            lanes.threads.push(thread);
+        }
+        Ok(Arc::new(lanes))
+    }
+
+    /// Gives `job` to a worker with room, looking at all of them, from the one after the last used.
+    ///
+    /// # Errors
+    ///
+    /// Gives the job back when no worker has room or the lanes are closed.
+    pub fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
+        let shared = &*self.shared;
+        // Acquire and Release: what happens inside the gate happens before `close` sees it empty.
+        if shared.gate.0.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
+            shared.gate.0.fetch_sub(1, Ordering::Release);
+            return Err(job);
+        }
+        let submitted = shared.place(job, results);
+        shared.gate.0.fetch_sub(1, Ordering::Release);
+        submitted
+    }
+
+    /// Gives `job` to a worker, sleeping until one has room.
+    ///
+    /// # Errors
+    ///
+    /// Gives the job back when the lanes are closed, and only then.
+    pub fn submit_wait(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
+        let mut job = Some(job);
+        self.shared.room.wait_until(None, || {
+            // Read before trying, so that a refusal of the open lanes is tried again.
+            let closed = self.is_closed();
+            job = job.take().and_then(|job| self.try_submit(job, results).err());
+            (job.is_none() || closed).then_some(())
+        });
+        job.map_or(Ok(()), Err)
+    }
+
+    /// Takes no more jobs. The workers finish those that are queued, then end. Does not wait.
+    pub fn close(&self) {
+        let shared = &*self.shared;
+        shared.gate.0.fetch_or(CLOSED, Ordering::Relaxed);
+        // Submitters leave the gate without sleeping, so this is a matter of a few instructions,
+        // or of one time slice when one was preempted. Pairs with the Release in `try_submit`.
+        while shared.gate.0.load(Ordering::Acquire) & !CLOSED != 0 {
+            thread::yield_now();
+        }
+        shared.sealed.store(true, Ordering::Release);
+        shared.room.notify_all();
+        for worker in &shared.workers {
+            worker.work.notify_all();
+        }
+    }
+
+    /// Whether [`close`](Self::close) has been called.
+    pub fn is_closed(&self) -> bool {
+        self.shared.gate.0.load(Ordering::Relaxed) & CLOSED != 0
+    }
+
+    /// How many workers there are.
+    pub fn threads(&self) -> usize {
+        self.shared.workers.len()
+    }
+
+    /// How many workers are running a job at this moment.
+    pub fn busy_workers(&self) -> usize {
+        let busy = |worker: &&Worker<J>| worker.state.0.busy.load(Ordering::Relaxed);
+        self.shared.workers.iter().filter(busy).count()
+    }
+
+    /// How many jobs wait in the workers' rings: a snapshot.
+    pub fn waiting(&self) -> usize {
+        self.shared.workers.iter().map(|worker| worker.ring.len()).sum()
+    }
+
+    /// How many jobs fit into the lanes at once: waiting in rings and being run.
+    pub fn depth(&self) -> usize {
+        self.shared.workers.iter().map(|worker| worker.ring.capacity() + 1).sum()
+    }
+
+    /// CPU time of each worker so far.
+    ///
+    /// Costs the workers nothing: the kernel is asked about each thread. For one that runs at this
+    /// moment the answer may be as old as the last tick of the scheduler, some milliseconds.
+    pub fn cpu_times(&self) -> Vec<Duration> {
+        self.shared.workers.iter().map(|worker| worker.state.0.cpu_time()).collect()
+    }
+
+    /// Futex system calls made so far for room and for work; those for results are counted there.
+    pub fn futex_calls(&self) -> u64 {
+        let work = self.shared.workers.iter().map(|worker| worker.work.futex_calls());
+        self.shared.room.futex_calls() + work.sum::<u64>()
+    }
+}
+
+impl<J: Job> Drop for Lanes<J> {
+    fn drop(&mut self) {
+        self.close();
+        let own = thread::current().id();
+        for thread in self.threads.drain(..) {
+            // A job may hold the last reference to its own lanes; it cannot wait for itself.
+            if thread.thread().id() != own {
+                // Only a panic is an error, and `AbortOnPanic` has ended the process then.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl<J: Job> fmt::Debug for Lanes<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lanes")
+            .field("threads", &self.threads())
+            .field("waiting", &self.waiting())
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<J: Job> Shared<J> {
+    fn place(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
+        let count = self.workers.len();
+        let start = self.next.0.load(Ordering::Relaxed);
+        let mut task: Option<Task<J>> = None;
+        let mut job = Some(job);
+        for step in 0..count {
+            let number = (start + step) % count;
+            let worker = &self.workers[number];
+            // A look before the leap: when all are full this is all that is done.
+            if worker.ring.len() == worker.ring.capacity() {
+                continue;
+            }
+            let next = task.take().or_else(|| {
+                results.expect_one();
+                job.take().map(|job| Task { job, results: Arc::clone(results) })
+            });
+            match worker.ring.push(next.expect("the job is here or in its task")) {
+                Ok(()) => {
+                    self.next.0.store(number + 1, Ordering::Relaxed);
+                    worker.work.notify_one();
+                    return Ok(());
+                }
+                Err(back) => task = Some(back),
+            }
+        }
+        match task {
+            None => Err(job.expect("the job never became a task")),
+            Some(task) => {
+                results.settle_one();
+                Err(task.job)
+            }
+        }
+    }
+
+    /// The life of worker `number`.
+    fn work(&self, number: usize, mut context: J::Context) {
+        let _abort = AbortOnPanic;
+        let worker = &self.workers[number];
+        let state = &worker.state.0;
+        state.tid.store(gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
+        let low = worker.ring.capacity() / 2;
+        while let Some(task) = self.next_task(worker) {
+            if worker.ring.len() <= low {
+                self.room.notify_one();
+            }
+            state.busy.store(true, Ordering::Relaxed);
+            let output = task.job.run(&mut context);
+            state.busy.store(false, Ordering::Relaxed);
+            // Closed results want no output, and nobody else does.
+            let _ = task.results.push(output);
+            task.results.settle_one();
+        }
+        let cpu = clock_gettime(ClockId::ThreadCPUTime);
+        let cpu = Duration::try_from(cpu).unwrap_or_default();
+        state.cpu_ns.store(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        state.tid.store(0, Ordering::Relaxed);
+    }
+
+    /// The worker's next job; `None` when there will never be one.
+    fn next_task(&self, worker: &Worker<J>) -> Option<Task<J>> {
+        let next = worker.work.wait_until(None, || {
+            // Before the look: a sealed ring that is empty stays empty.
+            let sealed = self.sealed.load(Ordering::Acquire);
+            match worker.ring.pop() {
+                Some(task) => Some(Some(task)),
+                None => sealed.then_some(None),
+            }
+        });
+        next.flatten()
+    }
+}
+
+impl WorkerState {
+    fn cpu_time(&self) -> Duration {
+        let tid = self.tid.load(Ordering::Relaxed);
+        let running = || {
+            // First word: nanoseconds on a CPU.
+            let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+            text.split(' ').next()?.parse().ok()
+        };
+        let cpu_ns = (tid != 0).then(running).flatten();
+        Duration::from_nanos(cpu_ns.unwrap_or_else(|| self.cpu_ns.load(Ordering::Relaxed)))
+    }
+}
+
+/// Ends the process when a job panics; the panic's own message has been printed by then.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Restoring a sequence from results that come as they finish.
+
+/// Holds items back until all before them have come. For one thread.
+///
+/// Sequence numbers start at 0. The window bounds what is held: an item further ahead is refused,
+/// and one that was there before is an error of whoever numbered it.
+#[derive(Debug)]
+pub struct Reorder<T> {
+    /// Number `n` waits in cell `n % window`.
+    window: Box<[Option<T>]>,
+    next: u64,
+    waiting: usize,
+}
+
+/// Why an item was not taken. The numbers are made by our own submitters, so this is a bug of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReorderError {
+    /// The number has been used before.
+    #[error("sequence number {seq} came twice (next in order is {next})")]
+    Duplicate {
+        /// The item's number.
+        seq: u64,
+        /// The number that is next in order.
+        next: u64,
+    },
+    /// The item is too far ahead of the first one missing.
+    #[error("sequence number {seq} is outside the window of {window} that starts at {next}")]
+    OutsideWindow {
+        /// The item's number.
+        seq: u64,
+        /// The number that is next in order.
+        next: u64,
+        /// How many numbers the window spans.
+        window: usize,
+    },
+}
+
+impl<T> Reorder<T> {
+    /// A window of `capacity` numbers, at least one.
+    pub fn new(capacity: usize) -> Self {
+        let window = (0..capacity.max(1)).map(|_| None).collect();
+        Self { window, next: 0, waiting: 0 }
+    }
+
+    /// Takes item number `seq`.
+    ///
+    /// # Errors
+    ///
+    /// [`ReorderError`]; the item is dropped.
+    pub fn insert(&mut self, seq: u64, item: T) -> Result<(), ReorderError> {
+        let Some(ahead) = seq.checked_sub(self.next) else {
+            return Err(ReorderError::Duplicate { seq, next: self.next });
+        };
+        let window = self.window.len();
+        if ahead >= window as u64 {
+            return Err(ReorderError::OutsideWindow { seq, next: self.next, window });
+        }
+        let cell = self.cell(seq);
+        if self.window[cell].is_some() {
+            return Err(ReorderError::Duplicate { seq, next: self.next });
+        }
+        self.window[cell] = Some(item);
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// The next item in sequence, if it has come.
+    pub fn pop(&mut self) -> Option<T> {
+        let item = self.window[self.cell(self.next)].take()?;
+        self.next += 1;
+        self.waiting -= 1;
+        Some(item)
+    }
+
+    /// The number that is next in order.
+    pub fn next_seq(&self) -> u64 {
+        self.next
+    }
+
+    /// How many items are held.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    fn cell(&self, seq: u64) -> usize {
+        usize::try_from(seq % self.window.len() as u64).expect("below the window's length")
+    }
+}

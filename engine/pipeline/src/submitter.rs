@@ -1,0 +1,149 @@
+//! QEMU's scheme on top of the lanes: `compress-wait-thread` on or off, and its counters.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::lanes::{Job, Lanes};
+use crate::results::Results;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Submits jobs, and counts them as QEMU does. One per front door; usable from several threads.
+#[derive(Debug)]
+pub struct Submitter<J: Job> {
+    lanes: Arc<Lanes<J>>,
+    results: Arc<Results<J::Output>>,
+    wait: bool,
+    pages: AtomicU64,
+    busy: AtomicU64,
+    busy_pages: AtomicU64,
+    passed_by: AtomicU64,
+    /// The counters at the last call of `period`.
+    last: Mutex<Counters>,
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub enum Submitted<J> {
+    /// It waits for a worker; its output will be in the results.
+    Queued,
+    /// No worker has room, and the submitter does not wait: send or store it as it is.
+    Busy(J),
+    /// The lanes are closed.
+    Closed(J),
+}
+
+/// Totals since the start, by QEMU's names in `query-migrate`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// `compression.pages`: pages given to workers.
+    pub pages: u64,
+    /// `compression.busy`: times no worker had room. Without batches, as in QEMU, one is one page.
+    pub busy: u64,
+    /// Pages in the jobs counted by `busy`.
+    pub busy_pages: u64,
+    /// Pages that needed no worker ([`Submitter::pass_by`]).
+    pub passed_by: u64,
+}
+
+impl Counters {
+    /// All pages that came by, whatever became of them: QEMU's target page count.
+    pub fn target_pages(&self) -> u64 {
+        self.pages + self.busy_pages + self.passed_by
+    }
+
+    /// `compression.busy-rate` between `earlier` and this: the share of pages that found no room.
+    pub fn busy_rate_since(&self, earlier: &Self) -> f64 {
+        let pages = self.target_pages().saturating_sub(earlier.target_pages());
+        let busy = self.busy_pages.saturating_sub(earlier.busy_pages);
+        if pages == 0 {
+            return 0.0;
+        }
+        busy as f64 / pages as f64
+    }
+}
+
+impl<J: Job> Submitter<J> {
+    /// A submitter to `lanes` whose outputs go to `results`.
+    ///
+    /// With `compress_wait_thread` a job that finds no room waits for it; without, it comes back.
+    pub fn new(
+        lanes: Arc<Lanes<J>>,
+        results: Arc<Results<J::Output>>,
+        compress_wait_thread: bool,
+    ) -> Self {
+        Self {
+            lanes,
+            results,
+            wait: compress_wait_thread,
+            pages: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
+            busy_pages: AtomicU64::new(0),
+            passed_by: AtomicU64::new(0),
+            last: Mutex::new(Counters::default()),
+        }
+    }
+
+    /// Submits a job that holds `pages` pages.
+    #[inline]
+    pub fn submit(&self, job: J, pages: u64) -> Submitted<J> {
+        let submitted = if self.wait {
+            self.lanes.submit_wait(job, &self.results)
+        } else {
+            self.lanes.try_submit(job, &self.results)
+        };
+        match submitted {
+            Ok(()) => {
+                self.pages.fetch_add(pages, Ordering::Relaxed);
+                Submitted::Queued
+            }
+            Err(job) if self.lanes.is_closed() => Submitted::Closed(job),
+            Err(job) => {
+                self.busy.fetch_add(1, Ordering::Relaxed);
+                self.busy_pages.fetch_add(pages, Ordering::Relaxed);
+                Submitted::Busy(job)
+            }
+        }
+    }
+
+    /// Counts pages that need no worker, such as zero pages: QEMU's busy-rate is over all pages.
+    pub fn pass_by(&self, pages: u64) {
+        self.passed_by.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Returns when the output of every queued job has been pushed to the results.
+    ///
+    /// It does not pop them: there must be room, or another thread that pops. Other threads that go
+    /// on submitting to the same results can keep it waiting.
+    pub fn flush(&self) {
+        self.results.wait_settled();
+    }
+
+    /// The totals so far.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            pages: self.pages.load(Ordering::Relaxed),
+            busy: self.busy.load(Ordering::Relaxed),
+            busy_pages: self.busy_pages.load(Ordering::Relaxed),
+            passed_by: self.passed_by.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends a period, as QEMU does at each bitmap sync, and gives its busy-rate: 0 to 1, and 0 when
+    /// no page came by.
+    pub fn period(&self) -> f64 {
+        let now = self.counters();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let rate = now.busy_rate_since(&last);
+        *last = now;
+        rate
+    }
+
+    /// The lanes it submits to.
+    pub fn lanes(&self) -> &Arc<Lanes<J>> {
+        &self.lanes
+    }
+
+    /// Where the outputs arrive.
+    pub fn results(&self) -> &Arc<Results<J::Output>> {
+        &self.results
+    }
+}

@@ -1,0 +1,354 @@
+//! Lanes, results and submitter with real threads, and operation lists against an oracle.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results, Submitted, Submitter};
+use proptest::prelude::*;
+
+/// Doubles a number; waits at a barrier first where it has one, so that tests decide who is busy.
+struct Double {
+    number: u64,
+    gate: Option<Arc<Barrier>>,
+}
+
+impl Double {
+    fn new(number: u64) -> Self {
+        Self { number, gate: None }
+    }
+
+    fn held_by(number: u64, gate: &Arc<Barrier>) -> Self {
+        Self { number, gate: Some(Arc::clone(gate)) }
+    }
+}
+
+impl Job for Double {
+    type Output = (u64, u64);
+    /// Jobs that this worker has run.
+    type Context = Arc<AtomicU64>;
+
+    fn run(self, ran: &mut Arc<AtomicU64>) -> (u64, u64) {
+        if let Some(gate) = self.gate {
+            gate.wait();
+        }
+        ran.fetch_add(1, Ordering::Relaxed);
+        (self.number, self.number * 2)
+    }
+}
+
+fn lanes(threads: usize, ring_capacity: usize) -> (Arc<Lanes<Double>>, Vec<Arc<AtomicU64>>) {
+    let mut contexts = Vec::new();
+    let config = LanesConfig { threads, ring_capacity, name: "test" };
+    let lanes = Lanes::new(config, |number| {
+        assert_eq!(number, contexts.len());
+        contexts.push(Arc::new(AtomicU64::new(0)));
+        Arc::clone(&contexts[number])
+    });
+    (lanes.expect("threads can be made"), contexts)
+}
+
+fn ran(contexts: &[Arc<AtomicU64>]) -> u64 {
+    contexts.iter().map(|ran| ran.load(Ordering::Relaxed)).sum()
+}
+
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(20))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is submitted comes back once, or is refused; nothing is invented.
+    #[test]
+    fn every_job_gives_one_output(
+        threads in 1usize..5,
+        ring_capacity in 1usize..9,
+        wait in any::<bool>(),
+        // `true` submits, `false` pops what is there.
+        ops in prop::collection::vec(prop::bool::weighted(0.7), 1..300),
+    ) {
+        let (lanes, contexts) = lanes(threads, ring_capacity);
+        let results = Results::new(ops.len());
+        let submitter = Submitter::new(lanes, Arc::clone(&results), wait);
+        let mut expected = HashMap::new();
+        let mut busy = 0;
+        let check = |expected: &mut HashMap<u64, u64>, (number, doubled)| {
+            let known = expected.remove(&number);
+            prop_assert_eq!(known, Some(doubled));
+            Ok(())
+        };
+        for (number, submit) in (0u64..).zip(&ops) {
+            if !submit {
+                if let Some(output) = results.pop() {
+                    check(&mut expected, output)?;
+                }
+                continue;
+            }
+            expected.insert(number, number * 2);
+            match submitter.submit(Double::new(number), 3) {
+                Submitted::Queued => {}
+                Submitted::Busy(job) => {
+                    prop_assert!(!wait);
+                    prop_assert_eq!(job.number, number);
+                    expected.remove(&number);
+                    busy += 1;
+                }
+                Submitted::Closed(_) => prop_assert!(false, "nobody closed the lanes"),
+            }
+        }
+        submitter.flush();
+        prop_assert_eq!(results.len(), expected.len(), "flush returned before the last output");
+        while let Some(output) = results.pop() {
+            check(&mut expected, output)?;
+        }
+        prop_assert!(expected.is_empty());
+        let counters = submitter.counters();
+        prop_assert_eq!(counters.busy, busy);
+        prop_assert_eq!(counters.busy_pages, busy * 3);
+        prop_assert_eq!(counters.pages, ran(&contexts) * 3);
+    }
+
+    /// Against the plain definition: what has come, and all of what came before it.
+    #[test]
+    fn reorder_gives_the_sequence(
+        window in 1usize..12,
+        ops in prop::collection::vec(prop::option::of(0u64..20), 0..200),
+    ) {
+        let mut reorder = Reorder::new(window);
+        let mut came = vec![false; 512];
+        let mut next = 0u64;
+        for op in ops {
+            match op {
+                // An item near the next one in order.
+                Some(offset) => {
+                    let seq = (next + offset).saturating_sub(4);
+                    let fits = seq >= next
+                        && seq - next < window as u64
+                        && !came[usize::try_from(seq).expect("small")];
+                    prop_assert_eq!(reorder.insert(seq, seq).is_ok(), fits);
+                    if fits {
+                        came[usize::try_from(seq).expect("small")] = true;
+                    }
+                }
+                None => {
+                    let there = came[usize::try_from(next).expect("small")];
+                    prop_assert_eq!(reorder.pop(), there.then_some(next));
+                    next += u64::from(there);
+                }
+            }
+            prop_assert_eq!(reorder.next_seq(), next);
+            let held = (next..).take(window).filter(|&seq| came[usize::try_from(seq).expect("small")]);
+            prop_assert_eq!(reorder.waiting(), held.count());
+        }
+    }
+}
+
+/// All workers at a barrier, their rings full: the one state in which there is no room.
+fn fill(lanes: &Lanes<Double>, results: &Arc<Results<(u64, u64)>>, gate: &Arc<Barrier>) -> u64 {
+    let mut number = 0;
+    let began = Instant::now();
+    while number < lanes.depth() as u64 {
+        assert!(began.elapsed() < Duration::from_secs(20), "{number} jobs fit, not all");
+        match lanes.try_submit(Double::held_by(number, gate), results) {
+            Ok(()) => number += 1,
+            // A worker has yet to take its first job out of its ring.
+            Err(_) => thread::yield_now(),
+        }
+    }
+    number
+}
+
+#[test]
+fn room_is_found_in_any_worker_and_busy_is_counted() {
+    const THREADS: usize = 3;
+    let (lanes, contexts) = lanes(THREADS, 4);
+    assert_eq!(lanes.depth(), THREADS * 5);
+    let results = Results::new(64);
+    let gate = Arc::new(Barrier::new(THREADS + 1));
+    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), false);
+    let filled = fill(&lanes, &results, &gate);
+    assert_eq!(lanes.busy_workers(), THREADS);
+    assert_eq!(lanes.waiting(), THREADS * 4);
+    submitter.pass_by(6);
+    for _ in 0..2 {
+        assert!(
+            matches!(submitter.submit(Double::new(99), 1), Submitted::Busy(job) if job.number == 99)
+        );
+    }
+    assert_eq!(submitter.counters().busy, 2);
+    assert_eq!(submitter.period(), 0.25);
+    assert_eq!(submitter.period(), 0.0, "a period starts where the last one ended");
+    // All jobs are held, so the workers go through the barrier together, five times.
+    (0..5).for_each(|_| drop(gate.wait()));
+    submitter.flush();
+    assert_eq!(results.len() as u64, filled);
+    assert_eq!(ran(&contexts), filled);
+    assert_eq!(lanes.busy_workers(), 0);
+}
+
+#[test]
+fn a_waiting_submitter_gets_room_and_is_not_counted_busy() {
+    let (lanes, _) = lanes(2, 2);
+    let results = Results::new(64);
+    let gate = Arc::new(Barrier::new(3));
+    let filled = fill(&lanes, &results, &gate);
+    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), true);
+    thread::scope(|scope| {
+        scope.spawn(|| (0..3).for_each(|_| drop(gate.wait())));
+        for number in 0..100 {
+            assert!(matches!(submitter.submit(Double::new(filled + number), 1), Submitted::Queued));
+            while results.pop().is_some() {}
+        }
+    });
+    submitter.flush();
+    assert_eq!(submitter.counters().busy, 0);
+    assert_eq!(submitter.counters().pages, 100);
+}
+
+#[test]
+fn closing_finishes_what_is_queued_and_refuses_the_rest() {
+    for round in 0..200u64 {
+        let (lanes, contexts) = lanes(2, 4);
+        let results = Results::new(4096);
+        let accepted = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for wait in [false, true] {
+                let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), wait);
+                let accepted = &accepted;
+                scope.spawn(move || {
+                    for number in 0..2000 {
+                        match submitter.submit(Double::new(number), 1) {
+                            Submitted::Queued => drop(accepted.fetch_add(1, Ordering::Relaxed)),
+                            Submitted::Busy(_) => assert!(!wait),
+                            Submitted::Closed(_) => break,
+                        }
+                    }
+                    // Also after the end: what was accepted has been run, or will be.
+                    submitter.flush();
+                });
+            }
+            if round % 2 == 0 {
+                thread::yield_now();
+            }
+            lanes.close();
+        });
+        assert!(lanes.is_closed());
+        assert!(lanes.try_submit(Double::new(1), &results).is_err());
+        assert!(lanes.submit_wait(Double::new(1), &results).is_err());
+        drop(lanes);
+        assert_eq!(ran(&contexts), accepted.into_inner());
+        assert_eq!(results.len() as u64, ran(&contexts));
+    }
+}
+
+#[test]
+fn a_waiting_submitter_is_woken_by_the_close() {
+    let (lanes, _) = lanes(1, 2);
+    let results = Results::new(64);
+    let gate = Arc::new(Barrier::new(2));
+    fill(&lanes, &results, &gate);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| lanes.submit_wait(Double::new(7), &results));
+        lanes.close();
+        let refused = waiter.join().expect("no panic");
+        assert_eq!(refused.map_err(|job| job.number), Err(7));
+        (0..3).for_each(|_| drop(gate.wait()));
+    });
+}
+
+#[test]
+fn workers_wait_for_room_in_the_results_and_go_on() {
+    let (lanes, _) = lanes(3, 4);
+    let results = Results::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..30_000 {
+                assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
+            }
+        });
+        let mut seen = vec![false; 30_000];
+        for _ in 0..30_000 {
+            let Popped::Item((number, _)) = results.pop_until(soon()) else {
+                panic!("a wake-up was lost");
+            };
+            let seen = &mut seen[usize::try_from(number).expect("small")];
+            assert!(!std::mem::replace(seen, true));
+        }
+    });
+    assert_eq!(results.pop_until(Some(Instant::now())), Popped::Timeout);
+}
+
+#[test]
+fn several_threads_may_pop() {
+    let (lanes, _) = lanes(2, 4);
+    let results = Results::new(8);
+    let popped = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| loop {
+                match results.pop_until(soon()) {
+                    Popped::Item(_) => drop(popped.fetch_add(1, Ordering::Relaxed)),
+                    Popped::Closed => break,
+                    Popped::Timeout => panic!("a wake-up was lost"),
+                }
+            });
+        }
+        let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), true);
+        for number in 0..30_000 {
+            assert!(matches!(submitter.submit(Double::new(number), 1), Submitted::Queued));
+        }
+        submitter.flush();
+        results.close();
+    });
+    assert_eq!(popped.into_inner(), 30_000);
+}
+
+#[test]
+fn closed_results_give_what_is_left_and_free_their_workers() {
+    let (lanes, _) = lanes(1, 4);
+    let results = Results::new(2);
+    for number in 0..4 {
+        assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
+    }
+    // The worker is, or soon will be, waiting for room with the third output.
+    results.close();
+    assert_eq!(results.push((0, 0)), Err((0, 0)));
+    let submitter = Submitter::new(lanes, Arc::clone(&results), true);
+    submitter.flush();
+    while let Popped::Item((number, doubled)) = results.pop_until(soon()) {
+        assert_eq!(doubled, number * 2);
+    }
+    assert_eq!(results.pop_until(soon()), Popped::Closed);
+}
+
+#[test]
+fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
+    struct Spin;
+    impl Job for Spin {
+        type Output = ();
+        type Context = ();
+        fn run(self, _: &mut ()) {
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_millis(30) {
+                std::hint::spin_loop();
+            }
+        }
+    }
+    let config = LanesConfig { threads: 2, ..LanesConfig::default() };
+    let lanes: Arc<Lanes<Spin>> = Lanes::new(config, |_| ()).expect("threads can be made");
+    let results = Results::new(4);
+    let submitter = Submitter::new(Arc::clone(&lanes), results, true);
+    assert!(matches!(submitter.submit(Spin, 1), Submitted::Queued));
+    submitter.flush();
+    lanes.close();
+    // The thread's own account replaces the kernel's when it ends; either holds the job.
+    let total = |lanes: &Lanes<Spin>| lanes.cpu_times().iter().sum::<Duration>();
+    let began = Instant::now();
+    while total(&lanes) < Duration::from_millis(5) {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", lanes.cpu_times());
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,174 @@
+//! The event count: sleeping until something that lock-free threads do has happened.
+
+use std::fmt;
+use std::time::Instant;
+
+use crate::sync::{fence_seq_cst, spins, step, Futex, Ordering, Site};
+
+/// Lets threads sleep until a condition on other atomics holds.
+///
+/// One 32-bit word, which is also the futex:
+///
+/// ```text
+///   31            16 15               1   0
+///  ├─── epoch ──────┼─── sleepers ─────┼ waking ┤
+/// ```
+///
+/// `sleepers` counts the threads between their registering and their leaving. `epoch` makes the
+/// word differ after each wake-up, so that one who saw it before does not sleep. `waking` says that
+/// a wake-up is under way and its receiver has not looked yet: further notifications rest on that
+/// look, and cost no system call.
+///
+/// No wake-up is lost, by four rules that the loom models hold us to:
+/// 1. The notifier changes the condition, then fences, then reads the word; the waiter registers in
+///    the word, then fences, then reads the condition. Of two `SeqCst` fences one is first, so
+///    either the notifier sees the sleeper or the sleeper sees the change.
+/// 2. A waiter that runs takes `waking` off *before* its fence and its look. A notifier that saw
+///    the mark comes before that look by the same argument.
+/// 3. A waiter sleeps only on a word without the mark, read before its look.
+/// 4. Several notifications may have melted into one mark while one receiver takes one item; so a
+///    receiver that took a mark off or slept wakes the next sleeper when it leaves content.
+///
+/// The accesses to the word are relaxed: the fences carry all order.
+pub struct EventCount {
+    futex: Futex,
+}
+
+const WAKING: u32 = 1;
+const SLEEPER: u32 = 1 << 1;
+const SLEEPERS: u32 = ((1 << 16) - 1) & !WAKING;
+const EPOCH: u32 = 1 << 16;
+
+impl EventCount {
+    /// One that nobody waits on.
+    pub fn new() -> Self {
+        Self { futex: Futex::new() }
+    }
+
+    /// Says that the condition may have become true for one waiter.
+    ///
+    /// Call it after the change. It costs a fence and a load when nobody sleeps or a wake-up is
+    /// under way already. All waiters of one event count must wait for the same kind of thing, as
+    /// any one of them may be the one who is woken; where they do not, use
+    /// [`notify_all`](Self::notify_all).
+    #[inline]
+    pub fn notify_one(&self) {
+        // Rule 1; pairs with the fence in `wait_registered`.
+        fence_seq_cst(Site::NotifyOneFence);
+        let word = self.futex.word().load(Ordering::Relaxed);
+        if word & SLEEPERS != 0 && word & WAKING == 0 {
+            self.wake_one(word);
+        }
+    }
+
+    /// Says that the condition may have become true for every waiter.
+    #[inline]
+    pub fn notify_all(&self) {
+        // Rule 1; pairs with the fence in `wait_registered`.
+        fence_seq_cst(Site::NotifyAllFence);
+        if self.futex.word().load(Ordering::Relaxed) & SLEEPERS != 0 {
+            self.wake_all();
+        }
+    }
+
+    /// Runs `ready` until it gives `Some`, sleeping between notifications, and gives that.
+    ///
+    /// `ready` is called at least once, and once more after the deadline; `None` means that it had
+    /// nothing even then. It spins briefly before it sleeps.
+    #[inline]
+    pub fn wait_until<R>(
+        &self,
+        deadline: Option<Instant>,
+        mut ready: impl FnMut() -> Option<R>,
+    ) -> Option<R> {
+        if let Some(found) = ready() {
+            return Some(found);
+        }
+        for _ in 0..spins() {
+            std::hint::spin_loop();
+            if let Some(found) = ready() {
+                return Some(found);
+            }
+        }
+        self.wait_registered(deadline, ready)
+    }
+
+    /// Futex system calls so far, waits and wakes together.
+    pub fn futex_calls(&self) -> u64 {
+        self.futex.calls()
+    }
+
+    #[cold]
+    fn wait_registered<R>(
+        &self,
+        deadline: Option<Instant>,
+        mut ready: impl FnMut() -> Option<R>,
+    ) -> Option<R> {
+        let futex_word = self.futex.word();
+        let mut word = futex_word.fetch_add(SLEEPER, Ordering::Relaxed).wrapping_add(SLEEPER);
+        // Whether a notification may have ended in us (rule 4).
+        let mut received = false;
+        let found = loop {
+            // Rule 2.
+            if word & WAKING != 0 && step(Site::ClearWaking) {
+                word = futex_word.fetch_and(!WAKING, Ordering::Relaxed) & !WAKING;
+                received = true;
+            }
+            // Rule 1; pairs with the fences in `notify_one` and `notify_all`.
+            fence_seq_cst(Site::WaitFence);
+            let found = ready();
+            if found.is_some() {
+                break found;
+            }
+            let timeout =
+                match deadline.map(|deadline| deadline.checked_duration_since(Instant::now())) {
+                    None => None,
+                    Some(Some(left)) if !left.is_zero() => Some(left),
+                    Some(_) => break None,
+                };
+            // Rule 3.
+            self.futex.wait(word, timeout);
+            received = true;
+            word = futex_word.load(Ordering::Relaxed);
+        };
+        futex_word.fetch_sub(SLEEPER, Ordering::Relaxed);
+        if received && found.is_some() && step(Site::PassOn) {
+            self.notify_one();
+        }
+        found
+    }
+
+    #[cold]
+    fn wake_one(&self, mut word: u32) {
+        while word & SLEEPERS != 0 && word & WAKING == 0 {
+            let marked = word.wrapping_add(EPOCH) | WAKING;
+            match self.futex.word().compare_exchange_weak(
+                word,
+                marked,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return self.futex.wake(1),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    #[cold]
+    fn wake_all(&self) {
+        self.futex.word().fetch_add(EPOCH, Ordering::Relaxed);
+        self.futex.wake(i32::MAX.unsigned_abs());
+    }
+}
+
+impl Default for EventCount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for EventCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventCount").field("futex_calls", &self.futex_calls()).finish()
+    }
+}

@@ -1,0 +1,182 @@
+//! The ring: cells with sequence numbers, after D. Vyukov's bounded queue.
+#![expect(unsafe_code, reason = "cells are shared and each belongs to one thread at a time")]
+
+use std::fmt;
+use std::mem::MaybeUninit;
+
+use crate::sync::{strong, AtomicUsize, Ordering, Site, UnsafeCell};
+
+/// A bounded lock-free queue for any number of producers and consumers.
+///
+/// Ownership rule: positions count up for ever and position `p` uses cell `p % capacity`. A cell
+/// whose number is `p` is empty and belongs to the producer that moves `tail` from `p` to `p + 1`.
+/// A cell whose number is `p + 1` is full and belongs to the consumer that moves `head` from `p` to
+/// `p + 1`; when it has taken the item out it numbers the cell `p + capacity`, for the next lap.
+/// Only the owner touches the value, and only the owner changes the number.
+pub struct Ring<T> {
+    /// Next position to write. Relaxed: it only shares out positions, the cell's number carries
+    /// the order. On a cache line of its own, as producers and consumers would fight over it.
+    tail: Padded<AtomicUsize>,
+    /// Next position to read; as `tail`.
+    head: Padded<AtomicUsize>,
+    cells: Box<[Cell<T>]>,
+    mask: usize,
+}
+
+struct Cell<T> {
+    number: AtomicUsize,
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+/// Two cache lines: the prefetcher of x86 fetches them in pairs.
+#[repr(align(128))]
+struct Padded<T>(T);
+
+// SAFETY: an item goes in on one thread and comes out on another, which `T: Send` allows; the
+// ring hands out no reference to it, and by the ownership rule one thread at a time has the cell.
+unsafe impl<T: Send> Send for Ring<T> {}
+// SAFETY: as above; all shared access goes through the cells' numbers.
+unsafe impl<T: Send> Sync for Ring<T> {}
+
+impl<T> Ring<T> {
+    /// A ring for at least `capacity` items: rounded up to a power of two, and at least 2.
+    pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.max(2).next_power_of_two();
+        let cells = (0..capacity).map(|position| Cell {
+            number: AtomicUsize::new(position),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        });
+        Self {
+            tail: Padded(AtomicUsize::new(0)),
+            head: Padded(AtomicUsize::new(0)),
+            cells: cells.collect(),
+            mask: capacity - 1,
+        }
+    }
+
+    /// Puts `item` in.
+    ///
+    /// # Errors
+    ///
+    /// Gives it back when the ring is full, or when the cell it needs is still being emptied.
+    #[inline]
+    pub fn push(&self, item: T) -> Result<(), T> {
+        let mut position = self.tail.0.load(Ordering::Relaxed);
+        loop {
+            let cell = &self.cells[position & self.mask];
+            // Pairs with the Release in `pop`: the consumer has finished with the item before.
+            let number = cell.number.load(strong(Site::PushAcquire, Ordering::Acquire));
+            if number == position {
+                let claim = self.tail.0.compare_exchange_weak(
+                    position,
+                    position.wrapping_add(1),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+                match claim {
+                    Ok(_) => {
+                        // SAFETY: the number was `position` and we moved `tail` past it, so by the
+                        // ownership rule the cell is empty and ours until we number it.
+                        cell.value.with_mut(|value| unsafe { value.write(MaybeUninit::new(item)) });
+                        // Pairs with the Acquire in `pop`: publishes the write above.
+                        cell.number.store(
+                            position.wrapping_add(1),
+                            strong(Site::PushRelease, Ordering::Release),
+                        );
+                        return Ok(());
+                    }
+                    Err(now) => position = now,
+                }
+            } else if is_before(number, position) {
+                // The item of the lap before is still in it.
+                return Err(item);
+            } else {
+                // Another producer was quicker.
+                position = self.tail.0.load(Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes the oldest item out; `None` when the ring is empty or that item is still being put in.
+    #[inline]
+    pub fn pop(&self) -> Option<T> {
+        let mut position = self.head.0.load(Ordering::Relaxed);
+        loop {
+            let cell = &self.cells[position & self.mask];
+            let full = position.wrapping_add(1);
+            // Pairs with the Release in `push`: the item is in.
+            let number = cell.number.load(strong(Site::PopAcquire, Ordering::Acquire));
+            if number == full {
+                let claim = self.head.0.compare_exchange_weak(
+                    position,
+                    full,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+                match claim {
+                    Ok(_) => {
+                        // SAFETY: the number was `position + 1` and we moved `head` past it, so by
+                        // the ownership rule the cell is full and ours until we number it.
+                        let item = cell.value.with_mut(|value| unsafe { value.read() });
+                        // Pairs with the Acquire in `push`: we have finished reading.
+                        cell.number.store(
+                            position.wrapping_add(self.cells.len()),
+                            strong(Site::PopRelease, Ordering::Release),
+                        );
+                        // SAFETY: a full cell holds an initialised item, and the cell's new number
+                        // says empty, so this is the only copy of it.
+                        return Some(unsafe { item.assume_init() });
+                    }
+                    Err(now) => position = now,
+                }
+            } else if is_before(number, full) {
+                return None;
+            } else {
+                // Another consumer was quicker.
+                position = self.head.0.load(Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many items are in, or on their way in or out: a snapshot, old when it is read.
+    pub fn len(&self) -> usize {
+        // Head first: it cannot pass the tail, so the difference is not negative, and the bound
+        // holds the case that both moved between the two loads.
+        let head = self.head.0.load(Ordering::Relaxed);
+        let tail = self.tail.0.load(Ordering::Relaxed);
+        if is_before(tail, head) {
+            return 0;
+        }
+        tail.wrapping_sub(head).min(self.cells.len())
+    }
+
+    /// Whether [`len`](Self::len) is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many items fit.
+    pub fn capacity(&self) -> usize {
+        self.cells.len()
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
+impl<T> fmt::Debug for Ring<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring")
+            .field("len", &self.len())
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}
+
+/// Whether `a` comes before `b` on a counter that wraps.
+fn is_before(a: usize, b: usize) -> bool {
+    a.wrapping_sub(b) > usize::MAX / 2
+}
