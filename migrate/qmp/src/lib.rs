@@ -1,1 +1,283 @@
-//! A small client of QEMU's monitor protocol (QMP).
+//! A small client of QEMU's monitor protocol (QMP), with what driving a migration needs.
+//!
+//! QMP is JSON, one object a line, over a unix socket: QEMU greets, the client negotiates
+//! (`qmp_capabilities`), then sends commands and gets one reply each, with events between them.
+//!
+//! ```text
+//!  execute(command) ──► {"execute", "arguments", "id"} ──► QEMU
+//!        reply     ◄── {"return" | "error", "id"}      ◄──
+//!        queue     ◄── {"event", "data", "timestamp"}  ◄──      read by poll_event
+//! ```
+//!
+//! What fails: every call has a deadline, so that a frozen QEMU is an error that names the command
+//! and the seconds and not a hang; a late reply to a command given up is recognised by its id and
+//! dropped. What QEMU refuses comes back word for word as [`QmpError::Refused`].
+//!
+//! Limits: a line of at most 16 MiB, events of at most 16 MiB and 1024 in number waiting; beyond
+//! that the oldest are dropped and counted. One monitor serves one client at a time.
+
+mod error;
+mod line;
+mod migration;
+
+pub use error::QmpError;
+pub use migration::{CompressionStats, MigrationInfo, RamStats, RunStatus};
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{json, Value};
+
+use line::{LineSocket, ReadFailure};
+
+/// A connection to one monitor, negotiated and ready for commands.
+#[derive(Debug)]
+pub struct Qmp {
+    socket: LineSocket,
+    version: Version,
+    timeout: Duration,
+    next_id: u64,
+    events: Events,
+}
+
+impl Qmp {
+    /// Connects to the monitor at `path`, checks that it is one, and negotiates.
+    ///
+    /// `timeout` bounds this call as a whole, and later on each command.
+    ///
+    /// # Errors
+    ///
+    /// No socket there, nobody listening, no greeting in time (one client at a time is served, so
+    /// another may hold the monitor), or a greeting that is not QMP.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
+        let deadline = Instant::now() + timeout;
+        let mut socket = LineSocket::connect(path, deadline, timeout)?;
+        let line = socket.read_line(deadline).map_err(|failure| match failure {
+            ReadFailure::TimedOut => {
+                QmpError::NoGreeting { path: path.to_owned(), seconds: timeout.as_secs_f64() }
+            }
+            ReadFailure::Closed => QmpError::ClosedAtOnce { path: path.to_owned() },
+            other => other.during("the greeting", timeout),
+        })?;
+        let greeting: Greeting = serde_json::from_slice(&line)
+            .map_err(|_| QmpError::NotQmp { path: path.to_owned(), got: error::excerpt(&line) })?;
+        let version = greeting.qmp.version.qemu;
+        let mut this = Self { socket, version, timeout, next_id: 1, events: Events::default() };
+        this.execute_by("qmp_capabilities", None, deadline, timeout)?;
+        Ok(this)
+    }
+
+    /// QEMU's version, from its greeting.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Runs `command` and returns what it returns, within the timeout given to
+    /// [`Qmp::connect`].
+    ///
+    /// Events that arrive meanwhile are kept for [`Qmp::poll_event`].
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Refused`] with QEMU's words; [`QmpError::TimedOut`], after which the connection is
+    /// still good; [`QmpError::Closed`] when QEMU is gone.
+    pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, QmpError> {
+        self.execute_within(command, arguments, self.timeout)
+    }
+
+    /// As [`Qmp::execute`], with a timeout of its own for a command that is known to take long.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn execute_within(
+        &mut self,
+        command: &str,
+        arguments: Option<Value>,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
+        self.execute_by(command, arguments, Instant::now() + timeout, timeout)
+    }
+
+    /// The oldest event not yet seen, waiting up to `timeout` for one; `None` if none came.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Closed`] when QEMU is gone and no event is left, and lines that are not QMP.
+    pub fn poll_event(&mut self, timeout: Duration) -> Result<Option<Event>, QmpError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(event) = self.events.pop() {
+                return Ok(Some(event));
+            }
+            match self.receive(deadline) {
+                // A reply to a command that was given up. A peer that sends nothing else must not
+                // keep us beyond the deadline.
+                Ok(Some(_)) if Instant::now() >= deadline => return Ok(None),
+                Ok(_) => {}
+                Err(ReadFailure::TimedOut) => return Ok(None),
+                Err(failure) => return Err(failure.during("waiting for events", timeout)),
+            }
+        }
+    }
+
+    /// How many events were dropped because nobody polled for them.
+    pub fn events_dropped(&self) -> u64 {
+        self.events.dropped
+    }
+
+    fn execute_by(
+        &mut self,
+        command: &str,
+        arguments: Option<Value>,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut request = json!({ "execute": command, "id": id });
+        if let Some(arguments) = arguments {
+            request["arguments"] = arguments;
+        }
+        let failed = |failure: ReadFailure| failure.during(command, timeout);
+        self.socket.write_line(request.to_string(), deadline).map_err(failed)?;
+        loop {
+            let reply = self.receive(deadline).map_err(failed)?;
+            // An error without an id is QEMU's answer to a line it could not read at all: ours.
+            let ours = |reply: &Reply| {
+                reply.id == Some(id) || (reply.id.is_none() && reply.error.is_some())
+            };
+            let Some(reply) = reply.filter(ours) else {
+                // A flood of events must not keep us beyond the deadline.
+                if Instant::now() >= deadline {
+                    return Err(failed(ReadFailure::TimedOut));
+                }
+                continue;
+            };
+            return match reply {
+                Reply { error: Some(error), .. } => Err(QmpError::Refused {
+                    command: command.to_owned(),
+                    class: error.class,
+                    desc: error.desc,
+                }),
+                Reply { value: Some(value), .. } => Ok(value),
+                _ => Err(QmpError::Garbage {
+                    during: command.to_owned(),
+                    got: "a reply with neither return nor error".to_owned(),
+                }),
+            };
+        }
+    }
+
+    /// Reads one line: an event is queued and gives `None`.
+    fn receive(&mut self, deadline: Instant) -> Result<Option<Reply>, ReadFailure> {
+        let line = self.socket.read_line(deadline)?;
+        let garbage = || ReadFailure::Garbage(error::excerpt(&line));
+        let value: Value = serde_json::from_slice(&line).map_err(|_| garbage())?;
+        if value.get("event").is_some() {
+            let event = serde_json::from_value(value).map_err(|_| garbage())?;
+            self.events.push(event, line.len());
+            return Ok(None);
+        }
+        // `return` may be null, and a missing field is not the same: so not by derive alone.
+        let returned = value.get("return").cloned();
+        let mut reply: Reply = serde_json::from_value(value).map_err(|_| garbage())?;
+        if returned.is_none() && reply.error.is_none() {
+            return Err(garbage());
+        }
+        reply.value = returned;
+        Ok(Some(reply))
+    }
+}
+
+/// QEMU's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub struct Version {
+    /// 7 in 7.2.22.
+    pub major: u32,
+    /// 2 in 7.2.22.
+    pub minor: u32,
+    /// 22 in 7.2.22.
+    pub micro: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+/// Something QEMU reports unasked, such as `MIGRATION` or `STOP`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Event {
+    /// The event's name.
+    #[serde(rename = "event")]
+    pub name: String,
+    /// What it carries; null for nothing.
+    #[serde(default)]
+    pub data: Value,
+}
+
+/// Events not yet asked for, bounded in number and bytes.
+#[derive(Debug, Default)]
+struct Events {
+    queue: VecDeque<(Event, usize)>,
+    bytes: usize,
+    dropped: u64,
+}
+
+impl Events {
+    fn push(&mut self, event: Event, bytes: usize) {
+        self.queue.push_back((event, bytes));
+        self.bytes += bytes;
+        while self.queue.len() > MAX_EVENTS || self.bytes > MAX_EVENT_BYTES {
+            self.pop();
+            self.dropped += 1;
+        }
+    }
+
+    fn pop(&mut self) -> Option<Event> {
+        let (event, bytes) = self.queue.pop_front()?;
+        self.bytes -= bytes;
+        Some(event)
+    }
+}
+
+#[derive(Deserialize)]
+struct Greeting {
+    #[serde(rename = "QMP")]
+    qmp: GreetingBody,
+}
+
+#[derive(Deserialize)]
+struct GreetingBody {
+    version: GreetingVersion,
+}
+
+#[derive(Deserialize)]
+struct GreetingVersion {
+    qemu: Version,
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    #[serde(default)]
+    id: Option<u64>,
+    #[serde(default)]
+    error: Option<ReplyError>,
+    #[serde(skip)]
+    value: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct ReplyError {
+    class: String,
+    desc: String,
+}
+
+/// A migration has some 20 events; a guest in trouble can make QEMU send thousands.
+const MAX_EVENTS: usize = 1024;
+const MAX_EVENT_BYTES: usize = line::MAX_LINE;

@@ -35,7 +35,7 @@ impl Kind {
                 Self::Word => bytes.extend(b"platen->"),
                 Self::Text => {
                     let words = ["page ", "ring ", "worker ", "of ", "the ", "guest, ", "slot\n"];
-                    let pick = rng.next() as usize % words.len();
+                    let pick = usize::try_from(rng.next() % 7).expect("small");
                     bytes.extend(words[pick].as_bytes());
                 }
                 Self::Heap => {

@@ -1,0 +1,315 @@
+//! Migration by QMP: capabilities, parameters, start, cancel, and what QEMU says of it.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{json, Value};
+
+use crate::{Qmp, QmpError};
+
+impl Qmp {
+    /// Switches migration capabilities on and off, all in one command.
+    ///
+    /// What is to be off and does not exist in this QEMU is off already, and passed over.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::NoCapability`] for one that is to be on and does not exist; nothing is set then.
+    pub fn set_capabilities(&mut self, wanted: &[(&str, bool)]) -> Result<(), QmpError> {
+        const QUERY: &str = "query-migrate-capabilities";
+        let known: Vec<Capability> = read(QUERY, self.execute(QUERY, None)?)?;
+        let mut list = Vec::with_capacity(wanted.len());
+        for &(name, state) in wanted {
+            if known.iter().any(|capability| capability.capability == name) {
+                list.push(json!({ "capability": name, "state": state }));
+            } else if state {
+                return Err(QmpError::NoCapability {
+                    version: self.version(),
+                    capability: name.to_owned(),
+                });
+            }
+        }
+        if list.is_empty() {
+            return Ok(());
+        }
+        let arguments = json!({ "capabilities": list });
+        self.execute("migrate-set-capabilities", Some(arguments)).map(drop)
+    }
+
+    /// Sets migration parameters, by QEMU's names, all in one command.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Refused`] for one that QEMU lacks or a value it does not take.
+    pub fn set_parameters(&mut self, parameters: Value) -> Result<(), QmpError> {
+        self.execute("migrate-set-parameters", Some(parameters)).map(drop)
+    }
+
+    /// The migration parameters, by QEMU's names.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn query_parameters(&mut self) -> Result<Value, QmpError> {
+        self.execute("query-migrate-parameters", None)
+    }
+
+    /// How the migration stands.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn query_migrate(&mut self) -> Result<MigrationInfo, QmpError> {
+        const QUERY: &str = "query-migrate";
+        read(QUERY, self.execute(QUERY, None)?)
+    }
+
+    /// Starts the migration out to `uri`, such as `unix:/run/platen.sock`. Returns when QEMU has
+    /// begun, not when it has finished.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Refused`] if it does not begin.
+    pub fn migrate(&mut self, uri: &str) -> Result<(), QmpError> {
+        self.execute("migrate", Some(json!({ "uri": uri }))).map(drop)
+    }
+
+    /// Lets a QEMU started with `-incoming defer` listen at `uri`.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Refused`] if it was not started so, or cannot listen.
+    pub fn migrate_incoming(&mut self, uri: &str) -> Result<(), QmpError> {
+        self.execute("migrate-incoming", Some(json!({ "uri": uri }))).map(drop)
+    }
+
+    /// Asks for the migration to be given up; the status tells when it is.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`]. Without a migration QEMU takes it as done.
+    pub fn migrate_cancel(&mut self) -> Result<(), QmpError> {
+        self.execute("migrate_cancel", None).map(drop)
+    }
+
+    /// Whether the guest runs.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn query_status(&mut self) -> Result<RunStatus, QmpError> {
+        const QUERY: &str = "query-status";
+        read(QUERY, self.execute(QUERY, None)?)
+    }
+
+    /// The guest's name (`-name`), if it has one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn query_name(&mut self) -> Result<Option<String>, QmpError> {
+        let reply = self.execute("query-name", None)?;
+        Ok(reply.get("name").and_then(Value::as_str).map(str::to_owned))
+    }
+
+    /// The guest's UUID; all zeros if it has none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn query_uuid(&mut self) -> Result<String, QmpError> {
+        const QUERY: &str = "query-uuid";
+        let Uuid { uuid } = read(QUERY, self.execute(QUERY, None)?)?;
+        Ok(uuid)
+    }
+}
+
+/// Whether the guest runs, and why not.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct RunStatus {
+    /// QEMU's run state: running, paused, inmigrate, postmigrate, finish-migrate, ...
+    pub status: String,
+    /// Whether the guest's CPUs run.
+    pub running: bool,
+}
+
+/// What `query-migrate` says. All of it is optional: QEMU leaves out what does not apply, and
+/// versions differ. A number that is negative is left out too.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct MigrationInfo {
+    /// none, setup, active, cancelling, cancelled, completed, failed, pre-switchover, device,
+    /// postcopy-active and more; absent when there never was a migration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// Milliseconds since the start, or in all.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub total_time: Option<u64>,
+    /// Milliseconds of set-up.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub setup_time: Option<u64>,
+    /// Milliseconds the guest was stopped, known at the end.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub downtime: Option<u64>,
+    /// Milliseconds the guest would be stopped if it were now.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub expected_downtime: Option<u64>,
+    /// Percentage by which auto-converge slows the guest.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub cpu_throttle_percentage: Option<u64>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_desc: Option<String>,
+    /// Why it cannot be started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked_reasons: Option<Vec<String>>,
+    /// Counters of the guest's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ram: Option<RamStats>,
+    /// Counters of QEMU's own `compress` (until 9.0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression: Option<CompressionStats>,
+}
+
+impl MigrationInfo {
+    /// The status, "none" when there never was a migration.
+    pub fn status(&self) -> &str {
+        self.status.as_deref().unwrap_or("none")
+    }
+
+    /// Whether it is over, well or not.
+    pub fn is_over(&self) -> bool {
+        matches!(self.status(), "completed" | "failed" | "cancelled")
+    }
+}
+
+/// The counters `ram` of `query-migrate`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct RamStats {
+    /// Bytes sent.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub transferred: Option<u64>,
+    /// Bytes of dirty memory left to send.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub remaining: Option<u64>,
+    /// Bytes of memory in all.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    /// Zero pages.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub duplicate: Option<u64>,
+    /// Whole pages sent.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub normal: Option<u64>,
+    /// Their bytes, before any compression.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub normal_bytes: Option<u64>,
+    /// Pages dirtied per second.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub dirty_pages_rate: Option<u64>,
+    /// Throughput in 10^6 bit/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mbps: Option<f64>,
+    /// How often the dirty bitmap was read: the number of passes.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub dirty_sync_count: Option<u64>,
+    /// Pages the destination asked for (postcopy).
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub postcopy_requests: Option<u64>,
+    /// Bytes of a page.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub page_size: Option<u64>,
+    /// Bytes sent over multifd channels; after compression from 8.1 on.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub multifd_bytes: Option<u64>,
+    /// Pages sent per second.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub pages_per_second: Option<u64>,
+    /// Bytes sent while the guest ran.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub precopy_bytes: Option<u64>,
+    /// Bytes sent while the guest stood.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub downtime_bytes: Option<u64>,
+    /// Bytes sent while the guest ran on the destination.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub postcopy_bytes: Option<u64>,
+}
+
+/// The counters `compression` of `query-migrate`, there while QEMU's own `compress` is on.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct CompressionStats {
+    /// Pages compressed.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub pages: Option<u64>,
+    /// How often no thread was free.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub busy: Option<u64>,
+    /// `busy` over `pages`, of the last pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busy_rate: Option<f64>,
+    /// Bytes after compression.
+    #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
+    pub compressed_size: Option<u64>,
+    /// Bytes before over bytes after, of the last pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression_rate: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Capability {
+    capability: String,
+}
+
+#[derive(Deserialize)]
+struct Uuid {
+    #[serde(rename = "UUID")]
+    uuid: String,
+}
+
+fn read<T: for<'de> Deserialize<'de>>(command: &'static str, value: Value) -> Result<T, QmpError> {
+    serde_json::from_value(value)
+        .map_err(|error| QmpError::Reply { command, reason: error.to_string() })
+}
+
+/// A count. QEMU's are signed, and a negative one is no reason to lose the whole reply.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    Ok(Value::deserialize(deserializer)?.as_u64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_of_qemu_7_2_is_read() {
+        let reply = json!({
+            "expected-downtime": 300, "status": "active", "setup-time": 2, "total-time": 1207,
+            "ram": {
+                "total": 554500096, "postcopy-requests": 0, "dirty-sync-count": 1,
+                "multifd-bytes": 0, "pages-per-second": 27570, "downtime-bytes": 0,
+                "page-size": 4096, "remaining": 402046976, "postcopy-bytes": 0, "mbps": 903.2,
+                "transferred": 103049113, "dirty-sync-missed-zero-copy": 0,
+                "precopy-bytes": 103049113, "duplicate": 12085, "dirty-pages-rate": -1,
+                "skipped": 0, "normal-bytes": 102637568, "normal": 25058
+            },
+            "compression": { "pages": 198, "busy": 3, "busy-rate": 0.5,
+                "compressed-size": 41, "compression-rate": 2 }
+        });
+        let info: MigrationInfo = read("query-migrate", reply).unwrap();
+        assert_eq!((info.status(), info.is_over()), ("active", false));
+        assert_eq!((info.total_time, info.downtime), (Some(1207), None));
+        let ram = info.ram.unwrap();
+        assert_eq!((ram.normal, ram.dirty_sync_count), (Some(25058), Some(1)));
+        assert_eq!((ram.mbps, ram.dirty_pages_rate), (Some(903.2), None));
+        let compression = info.compression.unwrap();
+        assert_eq!((compression.pages, compression.compression_rate), (Some(198), Some(2.0)));
+    }
+
+    #[test]
+    fn nothing_at_all_is_a_migration_that_never_was() {
+        let info: MigrationInfo = read("query-migrate", json!({})).unwrap();
+        assert_eq!((info.status(), info.is_over()), ("none", false));
+        assert_eq!(serde_json::to_value(info).unwrap(), json!({}));
+    }
+}

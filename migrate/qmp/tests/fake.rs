@@ -1,0 +1,406 @@
+//! The client against a scripted monitor: what it sends, and what it makes of all that can come.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use qmp::{Qmp, QmpError, Version};
+use serde_json::{json, Value};
+
+const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "x"}, "capabilities": ["oob"]}}"#;
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(300);
+
+/// A socket in a directory of its own, and the thread that plays QEMU on it.
+struct Fake {
+    path: PathBuf,
+    thread: JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+/// The fake's end of a connection.
+struct Peer {
+    lines: BufReader<UnixStream>,
+    stream: UnixStream,
+}
+
+impl Fake {
+    fn new(script: impl FnOnce(&UnixListener) + Send + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = thread::spawn(move || script(&listener));
+        Self { path, thread, _dir: dir }
+    }
+
+    /// Greets and negotiates, then runs `script`.
+    fn negotiated(script: impl FnOnce(Peer) + Send + 'static) -> Self {
+        Self::new(move |listener| {
+            let mut peer = Peer::accept(listener);
+            peer.say(GREETING);
+            let (command, _) = peer.hear();
+            assert_eq!(command["execute"], "qmp_capabilities");
+            peer.answer(&command, json!({}));
+            script(peer);
+        })
+    }
+
+    fn connect(&self, timeout: Duration) -> Result<Qmp, QmpError> {
+        Qmp::connect(&self.path, timeout)
+    }
+}
+
+impl Peer {
+    fn accept(listener: &UnixListener) -> Self {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        Self { lines: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+
+    fn say(&mut self, line: &str) {
+        self.stream.write_all(line.as_bytes()).unwrap();
+        self.stream.write_all(b"\r\n").unwrap();
+    }
+
+    /// The next command, and its id.
+    fn hear(&mut self) -> (Value, u64) {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        let command: Value = serde_json::from_str(&line).unwrap();
+        let id = command["id"].as_u64().unwrap();
+        (command, id)
+    }
+
+    fn answer(&mut self, command: &Value, value: Value) {
+        self.say(&json!({ "return": value, "id": command["id"] }).to_string());
+    }
+
+    /// Waits until the client hangs up.
+    fn rest(mut self) {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap_or(0) > 0 {}
+    }
+}
+
+#[test]
+fn a_command_gets_its_reply_and_events_wait() {
+    let fake = Fake::negotiated(|mut peer| {
+        let (command, _) = peer.hear();
+        assert_eq!(command["execute"], "query-thing");
+        assert_eq!(command["arguments"], json!({ "a": [1, "zwei"] }));
+        peer.say(
+            r#"{"timestamp": {"seconds": 1}, "event": "MIGRATION", "data": {"status": "setup"}}"#,
+        );
+        peer.say("");
+        peer.say(r#"{"event": "STOP"}"#);
+        peer.answer(&command, Value::Null);
+        peer.say(r#"{"event": "RESUME"}"#);
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    assert_eq!(qmp.version(), Version { major: 7, minor: 2, micro: 22 });
+    assert!(qmp.version() < Version { major: 8, minor: 0, micro: 0 });
+    let reply = qmp.execute("query-thing", Some(json!({ "a": [1, "zwei"] }))).unwrap();
+    assert_eq!(reply, Value::Null);
+    let event = qmp.poll_event(Duration::ZERO).unwrap().unwrap();
+    assert_eq!((event.name.as_str(), &event.data["status"]), ("MIGRATION", &json!("setup")));
+    assert_eq!(qmp.poll_event(Duration::ZERO).unwrap().unwrap().data, Value::Null);
+    assert_eq!(qmp.poll_event(LONG).unwrap().unwrap().name, "RESUME");
+    assert_eq!(qmp.poll_event(SHORT).unwrap(), None);
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn a_line_may_come_in_any_pieces() {
+    let fake = Fake::negotiated(|mut peer| {
+        let (command, _) = peer.hear();
+        let reply = json!({ "return": "käse", "id": command["id"] }).to_string() + "\n";
+        for byte in reply.bytes() {
+            peer.stream.write_all(&[byte]).unwrap();
+        }
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    assert_eq!(qmp.execute("x", None).unwrap(), "käse");
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn a_refusal_carries_qemus_words() {
+    let fake = Fake::negotiated(|mut peer| {
+        let (_, id) = peer.hear();
+        peer.say(
+            &json!({"id": id, "error": {"class": "GenericError", "desc": "There's \"one\""}})
+                .to_string(),
+        );
+        peer.hear();
+        peer.say(r#"{"error": {"class": "GenericError", "desc": "Invalid JSON syntax"}}"#);
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    let error = qmp.migrate("unix:/x").unwrap_err();
+    assert_eq!(error.to_string(), "QEMU refused migrate: There's \"one\" (GenericError)");
+    let error = qmp.execute("y", None).unwrap_err();
+    assert_eq!(error.to_string(), "QEMU refused y: Invalid JSON syntax (GenericError)");
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn a_frozen_monitor_is_an_error_and_its_late_reply_is_nobodys() {
+    let fake = Fake::negotiated(|mut peer| {
+        let (slow, _) = peer.hear();
+        let (quick, _) = peer.hear();
+        peer.answer(&slow, json!("late"));
+        peer.answer(&quick, json!("mine"));
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    let start = Instant::now();
+    let error = qmp.execute_within("query-migrate", None, SHORT).unwrap_err();
+    assert_eq!(error.to_string(), "QEMU did not answer query-migrate within 0.3 s");
+    assert!(start.elapsed() >= SHORT && start.elapsed() < LONG);
+    assert_eq!(qmp.execute("query-status", None).unwrap(), "mine");
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn a_flood_of_events_neither_holds_a_command_nor_fills_memory() {
+    let fake = Fake::negotiated(|mut peer| {
+        peer.hear();
+        let flood = "{\"event\": \"BLOCK_IO_ERROR\"}\n".repeat(1000);
+        while peer.stream.write_all(flood.as_bytes()).is_ok() {}
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    let error = qmp.execute_within("stop", None, SHORT).unwrap_err();
+    assert!(matches!(error, QmpError::TimedOut { .. }), "{error}");
+    assert!(qmp.events_dropped() > 0);
+    let mut waiting = 0;
+    // The queue alone: no more than 1024 can be had without reading on.
+    while waiting < 1024 && qmp.poll_event(Duration::ZERO).unwrap().is_some() {
+        waiting += 1;
+    }
+    assert_eq!(waiting, 1024);
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn big_events_are_bounded_in_bytes() {
+    let fake = Fake::negotiated(|mut peer| {
+        let (command, _) = peer.hear();
+        let big = json!({ "event": "BIG", "data": "x".repeat(5 << 20) }).to_string();
+        for _ in 0..5 {
+            peer.say(&big);
+        }
+        peer.answer(&command, json!({}));
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    qmp.execute("x", None).unwrap();
+    assert_eq!(qmp.events_dropped(), 2);
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn end_of_file_is_closed_whenever_it_comes() {
+    let fake = Fake::new(|listener| drop(Peer::accept(listener)));
+    let error = fake.connect(LONG).unwrap_err();
+    assert!(matches!(error, QmpError::ClosedAtOnce { .. }), "{error}");
+
+    let fake = Fake::negotiated(|mut peer| {
+        peer.hear();
+        peer.stream.write_all(b"{\"return\"").unwrap();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    let error = qmp.execute("migrate_cancel", None).unwrap_err();
+    assert_eq!(error.to_string(), "QEMU closed its monitor during migrate_cancel");
+    assert!(matches!(qmp.execute("again", None).unwrap_err(), QmpError::Closed { .. }));
+    assert!(matches!(qmp.poll_event(LONG).unwrap_err(), QmpError::Closed { .. }));
+}
+
+#[test]
+fn events_before_the_end_are_still_delivered() {
+    let fake = Fake::negotiated(|mut peer| {
+        peer.say(r#"{"event": "SHUTDOWN"}"#);
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    assert_eq!(qmp.poll_event(LONG).unwrap().unwrap().name, "SHUTDOWN");
+    assert!(matches!(qmp.poll_event(LONG).unwrap_err(), QmpError::Closed { .. }));
+}
+
+#[test]
+fn what_is_not_qmp_is_named() {
+    let fake = Fake::new(|listener| {
+        let mut peer = Peer::accept(listener);
+        peer.say("QEMU 7.2.22 monitor - type 'help' for more information");
+        peer.rest();
+    });
+    let error = fake.connect(LONG).unwrap_err().to_string();
+    assert!(error.contains("does not speak QMP (it says \"QEMU 7.2.22 monitor"), "{error}");
+    assert!(error.contains("not that of -monitor"), "{error}");
+
+    for garbage in ["\0\x1b[31mno", "[]", "{\"neither\": 1}", "{\"error\": 5}", "{\"event\": {}}"] {
+        let fake = Fake::negotiated(move |mut peer| {
+            peer.hear();
+            peer.say(garbage);
+            peer.rest();
+        });
+        let mut qmp = fake.connect(LONG).unwrap();
+        let error = qmp.execute("cont", None).unwrap_err();
+        assert!(matches!(error, QmpError::Garbage { .. }), "{garbage:?}: {error}");
+        assert!(error.to_string().bytes().all(|byte| (32..127).contains(&byte)), "{error:?}");
+        drop(qmp);
+        fake.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_line_without_end_is_cut_off() {
+    let fake = Fake::negotiated(|mut peer| {
+        peer.hear();
+        let piece = vec![b'['; 1 << 20];
+        while peer.stream.write_all(&piece).is_ok() {}
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    let error = qmp.execute("x", None).unwrap_err();
+    assert!(matches!(error, QmpError::LineTooLong { limit: 16_777_216, .. }), "{error}");
+    drop(qmp);
+    fake.thread.join().unwrap();
+
+    // Deep nesting within the limit is refused by the JSON reader, not by the stack.
+    let fake = Fake::negotiated(|mut peer| {
+        peer.hear();
+        peer.say(&"[".repeat(1 << 20));
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    assert!(matches!(qmp.execute("x", None).unwrap_err(), QmpError::Garbage { .. }));
+}
+
+#[test]
+fn a_silent_peer_is_told_from_a_missing_one() {
+    let fake = Fake::new(|listener| Peer::accept(listener).rest());
+    let error = fake.connect(SHORT).unwrap_err().to_string();
+    assert!(error.contains("no QMP greeting") && error.contains("one client at a time"), "{error}");
+    fake.thread.join().unwrap();
+
+    // Nobody accepts, and the queue of the socket fills: connecting must not hang either.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.sock");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let start = Instant::now();
+    let filler = thread::spawn({
+        let path = path.clone();
+        move || {
+            let socket = || {
+                rustix::net::socket_with(
+                    rustix::net::AddressFamily::UNIX,
+                    rustix::net::SocketType::STREAM,
+                    rustix::net::SocketFlags::NONBLOCK,
+                    None,
+                )
+                .unwrap()
+            };
+            let address = rustix::net::SocketAddrUnix::new(&path).unwrap();
+            let mut held = Vec::new();
+            loop {
+                let next = socket();
+                if rustix::net::connect(&next, &address).is_err() || held.len() == 10_000 {
+                    return held;
+                }
+                held.push(next);
+            }
+        }
+    });
+    let held = filler.join().unwrap();
+    assert!(held.len() < 10_000, "the queue never filled");
+    let error = Qmp::connect(&path, SHORT).unwrap_err();
+    assert!(matches!(error, QmpError::NoGreeting { .. }), "{error}");
+    assert!(start.elapsed() < LONG);
+}
+
+#[test]
+fn a_path_that_is_no_socket_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    let error = Qmp::connect(&missing, SHORT).unwrap_err().to_string();
+    assert!(error.contains("no monitor socket at") && error.contains("-qmp unix:"), "{error}");
+
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    for path in [&file, &dir.path().to_owned()] {
+        let error = Qmp::connect(path, SHORT).unwrap_err();
+        assert!(matches!(error, QmpError::NotASocket { .. }), "{error}");
+    }
+
+    let dead = dir.path().join("dead.sock");
+    drop(UnixListener::bind(&dead).unwrap());
+    let error = Qmp::connect(&dead, SHORT).unwrap_err();
+    assert!(matches!(error, QmpError::Connect { .. }), "{error}");
+    assert!(error.to_string().contains("is that QEMU still running"), "{error}");
+}
+
+#[test]
+fn capabilities_are_checked_before_any_is_set() {
+    let known = json!([
+        { "capability": "multifd", "state": true }, { "capability": "events", "state": false }
+    ]);
+    let fake = Fake::negotiated(move |mut peer| {
+        let (query, _) = peer.hear();
+        assert_eq!(query["execute"], "query-migrate-capabilities");
+        peer.answer(&query, known.clone());
+        let (set, _) = peer.hear();
+        assert_eq!(set["execute"], "migrate-set-capabilities");
+        let expected = json!([
+            { "capability": "events", "state": true }, { "capability": "multifd", "state": false }
+        ]);
+        assert_eq!(set["arguments"]["capabilities"], expected);
+        peer.answer(&set, json!({}));
+        // One that is missing and wanted, one that is missing and unwanted: nothing is set.
+        for _ in 0..2 {
+            let (query, _) = peer.hear();
+            assert_eq!(query["execute"], "query-migrate-capabilities");
+            peer.answer(&query, known.clone());
+        }
+        let (status, _) = peer.hear();
+        assert_eq!(status["execute"], "query-status");
+        peer.answer(&status, json!({ "status": "running", "running": true, "singlestep": false }));
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    qmp.set_capabilities(&[("events", true), ("multifd", false), ("compress", false)]).unwrap();
+    let error = qmp.set_capabilities(&[("events", true), ("switchover-ack", true)]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "QEMU 7.2.22 has no migration capability \"switchover-ack\"; use a newer QEMU, or leave out \
+         what needs it"
+    );
+    qmp.set_capabilities(&[("compress", false)]).unwrap();
+    assert!(qmp.query_status().unwrap().running);
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+#[test]
+fn a_command_that_does_not_fit_the_socket_times_out_and_is_not_continued() {
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let fake = Fake::negotiated(move |_peer| {
+        // Reads nothing, and stays until the client has given up.
+        wait.recv().unwrap_err();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    let big = json!({ "x": "y".repeat(4 << 20) });
+    let error = qmp.execute_within("big", Some(big), SHORT).unwrap_err();
+    assert!(matches!(error, QmpError::TimedOut { .. }), "{error}");
+    let error = qmp.execute("next", None).unwrap_err();
+    assert!(error.to_string().contains("sent in part only"), "{error}");
+    drop(done);
+    fake.thread.join().unwrap();
+}

@@ -1,0 +1,147 @@
+//! The client against the QEMU that is installed, if one is.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use qmp::{Qmp, QmpError, Version};
+use serde_json::json;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Ends QEMU whatever becomes of the test.
+struct Guest(Child);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(socket: &Path, extra: &[&str]) -> Option<Guest> {
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-machine", "none", "-display", "none", "-nodefaults", "-qmp"]);
+    command.arg(format!("unix:{},server=on,wait=off", socket.display())).args(extra);
+    match command.stdin(Stdio::null()).spawn() {
+        Ok(child) => {
+            let guest = Guest(child);
+            let deadline = Instant::now() + TIMEOUT;
+            while !socket.exists() {
+                assert!(Instant::now() < deadline, "QEMU made no socket");
+                thread::sleep(Duration::from_millis(20));
+            }
+            Some(guest)
+        }
+        Err(error) => {
+            println!("skipped: qemu-system-x86_64 cannot be started: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_real_monitor_is_driven() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("qmp.sock");
+    let Some(mut guest) = start(&socket, &["-name", "platen test"]) else { return };
+    let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
+    assert!(qmp.version() >= Version { major: 2, minor: 0, micro: 0 }, "{}", qmp.version());
+
+    let info = qmp.query_migrate().unwrap();
+    assert!(info.status() == "none" && info.ram.is_none(), "{info:?}");
+    assert!(qmp.query_status().unwrap().running);
+    assert_eq!(qmp.query_name().unwrap().as_deref(), Some("platen test"));
+    assert_eq!(qmp.query_uuid().unwrap().len(), 36);
+
+    qmp.set_capabilities(&[("events", true), ("return-path", true), ("no-such", false)]).unwrap();
+    let error = qmp.set_capabilities(&[("no-such", true)]).unwrap_err();
+    assert!(matches!(error, QmpError::NoCapability { .. }), "{error}");
+    qmp.set_parameters(json!({ "max-bandwidth": 0, "downtime-limit": 123 })).unwrap();
+    let parameters = qmp.query_parameters().unwrap();
+    assert_eq!(
+        (&parameters["max-bandwidth"], &parameters["downtime-limit"]),
+        (&json!(0), &json!(123))
+    );
+
+    let error = qmp.execute("no-such-command", None).unwrap_err();
+    match error {
+        QmpError::Refused { class, desc, .. } => {
+            assert_eq!(class, "CommandNotFound");
+            assert!(desc.contains("no-such-command"), "{desc}");
+        }
+        other => panic!("{other}"),
+    }
+    let error = qmp.set_parameters(json!({ "downtime-limit": -1 })).unwrap_err();
+    assert!(matches!(error, QmpError::Refused { .. }), "{error}");
+
+    // One client at a time: a second one is queued and never greeted.
+    let error = Qmp::connect(&socket, Duration::from_millis(300)).unwrap_err();
+    assert!(matches!(error, QmpError::NoGreeting { .. }), "{error}");
+
+    qmp.execute("stop", None).unwrap();
+    assert_eq!(qmp.poll_event(TIMEOUT).unwrap().map(|event| event.name).as_deref(), Some("STOP"));
+    assert!(!qmp.query_status().unwrap().running);
+
+    // A frozen QEMU is an error within the time given, and one that recovers is usable again.
+    let pid = rustix::process::Pid::from_child(&guest.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let error = qmp.execute_within("query-status", None, Duration::from_millis(200)).unwrap_err();
+    assert_eq!(error.to_string(), "QEMU did not answer query-status within 0.2 s");
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(qmp.query_status().unwrap().status, "paused");
+
+    qmp.execute("quit", None).unwrap();
+    loop {
+        match qmp.poll_event(TIMEOUT) {
+            Ok(event) => assert!(event.is_some(), "no end in time"),
+            Err(QmpError::Closed { .. }) => break,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(guest.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_migration_is_started_and_its_failure_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from.sock"), dir.path().join("to.sock"));
+    let Some(_source) = start(&from, &[]) else { return };
+    let Some(_destination) = start(&to, &["-incoming", "defer"]) else { return };
+    let mut source = Qmp::connect(&from, TIMEOUT).unwrap();
+    let mut destination = Qmp::connect(&to, TIMEOUT).unwrap();
+    for qmp in [&mut source, &mut destination] {
+        qmp.set_capabilities(&[("events", true)]).unwrap();
+    }
+    let nowhere = format!("unix:{}", dir.path().join("nowhere").display());
+    // Some versions refuse at once, others fail in the background.
+    if source.migrate(&nowhere).is_ok() {
+        let deadline = Instant::now() + TIMEOUT;
+        while source.query_migrate().unwrap().status() != "failed" {
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let uri = format!("unix:{}", dir.path().join("in.sock").display());
+    destination.migrate_incoming(&uri).unwrap();
+    source.migrate(&uri).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    let info = loop {
+        let info = source.query_migrate().unwrap();
+        if info.is_over() {
+            break info;
+        }
+        assert!(Instant::now() < deadline, "{info:?}");
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(info.status(), "completed", "{info:?}");
+    assert!(info.total_time.is_some() && info.downtime.is_some() && info.ram.is_some(), "{info:?}");
+    let mut seen = Vec::new();
+    while let Some(event) = source.poll_event(Duration::from_millis(100)).unwrap() {
+        seen.extend(event.data["status"].as_str().map(str::to_owned));
+    }
+    assert!(seen.iter().any(|status| status == "completed"), "{seen:?}");
+    source.migrate_cancel().unwrap();
+}
