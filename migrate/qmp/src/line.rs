@@ -152,9 +152,7 @@ impl LineSocket {
         deadline: Instant,
     ) -> Result<(), ReadFailure> {
         if self.torn {
-            return Err(ReadFailure::Garbage(
-                "an earlier command was sent in part only".to_owned(),
-            ));
+            return Err(ReadFailure::Torn);
         }
         line.push('\n');
         let mut rest = line.as_bytes();
