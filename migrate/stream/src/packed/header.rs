@@ -1,0 +1,228 @@
+//! Multifd RAM packet headers, told by their fields and the ascending runs of their offsets.
+//!
+//! QEMU collects the pages of a packet in ascending order, then partitions the offsets in place
+//! into normal and zero pages with two cursors. The runs and one bit a page are enough to do the
+//! same again; [`encode`] does, and refuses what does not come out as it was.
+
+use super::code::{Reader, Writer};
+use super::UnpackError;
+use crate::cursor::{be32, be64};
+use crate::multifd::FIXED_LEN;
+use crate::{multifd_header_len, MAX_PAGE_SIZE, MIN_PAGE_SIZE, MULTIFD_PACKET_SIZE};
+
+/// Longest header: the smallest pages have the most offsets.
+const MAX_HEADER_LEN: usize = multifd_header_len(MIN_PAGE_SIZE);
+const MAX_OFFSETS: usize = MULTIFD_PACKET_SIZE / MIN_PAGE_SIZE;
+const _: () = assert!(multifd_header_len(MAX_PAGE_SIZE) > FIXED_LEN);
+
+/// Reserved bytes and block id are those of the header before.
+const SAME_ID: u8 = 0x01;
+/// `next_packet_size` is `normal_pages` pages.
+const PLAIN_SIZE: u8 = 0x02;
+/// Offsets behind the pages' are zero; else they are those of the header before.
+const ZERO_TAIL: u8 = 0x04;
+const KNOWN: u8 = SAME_ID | PLAIN_SIZE | ZERO_TAIL;
+
+/// Where the reserved bytes begin that SAME_ID takes along.
+const ID_FROM: usize = 36;
+
+/// Writes code that regenerates `header` exactly, given `before`, the header before it in the chunk
+/// (zeros when there is none). `None` when there is no room or no such code.
+/// `cursor` is the offset expected next, and is moved on.
+pub(crate) fn encode(
+    header: &[u8],
+    before: Option<&[u8]>,
+    shift: u32,
+    cursor: &mut u64,
+    code: &mut Writer<'_>,
+) -> Option<()> {
+    let capacity = MULTIFD_PACKET_SIZE >> shift;
+    let zeros = [0; MAX_HEADER_LEN];
+    let before_bytes = before.unwrap_or(&zeros[..header.len()]);
+    let (normal, zero) = (be32(header, 16), be32(header, 32));
+    let used = usize::try_from(u64::from(normal) + u64::from(zero)).ok()?;
+    if header.len() != FIXED_LEN + 8 * capacity || used > capacity {
+        return None;
+    }
+    let (offsets, tail) = header[FIXED_LEN..].split_at(8 * used);
+    let mut bits = 0;
+    if before.is_some() && header[ID_FROM..FIXED_LEN] == before_bytes[ID_FROM..FIXED_LEN] {
+        bits |= SAME_ID;
+    }
+    let payload = be32(header, 20);
+    if u64::from(payload) == u64::from(normal) << shift {
+        bits |= PLAIN_SIZE;
+    }
+    if tail != &before_bytes[FIXED_LEN + 8 * used..] {
+        if tail.iter().any(|&b| b != 0) {
+            return None;
+        }
+        bits |= ZERO_TAIL;
+    }
+    let start = *cursor;
+    let mut sorted = [(0u64, false); MAX_OFFSETS];
+    let pages = &mut sorted[..used];
+    for (i, (page, offset)) in pages.iter_mut().zip(offsets.chunks_exact(8)).enumerate() {
+        *page = (be64(offset), i >= normal as usize);
+    }
+    if pages.iter().any(|page| page.0 & ((1 << shift) - 1) != 0) {
+        return None;
+    }
+    let ascending = pages.windows(2).all(|pair| pair[0].0 < pair[1].0);
+    if zero > 0 || !ascending {
+        pages.sort_unstable();
+    }
+    if pages.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        return None;
+    }
+
+    code.bytes(&[bits])?;
+    code.varint(u64::from(be32(header, 8)))?;
+    code.varint(u64::from(be32(header, 12)))?;
+    code.varint(u64::from(normal))?;
+    code.varint(u64::from(zero))?;
+    code.signed(be64(&header[24..]).wrapping_sub(be64(&before_bytes[24..])).cast_signed())?;
+    if bits & PLAIN_SIZE == 0 {
+        code.varint(u64::from(payload))?;
+    }
+    if bits & SAME_ID == 0 {
+        let id = &header[ID_FROM..FIXED_LEN];
+        let len = id.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
+        code.varint(len as u64)?;
+        code.bytes(&id[..len])?;
+    }
+    let step = 1u64 << shift;
+    let mut left = &pages[..];
+    let mut expected = start;
+    while let Some(&(first, _)) = left.first() {
+        let run = left
+            .iter()
+            .zip(0u64..)
+            .take_while(|(p, i)| p.0 == first.wrapping_add(i << shift))
+            .count();
+        code.signed(first.wrapping_sub(expected).cast_signed() >> shift)?;
+        code.varint(run as u64 - 1)?;
+        expected = first.wrapping_add(run as u64 * step);
+        left = &left[run..];
+    }
+    if normal > 0 && zero > 0 {
+        for group in pages.chunks(8) {
+            let byte = group.iter().rev().fold(0u8, |byte, page| byte << 1 | u8::from(page.1));
+            code.bytes(&[byte])?;
+        }
+    }
+    *cursor = expected;
+    Some(())
+}
+
+/// Regenerates a header into `out`, whose length is a header's; the inverse of [`encode`].
+pub(crate) fn decode(
+    code: &mut Reader<'_>,
+    before: Option<&[u8]>,
+    shift: u32,
+    cursor: &mut u64,
+    out: &mut [u8],
+) -> Result<(), UnpackError> {
+    let at = code.pos();
+    let bad = |what| UnpackError::Header { at, what };
+    let capacity = MULTIFD_PACKET_SIZE >> shift;
+    let bits = code.bytes(1)?[0];
+    if bits & !KNOWN != 0 {
+        return Err(bad("unknown bits"));
+    }
+    let flags = code.varint32()?;
+    let alloc = code.varint32()?;
+    let normal = code.varint32()?;
+    let zero = code.varint32()?;
+    let used = usize::try_from(u64::from(normal) + u64::from(zero)).unwrap_or(usize::MAX);
+    if used > capacity {
+        return Err(bad("more pages than a packet holds"));
+    }
+    let packet = before.map_or(0, |b| be64(&b[24..])).wrapping_add(code.signed()?.cast_unsigned());
+    let payload = match bits & PLAIN_SIZE {
+        // At most a packet's capacity of pages, which is 512 KiB.
+        0 => code.varint32()?,
+        _ => normal << shift,
+    };
+    out[..8].copy_from_slice(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]);
+    for (at, value) in [(8, flags), (12, alloc), (16, normal), (20, payload), (32, zero)] {
+        out[at..at + 4].copy_from_slice(&value.to_be_bytes());
+    }
+    out[24..32].copy_from_slice(&packet.to_be_bytes());
+    let id = &mut out[ID_FROM..FIXED_LEN];
+    if bits & SAME_ID == 0 {
+        let len = usize::try_from(code.varint()?).unwrap_or(usize::MAX);
+        if len > id.len() {
+            return Err(bad("block id too long"));
+        }
+        id[..len].copy_from_slice(code.bytes(len)?);
+        id[len..].fill(0);
+    } else {
+        id.copy_from_slice(&before.ok_or(bad("no header before"))?[ID_FROM..FIXED_LEN]);
+    }
+
+    let mut sorted = [(0u64, false); MAX_OFFSETS];
+    let pages = &mut sorted[..used];
+    let mut filled = 0;
+    while filled < used {
+        let mut offset = cursor.wrapping_add(code.signed()?.cast_unsigned() << shift);
+        let run = usize::try_from(code.varint()?).unwrap_or(usize::MAX);
+        let run = pages[filled..].get_mut(..=run).ok_or(bad("runs exceed the pages"))?;
+        filled += run.len();
+        for page in run {
+            page.0 = offset;
+            offset = offset.wrapping_add(1 << shift);
+        }
+        *cursor = offset;
+    }
+    if normal > 0 && zero > 0 {
+        let bitmap = code.bytes(used.div_ceil(8))?;
+        for (i, page) in pages.iter_mut().enumerate() {
+            page.1 = bitmap[i / 8] >> (i % 8) & 1 == 1;
+        }
+        partition(pages);
+    } else if zero > 0 {
+        pages.iter_mut().for_each(|page| page.1 = true);
+        partition(pages);
+    }
+    let (offsets, tail) = out[FIXED_LEN..].split_at_mut(8 * used);
+    for (offset, page) in offsets.chunks_exact_mut(8).zip(pages.iter()) {
+        offset.copy_from_slice(&page.0.to_be_bytes());
+    }
+    match before {
+        Some(before) if bits & ZERO_TAIL == 0 => {
+            tail.copy_from_slice(&before[FIXED_LEN + 8 * used..]);
+        }
+        _ => tail.fill(0),
+    }
+    Ok(())
+}
+
+/// QEMU's two-cursor partition: zero pages to the end, in the order that it leaves them.
+fn partition(pages: &mut [(u64, bool)]) {
+    let (mut i, mut end) = (0, pages.len());
+    while i < end {
+        if pages[i].1 {
+            end -= 1;
+            pages.swap(i, end);
+        } else {
+            i += 1;
+        }
+    }
+}
+
+/// Whether `code`, as [`encode`] wrote it, gives `header` again.
+pub(crate) fn regenerates(
+    header: &[u8],
+    before: Option<&[u8]>,
+    shift: u32,
+    mut cursor: u64,
+    code: &[u8],
+) -> bool {
+    let mut out = [0; MAX_HEADER_LEN];
+    let Some(out) = out.get_mut(..header.len()) else { return false };
+    let mut reader = Reader::new(code);
+    decode(&mut reader, before, shift, &mut cursor, out).is_ok()
+        && reader.is_empty()
+        && out == header
+}

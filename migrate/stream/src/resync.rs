@@ -1,0 +1,76 @@
+//! Finding the way back into a main channel whose bytes stopped making sense before RAM ended.
+
+use crate::cursor::{be32, Feed};
+
+/// Where a RAM section body begins, behind what the scan recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Behind `01 id 03 "ram" 0 4`; looked for while the RAM section's id is unknown.
+    Start { id: u32 },
+    /// Behind a footer and `02 id` (or `03 id`, the END section) of the known RAM section.
+    Section { end: bool },
+}
+
+const PART_LEN: usize = 10;
+const START_LEN: usize = 17;
+/// What may have to be kept of one feed to recognise a pattern that the next one completes.
+const KEEP: usize = START_LEN - 1;
+
+/// Scans for the start of a RAM section; state is the last few bytes seen.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    kept: [u8; KEEP],
+    len: usize,
+}
+
+impl Scan {
+    /// Reads until behind a match, or to the end of the feed. `ram` is the RAM section's id, once
+    /// known.
+    pub(crate) fn run(&mut self, feed: &mut Feed<'_>, ram: Option<u32>) -> Option<Found> {
+        let rest = feed.rest();
+        // A match that began in an earlier feed: kept bytes and the first few new ones, together.
+        let mut joint = [0; 2 * KEEP];
+        let fresh = rest.len().min(KEEP);
+        joint[..self.len].copy_from_slice(&self.kept[..self.len]);
+        joint[self.len..self.len + fresh].copy_from_slice(&rest[..fresh]);
+        let joint = &joint[..self.len + fresh];
+        if let Some((at, len, found)) = find(joint, ram).filter(|&(at, ..)| at < self.len) {
+            // It ends in the new bytes: else the last feed would have found it.
+            feed.advance((at + len).saturating_sub(self.len));
+            self.len = 0;
+            return Some(found);
+        }
+        if let Some((at, len, found)) = find(rest, ram) {
+            feed.advance(at + len);
+            self.len = 0;
+            return Some(found);
+        }
+        let tail = if rest.len() >= KEEP { rest } else { joint };
+        let tail = &tail[tail.len().saturating_sub(KEEP)..];
+        self.kept[..tail.len()].copy_from_slice(tail);
+        self.len = tail.len();
+        feed.advance(rest.len());
+        None
+    }
+}
+
+/// The first match that lies whole in `bytes`: its offset, its length, what it is.
+fn find(bytes: &[u8], ram: Option<u32>) -> Option<(usize, usize, Found)> {
+    let mut at = 0;
+    loop {
+        at += bytes[at..].iter().position(|&b| b == 0x7e || b == 0x01)?;
+        let here = &bytes[at..];
+        if here[0] == 0x7e && here.len() >= PART_LEN && matches!(here[5], 0x02 | 0x03) {
+            if Some(be32(here, 6)) == ram {
+                return Some((at, PART_LEN, Found::Section { end: here[5] == 0x03 }));
+            }
+        } else if here[0] == 0x01
+            && ram.is_none()
+            && here.len() >= START_LEN
+            && here[5..START_LEN] == *b"\x03ram\0\0\0\0\0\0\0\x04"
+        {
+            return Some((at, START_LEN, Found::Start { id: be32(here, 1) }));
+        }
+        at += 1;
+    }
+}

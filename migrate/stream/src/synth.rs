@@ -1,0 +1,1 @@
+//! Made streams of every variant, for tests and benches.

@@ -1,0 +1,82 @@
+//! The tokeniser: one per direction of one connection.
+
+use crate::cursor::Feed;
+use crate::main_channel::Main;
+use crate::multifd::Channel;
+use crate::{is_page_size, Facts, Token};
+
+/// What a connection of the source carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The main channel: file header, sections, device state.
+    Main,
+    /// A multifd channel.
+    Multifd,
+    /// Anything else, all of it raw: postcopy preempt channel, recovery, return path, TLS.
+    Other,
+}
+
+const MAIN_MAGIC: [u8; 4] = *b"QEVM";
+const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
+
+/// What a connection that begins with `first` carries; `None` while more bytes (4 at most) could
+/// still make it a main or multifd channel.
+pub fn classify(first: &[u8]) -> Option<Kind> {
+    let n = first.len().min(4);
+    for (magic, kind) in [(MAIN_MAGIC, Kind::Main), (MULTIFD_MAGIC, Kind::Multifd)] {
+        if first[..n] == magic[..n] {
+            return (n == 4).then_some(kind);
+        }
+    }
+    Some(Kind::Other)
+}
+
+/// Turns one direction of one connection into [`Token`]s. Does no I/O and keeps no page data.
+#[derive(Debug)]
+pub struct Tokeniser {
+    parser: Parser,
+    facts: Facts,
+}
+
+#[derive(Debug)]
+enum Parser {
+    Main(Box<Main>),
+    Multifd(Box<Channel>),
+    Other,
+}
+
+impl Tokeniser {
+    /// A tokeniser at the start of a connection. `page_size` (bytes) holds until the stream says
+    /// otherwise; one that no target has is taken as 4096.
+    pub fn new(kind: Kind, page_size: usize) -> Self {
+        let page_size = if is_page_size(page_size) { page_size } else { 4096 };
+        let parser = match kind {
+            Kind::Main => Parser::Main(Box::default()),
+            Kind::Multifd => Parser::Multifd(Box::default()),
+            Kind::Other => Parser::Other,
+        };
+        Tokeniser { parser, facts: Facts::new(page_size) }
+    }
+
+    /// Appends tokens that cover `bytes` exactly: their lengths, at the page size in
+    /// [`Tokeniser::facts`] after this call, add up to `bytes.len()`.
+    ///
+    /// Whatever the bytes are and wherever they were cut; never fails, and looks at headers only:
+    /// page bodies are not read.
+    pub fn feed(&mut self, bytes: &[u8], tokens: &mut Vec<Token>) {
+        let mut feed = Feed::new(bytes, tokens);
+        match &mut self.parser {
+            Parser::Main(main) => main.run(&mut feed, &mut self.facts),
+            Parser::Multifd(channel) => channel.run(&mut feed, &mut self.facts),
+            Parser::Other => feed.advance(bytes.len()),
+        }
+        debug_assert!(feed.rest().is_empty());
+        feed.cut();
+        self.facts.fed += bytes.len() as u64;
+    }
+
+    /// What the connection told so far.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+}
