@@ -54,6 +54,13 @@ fn ran(contexts: &[Arc<AtomicU64>]) -> u64 {
     contexts.iter().map(|ran| ran.load(Ordering::Relaxed)).sum()
 }
 
+/// Lets the jobs held at `gate` go, `rounds` times.
+fn open(gate: &Barrier, rounds: usize) {
+    for _ in 0..rounds {
+        gate.wait();
+    }
+}
+
 fn soon() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(20))
 }
@@ -182,7 +189,7 @@ fn room_is_found_in_any_worker_and_busy_is_counted() {
     assert_eq!(submitter.period(), 0.25);
     assert_eq!(submitter.period(), 0.0, "a period starts where the last one ended");
     // All jobs are held, so the workers go through the barrier together, five times.
-    (0..5).for_each(|_| drop(gate.wait()));
+    open(&gate, 5);
     submitter.flush();
     assert_eq!(results.len() as u64, filled);
     assert_eq!(ran(&contexts), filled);
@@ -197,7 +204,7 @@ fn a_waiting_submitter_gets_room_and_is_not_counted_busy() {
     let filled = fill(&lanes, &results, &gate);
     let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), true);
     thread::scope(|scope| {
-        scope.spawn(|| (0..3).for_each(|_| drop(gate.wait())));
+        scope.spawn(|| open(&gate, 3));
         for number in 0..100 {
             assert!(matches!(submitter.submit(Double::new(filled + number), 1), Submitted::Queued));
             while results.pop().is_some() {}
@@ -255,7 +262,7 @@ fn a_waiting_submitter_is_woken_by_the_close() {
         lanes.close();
         let refused = waiter.join().expect("no panic");
         assert_eq!(refused.map_err(|job| job.number), Err(7));
-        (0..3).for_each(|_| drop(gate.wait()));
+        open(&gate, 3);
     });
 }
 

@@ -14,10 +14,10 @@ use crate::sync::{fence_seq_cst, spins, step, Futex, Ordering, Site};
 ///  ├─── epoch ──────┼─── sleepers ─────┼ waking ┤
 /// ```
 ///
-/// `sleepers` counts the threads between their registering and their leaving. `epoch` makes the
-/// word differ after each wake-up, so that one who saw it before does not sleep. `waking` says that
-/// a wake-up is under way and its receiver has not looked yet: further notifications rest on that
-/// look, and cost no system call.
+/// `sleepers` counts the threads between their registering and their leaving. `waking` says that a
+/// wake-up of one is under way and its receiver has not looked yet: further notifications rest on
+/// that look, and cost no system call. `epoch` counts the wake-ups of all. Either changes the word,
+/// so that a waiter which saw it before does not sleep.
 ///
 /// No wake-up is lost, by four rules that the loom models hold us to:
 /// 1. The notifier changes the condition, then fences, then reads the word; the waiter registers in
@@ -141,10 +141,9 @@ impl EventCount {
     #[cold]
     fn wake_one(&self, mut word: u32) {
         while word & SLEEPERS != 0 && word & WAKING == 0 {
-            let marked = word.wrapping_add(EPOCH) | WAKING;
             match self.futex.word().compare_exchange_weak(
                 word,
-                marked,
+                word | WAKING,
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
@@ -156,7 +155,9 @@ impl EventCount {
 
     #[cold]
     fn wake_all(&self) {
-        self.futex.word().fetch_add(EPOCH, Ordering::Relaxed);
+        if step(Site::NewEpoch) {
+            self.futex.word().fetch_add(EPOCH, Ordering::Relaxed);
+        }
         self.futex.wake(i32::MAX.unsigned_abs());
     }
 }

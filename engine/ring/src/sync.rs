@@ -2,8 +2,9 @@
 //!
 //! Every ordering stronger than `Relaxed` and every fence in this crate is written through a
 //! [`Site`]. In a normal build the site vanishes. Under `--cfg loom` the environment variable
-//! `WEAKEN=<site>` takes that one ordering or fence away, and a model must then fail: an ordering
-//! nobody misses is either not needed or not tested.
+//! `WEAKEN=<site>` takes that one ordering or fence away, `WEAKEN=<site>AcqRel` leaves an acquire
+//! and release fence of it, and a model must then fail: an ordering nobody misses is either not
+//! needed or not tested.
 
 /// A place where the proof rests on an ordering, a fence or a step of the wake-up protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub enum Site {
     NotifyOneFence,
     /// `EventCount::notify_all`: the same.
     NotifyAllFence,
+    /// `EventCount::notify_all`: the word changes, so that who saw it before does not sleep.
+    NewEpoch,
     /// `EventCount::wait_until`: a waiter that runs takes the mark of the wake-up off.
     ClearWaking,
     /// `EventCount::wait_until`: one that was woken and leaves content wakes the next.
@@ -147,7 +150,7 @@ mod model {
 
     impl Site {
         /// All of them, in the order of the table that `loom.sh` prints.
-        pub const ALL: [Site; 9] = [
+        pub const ALL: [Site; 10] = [
             Site::PushAcquire,
             Site::PushRelease,
             Site::PopAcquire,
@@ -155,22 +158,29 @@ mod model {
             Site::WaitFence,
             Site::NotifyOneFence,
             Site::NotifyAllFence,
+            Site::NewEpoch,
             Site::ClearWaking,
             Site::PassOn,
         ];
     }
 
-    fn weakened(site: Site) -> bool {
-        static WEAKEN: OnceLock<Option<Site>> = OnceLock::new();
+    /// What `WEAKEN` names: a site, and whether an acquire and release fence is left of it.
+    fn weakened() -> Option<(Site, bool)> {
+        static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
         *WEAKEN.get_or_init(|| {
             let name = std::env::var("WEAKEN").ok()?;
-            let site = Site::ALL.into_iter().find(|site| format!("{site:?}") == name);
-            Some(site.unwrap_or_else(|| panic!("WEAKEN={name} is not one of {:?}", Site::ALL)))
-        }) == Some(site)
+            let (plain, acq_rel) = match name.strip_suffix("AcqRel") {
+                Some(plain) => (plain, true),
+                None => (&*name, false),
+            };
+            let site = Site::ALL.into_iter().find(|site| format!("{site:?}") == plain);
+            let site = site.unwrap_or_else(|| panic!("WEAKEN={name} is not known"));
+            Some((site, acq_rel))
+        })
     }
 
     pub(crate) fn strong(site: Site, ordering: Ordering) -> Ordering {
-        if weakened(site) {
+        if weakened() == Some((site, false)) {
             Ordering::Relaxed
         } else {
             ordering
@@ -178,12 +188,17 @@ mod model {
     }
 
     pub(crate) fn step(site: Site) -> bool {
-        !weakened(site)
+        weakened() != Some((site, false))
     }
 
     pub(crate) fn fence_seq_cst(site: Site) {
-        if !weakened(site) {
-            fence(Ordering::SeqCst);
+        match weakened() {
+            Some((weak, acq_rel)) if weak == site => {
+                if acq_rel {
+                    fence(Ordering::AcqRel);
+                }
+            }
+            _ => fence(Ordering::SeqCst),
         }
     }
 

@@ -1,0 +1,191 @@
+//! Every interleaving, and every value that a weakly ordered load may give, of small models.
+//!
+//! Run by `loom.sh`, which also takes away one ordering after the other and wants a failure.
+#![cfg(loom)]
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+use ring::{EventCount, Ring};
+
+/// Explores `model` with `preemptions` forced switches at most; blocking switches are free.
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Items are boxed: loom's cells see two owners at once, and a box seen twice or lost would show
+/// in its leak check and in Miri.
+type Item = Box<u32>;
+
+#[test]
+fn two_producers_and_a_consumer_pass_every_item_once() {
+    explore(3, || {
+        let ring = Arc::new(Ring::<Item>::new(2));
+        let producers = [1, 2].map(|item| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || ring.push(Box::new(item)).expect("there is room for two"))
+        });
+        let mut seen = Vec::new();
+        seen.extend(ring.pop());
+        producers.into_iter().for_each(|producer| producer.join().unwrap());
+        // Both pushes have ended, so nothing is on its way any more.
+        seen.extend(std::iter::from_fn(|| ring.pop()));
+        seen.sort();
+        assert_eq!(seen, [Box::new(1), Box::new(2)]);
+    });
+}
+
+#[test]
+fn cells_are_used_again_when_the_ring_wraps() {
+    explore(3, || {
+        let ring = Arc::new(Ring::<Item>::new(2));
+        ring.push(Box::new(1)).unwrap();
+        ring.push(Box::new(2)).unwrap();
+        let producer = {
+            let ring = Arc::clone(&ring);
+            // Full unless the consumer was quicker; then this writes the cell it has just read.
+            thread::spawn(move || ring.push(Box::new(3)).is_ok())
+        };
+        assert_eq!(ring.pop(), Some(Box::new(1)));
+        let third = producer.join().unwrap();
+        assert_eq!(ring.pop(), Some(Box::new(2)));
+        assert_eq!(ring.pop(), third.then(|| Box::new(3)));
+        assert_eq!(ring.pop(), None);
+    });
+}
+
+#[test]
+fn two_consumers_share_the_items() {
+    explore(3, || {
+        let ring = Arc::new(Ring::<Item>::new(2));
+        let consumers = [(), ()].map(|()| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || ring.pop())
+        });
+        ring.push(Box::new(1)).unwrap();
+        ring.push(Box::new(2)).unwrap();
+        let mut seen: Vec<_> = consumers.into_iter().filter_map(|c| c.join().unwrap()).collect();
+        seen.extend(std::iter::from_fn(|| ring.pop()));
+        seen.sort();
+        assert_eq!(seen, [Box::new(1), Box::new(2)]);
+    });
+}
+
+/// Sleeps for an item and takes it.
+fn receive(ring: &Ring<Item>, items: &EventCount) -> Item {
+    items.wait_until(None, || ring.pop()).expect("there is no deadline")
+}
+
+#[test]
+fn a_sleeping_consumer_is_woken() {
+    explore(3, || {
+        let shared = Arc::new((Ring::<Item>::new(2), EventCount::new()));
+        let consumer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let first = receive(&shared.0, &shared.1);
+                let second = receive(&shared.0, &shared.1);
+                assert_eq!((*first, *second), (1, 2));
+            })
+        };
+        for item in [1, 2] {
+            shared.0.push(Box::new(item)).unwrap();
+            shared.1.notify_one();
+        }
+        consumer.join().unwrap();
+    });
+}
+
+/// Both sides sleep: the consumer for items, the producer for room.
+#[test]
+fn both_sides_of_a_full_ring_are_woken() {
+    explore(3, || {
+        let shared = Arc::new((Ring::<Item>::new(2), EventCount::new(), EventCount::new()));
+        let producer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (ring, items, room) = &*shared;
+                for item in 1..=3 {
+                    let mut item = Some(Box::new(item));
+                    room.wait_until(None, || {
+                        item = ring.push(item.take().unwrap()).err();
+                        item.is_none().then_some(())
+                    });
+                    items.notify_one();
+                }
+            })
+        };
+        let (ring, items, room) = &*shared;
+        for item in 1..=3 {
+            assert_eq!(*receive(ring, items), item);
+            room.notify_one();
+        }
+        producer.join().unwrap();
+    });
+}
+
+/// Two sleepers, two items: the wake-ups may melt into one, whose receiver takes one item only.
+#[test]
+fn two_sleepers_are_both_woken() {
+    explore(3, || {
+        let shared = Arc::new((Ring::<Item>::new(2), EventCount::new()));
+        let consumers = [(), ()].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || receive(&shared.0, &shared.1))
+        });
+        for item in [1, 2] {
+            shared.0.push(Box::new(item)).unwrap();
+            shared.1.notify_one();
+        }
+        let mut seen = consumers.map(|consumer| consumer.join().unwrap());
+        seen.sort();
+        assert_eq!(seen, [Box::new(1), Box::new(2)]);
+    });
+}
+
+/// The second item may be complete while the first is still on its way in: its consumer then finds
+/// nothing, and the first producer's notification has to serve two.
+#[test]
+fn two_producers_wake_two_sleepers() {
+    explore(2, || {
+        let shared = Arc::new((Ring::<Item>::new(2), EventCount::new()));
+        let send = |shared: &(Ring<Item>, EventCount), item| {
+            shared.0.push(Box::new(item)).unwrap();
+            shared.1.notify_one();
+        };
+        let producer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || send(&shared, 1))
+        };
+        let consumers = [(), ()].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || receive(&shared.0, &shared.1))
+        });
+        send(&shared, 2);
+        producer.join().unwrap();
+        let mut seen = consumers.map(|consumer| consumer.join().unwrap());
+        seen.sort();
+        assert_eq!(seen, [Box::new(1), Box::new(2)]);
+    });
+}
+
+/// A flag instead of a ring, for two who wait for it.
+#[test]
+fn notify_all_wakes_everyone() {
+    explore(3, || {
+        let shared = Arc::new((AtomicBool::new(false), EventCount::new()));
+        let waiters = [(), ()].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let ready = || shared.0.load(Ordering::Relaxed).then_some(());
+                shared.1.wait_until(None, ready).unwrap();
+            })
+        });
+        shared.0.store(true, Ordering::Relaxed);
+        shared.1.notify_all();
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+    });
+}
