@@ -1,1 +1,0 @@
-//! Made streams of every variant, for tests and benches.
