@@ -31,6 +31,7 @@
 
 mod cursor;
 mod facts;
+mod handlers;
 mod main_channel;
 mod multifd;
 mod packed;

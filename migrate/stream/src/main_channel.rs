@@ -5,6 +5,7 @@
 //! more bytes is made at once, so that [`Facts`] are current at the end of each feed.
 
 use crate::cursor::{be32, be64, Feed, Gather};
+use crate::handlers::{self, At, Handler, Step};
 use crate::resync::{Found, Scan};
 use crate::token::{
     Token, FLAG_COMPRESS_PAGE, FLAG_CONTINUE, FLAG_EOS, FLAG_FLUSH, FLAG_MEM_SIZE, FLAG_PAGE,
@@ -20,6 +21,8 @@ const MAX_CAPABILITIES: u32 = 256;
 const MAX_PACKAGED: u32 = 512 << 20;
 /// Most 64-bit words in a virtio-mem bitmap: 2^32 blocks.
 const MAX_BITMAP_WORDS: u64 = 1 << 26;
+/// Most sections of other handlers remembered; one a VFIO device, one each for the others.
+const MAX_OTHERS: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Main {
@@ -30,6 +33,8 @@ pub(crate) struct Main {
     scan: Scan,
     /// Section id of RAM, once its START was seen.
     ram: Option<u32>,
+    /// Sections of other handlers whose START was seen, by id.
+    others: Vec<(u32, Handler)>,
     /// Which section of RAM is being read, or was read last.
     section: Section,
     markers: Markers,
@@ -82,6 +87,11 @@ enum State {
         end: bool,
     },
     VirtioMem,
+    /// In the body of a section of another handler.
+    Other {
+        handler: Handler,
+        at: At,
+    },
     Footer,
     Record,
     RecordNameLen {
@@ -114,6 +124,7 @@ impl Default for Main {
             skip: 0,
             scan: Scan::default(),
             ram: None,
+            others: Vec::new(),
             section: Section::Start,
             markers: Markers::Undecided,
             footer: 0,
@@ -399,6 +410,20 @@ impl Main {
                     let section = if end { Section::End } else { Section::Part };
                     return self.ram_section(id, section);
                 }
+                if let Some(&(_, handler)) = self.others.iter().find(|other| other.0 == id) {
+                    self.footer = id;
+                    return self.next(State::Other { handler, at: At::Record });
+                }
+            }
+            State::Other { handler, at } => {
+                match handlers::step(handler, at, &mut self.gather, feed)? {
+                    Step::Go { at, skip } => {
+                        self.skip = skip;
+                        return self.next(State::Other { handler, at });
+                    }
+                    Step::End => return self.next(State::Footer),
+                    Step::Surprise => {}
+                }
             }
             State::VirtioMem => {
                 let b = self.gather.field(feed, 36)?;
@@ -549,6 +574,15 @@ impl Main {
         let (instance, version) = (be32(head, 5 + n), be32(head, 5 + n + 4));
         if !full && name == b"ram" && (instance, version) == (0, 4) && self.ram.is_none() {
             return self.ram_section(id, Section::Start);
+        }
+        let known = self.others.iter().any(|other| other.0 == id) || self.ram == Some(id);
+        match Handler::of(name) {
+            Some(handler) if !full && !known && self.others.len() < MAX_OTHERS => {
+                self.others.push((id, handler));
+                self.footer = id;
+                return self.next(State::Other { handler, at: At::Record });
+            }
+            _ => {}
         }
         if full && name.ends_with(b"virtio-mem-device-early") && self.section != Section::End {
             self.footer = id;

@@ -406,10 +406,62 @@ fn unknown_sections_cost_the_markers_but_not_the_pages() {
 }
 
 #[test]
+fn other_handlers_are_passed_over_and_markers_still_count() {
+    let be = |v: u64| v.to_be_bytes();
+    let (setup, data, sent, end) =
+        (be(!0x10ef_fffc), be(!0x10ef_fffb), be(!0x10ef_fffa), be(!0x10ef_fffe));
+    let mut main = MainStream::new(PAGE);
+    main.file_header().configuration(&plain());
+    main.named_section(0x01, 1, "block", 0, 1).raw(&be(0x204)).raw(&be(2)).footer();
+    main.section(Section::Start).block_table(&[("ram", 1 << 20)]).flush_marker().end_of_section();
+    // A named bitmap with bits and zeroes, then its end.
+    main.named_section(0x01, 3, "dirty-bitmap", 0, 1);
+    main.raw(b"\x1c\x04disk\x01b\0\x01\0\0\x01\x01").footer();
+    main.named_section(0x01, 4, "0000:00:05.0/vfio", 0, 1).raw(&setup).raw(&end).footer();
+    main.section(Section::Part).page("ram", 0, &page(5)).flush_marker().end_of_section();
+    main.raw(&[0x02, 0, 0, 0, 1]).named_footer(1, |main| {
+        main.raw(&be(0x1009)).raw(b"\x04disk").raw(&be(2));
+    });
+    main.raw(&[0x02, 0, 0, 0, 4]).named_footer(4, |main| {
+        main.raw(&data).raw(&be(5000)).raw(&[0x02; 5000]).raw(&sent);
+    });
+    main.raw(&[0x02, 0, 0, 0, 3]).named_footer(3, |main| {
+        main.raw(b"\x44\x01c").raw(&[0; 12]).raw(&be(64)).raw(&[0xff; 64]);
+        main.raw(b"\x42").raw(&[0; 12]).raw(b"\x20\x01");
+    });
+    main.section(Section::End).flush_marker().end_of_section();
+    main.raw(&[0x03, 0, 0, 0, 4]).named_footer(4, |main| {
+        main.raw(&data).raw(&be(1)).raw(&[0x7e]).raw(&data).raw(&be(0)).raw(&end);
+    });
+    main.raw(&[0x03, 0, 0, 0, 3]).named_footer(3, |main| {
+        main.raw(b"\x01");
+    });
+    main.device_tail(400);
+    let outcome = sweep(Kind::Main, &main.take());
+    understood(&outcome);
+    assert_eq!((outcome.facts.normal, outcome.facts.barriers), (1, 3));
+    let facts = &outcome.facts;
+    assert!(facts.fed - facts.tail_at > 500, "the end of RAM, not of the other sections");
+}
+
+#[test]
+fn a_block_of_block_migration_is_passed_over() {
+    let mut main = MainStream::new(PAGE);
+    main.file_header().configuration(&plain());
+    main.named_section(0x01, 1, "block", 0, 1).raw(&0x1001u64.to_be_bytes()).raw(b"\x04disk");
+    main.raw(&vec![0x7e; 1 << 20]).raw(&2u64.to_be_bytes()).footer();
+    main.section(Section::Start).block_table(&[("ram", 1 << 20)]).end_of_section();
+    let bytes = finish(&mut main);
+    for sizes in [&[1 << 20][..], &[65536], &[1000, 3]] {
+        understood(&check(Kind::Main, PAGE, &bytes, sizes));
+    }
+}
+
+#[test]
 fn ram_is_found_behind_an_unknown_start() {
     let mut main = MainStream::new(PAGE);
     main.file_header().configuration(&plain());
-    main.named_section(0x01, 1, "block", 0, 1).raw(&[9; 100]).footer();
+    main.named_section(0x01, 1, "htab", 0, 1).raw(&[9; 100]).footer();
     main.section(Section::Start).block_table(&[("ram", 1 << 20)]).end_of_section();
     main.section(Section::Part).page("ram", 0, &page(5)).end_of_section();
     let outcome = sweep(Kind::Main, &finish(&mut main));

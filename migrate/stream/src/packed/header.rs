@@ -23,6 +23,9 @@ const PLAIN_SIZE: u8 = 0x02;
 const ZERO_TAIL: u8 = 0x04;
 const KNOWN: u8 = SAME_ID | PLAIN_SIZE | ZERO_TAIL;
 
+/// Marks an offset, which is a multiple of the page size, as a zero page's.
+const ZERO: u64 = 1;
+
 /// Where the reserved bytes begin that SAME_ID takes along.
 const ID_FROM: usize = 36;
 
@@ -60,20 +63,22 @@ pub(crate) fn encode(
         bits |= ZERO_TAIL;
     }
     let start = *cursor;
-    let mut sorted = [(0u64, false); MAX_OFFSETS];
+    let mut sorted = [0; MAX_OFFSETS];
     let pages = &mut sorted[..used];
+    let mut low_bits = 0;
     for (i, (page, offset)) in pages.iter_mut().zip(offsets.chunks_exact(8)).enumerate() {
-        *page = (be64(offset), i >= normal as usize);
+        *page = be64(offset);
+        low_bits |= *page;
+        *page |= if i < normal as usize { 0 } else { ZERO };
     }
-    if pages.iter().any(|page| page.0 & ((1 << shift) - 1) != 0) {
+    if low_bits & ((1 << shift) - 1) != 0 {
         return None;
     }
-    let ascending = pages.windows(2).all(|pair| pair[0].0 < pair[1].0);
-    if zero > 0 || !ascending {
+    if normal == 0 && used > 0 {
+        // What the partition makes of nothing but zero pages.
+        pages.rotate_right(1);
+    } else if zero > 0 {
         pages.sort_unstable();
-    }
-    if pages.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-        return None;
     }
 
     code.bytes(&[bits])?;
@@ -94,20 +99,23 @@ pub(crate) fn encode(
     let step = 1u64 << shift;
     let mut left = &pages[..];
     let mut expected = start;
-    while let Some(&(first, _)) = left.first() {
-        let run = left
-            .iter()
-            .zip(0u64..)
-            .take_while(|(p, i)| p.0 == first.wrapping_add(i << shift))
-            .count();
+    while let Some(first) = left.first().map(|page| page & !ZERO) {
+        let mut next = first;
+        let run = left.iter().take_while(|&&page| {
+            let same = page & !ZERO == next;
+            next = next.wrapping_add(if same { step } else { 0 });
+            same
+        });
+        let run = run.count();
         code.signed(first.wrapping_sub(expected).cast_signed() >> shift)?;
         code.varint(run as u64 - 1)?;
-        expected = first.wrapping_add(run as u64 * step);
+        expected = next;
         left = &left[run..];
     }
     if normal > 0 && zero > 0 {
         for group in pages.chunks(8) {
-            let byte = group.iter().rev().fold(0u8, |byte, page| byte << 1 | u8::from(page.1));
+            let byte =
+                group.iter().rev().fold(0, |byte, page| byte << 1 | u8::from(page & ZERO != 0));
             code.bytes(&[byte])?;
         }
     }
@@ -161,7 +169,7 @@ pub(crate) fn decode(
         id.copy_from_slice(&before.ok_or(bad("no header before"))?[ID_FROM..FIXED_LEN]);
     }
 
-    let mut sorted = [(0u64, false); MAX_OFFSETS];
+    let mut sorted = [0; MAX_OFFSETS];
     let pages = &mut sorted[..used];
     let mut filled = 0;
     while filled < used {
@@ -170,7 +178,7 @@ pub(crate) fn decode(
         let run = pages[filled..].get_mut(..=run).ok_or(bad("runs exceed the pages"))?;
         filled += run.len();
         for page in run {
-            page.0 = offset;
+            *page = offset;
             offset = offset.wrapping_add(1 << shift);
         }
         *cursor = offset;
@@ -178,16 +186,16 @@ pub(crate) fn decode(
     if normal > 0 && zero > 0 {
         let bitmap = code.bytes(used.div_ceil(8))?;
         for (i, page) in pages.iter_mut().enumerate() {
-            page.1 = bitmap[i / 8] >> (i % 8) & 1 == 1;
+            *page |= u64::from(bitmap[i / 8] >> (i % 8) & 1);
         }
         partition(pages);
     } else if zero > 0 {
-        pages.iter_mut().for_each(|page| page.1 = true);
+        pages.iter_mut().for_each(|page| *page |= ZERO);
         partition(pages);
     }
     let (offsets, tail) = out[FIXED_LEN..].split_at_mut(8 * used);
     for (offset, page) in offsets.chunks_exact_mut(8).zip(pages.iter()) {
-        offset.copy_from_slice(&page.0.to_be_bytes());
+        offset.copy_from_slice(&(page & !ZERO).to_be_bytes());
     }
     match before {
         Some(before) if bits & ZERO_TAIL == 0 => {
@@ -199,10 +207,10 @@ pub(crate) fn decode(
 }
 
 /// QEMU's two-cursor partition: zero pages to the end, in the order that it leaves them.
-fn partition(pages: &mut [(u64, bool)]) {
+fn partition(pages: &mut [u64]) {
     let (mut i, mut end) = (0, pages.len());
     while i < end {
-        if pages[i].1 {
+        if pages[i] & ZERO != 0 {
             end -= 1;
             pages.swap(i, end);
         } else {

@@ -1,5 +1,7 @@
 //! Packing: one pass writes the structure, a second copies what the structure left out.
 
+use pages::same_filled;
+
 use super::code::{Reader, Writer};
 use super::{header, op, FORMAT, HEAD_LEN, MAX_CHUNK};
 use crate::cursor::be64;
@@ -235,15 +237,6 @@ fn copy(
         }
     }
     Some(body)
-}
-
-/// The word that fills `page`, if one does.
-fn same_filled(page: &[u8]) -> Option<u64> {
-    let word: [u8; 8] = page.first_chunk().copied()?;
-    // One word after another ends the scan early; the whole page only when it is filled.
-    page.chunks_exact(64)
-        .all(|line| line.chunks_exact(8).all(|w| w == word))
-        .then(|| u64::from_le_bytes(word))
 }
 
 /// Bytes that packing leaves out (zero runs, same-filled pages, headers), before the few bytes of

@@ -161,6 +161,13 @@ impl MainStream {
         self
     }
 
+    /// What `body` writes, then the footer of section `id`.
+    pub fn named_footer(&mut self, id: u32, body: impl FnOnce(&mut Self)) -> &mut Self {
+        self.id = id;
+        body(self);
+        self.footer()
+    }
+
     /// A block table without extra fields.
     pub fn block_table(&mut self, blocks: &[(&str, u64)]) -> &mut Self {
         let plain: Vec<_> = blocks.iter().map(|&(name, used)| (name, used, None, None)).collect();

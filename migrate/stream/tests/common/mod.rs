@@ -1,7 +1,7 @@
 //! What every test of this crate does with a stream: feed it in pieces, check, pack, unpack.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use stream::{pack, unpack, Facts, Kind, Token, Tokeniser};
+use stream::{pack, unpack, Facts, Kind, Token, Tokeniser, MAX_CHUNK};
 
 /// What came out of one stream.
 pub(crate) struct Outcome {
@@ -26,7 +26,7 @@ pub(crate) fn check(kind: Kind, page_size: usize, bytes: &[u8], sizes: &[usize])
     let mut plain = vec![0xa5; 1 << 20];
     let mut tail_seen = None;
     while !rest.is_empty() {
-        let n = (*sizes.next().expect("a size")).clamp(1, rest.len());
+        let n = (*sizes.next().expect("a size")).clamp(1, rest.len().min(MAX_CHUNK));
         let (piece, after) = rest.split_at(n);
         let from = tokens.len();
         let fed = tokeniser.facts().fed;
