@@ -1,0 +1,77 @@
+//! Writes the seed corpora of all targets into the folder named by the first argument: the golden
+//! streams of the repository, made streams of every style, what packing and the codecs make of them.
+
+use std::collections::hash_map::DefaultHasher;
+use std::error::Error;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use codec::{Codec, Encoder, Settings, UnitHeader};
+// The run-time that every instrumented object asks for.
+use libfuzzer_sys as _;
+use stream::synth::{main_stream, multifd_streams, Style};
+use stream::{classify, pack, Kind, Tokeniser};
+
+/// Longest seed: libFuzzer slows down with its inputs.
+const MAX_SEED: usize = 24 * 1024;
+const PAGE: usize = 4096;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: seeds FOLDER")?);
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrate/stream/tests/golden");
+    let mut streams = Vec::new();
+    for entry in fs::read_dir(&golden)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ext| ext == "z") {
+            let mut bytes = Vec::new();
+            flate2::read::ZlibDecoder::new(fs::File::open(&path)?).read_to_end(&mut bytes)?;
+            streams.push(bytes);
+        }
+    }
+    for style in [Style::Qemu72, Style::Qemu90, Style::Qemu92] {
+        let pages = || (0..3u8).map(|i| vec![i; PAGE]);
+        streams.push(main_stream(style, PAGE, pages()));
+        let (main, channels) = multifd_streams(style, PAGE, 2, pages());
+        streams.push(main);
+        streams.extend(channels);
+    }
+    for bytes in streams {
+        let kind = classify(&bytes).unwrap_or(Kind::Other);
+        let number = u8::from(kind == Kind::Multifd);
+        // The head, and the end behind a head that makes sense of it.
+        let head = &bytes[..bytes.len().min(MAX_SEED)];
+        for cuts in [&[0u8][..], &[2, 0x07, 0x10, 0x50, 0x00]] {
+            // Page size 4096 is number 2 of the sizes.
+            put(&root, "tokenise", &[&[number + 6][..], cuts, head].concat())?;
+        }
+        let mut tokens = Vec::new();
+        let mut tokeniser = Tokeniser::new(kind, PAGE);
+        tokeniser.feed(head, &mut tokens);
+        let mut packed = vec![0; head.len() + 64 + 16 * tokens.len()];
+        let len = pack(head, &tokens, PAGE, &mut packed).ok_or("does not pack")?;
+        let plain = u32::try_from(head.len())?.to_le_bytes();
+        put(&root, "unpack", &[&plain[..], &packed[..len]].concat())?;
+        for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd] {
+            let mut encoder = Encoder::new(Settings::new(codec, None)?)?;
+            for plain in [&head[..head.len().min(5000)], &[7; 4096], b"short"] {
+                let mut out = vec![0; Encoder::roomy(plain.len())];
+                let encoded = encoder.encode(plain, &mut out);
+                let payload = if encoded.codec == Codec::Raw { plain } else { &out[..encoded.len] };
+                let unit = [&UnitHeader::of(plain, encoded).to_bytes()[..], payload].concat();
+                put(&root, "codec_decode", &unit)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn put(root: &Path, target: &str, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
+    let folder = root.join(target);
+    fs::create_dir_all(&folder)?;
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    fs::write(folder.join(format!("seed-{:016x}", hasher.finish())), bytes)?;
+    Ok(())
+}
