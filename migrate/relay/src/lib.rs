@@ -1,1 +1,38 @@
-//! The two relays: QEMU sockets on one side, a session on the other.
+//! The two relays: QEMU's sockets on one side, a session on the other.
+//!
+//! ```text
+//!  source QEMU ─unix─► intake (a thread per connection)          deliver (a thread per stream) ─unix─► destination QEMU
+//!                        │ tokens, checksum, permit                 ▲ order, hash, barriers, commit
+//!                        ▼                                          │
+//!                      lanes: pack + encode ─► session ══════► session ─► lanes: decode + unpack
+//!                                                                   │
+//!  source QEMU ◄─unix─ hand_back (SHUT last) ◄════════════════ read_back ◄─unix─ destination QEMU
+//! ```
+//!
+//! [`Source`] and [`Destination`] each have one thread that decides (`run`): all others tell it what they saw, and it
+//! alone ends things, so that the rules about who is told what (`docs/wire.md`, W18 to W24) stand in two functions.
+//!
+//! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both sides: the source VM
+//! goes on, the destination QEMU gives up. After it, only the destination's word or a person decides.
+//!
+//! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
+
+mod barrier;
+mod counters;
+mod deliver;
+mod destination;
+mod error;
+mod intake;
+mod jobs;
+mod return_path;
+mod server;
+mod source;
+mod unix;
+
+pub use counters::Counters;
+pub use destination::{Destination, DestinationEnd};
+pub use error::RelayError;
+pub use return_path::ReturnPath;
+pub use server::{Host, Server, ServerConfig};
+pub use source::{Progress, Source, SourceConfig, SourceEnd, SourceHandle};
+pub use unix::{Listening, UnixAddress};

@@ -1,0 +1,34 @@
+//! What a relay counts, by QEMU's names where QEMU has one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of one end of one migration. Written once per chunk; all are plain totals, so `Relaxed` is enough.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Plain bytes read from the source QEMU, or written to the destination's.
+    pub plain: AtomicU64,
+    /// Non-zero pages seen in the stream.
+    pub normal: AtomicU64,
+    /// Zero pages seen in the stream.
+    pub duplicate: AtomicU64,
+    /// Guest pages in chunks that were compressed.
+    pub compressed_pages: AtomicU64,
+    /// Plain bytes of those chunks.
+    pub compressed_plain: AtomicU64,
+    /// What they became.
+    pub compressed_size: AtomicU64,
+    /// Plain bytes of chunks sent as they were.
+    pub raw_bytes: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn compressed(&self, pages: u64, plain: usize, size: usize) {
+        self.compressed_pages.fetch_add(pages, Ordering::Relaxed);
+        self.compressed_plain.fetch_add(plain as u64, Ordering::Relaxed);
+        self.compressed_size.fetch_add(size as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn raw(&self, plain: usize) {
+        self.raw_bytes.fetch_add(plain as u64, Ordering::Relaxed);
+    }
+}

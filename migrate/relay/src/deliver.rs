@@ -1,0 +1,306 @@
+//! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to W20.
+
+use crate::destination::{Event, Shared};
+use crate::jobs::Arrived;
+use pages::Slot;
+use pipeline::{Popped, Reorder, Results};
+use session::{FrameType, Header, RunningHash, SessionError};
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+use stream::{Kind, Token, Tokeniser};
+
+/// How long the destination QEMU may take to listen.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Frames that may be out of order; the links refuse more than 1024 (W11).
+const WINDOW: usize = 2048;
+
+/// Takes the frames of one stream until the session ends.
+pub(crate) fn run(shared: &Arc<Shared>, stream: u16, results: &Results<Arrived>) {
+    let mut reorder = Reorder::new(WINDOW);
+    let mut delivery = Delivery {
+        shared,
+        stream,
+        kind: None,
+        tokeniser: Tokeniser::new(Kind::Other, shared.page_size),
+        tokens: Vec::new(),
+        socket: None,
+        hash: RunningHash::default(),
+        markers: 0,
+        held: VecDeque::new(),
+        seen: (0, 0),
+    };
+    while let Popped::Item(arrived) = results.pop_until(None) {
+        let seq = arrived.header.seq;
+        if let Err(error) = reorder.insert(seq, arrived) {
+            return shared.session.fail(SessionError::Sequence {
+                stream,
+                seq,
+                detail: error.to_string(),
+            });
+        }
+        while let Some(arrived) = reorder.pop() {
+            match delivery.take(arrived) {
+                Ok(()) => {}
+                Err(Stop::Session(error)) => return shared.session.fail(error),
+                Err(Stop::Qemu(error)) => {
+                    let _ = shared.events.send(Event::WriterGone { stream, error });
+                    return;
+                }
+                Err(Stop::Over) => return,
+            }
+        }
+    }
+}
+
+enum Stop {
+    /// The peer sent something wrong.
+    Session(SessionError),
+    /// QEMU does not take it.
+    Qemu(String),
+    /// The session has ended.
+    Over,
+}
+
+impl From<SessionError> for Stop {
+    fn from(error: SessionError) -> Self {
+        Self::Session(error)
+    }
+}
+
+/// Bytes that may hold the end-of-stream tag, waiting for the word (W20).
+struct Held {
+    header: Header,
+    chunk: Slot,
+    /// Where the waiting part begins.
+    from: usize,
+    /// Barrier markers in it: offset and number.
+    markers: Vec<(usize, u64)>,
+    hash: u64,
+}
+
+struct Delivery<'a> {
+    shared: &'a Arc<Shared>,
+    stream: u16,
+    kind: Option<Kind>,
+    tokeniser: Tokeniser,
+    tokens: Vec<Token>,
+    socket: Option<Arc<UnixStream>>,
+    hash: RunningHash,
+    /// Barrier markers met so far.
+    markers: u64,
+    held: VecDeque<Held>,
+    /// Normal and duplicate pages already counted.
+    seen: (u64, u64),
+}
+
+impl Delivery<'_> {
+    fn take(&mut self, arrived: Arrived) -> Result<(), Stop> {
+        let header = arrived.header;
+        let bad = |detail: &str| SessionError::Sequence {
+            stream: header.stream,
+            seq: header.seq,
+            detail: detail.to_string(),
+        };
+        match (header.kind, arrived.chunk) {
+            (FrameType::Open, _) if self.kind.is_none() => {
+                let kind = match header.flags {
+                    0 => Kind::Main,
+                    1 => Kind::Multifd,
+                    _ => Kind::Other,
+                };
+                self.kind = Some(kind);
+                self.tokeniser = Tokeniser::new(kind, self.shared.page_size);
+                if kind == Kind::Multifd {
+                    self.shared.barriers.handed(self.stream, 0);
+                }
+                self.delivered(&header, self.hash.value());
+            }
+            (_, _) if self.kind.is_none() => {
+                return Err(bad("the first frame of a stream is OPEN").into())
+            }
+            (FrameType::Data, Some(chunk)) => self.data(header, chunk?)?,
+            (FrameType::StillOpen, _) => {
+                self.release()?;
+                self.delivered(&header, self.hash.value());
+            }
+            (FrameType::Eof, _) => {
+                self.eof()?;
+                self.delivered(&header, self.hash.value());
+            }
+            _ => return Err(bad("a second OPEN, or DATA without a unit").into()),
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, header: Header, chunk: Slot) -> Result<(), Stop> {
+        let bytes = &chunk[..header.plain_len as usize];
+        self.hash.add(codec::checksum(bytes));
+        if self.hash.value() != header.hash {
+            let (stream, seq) = (header.stream, header.seq);
+            let (ours, theirs) = (self.hash.value(), header.hash);
+            return Err(SessionError::HashMismatch { stream, seq, ours, theirs }.into());
+        }
+        self.connect()?;
+        self.tokens.clear();
+        let before = self.tokeniser.facts().fed;
+        self.tokeniser.feed(bytes, &mut self.tokens);
+        self.count(bytes.len());
+        let facts = self.tokeniser.facts();
+        let (tail, tail_at, page_size) = (facts.tail, facts.tail_at, facts.page_size);
+        self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
+        let markers = self.markers_in(page_size);
+        if self.kind == Some(Kind::Multifd) {
+            self.write(bytes)?;
+            let facts = self.tokeniser.facts();
+            let syncs = if facts.opaque { u64::MAX } else { facts.syncs };
+            self.shared.barriers.handed(self.stream, syncs);
+            drop(chunk);
+            self.delivered(&header, self.hash.value());
+            return Ok(());
+        }
+        let free = if tail {
+            usize::try_from(tail_at.saturating_sub(before)).unwrap_or(bytes.len()).min(bytes.len())
+        } else {
+            bytes.len()
+        };
+        self.write_main(&chunk, 0, free, &markers, header.channels)?;
+        let hash = self.hash.value();
+        if free < header.plain_len as usize {
+            self.held.push_back(Held { header, chunk, from: free, markers, hash });
+        } else {
+            drop(chunk);
+            self.delivered(&header, hash);
+        }
+        Ok(())
+    }
+
+    /// The barrier markers in the chunk just fed.
+    fn markers_in(&mut self, page_size: usize) -> Vec<(usize, u64)> {
+        // Not allocated while there are none, which is nearly always.
+        let mut markers = Vec::new();
+        let mut at = 0;
+        for token in &self.tokens {
+            if let Token::Barrier { .. } = token {
+                self.markers += 1;
+                markers.push((at, self.markers));
+            }
+            at += token.len(page_size);
+        }
+        markers
+    }
+
+    /// The word came: what is held may go out.
+    fn release(&mut self) -> Result<(), Stop> {
+        while let Some(held) = self.held.pop_front() {
+            let Held { header, chunk, from, markers, hash } = held;
+            // Said before the first such byte is written, so that an ABORT never claims too little.
+            self.shared.session.commit();
+            self.write_main(&chunk, from, header.plain_len as usize, &markers, header.channels)?;
+            drop(chunk);
+            self.delivered(&header, hash);
+        }
+        Ok(())
+    }
+
+    fn eof(&mut self) -> Result<(), Stop> {
+        if self.kind == Some(Kind::Multifd) {
+            // QEMU would sit in its barrier for a channel that closes early; the main channel's end ends all.
+            return Ok(());
+        }
+        if !self.shared.return_path.load(Ordering::Acquire) {
+            self.release()?;
+        }
+        let _ = self.shared.events.send(Event::SourceEof);
+        if let Some(socket) = &self.socket {
+            let _ = socket.shutdown(Shutdown::Write);
+        }
+        Ok(())
+    }
+
+    /// Writes a part of a main chunk, waiting at each barrier marker (W18).
+    fn write_main(
+        &mut self,
+        chunk: &Slot,
+        from: usize,
+        to: usize,
+        markers: &[(usize, u64)],
+        channels: u32,
+    ) -> Result<(), Stop> {
+        let mut done = from;
+        for (at, marker) in markers.iter().filter(|(at, _)| (from..to).contains(at)) {
+            self.write(&chunk[done..*at])?;
+            done = *at;
+            let session = &self.shared.session;
+            let stop = || session.failure().is_some() || self.shared.over.load(Ordering::Acquire);
+            if !self.shared.barriers.wait(channels, *marker, stop) {
+                return Err(Stop::Over);
+            }
+        }
+        self.write(&chunk[done..to])
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), Stop> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let mut socket: &UnixStream = socket;
+        socket.write_all(bytes).map_err(|error| Stop::Qemu(self.explain(&error)))?;
+        if self.kind != Some(Kind::Multifd) {
+            self.shared.main_is_up();
+        }
+        Ok(())
+    }
+
+    fn explain(&self, error: &io::Error) -> String {
+        format!("the destination QEMU no longer takes the stream ({error}): it refused it or ended, see its log")
+    }
+
+    /// W19: main first, everything else behind it, each with bytes in hand.
+    fn connect(&mut self) -> Result<(), Stop> {
+        if self.socket.is_some() {
+            return Ok(());
+        }
+        let is_main =
+            self.kind == Some(Kind::Main) || (self.kind == Some(Kind::Other) && self.stream == 0);
+        if !is_main && !self.shared.wait_for_main() {
+            return Err(Stop::Over);
+        }
+        let session = &self.shared.session;
+        let connected = self.shared.target.connect(PATIENCE, || session.failure().is_some());
+        let socket = Arc::new(connected.map_err(|error| Stop::Qemu(error_chain(&error)))?);
+        self.shared.connected(self.stream, socket.clone(), is_main);
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    fn count(&mut self, len: usize) {
+        let facts = self.tokeniser.facts();
+        let counters = &self.shared.counters;
+        counters.plain.fetch_add(len as u64, Ordering::Relaxed);
+        counters.normal.fetch_add(facts.normal - self.seen.0, Ordering::Relaxed);
+        counters.duplicate.fetch_add(facts.duplicate - self.seen.1, Ordering::Relaxed);
+        self.seen = (facts.normal, facts.duplicate);
+    }
+
+    fn delivered(&self, header: &Header, hash: u64) {
+        let offset = header.offset + u64::from(header.plain_len);
+        self.shared.session.delivered(self.stream, header.seq + 1, offset, hash);
+    }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

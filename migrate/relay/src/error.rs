@@ -1,0 +1,77 @@
+//! What can go wrong at a relay, apart from the session itself.
+
+use session::SessionError;
+use std::io;
+use std::sync::Arc;
+
+/// Why a relay could not start or a migration failed. The messages say what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// A path where a socket was expected.
+    #[error("{address} is not a socket: give the path that QEMU listens on, or one that does not exist yet")]
+    NotASocket {
+        /// As given.
+        address: String,
+    },
+    /// A listening socket could not be made.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// As given.
+        address: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The destination QEMU does not take connections.
+    #[error("cannot connect to the destination QEMU at {address}: is it running with -incoming {address} (or -incoming defer and --qmp here)?")]
+    Deliver {
+        /// As given.
+        address: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A peer that is not this host, without leave to send memory in the clear.
+    #[error("{address} is not a loopback address, and guest memory would cross the network unencrypted and unauthenticated: give --insecure if that network is private, or tunnel the port (ssh -L, WireGuard)")]
+    Insecure {
+        /// As given.
+        address: String,
+    },
+    /// The session failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The session failed, as seen by several threads.
+    #[error("{0}")]
+    Ended(Arc<SessionError>),
+    /// The source QEMU ended the migration.
+    #[error("the source QEMU ended the migration before the destination had confirmed it: it was cancelled, or failed (see its query-migrate); the source VM goes on")]
+    SourceEnded,
+    /// The destination QEMU ended the migration.
+    #[error("the destination QEMU closed its migration socket before it confirmed: it refused the stream or ended (see its log); the source VM goes on")]
+    DestinationEnded,
+    /// The destination QEMU said that it failed.
+    #[error("the destination QEMU reports that loading failed (SHUT {code}, see its log); the source VM goes on")]
+    DestinationRefused {
+        /// QEMU's value.
+        code: u32,
+    },
+    /// The link was lost when the destination may already have been running.
+    #[error("the peer was lost after the end of the stream may have reached the destination QEMU ({cause}). The source VM is stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit the source QEMU; if not, cancel the migration on the source (migrate_cancel) and end this relay, and the source VM goes on")]
+    InDoubt {
+        /// Why the peer is lost.
+        cause: Arc<SessionError>,
+    },
+    /// What this version does not carry.
+    #[error("{what}")]
+    Unsupported {
+        /// What and what to do.
+        what: String,
+    },
+    /// Threads, sockets, memory.
+    #[error("{what}")]
+    Resource {
+        /// What was wanted.
+        what: String,
+        /// The cause.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,244 @@
+//! Reading one connection of the source QEMU: chunks of whatever is there, never holding anything back.
+
+use crate::jobs::{raw, EncodeJob};
+use crate::source::{Event, Shared, SourceStream};
+use codec::Codec;
+use pipeline::Submitted;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::{recv, RecvFlags};
+use session::{FrameType, SessionError};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stream::{Kind, Token, Tokeniser};
+
+/// How long a chunk that is not full waits for more bytes. Long enough for QEMU to come round again (it writes about
+/// 130 KB at a time), short enough not to matter for a handshake.
+const LINGER: Duration = Duration::from_millis(1);
+/// The most a chunk waits in all, when bytes keep trickling in.
+const LINGER_TOTAL: Duration = Duration::from_millis(5);
+/// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
+const LEAST_COMPRESSED: usize = 512;
+/// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's description).
+const FIRST_BYTES: usize = 64;
+
+/// What a connection is, by its first bytes; `None` while they are not there.
+pub(crate) fn classify(stream: &SourceStream) -> Option<Kind> {
+    if let Some(kind) = stream.kind.get() {
+        return Some(*kind);
+    }
+    let mut first = [0; FIRST_BYTES];
+    let (_, got) =
+        recv(&stream.socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
+    let kind = stream::classify(&first[..got])?;
+    Some(*stream.kind.get_or_init(|| kind))
+}
+
+/// Reads `stream` to its end.
+pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
+    let Some(kind) = first_bytes(shared, stream) else {
+        // It ended without a word. QEMU does that to a preempt channel it never used; nobody misses it.
+        return;
+    };
+    let is_main = kind != Kind::Multifd;
+    if shared.open(stream, kind) {
+        let result = read_all(shared, stream, kind);
+        if let Err(error) = result {
+            shared.session.fail(error);
+        }
+    }
+    let _ = shared.events.send(Event::SourceEof { is_main });
+}
+
+/// Waits for the bytes that tell what this is.
+fn first_bytes(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
+    loop {
+        wait_readable(&stream.socket, None);
+        if let Some(kind) = classify(stream) {
+            return Some(kind);
+        }
+        let mut byte = [0; 1];
+        match recv(&stream.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return None,
+            Err(errno) if errno != rustix::io::Errno::AGAIN && errno != rustix::io::Errno::INTR => {
+                return None
+            }
+            _ if shared.over.load(Ordering::Acquire) => return None,
+            // One to three bytes: readable, but not enough. Rare enough to just look again.
+            _ => std::thread::sleep(LINGER),
+        }
+    }
+}
+
+fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(), SessionError> {
+    let session = &shared.session;
+    let counters = &shared.counters;
+    let mut tokeniser = Tokeniser::new(kind, shared.page_size);
+    let mut seen = (0, 0);
+    let mut patient = true;
+    loop {
+        wait_readable(&stream.socket, None);
+        let Some(permit) = session.credits().permit(stream.id) else { return Ok(()) };
+        let stop = || session.failure().is_some();
+        let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(()) };
+        let len = read_chunk(&stream.socket, &mut chunk[..permit.bytes], patient);
+        if len == 0 {
+            session.credits().give_back(permit);
+            break;
+        }
+        let mut tokens = shared.spare.pop().unwrap_or_default();
+        tokens.clear();
+        tokeniser.feed(&chunk[..len], &mut tokens);
+        let checksum = codec::checksum(&chunk[..len]);
+        let facts = tokeniser.facts();
+        if facts.colo {
+            let reason = "the source QEMU has x-colo on, which platen does not carry: turn the capability off".into();
+            return Err(SessionError::Local { reason });
+        }
+        counters.plain.fetch_add(len as u64, Ordering::Relaxed);
+        counters.normal.fetch_add(facts.normal - seen.0, Ordering::Relaxed);
+        counters.duplicate.fetch_add(facts.duplicate - seen.1, Ordering::Relaxed);
+        shared.submitter.pass_by(facts.duplicate - seen.1);
+        seen = (facts.normal, facts.duplicate);
+        if facts.return_path {
+            shared.return_path.store(true, Ordering::Release);
+        }
+        let tail = kind != Kind::Multifd && facts.tail;
+        // The VM has stopped: from here on every millisecond is downtime.
+        patient = !(tail || facts.vm_stopped_hint);
+        let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
+        let channels = if has_barrier { shared.multifd_channels() } else { 0 };
+        let page_size = facts.page_size;
+        let header = session.credits().issue_data(permit, len, checksum, channels);
+        send_chunk(shared, EncodeInput { header, chunk, len, checksum, tokens, page_size });
+        if tail {
+            // W20, in this order: the flag first, so that nobody believes the destination cannot run.
+            shared.word_sent.store(true, Ordering::Release);
+            if is_open(&stream.socket) {
+                session.send_bare(stream.id, FrameType::StillOpen, 0);
+            }
+        }
+    }
+    // Cut off before the destination confirmed: the decision whether this is a cancel is the relay's (W21). The frame
+    // itself is only true for a stream that may end like this.
+    let ends_well = kind == Kind::Multifd
+        || !shared.return_path.load(Ordering::Acquire)
+        || shared.over.load(Ordering::Acquire);
+    if ends_well {
+        session.send_bare(stream.id, FrameType::Eof, 0);
+    }
+    Ok(())
+}
+
+struct EncodeInput {
+    header: session::Header,
+    chunk: pages::Slot,
+    len: usize,
+    checksum: u64,
+    tokens: Vec<Token>,
+    page_size: usize,
+}
+
+/// To the codec threads, or straight to the links when there is nothing to gain.
+fn send_chunk(shared: &Shared, input: EncodeInput) {
+    let EncodeInput { header, chunk, len, checksum, tokens, page_size } = input;
+    let session = &shared.session;
+    let worthwhile = len >= LEAST_COMPRESSED
+        && (shared.settings.codec() != Codec::Raw || stream::worth_packing_without_codec(&tokens));
+    let payload = if worthwhile {
+        session.payload().take_until(None, || session.failure().is_some())
+    } else {
+        None
+    };
+    let Some(payload) = payload else {
+        let _ = shared.spare.push(tokens);
+        shared.counters.raw(len);
+        return session.send(raw(header, chunk, len, checksum));
+    };
+    let pages = tokens.iter().map(|token| match token {
+        Token::Pages { count, .. } | Token::Bodies { count } => u64::from(*count),
+        _ => 0,
+    });
+    let pages = pages.sum();
+    let job = EncodeJob {
+        header,
+        chunk,
+        len,
+        checksum,
+        tokens,
+        page_size,
+        pages,
+        payload,
+        counters: shared.counters.clone(),
+        spare: shared.spare.clone(),
+    };
+    match shared.submitter.submit(job, pages) {
+        Submitted::Queued => {}
+        Submitted::Busy(job) | Submitted::Closed(job) => session.send(job.into_raw()),
+    }
+}
+
+/// Reads until `out` is full or the socket has no more; 0 only at its end.
+fn read_chunk(socket: &UnixStream, out: &mut [u8], patient: bool) -> usize {
+    let mut done = 0;
+    let mut until = None;
+    while done < out.len() {
+        match recv(socket, &mut out[done..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => break,
+            Ok((_, got)) => done += got,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) if done == 0 => {
+                wait_readable(socket, None);
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                let now = Instant::now();
+                let until = *until.get_or_insert(now + LINGER_TOTAL);
+                let left = until.saturating_duration_since(now).min(LINGER);
+                if !patient || left.is_zero() || !wait_readable(socket, Some(left)) {
+                    break;
+                }
+            }
+            // Reset: QEMU has closed with our return path unread. The end all the same.
+            Err(_) => break,
+        }
+    }
+    done
+}
+
+fn wait_readable(socket: &UnixStream, timeout: Option<Duration>) -> bool {
+    let timeout = timeout.map(|left| Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(left.subsec_nanos()),
+    });
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    matches!(poll(&mut fds, timeout.as_ref()), Ok(n) if n > 0)
+}
+
+/// Whether QEMU still has its end open, now, with everything it wrote read or readable.
+fn is_open(socket: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    !fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_chunk_is_what_is_there() {
+        let (mut qemu, ours) = UnixStream::pair().unwrap();
+        qemu.write_all(&[7; 1000]).unwrap();
+        let mut out = vec![0; 600];
+        assert_eq!(read_chunk(&ours, &mut out, true), 600);
+        assert_eq!(read_chunk(&ours, &mut out, true), 400);
+        assert!(is_open(&ours));
+        qemu.write_all(&[8; 10]).unwrap();
+        drop(qemu);
+        assert!(!is_open(&ours));
+        assert_eq!(read_chunk(&ours, &mut out, true), 10);
+        assert_eq!(read_chunk(&ours, &mut out, true), 0);
+    }
+}

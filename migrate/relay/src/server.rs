@@ -1,0 +1,368 @@
+//! The listening end: links come in, sessions form, each to its target.
+
+use crate::destination::Destination;
+use crate::error::RelayError;
+use crate::jobs::{DecodeContext, DecodeJob};
+use crate::source::thread;
+use crate::unix::UnixAddress;
+use codec::Codec;
+use pipeline::{Lanes, LanesConfig};
+use session::{
+    random_id, read_preamble, write_preamble, Grants, Hello, SessionError, Welcome, HELLO_TIMEOUT,
+    MAX_LINKS,
+};
+use std::collections::HashMap;
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Connections that may be saying hello at once; more are closed, which a peer sees and may try again.
+const MAX_HELLOS: usize = 64;
+
+/// What a receiver is told.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Where each named QEMU listens; `None` is the target of a peer that gives no name.
+    pub targets: Vec<(Option<String>, UnixAddress)>,
+    /// Codec threads, at least 1.
+    pub decompress_threads: usize,
+    /// Page size of the guests, bytes.
+    pub page_size: u32,
+    /// What peers may have in flight.
+    pub grants: Grants,
+}
+
+/// What the application does around a session. Called from the session's own thread.
+pub trait Host: Send + Sync + 'static {
+    /// A peer wants to deliver to `target`: make QEMU ready for it.
+    ///
+    /// # Errors
+    /// A sentence for the peer's user.
+    fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String>;
+    /// Runs the migration to its end with [`Destination::run`] and reports it.
+    fn serve(&self, target: &Option<String>, destination: &Destination);
+    /// Something a person should read.
+    fn notice(&self, text: &str);
+}
+
+struct Active {
+    token: String,
+    links: u16,
+    joined: Mutex<Vec<u16>>,
+    destination: Arc<Destination>,
+}
+
+/// Accepts links for as long as it lives.
+pub struct Server {
+    config: ServerConfig,
+    host: Arc<dyn Host>,
+    lanes: Arc<Lanes<DecodeJob>>,
+    sessions: Mutex<HashMap<String, Arc<Active>>>,
+    busy: Mutex<Vec<Option<String>>>,
+    hellos: AtomicUsize,
+    /// Connections that were no platen.
+    strangers: AtomicU64,
+    /// Sessions that have ended.
+    served: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Starts the codec threads.
+    ///
+    /// # Errors
+    /// A target is no socket; threads cannot be had.
+    pub fn new(config: ServerConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, RelayError> {
+        for (_, target) in &config.targets {
+            target.check_target()?;
+        }
+        let threads = config.decompress_threads.max(1);
+        let lanes = Lanes::new(
+            LanesConfig { threads, name: "decompress", ..LanesConfig::default() },
+            |_| DecodeContext::new(),
+        )
+        .map_err(|source| RelayError::Resource {
+            what: "cannot start the codec threads".into(),
+            source,
+        })?;
+        Ok(Arc::new(Self {
+            config,
+            host,
+            lanes,
+            sessions: Mutex::new(HashMap::new()),
+            busy: Mutex::new(Vec::new()),
+            hellos: AtomicUsize::new(0),
+            strangers: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        }))
+    }
+
+    /// Accepts links until [`Server::stop`], or with `once` until the first session has ended.
+    ///
+    /// # Errors
+    /// The listening socket fails.
+    pub fn run(self: &Arc<Self>, listener: &TcpListener, once: bool) -> Result<(), RelayError> {
+        let failed =
+            |source| RelayError::Resource { what: "the listening socket failed".into(), source };
+        listener.set_nonblocking(true).map_err(failed)?;
+        while !self.stop.load(Ordering::Acquire)
+            && !(once && self.served.load(Ordering::Acquire) > 0)
+        {
+            match listener.accept() {
+                Ok((socket, peer)) => self.admit(socket, peer.to_string()),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    // A plain wait: a link is set up once a migration, and 20 ms more do not matter.
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                // A connection that was reset before we took it, or no file descriptor left for now.
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+        for active in self.lock_sessions().values() {
+            let reason = "the receiver was stopped".into();
+            active.destination.session().fail(SessionError::Local { reason });
+        }
+        // Their own threads say goodbye to QEMU and peer.
+        while !self.lock_sessions().is_empty() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Ends [`Server::run`] and every session.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Connections turned away because they were no platen.
+    pub fn strangers(&self) -> u64 {
+        self.strangers.load(Ordering::Relaxed)
+    }
+
+    fn lock_sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Active>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(self: &Arc<Self>, socket: TcpStream, peer: String) {
+        if self.hellos.fetch_add(1, Ordering::AcqRel) >= MAX_HELLOS {
+            self.hellos.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let server = self.clone();
+        let started = thread("hello", move || {
+            let result = server.hello(socket, &peer);
+            server.hellos.fetch_sub(1, Ordering::AcqRel);
+            match result {
+                Ok(Some((target, session, active))) => server.serve(&target, &session, &active),
+                Ok(None) => {}
+                Err(error) => {
+                    // A scanner can make as many of these as it likes: the first ten are worth reading.
+                    let count = server.strangers.fetch_add(1, Ordering::Relaxed);
+                    if count < 10 {
+                        server.host.notice(&format!("turned a connection away: {error}"));
+                    }
+                }
+            }
+        });
+        if started.is_err() {
+            self.hellos.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes one link's hello. Gives the session if this link makes one.
+    #[allow(clippy::type_complexity, reason = "three things that only travel from here to `serve`")]
+    fn hello(
+        self: &Arc<Self>,
+        mut socket: TcpStream,
+        peer: &str,
+    ) -> Result<Option<(Option<String>, String, Arc<Active>)>, SessionError> {
+        let failed = |source| SessionError::Resource {
+            what: "cannot set up a link's socket".into(),
+            source,
+        };
+        socket.set_nonblocking(false).map_err(failed)?;
+        socket.set_write_timeout(Some(HELLO_TIMEOUT)).map_err(failed)?;
+        let hello: Hello = match read_preamble(&mut socket, peer, HELLO_TIMEOUT) {
+            Ok(hello) => hello,
+            Err(error @ SessionError::Version { .. }) => {
+                refuse(&mut socket, peer, &error.to_string());
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(token) = &hello.token {
+            let joined = self.join(socket, &hello, token, peer);
+            return joined.map(|()| None);
+        }
+        match self.open(&hello, peer) {
+            Ok((target, active, welcome)) => {
+                let welcomed = write_preamble(&mut socket, peer, &welcome)
+                    .and_then(|()| active.destination.session().add_link(socket));
+                if let Err(error) = welcomed {
+                    self.forget(&target, &hello.session);
+                    return Err(error);
+                }
+                Ok(Some((target, hello.session, active)))
+            }
+            Err(reason) => {
+                refuse(&mut socket, peer, &reason);
+                Err(SessionError::Hello { peer: peer.into(), detail: reason })
+            }
+        }
+    }
+
+    /// A further link of a session (W4).
+    fn join(
+        &self,
+        mut socket: TcpStream,
+        hello: &Hello,
+        token: &str,
+        peer: &str,
+    ) -> Result<(), SessionError> {
+        let active = self.lock_sessions().get(&hello.session).cloned();
+        let refused = |socket: &mut TcpStream, reason: &str| {
+            refuse(socket, peer, reason);
+            Err(SessionError::Hello { peer: peer.into(), detail: reason.into() })
+        };
+        let Some(active) = active.filter(|active| same(&active.token, token)) else {
+            return refused(&mut socket, "no such session, or not yours");
+        };
+        let mut joined = active.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        if hello.link >= active.links || joined.contains(&hello.link) {
+            let reason = format!(
+                "link {} of {} is there already or does not exist",
+                hello.link, active.links
+            );
+            drop(joined);
+            return refused(&mut socket, &reason);
+        }
+        joined.push(hello.link);
+        drop(joined);
+        let welcome = self.welcome(&active.token);
+        write_preamble(&mut socket, peer, &welcome)?;
+        active.destination.session().add_link(socket)
+    }
+
+    fn welcome(&self, token: &str) -> Welcome {
+        let grants = self.config.grants;
+        Welcome {
+            error: None,
+            token: token.to_string(),
+            chunk_bytes: u32::try_from(grants.chunk_bytes).unwrap_or(u32::MAX),
+            stream_frames: grants.stream_frames,
+            shared_frames: grants.shared_frames,
+            codecs: DECODED.iter().map(|codec| codec.name().to_string()).collect(),
+        }
+    }
+
+    /// Makes the session that link 0 asks for, or a sentence why not.
+    fn open(
+        self: &Arc<Self>,
+        hello: &Hello,
+        peer: &str,
+    ) -> Result<(Option<String>, Arc<Active>, Welcome), String> {
+        let ours = self.config.page_size;
+        if hello.page_size != ours {
+            return Err(format!(
+                "the source has page size {}, this end {ours}: give both the same --page-size, that of the guest",
+                hello.page_size
+            ));
+        }
+        if hello.link != 0 || hello.links == 0 || hello.links > MAX_LINKS {
+            return Err(format!("link {} of {} cannot open a session", hello.link, hello.links));
+        }
+        if hello.session.len() != 32
+            || !hello.session.bytes().all(|digit| digit.is_ascii_hexdigit())
+        {
+            return Err("the session identifier is not made of 32 hex digits".into());
+        }
+        if let Some(name) =
+            hello.codecs.iter().find(|name| !DECODED.iter().any(|codec| codec.name() == **name))
+        {
+            return Err(format!("this end does not know the codec '{name}'"));
+        }
+        if self.lock_sessions().contains_key(&hello.session) {
+            return Err("the session exists already".into());
+        }
+        let Some((target, address)) =
+            self.config.targets.iter().find(|(name, _)| *name == hello.name)
+        else {
+            let names: Vec<_> =
+                self.config.targets.iter().filter_map(|(name, _)| name.as_deref()).collect();
+            return Err(match &hello.name {
+                Some(name) => format!("there is no target named '{name}' here"),
+                None => format!("say which target by --name; there are: {}", names.join(", ")),
+            });
+        };
+        {
+            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+            if busy.contains(target) {
+                return Err("a migration to this target is in progress".into());
+            }
+            busy.push(target.clone());
+        }
+        let opened = self.open_target(hello, peer, target, address);
+        if opened.is_err() {
+            self.forget(target, &hello.session);
+        }
+        opened.map(|(active, welcome)| (target.clone(), active, welcome))
+    }
+
+    fn open_target(
+        &self,
+        hello: &Hello,
+        peer: &str,
+        target: &Option<String>,
+        address: &UnixAddress,
+    ) -> Result<(Arc<Active>, Welcome), String> {
+        address.check_target().map_err(|error| error.to_string())?;
+        self.host.prepare(target, hello)?;
+        let destination = Destination::new(
+            peer.to_string(),
+            self.config.grants,
+            self.config.page_size as usize,
+            address.clone(),
+            self.lanes.clone(),
+        );
+        let destination = Arc::new(destination.map_err(|error| error.to_string())?);
+        let token = random_id().map_err(|error| error.to_string())?;
+        let welcome = self.welcome(&token);
+        let joined = Mutex::new(vec![0]);
+        let active = Arc::new(Active { token, links: hello.links, joined, destination });
+        self.lock_sessions().insert(hello.session.clone(), active.clone());
+        Ok((active, welcome))
+    }
+
+    fn forget(&self, target: &Option<String>, session: &str) {
+        self.lock_sessions().remove(session);
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).retain(|name| name != target);
+    }
+
+    fn serve(&self, target: &Option<String>, session: &str, active: &Active) {
+        self.host.serve(target, &active.destination);
+        self.forget(target, session);
+        self.served.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+const DECODED: [Codec; 4] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd];
+
+fn refuse(socket: &mut TcpStream, peer: &str, reason: &str) {
+    let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
+    // It may be gone already.
+    let _ = write_preamble(socket, peer, &welcome);
+}
+
+/// Compares secrets without telling by time where they differ.
+fn same(ours: &str, theirs: &str) -> bool {
+    ours.len() == theirs.len()
+        && ours.bytes().zip(theirs.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}

@@ -1,0 +1,652 @@
+//! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands the return path back.
+
+use crate::counters::Counters;
+use crate::error::RelayError;
+use crate::intake;
+use crate::jobs::{Arrived, EncodeContext, EncodeJob};
+use crate::return_path::ReturnPath;
+use crate::unix::{Listening, UnixAddress};
+use codec::{Codec, Settings};
+use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results, Submitter};
+use ring::Ring;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use session::{
+    dial, random_id, FrameType, Hello, Incoming, RunningHash, Session, SessionError, Setup, Sink,
+    MAX_LINKS, MAX_STREAMS,
+};
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use stream::{Kind, Token};
+
+/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are already on their way.
+const LAST_ACKS: Duration = Duration::from_secs(10);
+/// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// How long to wait for the peer's own words once its QEMU has gone.
+const REASON: Duration = Duration::from_secs(2);
+
+/// What a source relay is told.
+#[derive(Debug, Clone)]
+pub struct SourceConfig {
+    /// HOST:PORT of `platen receive`.
+    pub peer: String,
+    /// Codec and level.
+    pub settings: Settings,
+    /// Codec threads, at least 1.
+    pub compress_threads: usize,
+    /// QEMU's compress-wait-thread: wait for a codec thread, or send the chunk as it is.
+    pub compress_wait_thread: bool,
+    /// TCP connections, 1 to 64.
+    pub links: u16,
+    /// Page size of the guest, bytes.
+    pub page_size: u32,
+    /// Which of the peer's targets.
+    pub name: Option<String>,
+    /// What the peer should tell its QEMU.
+    pub setup: Option<Setup>,
+}
+
+/// What the threads tell the one that decides.
+pub(crate) enum Event {
+    /// A connection of the source QEMU has ended.
+    SourceEof { is_main: bool },
+    /// SHUT was handed to the source QEMU.
+    Shut(u32),
+    /// SHUT was to be handed over, but the source QEMU was gone.
+    ShutRefused,
+    /// The destination QEMU has closed its main connection.
+    DestinationEof,
+    /// The session ended before its time.
+    Closed(Arc<SessionError>),
+    /// The peer's report.
+    Finished(Vec<u8>),
+    /// Somebody wants it to end.
+    Stop,
+}
+
+/// One connection of the source QEMU.
+pub(crate) struct SourceStream {
+    pub(crate) id: u16,
+    pub(crate) socket: UnixStream,
+    /// Set once its first bytes are there.
+    pub(crate) kind: OnceLock<Kind>,
+    /// Frames of the return path.
+    results: OnceLock<Arc<Results<Arrived>>>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) session: Arc<Session>,
+    pub(crate) submitter: Submitter<EncodeJob>,
+    pub(crate) spare: Arc<Ring<Vec<Token>>>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) settings: Settings,
+    pub(crate) page_size: usize,
+    streams: Mutex<Vec<Arc<SourceStream>>>,
+    listening: OnceLock<Listening>,
+    pub(crate) events: Sender<Event>,
+    /// A STILL_OPEN was sent on the main stream: the destination may run from now on (W23).
+    pub(crate) word_sent: AtomicBool,
+    pub(crate) return_path: AtomicBool,
+    /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
+    handing_shut: AtomicBool,
+    /// The migration is over, or will be: no new connections, readers end quietly.
+    pub(crate) over: AtomicBool,
+    started: OnceLock<Instant>,
+}
+
+/// Breaks the circle session -> sink -> session.
+struct SourceSink(Arc<OnceLock<Weak<Shared>>>, Mutex<Sender<Event>>);
+
+impl SourceSink {
+    fn tell(&self, event: Event) {
+        let _ = self.1.lock().unwrap_or_else(PoisonError::into_inner).send(event);
+    }
+}
+
+impl Sink for SourceSink {
+    fn frame(&self, frame: Incoming) -> Result<(), SessionError> {
+        let Some(shared) = self.0.get().and_then(Weak::upgrade) else { return Ok(()) };
+        let (stream, seq) = (frame.header.stream, frame.header.seq);
+        let bad = |detail: &str| SessionError::Sequence { stream, seq, detail: detail.into() };
+        let results = shared
+            .lock_streams()
+            .get(usize::from(stream))
+            .and_then(|stream| stream.results.get().cloned())
+            .ok_or_else(|| bad("this end has no such return path"))?;
+        let chunk = match frame.unit {
+            // The return path is small and urgent: it travels as it is (W10).
+            Some((unit, _))
+                if unit.codec != Codec::Raw || unit.plain_len != frame.header.plain_len =>
+            {
+                return Err(bad("the return path is never compressed"));
+            }
+            unit => unit.map(|(_, slot)| Ok(slot)),
+        };
+        let _ = results.push(Arrived { header: frame.header, chunk });
+        Ok(())
+    }
+
+    fn finish(&self, report: &[u8]) {
+        self.tell(Event::Finished(report.to_vec()));
+    }
+
+    fn closed(&self, error: &Arc<SessionError>) {
+        self.tell(Event::Closed(error.clone()));
+    }
+}
+
+/// A source relay with its session open and its socket listening.
+pub struct Source {
+    shared: Arc<Shared>,
+    /// Taken by `run`; the lock only makes the type shareable.
+    events: Mutex<Receiver<Event>>,
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source").field("session", &self.shared.session).finish_non_exhaustive()
+    }
+}
+
+/// Ends a running [`Source`] from elsewhere (Ctrl-C), and shows how it goes.
+#[derive(Clone)]
+pub struct SourceHandle(Arc<Shared>);
+
+impl std::fmt::Debug for SourceHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SourceHandle")
+    }
+}
+
+/// How a migration goes, for a progress line.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// Plain bytes read from QEMU.
+    pub plain: u64,
+    /// Bytes given to the links.
+    pub transferred: u64,
+    /// Non-zero pages.
+    pub normal: u64,
+    /// Zero pages.
+    pub duplicate: u64,
+    /// Codec threads working right now.
+    pub busy_workers: usize,
+    /// Codec threads.
+    pub workers: usize,
+}
+
+impl SourceHandle {
+    /// Asks it to end. Before the commit point the source VM goes on.
+    pub fn stop(&self) {
+        let _ = self.0.events.send(Event::Stop);
+    }
+
+    /// Figures so far.
+    pub fn progress(&self) -> Progress {
+        let counters = &self.0.counters;
+        Progress {
+            plain: counters.plain.load(Ordering::Relaxed),
+            transferred: self.0.session.bytes_out.load(Ordering::Relaxed),
+            normal: counters.normal.load(Ordering::Relaxed),
+            duplicate: counters.duplicate.load(Ordering::Relaxed),
+            busy_workers: self.0.submitter.lanes().busy_workers(),
+            workers: self.0.submitter.lanes().threads(),
+        }
+    }
+}
+
+/// How it ended well.
+#[derive(Debug)]
+pub struct SourceEnd {
+    /// From QEMU's first connection to its last word, ms.
+    pub total: Duration,
+    /// The peer's report, JSON; empty when it did not come in time.
+    pub peer_report: Vec<u8>,
+    /// The source had a return path, so that success means the destination runs.
+    pub return_path: bool,
+}
+
+impl Source {
+    /// Connects the links and starts the codec threads.
+    ///
+    /// # Errors
+    /// The peer cannot be reached or refuses; threads or memory cannot be had.
+    pub fn connect(config: &SourceConfig) -> Result<Self, RelayError> {
+        let links = config.links.clamp(1, MAX_LINKS);
+        let mut hello = Hello {
+            session: random_id()?,
+            link: 0,
+            links,
+            token: None,
+            page_size: config.page_size,
+            name: config.name.clone(),
+            setup: config.setup.clone(),
+            codecs: vec![config.settings.codec().name().to_string()],
+        };
+        let (first, welcome) = dial(&config.peer, &hello)?;
+        let grants = session::Grants {
+            chunk_bytes: welcome.chunk_bytes as usize,
+            stream_frames: welcome.stream_frames,
+            shared_frames: welcome.shared_frames,
+        };
+        let (events, receiver) = mpsc::channel();
+        let back = Arc::new(OnceLock::new());
+        let sink = Arc::new(SourceSink(back.clone(), Mutex::new(events.clone())));
+        let session = Session::new(config.peer.clone(), grants, grants.buffers(), sink)?;
+        let settings = config.settings;
+        // Contexts are made here once so that a bad level is an error and not a dead thread.
+        let mut contexts = Vec::new();
+        for _ in 0..config.compress_threads.max(1) {
+            let context = EncodeContext::new(settings, grants.chunk_bytes).map_err(|error| {
+                let what = format!("cannot use codec {}: {error}", settings.codec().name());
+                RelayError::Unsupported { what }
+            })?;
+            contexts.push(context);
+        }
+        let lanes =
+            LanesConfig { threads: contexts.len(), name: "compress", ..LanesConfig::default() };
+        let lanes =
+            Lanes::new(lanes, |_| contexts.pop().expect("one context was made for each thread"))
+                .map_err(|source| RelayError::Resource {
+                    what: "cannot start the codec threads".into(),
+                    source,
+                })?;
+        let submitter =
+            Submitter::new(lanes, session.outbox().clone(), config.compress_wait_thread);
+        let shared = Arc::new(Shared {
+            session: session.clone(),
+            submitter,
+            spare: Arc::new(Ring::new(256)),
+            counters: Arc::new(Counters::default()),
+            settings,
+            page_size: config.page_size as usize,
+            streams: Mutex::new(Vec::new()),
+            listening: OnceLock::new(),
+            events,
+            word_sent: AtomicBool::new(false),
+            return_path: AtomicBool::new(false),
+            handing_shut: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            started: OnceLock::new(),
+        });
+        let _ = back.set(Arc::downgrade(&shared));
+        session.add_link(first)?;
+        hello.token = Some(welcome.token);
+        for link in 1..links {
+            hello.link = link;
+            match dial(&config.peer, &hello) {
+                Ok((socket, _)) => session.add_link(socket)?,
+                Err(error) => {
+                    session.fail(SessionError::Local {
+                        reason: "the client could not open all its links".into(),
+                    });
+                    session.join();
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(Self { shared, events: Mutex::new(receiver) })
+    }
+
+    /// Starts to accept QEMU's connections.
+    ///
+    /// # Errors
+    /// The path cannot be listened on.
+    pub fn listen(&self, address: &UnixAddress) -> Result<(), RelayError> {
+        let listening = address.listen()?;
+        listening
+            .listener
+            .set_nonblocking(true)
+            .map_err(|source| RelayError::Listen { address: address.to_string(), source })?;
+        let _ = self.shared.listening.set(listening);
+        let shared = self.shared.clone();
+        thread("accept", move || {
+            while !shared.over.load(Ordering::Acquire) {
+                if let Some(listening) = shared.listening.get() {
+                    let mut fds = [PollFd::new(&listening.listener, PollFlags::IN)];
+                    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
+                }
+                shared.accept_waiting();
+            }
+        })
+    }
+
+    /// A handle for other threads.
+    pub fn handle(&self) -> SourceHandle {
+        SourceHandle(self.shared.clone())
+    }
+
+    /// The session, for its byte counters.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.shared.session
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.shared.counters
+    }
+
+    /// QEMU's busy and busy-rate over the whole migration.
+    pub fn busy(&self) -> (u64, f64) {
+        let counters = self.shared.submitter.counters();
+        (counters.busy_pages, counters.busy_rate_since(&pipeline::Counters::default()))
+    }
+
+    /// Carries the migration to its end. `notice` gets sentences a person should read meanwhile; `report` makes the JSON
+    /// that the peer gets.
+    ///
+    /// # Errors
+    /// Everything but a migration that the destination has confirmed (or, without a return path, has fully taken).
+    pub fn run(
+        &self,
+        mut notice: impl FnMut(&str),
+        report: impl FnOnce() -> Vec<u8>,
+    ) -> Result<SourceEnd, RelayError> {
+        let result = self.decide(&mut notice, report);
+        let shared = &self.shared;
+        shared.over.store(true, Ordering::Release);
+        if let Err(error) = &result {
+            // Nothing that is queued may still reach the destination as if all were well (W21).
+            shared
+                .session
+                .fail(SessionError::Local { reason: format!("the source relay ends: {error}") });
+        }
+        shared.close_sockets();
+        shared.submitter.lanes().close();
+        for stream in shared.lock_streams().iter() {
+            if let Some(results) = stream.results.get() {
+                results.close();
+            }
+        }
+        shared.session.join();
+        result
+    }
+
+    fn decide(
+        &self,
+        notice: &mut impl FnMut(&str),
+        report: impl FnOnce() -> Vec<u8>,
+    ) -> Result<SourceEnd, RelayError> {
+        let shared = &self.shared;
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut main_eof = false;
+        let mut shut = None;
+        let mut stop_asked = false;
+        // The stream has ended well: SHUT(0) is out, or without a return path the destination took all.
+        let mut deadline: Option<Instant> = None;
+        loop {
+            let event = match deadline {
+                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(deadline) => {
+                    events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+                }
+            };
+            let return_path = shared.return_path.load(Ordering::Acquire);
+            match event {
+                Ok(Event::SourceEof { is_main: false }) => {}
+                Ok(Event::SourceEof { is_main: true }) => {
+                    main_eof = true;
+                    match shut {
+                        Some(0) => break,
+                        Some(code) => return Err(RelayError::DestinationRefused { code }),
+                        // Without a return path this is how a migration ends; the destination says when it has all.
+                        None if !return_path && shared.word_sent.load(Ordering::Acquire) => {}
+                        None if shared.handing_shut.load(Ordering::Acquire) => {}
+                        None => return Err(RelayError::SourceEnded),
+                    }
+                }
+                Ok(Event::Shut(code)) => {
+                    shut = Some(code);
+                    deadline = Some(Instant::now() + FAREWELL);
+                    if main_eof && code == 0 {
+                        break;
+                    }
+                }
+                Ok(Event::ShutRefused) => return Err(RelayError::SourceEnded),
+                Ok(Event::DestinationEof) => match shut {
+                    Some(0) => {}
+                    Some(code) => return Err(RelayError::DestinationRefused { code }),
+                    None if main_eof && !return_path => break,
+                    None => {
+                        return Err(peer_reason(&events).unwrap_or(RelayError::DestinationEnded))
+                    }
+                },
+                Ok(Event::Closed(error)) if shut == Some(0) => {
+                    notice(&format!("the peer left before its report: {error}"));
+                    break;
+                }
+                Ok(Event::Closed(error)) => {
+                    let told = matches!(*error, SessionError::Aborted { committed: false, .. });
+                    if shared.word_sent.load(Ordering::Acquire) && !told && return_path && !main_eof
+                    {
+                        return Err(hold(&events, error, notice));
+                    }
+                    return Err(RelayError::Ended(error));
+                }
+                Ok(Event::Finished(_)) => {}
+                Ok(Event::Stop) => {
+                    let in_doubt = shared.word_sent.load(Ordering::Acquire) && shut.is_none();
+                    if in_doubt && !stop_asked {
+                        stop_asked = true;
+                        notice(
+                            "the destination may be starting the VM just now; waiting for its answer (interrupt \
+                             again to end this relay all the same)",
+                        );
+                        continue;
+                    }
+                    let reason = "interrupted by the user".into();
+                    return Err(SessionError::Local { reason }.into());
+                }
+                // QEMU has its answer and keeps its socket: nothing more depends on it.
+                Err(_) if shut.is_some_and(|code| code != 0) => {
+                    return Err(RelayError::DestinationRefused { code: shut.unwrap_or(1) });
+                }
+                Err(_) => break,
+            }
+        }
+        let total = shared.started.get().map_or(Duration::ZERO, Instant::elapsed);
+        shared.over.store(true, Ordering::Release);
+        let mut end = SourceEnd {
+            total,
+            peer_report: Vec::new(),
+            return_path: shared.return_path.load(Ordering::Acquire),
+        };
+        if shared.session.failure().is_none() {
+            shared.session.send_finish(report());
+            let deadline = Instant::now() + FAREWELL;
+            while let Ok(event) =
+                events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            {
+                match event {
+                    Event::Finished(report) => {
+                        end.peer_report = report;
+                        break;
+                    }
+                    Event::Closed(_) => break,
+                    _ => {}
+                }
+            }
+        }
+        Ok(end)
+    }
+}
+
+impl Shared {
+    pub(crate) fn lock_streams(&self) -> MutexGuard<'_, Vec<Arc<SourceStream>>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accepts every connection that waits. Holding the lock over `accept` makes it a barrier: who calls this after QEMU
+    /// connected knows the connection.
+    pub(crate) fn accept_waiting(self: &Arc<Self>) {
+        let Some(listening) = self.listening.get() else { return };
+        let mut streams = self.lock_streams();
+        while let Ok((socket, _)) = listening.listener.accept() {
+            if streams.len() >= MAX_STREAMS || socket.set_nonblocking(false).is_err() {
+                // QEMU opens at most 257; it sees a closed socket and fails the migration.
+                continue;
+            }
+            let _ = self.started.set(Instant::now());
+            let id = u16::try_from(streams.len()).unwrap_or(u16::MAX);
+            let stream = Arc::new(SourceStream {
+                id,
+                socket,
+                kind: OnceLock::new(),
+                results: OnceLock::new(),
+            });
+            streams.push(stream.clone());
+            let shared = self.clone();
+            if let Err(error) = thread("intake", move || intake::run(&shared, &stream)) {
+                self.session.fail(SessionError::Local { reason: error.to_string() });
+            }
+        }
+    }
+
+    /// Multifd channels there are now (W18).
+    pub(crate) fn multifd_channels(self: &Arc<Self>) -> u32 {
+        self.accept_waiting();
+        let streams = self.lock_streams();
+        let multifd =
+            streams.iter().filter(|stream| intake::classify(stream) == Some(Kind::Multifd));
+        u32::try_from(multifd.count()).unwrap_or(0)
+    }
+
+    /// Makes the stream known to the peer; for a main channel starts what hands the return path back.
+    pub(crate) fn open(self: &Arc<Self>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
+        let flags = match kind {
+            Kind::Main => 0,
+            Kind::Multifd => 1,
+            Kind::Other => 2,
+        };
+        if kind != Kind::Multifd {
+            let results = Results::new(2048);
+            let _ = stream.results.set(results.clone());
+            let (shared, stream) = (self.clone(), stream.clone());
+            if thread("return-path", move || hand_back(&shared, &stream, &results)).is_err() {
+                return false;
+            }
+        }
+        self.session.send_bare(stream.id, FrameType::Open, flags)
+    }
+
+    /// Ends every connection of QEMU. A source whose sockets close before SHUT goes on running its VM.
+    pub(crate) fn close_sockets(&self) {
+        for stream in self.lock_streams().iter() {
+            let _ = stream.socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The peer's own words on why its QEMU has gone, if they come soon.
+fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
+    let deadline = Instant::now() + REASON;
+    while let Ok(event) = events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match event {
+            Event::Closed(error) => return Some(RelayError::Ended(error)),
+            Event::Shut(code) if code != 0 => return Some(RelayError::DestinationRefused { code }),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// W23: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them.
+fn hold(
+    events: &Receiver<Event>,
+    cause: Arc<SessionError>,
+    notice: &mut impl FnMut(&str),
+) -> RelayError {
+    let doubt = RelayError::InDoubt { cause };
+    notice(&doubt.to_string());
+    loop {
+        match events.recv() {
+            Ok(Event::SourceEof { is_main: true } | Event::Stop) | Err(_) => return doubt,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is acknowledged (W22).
+fn hand_back(shared: &Shared, stream: &SourceStream, results: &Results<Arrived>) {
+    let session = &shared.session;
+    let mut reorder = Reorder::new(2048);
+    let mut hash = RunningHash::default();
+    let mut sniffer = ReturnPath::default();
+    let mut shut_ok = false;
+    loop {
+        let Popped::Item(arrived) = results.pop_until(None) else { return };
+        let seq = arrived.header.seq;
+        if let Err(error) = reorder.insert(seq, arrived) {
+            return session.fail(SessionError::Sequence {
+                stream: stream.id,
+                seq,
+                detail: error.to_string(),
+            });
+        }
+        while let Some(Arrived { header, chunk }) = reorder.pop() {
+            if let Some(chunk) = chunk {
+                let slot = match chunk {
+                    Ok(slot) => slot,
+                    Err(error) => return session.fail(error),
+                };
+                let bytes = &slot[..header.plain_len as usize];
+                hash.add(codec::checksum(bytes));
+                if hash.value() != header.hash {
+                    let (ours, theirs) = (hash.value(), header.hash);
+                    let error = SessionError::HashMismatch {
+                        stream: stream.id,
+                        seq: header.seq,
+                        ours,
+                        theirs,
+                    };
+                    return session.fail(error);
+                }
+                let found = sniffer.feed(bytes);
+                let before = found.map_or(bytes.len(), |(_, before)| before);
+                let mut written = (&stream.socket).write_all(&bytes[..before]);
+                if let Some((code, _)) = found {
+                    if code == 0 && !session.credits().drained(Instant::now() + LAST_ACKS) {
+                        let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
+                                      the success is not passed on"
+                            .into();
+                        return session.fail(SessionError::Local { reason });
+                    }
+                    shared.handing_shut.store(code == 0, Ordering::Release);
+                    written = written.and_then(|()| (&stream.socket).write_all(&bytes[before..]));
+                    shut_ok |= code == 0;
+                    let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused };
+                    let _ = shared.events.send(handed);
+                }
+                // A source that is gone is noticed by its reader.
+                let _ = written;
+            }
+            session.delivered(
+                stream.id,
+                header.seq + 1,
+                header.offset + u64::from(header.plain_len),
+                hash.value(),
+            );
+            if header.kind == FrameType::Eof {
+                // Without SHUT(0) the source must see its socket close, or it waits for ever.
+                if !shut_ok {
+                    let _ = shared.events.send(Event::DestinationEof);
+                }
+                return;
+            }
+        }
+    }
+}
+
+pub(crate) fn thread(
+    name: &'static str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<(), RelayError> {
+    std::thread::Builder::new().name(name.into()).spawn(body).map(drop).map_err(|source| {
+        RelayError::Resource { what: format!("cannot start thread {name}"), source }
+    })
+}

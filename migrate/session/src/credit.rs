@@ -1,0 +1,405 @@
+//! The sender's books: what is in flight on each stream, what may follow, and what the peer says it has (W13 to W16).
+
+use crate::error::SessionError;
+use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
+use crate::hash::RunningHash;
+use crate::pacing::Pacing;
+use ring::EventCount;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Sequenced frames of one stream and direction that may be in flight (W13 and W11 leave room for both sides).
+pub const MAX_FRAMES_IN_FLIGHT: usize = 512;
+/// Never read less than this from QEMU at once, or headers cost more than they carry.
+const LEAST_CHUNK: u64 = 64 << 10;
+
+/// What the receiver grants (W3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grants {
+    /// Bytes of one buffer, the largest chunk.
+    pub chunk_bytes: usize,
+    /// Buffers each stream owns.
+    pub stream_frames: u32,
+    /// Buffers all streams share.
+    pub shared_frames: u32,
+}
+
+impl Grants {
+    /// Buffers a receiver must have for `MAX_STREAMS` streams.
+    pub fn buffers(&self) -> usize {
+        MAX_STREAMS * self.stream_frames as usize + self.shared_frames as usize
+    }
+}
+
+impl Default for Grants {
+    /// 544 KiB: one multifd packet of 128 pages with its header, or 128 page records, and room to end on a record.
+    /// Two buffers a stream: one being written to QEMU, one behind it. 120 shared: 64 MiB, what 25 Gbit/s needs.
+    fn default() -> Self {
+        Self { chunk_bytes: 557_056, stream_frames: 2, shared_frames: 120 }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    hash: u64,
+    plain_len: u32,
+    is_data: bool,
+    at: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Outbound {
+    open: bool,
+    next_seq: u64,
+    sent_bytes: u64,
+    hash: RunningHash,
+    acked_seq: u64,
+    acked_bytes: u64,
+    /// DATA frames in flight, the one being read included.
+    data_frames: u32,
+    /// Invariant: one record per frame in `acked_seq..next_seq`.
+    records: VecDeque<Record>,
+}
+
+struct Ledger {
+    streams: Vec<Outbound>,
+    /// Plain bytes in flight over all streams.
+    in_flight: u64,
+    pacing: Pacing,
+}
+
+/// The books of one direction of a session.
+pub struct Credits {
+    ledger: Mutex<Ledger>,
+    returned: EventCount,
+    closed: AtomicBool,
+    grants: Grants,
+}
+
+/// Leave to read up to `bytes` from QEMU and send them as one DATA frame; taken when QEMU's socket has bytes, so that
+/// an idle stream holds none. Give it to [`Credits::issue_data`] or
+/// [`Credits::give_back`].
+#[derive(Debug)]
+#[must_use]
+pub struct Permit {
+    stream: u16,
+    /// The most that may be read.
+    pub bytes: usize,
+}
+
+impl std::fmt::Debug for Credits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credits").field("grants", &self.grants).finish_non_exhaustive()
+    }
+}
+
+impl Credits {
+    /// Books for a receiver that grants `grants`.
+    pub fn new(grants: Grants) -> Self {
+        let cap = grants.shared_frames as u64 * grants.chunk_bytes as u64;
+        let pacing = Pacing::new(Instant::now(), cap.max(LEAST_CHUNK));
+        let streams = std::iter::repeat_with(Outbound::default).take(MAX_STREAMS).collect();
+        Self {
+            ledger: Mutex::new(Ledger { streams, in_flight: 0, pacing }),
+            returned: EventCount::new(),
+            closed: AtomicBool::new(false),
+            grants,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        // A panic aborts the process in release builds; in tests the books of a poisoned lock are still whole.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a DATA frame of `stream` may be read and sent; `None` once the session is closed.
+    pub fn permit(&self, stream: u16) -> Option<Permit> {
+        let mut first = true;
+        self.returned.wait_until(None, || {
+            if self.closed.load(Ordering::Acquire) {
+                return Some(None);
+            }
+            let mut ledger = self.lock();
+            let bytes = ledger.room(stream, &self.grants);
+            if bytes.is_none() && first {
+                ledger.pacing.waited();
+                first = false;
+            }
+            let bytes = bytes?;
+            ledger.streams[usize::from(stream)].data_frames += 1;
+            Some(Some(Permit { stream, bytes }))
+        })?
+    }
+
+    /// Nothing was read after all.
+    pub fn give_back(&self, permit: Permit) {
+        let mut ledger = self.lock();
+        ledger.streams[usize::from(permit.stream)].data_frames -= 1;
+        drop(ledger);
+        self.returned.notify_all();
+    }
+
+    /// Books `plain_len` bytes with checksum `checksum` against the permit. The header still lacks payload length and
+    /// flags.
+    pub fn issue_data(
+        &self,
+        permit: Permit,
+        plain_len: usize,
+        checksum: u64,
+        channels: u32,
+    ) -> Header {
+        let mut ledger = self.lock();
+        ledger.in_flight += plain_len as u64;
+        let out = &mut ledger.streams[usize::from(permit.stream)];
+        out.hash.add(checksum);
+        let plain_len = u32::try_from(plain_len).unwrap_or(u32::MAX);
+        let mut header = out.issue(permit.stream, FrameType::Data, plain_len);
+        header.channels = channels;
+        header
+    }
+
+    /// Books a sequenced frame without payload; waits while too many are in flight. `None` once closed.
+    pub fn issue(&self, stream: u16, kind: FrameType, flags: u8) -> Option<Header> {
+        self.returned.wait_until(None, || {
+            if self.closed.load(Ordering::Acquire) {
+                return Some(None);
+            }
+            let mut ledger = self.lock();
+            let out = &mut ledger.streams[usize::from(stream)];
+            if out.records.len() >= MAX_FRAMES_IN_FLIGHT {
+                return None;
+            }
+            let mut header = out.issue(stream, kind, 0);
+            header.flags = flags;
+            Some(Some(header))
+        })?
+    }
+
+    /// The peer's word on what it has written.
+    ///
+    /// # Errors
+    /// It acknowledges what was not sent, or its hash is not ours (W15).
+    pub fn acknowledge(&self, entry: &AckEntry, now: Instant) -> Result<(), SessionError> {
+        let mut ledger = self.lock();
+        let out = &mut ledger.streams[usize::from(entry.stream)];
+        if entry.seq > out.next_seq {
+            let (stream, seq, sent) = (entry.stream, entry.seq, out.next_seq);
+            return Err(SessionError::AckBeyond { stream, seq, sent });
+        }
+        // Links overtake each other: an ACK older than the last one says nothing new.
+        if entry.seq <= out.acked_seq {
+            return Ok(());
+        }
+        let mut bytes = 0;
+        let mut latency = Duration::ZERO;
+        let mut hash = 0;
+        while out.acked_seq < entry.seq {
+            let Some(record) = out.records.pop_front() else { break };
+            out.acked_seq += 1;
+            hash = record.hash;
+            if record.is_data {
+                bytes += u64::from(record.plain_len);
+                out.data_frames -= 1;
+                latency = latency.max(now.saturating_duration_since(record.at));
+            }
+        }
+        out.acked_bytes += bytes;
+        if hash != entry.hash || out.acked_bytes != entry.offset {
+            return Err(SessionError::HashMismatch {
+                stream: entry.stream,
+                seq: entry.seq - 1,
+                ours: hash,
+                theirs: entry.hash,
+            });
+        }
+        ledger.in_flight -= bytes;
+        if bytes > 0 {
+            ledger.pacing.delivered(now, bytes, latency);
+        }
+        drop(ledger);
+        self.returned.notify_all();
+        Ok(())
+    }
+
+    /// Waits until every frame sent on every stream is acknowledged (W22). False at the deadline or when closed.
+    pub fn drained(&self, deadline: Instant) -> bool {
+        let done = self.returned.wait_until(Some(deadline), || {
+            let idle = self.lock().streams.iter().all(|out| out.acked_seq == out.next_seq);
+            (idle || self.closed.load(Ordering::Acquire)).then_some(idle)
+        });
+        done.unwrap_or(false)
+    }
+
+    /// Plain bytes in flight, and the drain rate in plain bytes per second, for a progress line.
+    pub fn flow(&self) -> (u64, f64) {
+        let ledger = self.lock();
+        (ledger.in_flight, ledger.pacing.rate())
+    }
+
+    /// Wakes everybody who waits; they get `None`.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.returned.notify_all();
+    }
+}
+
+impl Ledger {
+    /// Bytes `stream` may read now for one more DATA frame, if any.
+    fn room(&self, stream: u16, grants: &Grants) -> Option<usize> {
+        let out = &self.streams[usize::from(stream)];
+        if out.records.len() >= MAX_FRAMES_IN_FLIGHT {
+            return None;
+        }
+        let mut shared = 0;
+        let mut active: u64 = 0;
+        for out in self.streams.iter().filter(|out| out.open) {
+            shared += out.data_frames.saturating_sub(grants.stream_frames);
+            active += 1;
+        }
+        if out.data_frames >= grants.stream_frames && shared >= grants.shared_frames {
+            return None;
+        }
+        // The window is a wish for low downtime; the stream's own share of it keeps streams from blocking each other.
+        let window = self.pacing.window();
+        let in_flight_here = out.sent_bytes - out.acked_bytes;
+        let of_all = window.saturating_sub(self.in_flight);
+        let of_own = (window / active.max(1)).max(LEAST_CHUNK).saturating_sub(in_flight_here);
+        let chunk = (window / active.max(4)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
+        let room = of_all.max(of_own);
+        // Whole chunks only, unless nothing is in flight here: crumbs would cost ratio and never end.
+        if room < chunk && out.data_frames > 0 {
+            return None;
+        }
+        usize::try_from(chunk).ok()
+    }
+}
+
+impl Outbound {
+    fn issue(&mut self, stream: u16, kind: FrameType, plain_len: u32) -> Header {
+        let header = Header {
+            kind,
+            flags: 0,
+            stream,
+            payload_len: 0,
+            seq: self.next_seq,
+            offset: self.sent_bytes,
+            plain_len,
+            channels: 0,
+            hash: self.hash.value(),
+        };
+        self.open = kind != FrameType::Eof;
+        self.next_seq += 1;
+        self.sent_bytes += u64::from(plain_len);
+        let is_data = kind == FrameType::Data;
+        self.records.push_back(Record {
+            hash: header.hash,
+            plain_len,
+            is_data,
+            at: Instant::now(),
+        });
+        header
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credits() -> Credits {
+        Credits::new(Grants { chunk_bytes: 1 << 19, stream_frames: 2, shared_frames: 3 })
+    }
+
+    fn ack(header: &Header) -> AckEntry {
+        let offset = header.offset + u64::from(header.plain_len);
+        AckEntry { stream: header.stream, seq: header.seq + 1, offset, hash: header.hash }
+    }
+
+    fn try_room(credits: &Credits, stream: u16) -> Option<usize> {
+        credits.lock().room(stream, &credits.grants)
+    }
+
+    #[test]
+    fn a_stream_that_does_not_move_leaves_the_others_their_own_credit() {
+        let credits = credits();
+        credits.issue(0, FrameType::Open, 0).unwrap();
+        credits.issue(1, FrameType::Open, 1).unwrap();
+        let mut taken = 0;
+        while try_room(&credits, 0).is_some() {
+            let permit = credits.permit(0).unwrap();
+            let bytes = permit.bytes;
+            credits.issue_data(permit, bytes, 1, 0);
+            taken += 1;
+            assert!(taken < 100);
+        }
+        assert!(taken >= 2);
+        for _ in 0..1 {
+            let permit = credits.permit(1).unwrap();
+            let bytes = permit.bytes;
+            credits.issue_data(permit, bytes, 2, 0);
+        }
+    }
+
+    #[test]
+    fn acknowledgements_return_credit_and_are_compared() {
+        let credits = credits();
+        credits.issue(0, FrameType::Open, 0).unwrap();
+        let first = credits.permit(0).unwrap();
+        let header = credits.issue_data(first, 1000, 77, 0);
+        let second = credits.permit(0).unwrap();
+        let header2 = credits.issue_data(second, 500, 78, 0);
+        assert_eq!((header2.seq, header2.offset), (2, 1000));
+        credits.acknowledge(&ack(&header), Instant::now()).unwrap();
+        assert_eq!(credits.flow().0, 500);
+        // Late and out of order: nothing new.
+        credits
+            .acknowledge(&AckEntry { stream: 0, seq: 1, offset: 9, hash: 9 }, Instant::now())
+            .unwrap();
+        let mut wrong = ack(&header2);
+        wrong.hash ^= 1;
+        assert!(matches!(
+            credits.acknowledge(&wrong, Instant::now()),
+            Err(SessionError::HashMismatch { stream: 0, seq: 2, .. })
+        ));
+    }
+
+    #[test]
+    fn an_ack_of_what_was_not_sent_is_refused() {
+        let credits = credits();
+        let open = credits.issue(0, FrameType::Open, 0).unwrap();
+        let mut entry = ack(&open);
+        entry.seq = 2;
+        assert!(matches!(
+            credits.acknowledge(&entry, Instant::now()),
+            Err(SessionError::AckBeyond { stream: 0, seq: 2, sent: 1 })
+        ));
+    }
+
+    #[test]
+    fn drained_means_every_frame_of_every_stream() {
+        let credits = credits();
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let open = credits.issue(0, FrameType::Open, 0).unwrap();
+        assert!(!credits.drained(soon()));
+        credits.acknowledge(&ack(&open), Instant::now()).unwrap();
+        assert!(credits.drained(soon()));
+    }
+
+    #[test]
+    fn closing_wakes_a_waiting_reader() {
+        let credits = std::sync::Arc::new(credits());
+        credits.issue(0, FrameType::Open, 0).unwrap();
+        while try_room(&credits, 0).is_some() {
+            let permit = credits.permit(0).unwrap();
+            let bytes = permit.bytes;
+            credits.issue_data(permit, bytes, 1, 0);
+        }
+        let waiting = {
+            let credits = credits.clone();
+            std::thread::spawn(move || credits.permit(0).is_none())
+        };
+        credits.close();
+        assert!(waiting.join().unwrap());
+    }
+}

@@ -1,0 +1,194 @@
+//! Everything that can go wrong between two relays.
+
+use crate::frame::FrameType;
+use std::io;
+
+/// Why a session could not start or had to end. Unless said otherwise the peer (or the network) is at fault.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// A link could not be made.
+    #[error("cannot connect to {peer}: is `platen receive` running there and the port open?")]
+    Connect {
+        /// The address tried.
+        peer: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A link was closed or failed.
+    #[error("the link to {peer} was lost ({detail})")]
+    LinkLost {
+        /// The other end.
+        peer: String,
+        /// What the socket said.
+        detail: String,
+    },
+    /// Nothing was heard from the peer for too long.
+    #[error("{peer} has been silent for {seconds} s: its relay is stopped or the network is down")]
+    Silent {
+        /// The other end.
+        peer: String,
+        /// For how long.
+        seconds: u64,
+    },
+    /// The first bytes are not ours.
+    #[error("{peer} does not speak the platen protocol (its first bytes are {first:02x?})")]
+    Magic {
+        /// The other end.
+        peer: String,
+        /// What came.
+        first: [u8; 8],
+    },
+    /// Another version of the protocol.
+    #[error("{peer} speaks version {got} of the platen protocol, this end version {ours}: use the same platen on both hosts")]
+    Version {
+        /// The other end.
+        peer: String,
+        /// Its version.
+        got: u16,
+        /// Ours.
+        ours: u16,
+    },
+    /// The hello was cut, too long, corrupt or not understood.
+    #[error("the hello of {peer} cannot be used: {detail}")]
+    Hello {
+        /// The other end.
+        peer: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The peer read our hello and refuses.
+    #[error("{peer} refuses: {reason}")]
+    Refused {
+        /// The other end.
+        peer: String,
+        /// Its words.
+        reason: String,
+    },
+    /// The header's CRC does not fit.
+    #[error("frame header has checksum {got:#010x}, computed {computed:#010x}")]
+    HeaderChecksum {
+        /// As stated.
+        got: u32,
+        /// As computed.
+        computed: u32,
+    },
+    /// No such frame type.
+    #[error("frame type {got} is unknown")]
+    FrameType {
+        /// As stated.
+        got: u8,
+    },
+    /// No such stream.
+    #[error("frame of stream {got}, limit {limit}")]
+    StreamId {
+        /// As stated.
+        got: u16,
+        /// First invalid number.
+        limit: usize,
+    },
+    /// A chunk larger than agreed.
+    #[error("frame states {got} plain bytes, limit {limit}")]
+    PlainLength {
+        /// As stated.
+        got: usize,
+        /// As agreed.
+        limit: usize,
+    },
+    /// A payload of an impossible length.
+    #[error("{kind:?} frame states a payload of {got} bytes, limit {limit}")]
+    PayloadLength {
+        /// The frame.
+        kind: FrameType,
+        /// As stated.
+        got: usize,
+        /// As agreed.
+        limit: usize,
+    },
+    /// Too many channels.
+    #[error("frame states {got} multifd channels, limit {limit}")]
+    Channels {
+        /// As stated.
+        got: u32,
+        /// The most.
+        limit: usize,
+    },
+    /// An ACK whose length is no multiple of an entry.
+    #[error("ACK of {got} bytes is not made of 26-byte entries")]
+    AckLength {
+        /// As stated.
+        got: usize,
+    },
+    /// The peer acknowledges what was not sent.
+    #[error("stream {stream}: frame {seq} is acknowledged, but only {sent} were sent")]
+    AckBeyond {
+        /// The stream.
+        stream: u16,
+        /// As acknowledged.
+        seq: u64,
+        /// As sent.
+        sent: u64,
+    },
+    /// The two ends disagree about the bytes.
+    #[error("stream {stream}: the running hash after frame {seq} is {theirs:#018x} on the other end and {ours:#018x} here; the migration is stopped before a wrong byte can count")]
+    HashMismatch {
+        /// The stream.
+        stream: u16,
+        /// The frame.
+        seq: u64,
+        /// Ours.
+        ours: u64,
+        /// The peer's.
+        theirs: u64,
+    },
+    /// A frame twice, or too far ahead.
+    #[error("stream {stream}: frame {seq} does not fit, {detail}")]
+    Sequence {
+        /// The stream.
+        stream: u16,
+        /// The frame.
+        seq: u64,
+        /// What is wrong.
+        detail: String,
+    },
+    /// More in flight than the credits allow.
+    #[error("stream {stream}: the peer sends beyond its credit")]
+    Credit {
+        /// The stream.
+        stream: u16,
+    },
+    /// A unit that cannot be decoded.
+    #[error("stream {stream}: frame {seq} cannot be decoded: {detail}")]
+    Unit {
+        /// The stream.
+        stream: u16,
+        /// The frame.
+        seq: u64,
+        /// The codec's or unpacker's words.
+        detail: String,
+    },
+    /// The peer ended the session.
+    #[error("{peer} ended the migration: {reason}")]
+    Aborted {
+        /// The other end.
+        peer: String,
+        /// Its words.
+        reason: String,
+        /// It had written bytes that may hold the end-of-stream tag (W20).
+        committed: bool,
+    },
+    /// This end ended the session.
+    #[error("{reason}")]
+    Local {
+        /// Why.
+        reason: String,
+    },
+    /// A thread, a socket option or memory could not be had.
+    #[error("{what}")]
+    Resource {
+        /// What was wanted.
+        what: String,
+        /// The cause.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,284 @@
+//! Frames: the 48-byte header (W7), its types (W9) and its limits (W8).
+
+use crate::error::SessionError;
+
+/// Streams a session can hold: 255 multifd channels, the main channel, the preempt channel, and a few to spare.
+pub const MAX_STREAMS: usize = 264;
+/// Bytes of a frame header.
+pub const HEADER_BYTES: usize = 48;
+/// Bytes of an ACK entry.
+pub(crate) const ACK_ENTRY_BYTES: usize = 26;
+/// The largest payload of a free frame (ACK, ABORT, FINISH).
+pub const MAX_FREE_PAYLOAD: usize = 16384;
+/// The largest `chunk-bytes` either side accepts.
+pub(crate) const MAX_CHUNK_BYTES: usize = 1 << 20;
+
+/// What a frame is (W9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameType {
+    /// A stream exists; sequence number 0 of its direction.
+    Open = 1,
+    /// One chunk, as a unit.
+    Data = 2,
+    /// QEMU's socket was still open after all bytes before this frame (W20).
+    StillOpen = 3,
+    /// QEMU's socket has ended.
+    Eof = 4,
+    /// What was written to QEMU, per stream.
+    Ack = 5,
+    /// Nothing, to show life.
+    Heartbeat = 6,
+    /// The session is over, and why.
+    Abort = 7,
+    /// The sender's report; the migration is over.
+    Finish = 8,
+}
+
+impl FrameType {
+    fn from_wire(raw: u8) -> Option<Self> {
+        Some(match raw {
+            1 => Self::Open,
+            2 => Self::Data,
+            3 => Self::StillOpen,
+            4 => Self::Eof,
+            5 => Self::Ack,
+            6 => Self::Heartbeat,
+            7 => Self::Abort,
+            8 => Self::Finish,
+            _ => return None,
+        })
+    }
+
+    /// Whether frames of this type carry a sequence number of their stream.
+    pub fn is_sequenced(self) -> bool {
+        matches!(self, Self::Open | Self::Data | Self::StillOpen | Self::Eof)
+    }
+}
+
+/// DATA: the unit holds a packed chunk.
+pub const FLAG_PACKED: u8 = 1;
+
+/// A frame header; the fields are those of W7.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame is.
+    pub kind: FrameType,
+    /// OPEN: the kind of stream. DATA: [`FLAG_PACKED`].
+    pub flags: u8,
+    /// The stream, below [`MAX_STREAMS`].
+    pub stream: u16,
+    /// Bytes that follow the header.
+    pub payload_len: u32,
+    /// Position among the sequenced frames of this stream and direction.
+    pub seq: u64,
+    /// Plain bytes of this stream and direction before this frame.
+    pub offset: u64,
+    /// Plain bytes in this frame.
+    pub plain_len: u32,
+    /// DATA of a main stream: multifd streams opened when the chunk was read.
+    pub channels: u32,
+    /// Running hash after this frame.
+    pub hash: u64,
+}
+
+impl Header {
+    /// A free frame (not sequenced, of no stream).
+    pub fn free(kind: FrameType, payload_len: u32) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            stream: 0,
+            payload_len,
+            seq: 0,
+            offset: 0,
+            plain_len: 0,
+            channels: 0,
+            hash: 0,
+        }
+    }
+
+    /// The 48 bytes of W7.
+    pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
+        out[0] = self.kind as u8;
+        out[1] = self.flags;
+        out[2..4].copy_from_slice(&self.stream.to_be_bytes());
+        out[4..8].copy_from_slice(&self.payload_len.to_be_bytes());
+        out[8..16].copy_from_slice(&self.seq.to_be_bytes());
+        out[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        out[24..28].copy_from_slice(&self.plain_len.to_be_bytes());
+        out[28..32].copy_from_slice(&self.channels.to_be_bytes());
+        out[32..40].copy_from_slice(&self.hash.to_be_bytes());
+        let crc = crc32c::crc32c(&out[..44]);
+        out[44..48].copy_from_slice(&crc.to_be_bytes());
+        out
+    }
+
+    /// Reads and checks a header (W8). `chunk_bytes` is the session's.
+    ///
+    /// # Errors
+    /// Every field that is out of bounds, by name and number.
+    pub fn from_bytes(raw: &[u8; HEADER_BYTES], chunk_bytes: usize) -> Result<Self, SessionError> {
+        let crc = be32(raw, 44);
+        let computed = crc32c::crc32c(&raw[..44]);
+        if crc != computed {
+            return Err(SessionError::HeaderChecksum { got: crc, computed });
+        }
+        let kind = FrameType::from_wire(raw[0]).ok_or(SessionError::FrameType { got: raw[0] })?;
+        let header = Self {
+            kind,
+            flags: raw[1],
+            stream: u16::from_be_bytes([raw[2], raw[3]]),
+            payload_len: be32(raw, 4),
+            seq: be64(raw, 8),
+            offset: be64(raw, 16),
+            plain_len: be32(raw, 24),
+            channels: be32(raw, 28),
+            hash: be64(raw, 32),
+        };
+        if usize::from(header.stream) >= MAX_STREAMS {
+            return Err(SessionError::StreamId { got: header.stream, limit: MAX_STREAMS });
+        }
+        let plain = header.plain_len as usize;
+        if plain > chunk_bytes {
+            return Err(SessionError::PlainLength { got: plain, limit: chunk_bytes });
+        }
+        let payload = header.payload_len as usize;
+        let limit = match kind {
+            FrameType::Data => chunk_bytes + codec::UnitHeader::LEN,
+            FrameType::Open | FrameType::StillOpen | FrameType::Eof | FrameType::Heartbeat => 0,
+            FrameType::Ack | FrameType::Abort | FrameType::Finish => MAX_FREE_PAYLOAD,
+        };
+        if payload > limit {
+            return Err(SessionError::PayloadLength { kind, got: payload, limit });
+        }
+        if kind == FrameType::Data && (payload < codec::UnitHeader::LEN || plain == 0) {
+            return Err(SessionError::PayloadLength { kind, got: payload, limit });
+        }
+        if usize::try_from(header.channels).map_or(true, |n| n > MAX_STREAMS) {
+            return Err(SessionError::Channels { got: header.channels, limit: MAX_STREAMS });
+        }
+        Ok(header)
+    }
+}
+
+/// One entry of an ACK (W14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AckEntry {
+    /// The stream.
+    pub stream: u16,
+    /// All frames below this one were written to QEMU.
+    pub seq: u64,
+    /// Plain bytes written.
+    pub offset: u64,
+    /// The receiver's running hash there.
+    pub hash: u64,
+}
+
+impl AckEntry {
+    /// Appends the 26 bytes of W14.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.stream.to_be_bytes());
+        out.extend_from_slice(&self.seq.to_be_bytes());
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        out.extend_from_slice(&self.hash.to_be_bytes());
+    }
+
+    /// Reads every entry of an ACK's payload.
+    ///
+    /// # Errors
+    /// A length that is no multiple of an entry, or a stream out of bounds.
+    pub fn read_all(payload: &[u8]) -> Result<impl Iterator<Item = AckEntry> + '_, SessionError> {
+        if payload.len() % ACK_ENTRY_BYTES != 0 {
+            return Err(SessionError::AckLength { got: payload.len() });
+        }
+        let entries = payload.chunks_exact(ACK_ENTRY_BYTES);
+        for raw in entries.clone() {
+            let stream = u16::from_be_bytes([raw[0], raw[1]]);
+            if usize::from(stream) >= MAX_STREAMS {
+                return Err(SessionError::StreamId { got: stream, limit: MAX_STREAMS });
+            }
+        }
+        Ok(entries.map(|raw| AckEntry {
+            stream: u16::from_be_bytes([raw[0], raw[1]]),
+            seq: be64(raw, 2),
+            offset: be64(raw, 10),
+            hash: be64(raw, 18),
+        }))
+    }
+}
+
+fn be32(raw: &[u8], at: usize) -> u32 {
+    raw[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}
+
+fn be64(raw: &[u8], at: usize) -> u64 {
+    raw[at..at + 8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Header {
+        Header {
+            kind: FrameType::Data,
+            flags: FLAG_PACKED,
+            stream: 7,
+            payload_len: 4000,
+            seq: 1 << 40,
+            offset: 1 << 50,
+            plain_len: 500_000,
+            channels: 8,
+            hash: 0x0123_4567_89ab_cdef,
+        }
+    }
+
+    #[test]
+    fn a_header_survives_the_wire() {
+        assert_eq!(Header::from_bytes(&sample().to_bytes(), 557_056).unwrap(), sample());
+    }
+
+    #[test]
+    fn any_flipped_bit_is_refused() {
+        let good = sample().to_bytes();
+        for bit in 0..HEADER_BYTES * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::from_bytes(&bad, 557_056).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn lengths_and_ids_out_of_bounds_are_named() {
+        let with = |change: fn(&mut Header)| {
+            let mut header = sample();
+            change(&mut header);
+            Header::from_bytes(&header.to_bytes(), 557_056).unwrap_err().to_string()
+        };
+        assert!(with(|h| h.stream = 264).contains("264"));
+        assert!(with(|h| h.plain_len = 557_057).contains("557057"));
+        assert!(with(|h| h.payload_len = 600_000).contains("600000"));
+        assert!(with(|h| h.payload_len = 3).contains('3'));
+        assert!(with(|h| h.channels = 100_000).contains("100000"));
+        assert!(with(|h| h.plain_len = 0).contains("4000"));
+        assert!(with(|h| {
+            h.kind = FrameType::Eof;
+            h.payload_len = 1;
+        })
+        .contains("limit 0"));
+    }
+
+    #[test]
+    fn ack_entries_survive_the_wire_and_odd_lengths_do_not() {
+        let entry = AckEntry { stream: 3, seq: 9, offset: 1 << 33, hash: 42 };
+        let mut payload = Vec::new();
+        entry.write(&mut payload);
+        entry.write(&mut payload);
+        assert_eq!(AckEntry::read_all(&payload).unwrap().collect::<Vec<_>>(), [entry, entry]);
+        assert!(AckEntry::read_all(&payload[1..]).is_err());
+        payload[0] = 0xff;
+        assert!(AckEntry::read_all(&payload).is_err());
+    }
+}

@@ -1,0 +1,298 @@
+//! Opening a link: preamble, hello and welcome (W1 to W5).
+
+use crate::error::SessionError;
+use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// The protocol version of this build (W1).
+pub const VERSION: u16 = 1;
+/// How long a peer may take over its half of the hello (W5).
+pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the client waits for the welcome of link 0: the server prepares its QEMU meanwhile.
+pub(crate) const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
+const MAGIC: [u8; 8] = *b"PLATEN\r\n";
+const MAX_JSON: usize = 8192;
+const PREAMBLE_BYTES: usize = 20;
+
+/// The most links a session has.
+pub const MAX_LINKS: u16 = 64;
+
+/// What the destination QEMU's monitor is to be told, so that both QEMUs agree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Setup {
+    /// QEMU's multifd-channels; 0 for a single stream.
+    pub channels: u8,
+    /// QEMU's return-path capability.
+    pub return_path: bool,
+}
+
+/// The client's half (W2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Hello {
+    /// 32 hex digits, chosen at random by the client.
+    pub session: String,
+    /// This link's number.
+    pub link: u16,
+    /// How many there will be.
+    pub links: u16,
+    /// The server's secret; none on link 0.
+    #[serde(default)]
+    pub token: Option<String>,
+    /// Page size of the guest, bytes.
+    pub page_size: u32,
+    /// Which of the server's targets.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// What to tell the destination's monitor.
+    #[serde(default)]
+    pub setup: Option<Setup>,
+    /// Codecs the client may use, by name.
+    pub codecs: Vec<String>,
+}
+
+/// The server's half (W3).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Welcome {
+    /// Why not, if not.
+    pub error: Option<String>,
+    /// The secret further links must show.
+    pub token: String,
+    /// The largest chunk, bytes.
+    pub chunk_bytes: u32,
+    /// DATA frames each stream may have in flight of its own.
+    pub stream_frames: u32,
+    /// DATA frames all streams share beyond that.
+    pub shared_frames: u32,
+    /// Codecs the server decodes.
+    pub codecs: Vec<String>,
+}
+
+/// 128 random bits as 32 hex digits.
+///
+/// # Errors
+/// The system has no random bytes to give.
+pub fn random_id() -> Result<String, SessionError> {
+    let mut bytes = [0u8; 16];
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(
+        |source| SessionError::Resource { what: "cannot read /dev/urandom".into(), source },
+    )?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Writes a preamble and its JSON in one piece.
+///
+/// # Errors
+/// The link is lost.
+pub fn write_preamble<T: Serialize>(
+    link: &mut TcpStream,
+    peer: &str,
+    body: &T,
+) -> Result<(), SessionError> {
+    let json = serde_json::to_vec(body)
+        .map_err(|error| SessionError::Hello { peer: peer.into(), detail: error.to_string() })?;
+    let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
+    let mut out = Vec::with_capacity(PREAMBLE_BYTES + json.len());
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_be_bytes());
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(&length.to_be_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&out), &json);
+    out.extend_from_slice(&crc.to_be_bytes());
+    out.extend_from_slice(&json);
+    link.write_all(&out).map_err(|error| lost(peer, &error))
+}
+
+/// Reads a preamble and its JSON; the whole must arrive within `timeout`.
+///
+/// # Errors
+/// Anything that is not a preamble of our version with JSON we understand.
+pub fn read_preamble<T: DeserializeOwned>(
+    link: &mut TcpStream,
+    peer: &str,
+    timeout: Duration,
+) -> Result<T, SessionError> {
+    let deadline = Instant::now() + timeout;
+    let mut head = [0u8; PREAMBLE_BYTES];
+    // The magic alone first: a port scanner that sends eight wrong bytes is told apart at once.
+    read_by(link, peer, &mut head[..8], deadline)?;
+    let first: [u8; 8] = [head[0], head[1], head[2], head[3], head[4], head[5], head[6], head[7]];
+    if first != MAGIC {
+        return Err(SessionError::Magic { peer: peer.into(), first });
+    }
+    read_by(link, peer, &mut head[8..], deadline)?;
+    let version = u16::from_be_bytes([head[8], head[9]]);
+    if version != VERSION {
+        return Err(SessionError::Version { peer: peer.into(), got: version, ours: VERSION });
+    }
+    let length = u32::from_be_bytes([head[12], head[13], head[14], head[15]]) as usize;
+    if length > MAX_JSON {
+        let detail = format!("it states {length} bytes of JSON, limit {MAX_JSON}");
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    let mut json = vec![0; length];
+    read_by(link, peer, &mut json, deadline)?;
+    let stated = u32::from_be_bytes([head[16], head[17], head[18], head[19]]);
+    let computed = crc32c::crc32c_append(crc32c::crc32c(&head[..16]), &json);
+    if stated != computed {
+        let detail = format!("it has checksum {stated:#010x}, computed {computed:#010x}");
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    serde_json::from_slice(&json)
+        .map_err(|error| SessionError::Hello { peer: peer.into(), detail: error.to_string() })
+}
+
+fn read_by(
+    link: &mut TcpStream,
+    peer: &str,
+    out: &mut [u8],
+    deadline: Instant,
+) -> Result<(), SessionError> {
+    let mut done = 0;
+    while done < out.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let detail = format!("only {done} of {} bytes came in time", out.len());
+            return Err(SessionError::Hello { peer: peer.into(), detail });
+        }
+        link.set_read_timeout(Some(left)).map_err(|error| lost(peer, &error))?;
+        match link.read(&mut out[done..]) {
+            Ok(0) => {
+                return Err(SessionError::LinkLost {
+                    peer: peer.into(),
+                    detail: "closed during the hello".into(),
+                })
+            }
+            Ok(n) => done += n,
+            Err(error) if would_block(&error) => {}
+            Err(error) => return Err(lost(peer, &error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a read or write only ran into its timeout.
+pub(crate) fn would_block(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
+}
+
+fn lost(peer: &str, error: &std::io::Error) -> SessionError {
+    SessionError::LinkLost { peer: peer.into(), detail: error.to_string() }
+}
+
+/// Connects one link and exchanges hello and welcome.
+///
+/// # Errors
+/// The peer cannot be reached, is no platen, or refuses; the message says which.
+pub fn dial(peer: &str, hello: &Hello) -> Result<(TcpStream, Welcome), SessionError> {
+    let connect = |source| SessionError::Connect { peer: peer.into(), source };
+    let addresses = peer.to_socket_addrs().map_err(connect)?;
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    let mut link = None;
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, HELLO_TIMEOUT) {
+            Ok(stream) => {
+                link = Some(stream);
+                break;
+            }
+            Err(error) => last = error,
+        }
+    }
+    let Some(mut link) = link else { return Err(connect(last)) };
+    link.set_nodelay(true).map_err(|error| lost(peer, &error))?;
+    write_preamble(&mut link, peer, hello)?;
+    let welcome: Welcome = read_preamble(&mut link, peer, WELCOME_TIMEOUT)?;
+    if let Some(reason) = welcome.error {
+        return Err(SessionError::Refused { peer: peer.into(), reason });
+    }
+    let chunk = welcome.chunk_bytes as usize;
+    if !(1 << 16..=crate::frame::MAX_CHUNK_BYTES).contains(&chunk)
+        || !(2..=1024).contains(&welcome.stream_frames)
+        || welcome.shared_frames > 4096
+    {
+        let detail = format!(
+            "chunk-bytes {chunk}, stream-frames {}, shared-frames {} are out of bounds",
+            welcome.stream_frames, welcome.shared_frames
+        );
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    Ok((link, welcome))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Shutdown, TcpListener};
+
+    fn hello() -> Hello {
+        Hello {
+            session: random_id().unwrap(),
+            link: 0,
+            links: 4,
+            token: None,
+            page_size: 4096,
+            name: None,
+            setup: Some(Setup { channels: 2, return_path: true }),
+            codecs: vec!["zstd".into()],
+        }
+    }
+
+    /// What the server makes of `bytes` sent by a client that then closes or stays silent.
+    fn served(bytes: &[u8], close: bool) -> Result<Hello, SessionError> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut link, _) = listener.accept().unwrap();
+        client.write_all(bytes).unwrap();
+        if close {
+            client.shutdown(Shutdown::Write).unwrap();
+        }
+        read_preamble(&mut link, "the client", Duration::from_millis(300))
+    }
+
+    fn recorded() -> Vec<u8> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut link, _) = listener.accept().unwrap();
+        write_preamble(&mut client, "x", &hello()).unwrap();
+        drop(client);
+        let mut bytes = Vec::new();
+        link.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_hello_survives_the_wire() {
+        let bytes = recorded();
+        let got = served(&bytes, false).unwrap();
+        assert_eq!(got.setup, hello().setup);
+        assert_eq!(got.session.len(), 32);
+    }
+
+    #[test]
+    fn cut_anywhere_it_is_refused_in_bounded_time() {
+        let bytes = recorded();
+        for cut in (0..bytes.len()).step_by(7) {
+            assert!(served(&bytes[..cut], true).is_err(), "cut at {cut}");
+        }
+        assert!(served(&bytes[..30], false).unwrap_err().to_string().contains("in time"));
+    }
+
+    #[test]
+    fn strangers_old_versions_and_giants_are_named() {
+        assert!(matches!(served(b"GET / HTTP/1.1\r\n", false), Err(SessionError::Magic { .. })));
+        let mut old = recorded();
+        old[9] = 9;
+        assert!(served(&old, false).unwrap_err().to_string().contains("version 9"));
+        let mut giant = recorded();
+        giant[12] = 0xff;
+        assert!(served(&giant, false).unwrap_err().to_string().contains("limit 8192"));
+        let mut flipped = recorded();
+        flipped[40] ^= 1;
+        assert!(served(&flipped, false).unwrap_err().to_string().contains("checksum"));
+    }
+}

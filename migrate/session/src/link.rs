@@ -1,0 +1,300 @@
+//! The two threads of a link: one writes what the outbox holds, one reads frames and gives them to the sink.
+
+use crate::error::SessionError;
+use crate::frame::{AckEntry, FrameType, Header, HEADER_BYTES};
+use crate::hello::would_block;
+use crate::session::{AbortNote, Incoming, Outgoing, Session};
+use codec::{Codec, UnitHeader};
+use pipeline::Popped;
+use socket2::SockRef;
+use std::io::{IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A link idle for this long shows life (W24).
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A link that brought nothing for this long is lost (W24).
+pub const SILENCE: Duration = Duration::from_secs(5);
+/// How long the last words of a session may take.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Unsent bytes the kernel may hold per link. Frames wait in the outbox instead, where an idle link can take them.
+const NOTSENT_LOWAT: u32 = 128 << 10;
+
+/// Sets a link's socket options and gives a second handle to shut it with.
+pub(crate) fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
+    let failed =
+        |source| SessionError::Resource { what: "cannot set up a link's socket".into(), source };
+    socket.set_nodelay(true).map_err(failed)?;
+    // Both threads wake up now and then: to look whether the session ended, and to notice silence.
+    socket.set_read_timeout(Some(HEARTBEAT)).map_err(failed)?;
+    socket.set_write_timeout(Some(HEARTBEAT)).map_err(failed)?;
+    let options = SockRef::from(socket);
+    options.set_tcp_user_timeout(Some(SILENCE)).map_err(failed)?;
+    options.set_tcp_notsent_lowat(NOTSENT_LOWAT).map_err(failed)?;
+    socket.try_clone().map_err(failed)
+}
+
+/// Starts the writer and the reader of a link.
+pub(crate) fn start(
+    session: &Arc<Session>,
+    socket: TcpStream,
+) -> Result<[JoinHandle<()>; 2], SessionError> {
+    let failed =
+        |source| SessionError::Resource { what: "cannot start a link's threads".into(), source };
+    let write_half = socket.try_clone().map_err(failed)?;
+    session.link_up();
+    let reader = {
+        let session = session.clone();
+        std::thread::Builder::new()
+            .name("link-rx".into())
+            .spawn(move || read_link(&session, socket))
+            .map_err(failed)?
+    };
+    let session = session.clone();
+    let writer = std::thread::Builder::new()
+        .name("link-tx".into())
+        .spawn(move || write_link(&session, write_half))
+        .map_err(failed)?;
+    Ok([writer, reader])
+}
+
+fn write_link(session: &Session, mut socket: TcpStream) {
+    let mut acks = Vec::new();
+    loop {
+        let result = match session.outbox().pop_until(Some(Instant::now() + HEARTBEAT)) {
+            // A session that failed drops what it holds (W21).
+            Popped::Item(_) if session.has_failed() => continue,
+            Popped::Item(frame) => send(session, &mut socket, frame, &mut acks),
+            Popped::Timeout => {
+                write_frame(session, &mut socket, &Header::free(FrameType::Heartbeat, 0), &[])
+            }
+            Popped::Closed => break,
+        };
+        if let Err(error) = result {
+            end(session, error);
+            break;
+        }
+    }
+    if let (true, Some(note)) = (session.has_failed(), session.abort_note()) {
+        let length = u32::try_from(note.len()).unwrap_or(0);
+        let _ = socket.set_write_timeout(Some(LAST_WORDS));
+        let header = Header::free(FrameType::Abort, length).to_bytes();
+        // The peer may be gone; it will notice by itself.
+        let _ = socket.write_all(&[&header[..], &note[..]].concat());
+    }
+    let _ = socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
+}
+
+fn send(
+    session: &Session,
+    socket: &mut TcpStream,
+    frame: Outgoing,
+    acks: &mut Vec<u8>,
+) -> Result<(), SessionError> {
+    match frame {
+        Outgoing::Bare(header) => write_frame(session, socket, &header, &[]),
+        Outgoing::Unit { mut header, unit, body } => {
+            let unit_bytes = unit.to_bytes();
+            let payload = &body[..unit.payload_len as usize];
+            header.payload_len =
+                u32::try_from(unit_bytes.len() + payload.len()).unwrap_or(u32::MAX);
+            write_frame(session, socket, &header, &[&unit_bytes, payload])
+        }
+        Outgoing::Free(kind, payload) => {
+            let header = Header::free(kind, u32::try_from(payload.len()).unwrap_or(u32::MAX));
+            write_frame(session, socket, &header, &[&payload])
+        }
+        Outgoing::Acks => {
+            acks.clear();
+            session.collect_acks(acks);
+            if acks.is_empty() {
+                return Ok(());
+            }
+            let header =
+                Header::free(FrameType::Ack, u32::try_from(acks.len()).unwrap_or(u32::MAX));
+            write_frame(session, socket, &header, &[acks])
+        }
+    }
+}
+
+fn write_frame(
+    session: &Session,
+    socket: &mut TcpStream,
+    header: &Header,
+    payload: &[&[u8]],
+) -> Result<(), SessionError> {
+    let head = header.to_bytes();
+    let mut parts = [IoSlice::new(&head), IoSlice::new(&[]), IoSlice::new(&[])];
+    for (part, bytes) in parts[1..].iter_mut().zip(payload) {
+        *part = IoSlice::new(bytes);
+    }
+    let mut rest = &mut parts[..];
+    let mut total = 0;
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        match socket.write_vectored(rest) {
+            Ok(0) => return Err(lost(session, "it takes no more bytes")),
+            Ok(n) => {
+                total += n as u64;
+                IoSlice::advance_slices(&mut rest, n);
+            }
+            // Back-pressure. A peer that never takes anything is found by its silence, not here.
+            Err(error) if would_block(&error) && !session.has_failed() => {}
+            Err(error) => return Err(lost(session, &error.to_string())),
+        }
+    }
+    session.bytes_out.fetch_add(total, Ordering::Relaxed);
+    Ok(())
+}
+
+fn read_link(session: &Session, mut socket: TcpStream) {
+    let result = read_frames(session, &mut socket);
+    let last = session.link_down();
+    match result {
+        // The peer has closed its half. Fine when both are leaving, a loss otherwise.
+        Ok(()) if session.is_leaving() && !session.has_failed() => {
+            if last {
+                session.outbox().close();
+            }
+        }
+        Ok(()) => end(session, lost(session, "closed by the other end")),
+        Err(error) => end(session, error),
+    }
+    let _ = socket.shutdown(Shutdown::Read);
+}
+
+/// Ends the session over a link's error, unless it is ending anyway.
+fn end(session: &Session, error: SessionError) {
+    if !(session.is_leaving() && matches!(error, SessionError::LinkLost { .. })) {
+        session.fail(error);
+    }
+}
+
+fn read_frames(session: &Session, socket: &mut TcpStream) -> Result<(), SessionError> {
+    let chunk_bytes = session.grants().chunk_bytes;
+    let mut raw = [0; HEADER_BYTES];
+    let mut free = Vec::new();
+    loop {
+        if !fill(session, socket, &mut raw, true)? {
+            return Ok(());
+        }
+        let header = Header::from_bytes(&raw, chunk_bytes)?;
+        let length = header.payload_len as usize;
+        if header.kind.is_sequenced() {
+            session.arrived(&header)?;
+            let unit = match header.kind {
+                FrameType::Data => Some(read_unit(session, socket, &header)?),
+                _ => None,
+            };
+            session.sink().frame(Incoming { header, unit })?;
+            continue;
+        }
+        free.resize(length, 0);
+        fill(session, socket, &mut free, false)?;
+        match header.kind {
+            FrameType::Ack => {
+                let now = Instant::now();
+                for entry in AckEntry::read_all(&free)? {
+                    session.credits().acknowledge(&entry, now)?;
+                }
+            }
+            FrameType::Abort => {
+                let note = serde_json::from_slice(&free).unwrap_or(AbortNote {
+                    reason: "it gave no reason that can be read".into(),
+                    committed: true,
+                });
+                let peer = session.peer.clone();
+                return Err(SessionError::Aborted {
+                    peer,
+                    reason: note.reason,
+                    committed: note.committed,
+                });
+            }
+            FrameType::Finish => {
+                session.peer_leaves();
+                session.sink().finish(&free);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Reads the unit of a DATA frame into a buffer: a plain one when the payload is the chunk itself.
+fn read_unit(
+    session: &Session,
+    socket: &mut TcpStream,
+    header: &Header,
+) -> Result<(UnitHeader, pages::Slot), SessionError> {
+    let mut raw = [0; UnitHeader::LEN];
+    fill(session, socket, &mut raw, false)?;
+    let bad =
+        |detail: String| SessionError::Unit { stream: header.stream, seq: header.seq, detail };
+    let unit = UnitHeader::from_bytes(&raw).map_err(|error| bad(error.to_string()))?;
+    let length = unit.payload_len as usize;
+    if length + UnitHeader::LEN != header.payload_len as usize
+        || length > session.grants().chunk_bytes
+    {
+        return Err(bad(format!(
+            "its unit states {length} bytes, the frame {}",
+            header.payload_len
+        )));
+    }
+    let is_chunk = header.flags & crate::frame::FLAG_PACKED == 0;
+    if is_chunk && unit.plain_len != header.plain_len {
+        return Err(bad(format!(
+            "its unit states {} plain bytes, the frame {}",
+            unit.plain_len, header.plain_len
+        )));
+    }
+    let mut slot = if is_chunk && unit.codec == Codec::Raw {
+        // An honest peer stays within its credit, and then there is always one free (W13).
+        session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?
+    } else {
+        let closed = || lost(session, "the session has ended");
+        session.payload().take_until(None, || session.has_failed()).ok_or_else(closed)?
+    };
+    fill(session, socket, &mut slot[..length], false)?;
+    Ok((unit, slot))
+}
+
+/// Fills `out`. False when the peer closed before the first byte and `may_end` allows it.
+fn fill(
+    session: &Session,
+    socket: &mut TcpStream,
+    out: &mut [u8],
+    may_end: bool,
+) -> Result<bool, SessionError> {
+    let mut done = 0;
+    let mut heard = Instant::now();
+    while done < out.len() {
+        match socket.read(&mut out[done..]) {
+            Ok(0) if done == 0 && may_end => return Ok(false),
+            Ok(0) => return Err(lost(session, "cut inside a frame")),
+            Ok(n) => {
+                done += n;
+                heard = Instant::now();
+            }
+            Err(error) if would_block(&error) => {
+                if session.has_failed() {
+                    return Err(lost(session, "the session has ended"));
+                }
+                if heard.elapsed() >= SILENCE {
+                    return Err(SessionError::Silent {
+                        peer: session.peer.clone(),
+                        seconds: SILENCE.as_secs(),
+                    });
+                }
+            }
+            Err(error) => return Err(lost(session, &error.to_string())),
+        }
+    }
+    session.bytes_in.fetch_add(out.len() as u64, Ordering::Relaxed);
+    Ok(true)
+}
+
+fn lost(session: &Session, detail: &str) -> SessionError {
+    SessionError::LinkLost { peer: session.peer.clone(), detail: detail.into() }
+}

@@ -1,0 +1,373 @@
+//! One session: what its links share.
+
+use crate::credit::{Credits, Grants};
+use crate::error::SessionError;
+use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
+use crate::link;
+use codec::UnitHeader;
+use pages::{Arena, Slot};
+use pipeline::Results;
+use serde::{Deserialize, Serialize};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+/// Frames that may wait for a link: every buffer there is, and the frames without payload of every stream.
+const OUTBOX_FRAMES: usize = 4096;
+
+/// A frame ready for any link.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// A sequenced frame without payload.
+    Bare(Header),
+    /// DATA: the unit's header and the buffer with its payload.
+    Unit {
+        /// Payload length filled in by the link.
+        header: Header,
+        /// The unit's own header.
+        unit: UnitHeader,
+        /// The first `unit.payload_len` bytes are the payload.
+        body: Slot,
+    },
+    /// A free frame.
+    Free(FrameType, Vec<u8>),
+    /// Streams have moved: collect and send an ACK.
+    Acks,
+}
+
+/// A sequenced frame as it came off a link, in no particular order.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its header.
+    pub header: Header,
+    /// DATA: the unit's header, and its payload in the first `payload_len` bytes of a buffer.
+    pub unit: Option<(UnitHeader, Slot)>,
+}
+
+/// Who takes what comes off the links. Called from the links' threads: it may wait for the codec threads, never for a
+/// stream (W17).
+pub trait Sink: Send + Sync + 'static {
+    /// A sequenced frame arrived.
+    ///
+    /// # Errors
+    /// It cannot be taken; the session ends with this error.
+    fn frame(&self, frame: Incoming) -> Result<(), SessionError>;
+    /// The peer's final report arrived.
+    fn finish(&self, report: &[u8]);
+    /// The session has ended before its time. Called once.
+    fn closed(&self, error: &Arc<SessionError>);
+}
+
+/// The JSON of an ABORT.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct AbortNote {
+    pub(crate) reason: String,
+    #[serde(default)]
+    pub(crate) committed: bool,
+}
+
+/// How far one stream and direction was written to QEMU here, for the next ACK.
+#[derive(Debug, Default)]
+struct Delivered {
+    seq: AtomicU64,
+    offset: AtomicU64,
+    hash: AtomicU64,
+    /// Odd while `Session::delivered` writes; the three fields are one value (a sequence lock with one writer).
+    version: AtomicU32,
+    acked: AtomicU64,
+    /// Sequenced frames taken off the links, for the bound of W11.
+    arrived: AtomicU64,
+}
+
+/// The shared half of a session; threads of its links hold it too.
+pub struct Session {
+    /// The other end, for messages.
+    pub peer: String,
+    grants: Grants,
+    credits: Credits,
+    outbox: Arc<Results<Outgoing>>,
+    plain: Arc<Arena>,
+    payload: Arc<Arena>,
+    delivered: Box<[Delivered]>,
+    acks_queued: AtomicBool,
+    sink: Arc<dyn Sink>,
+    failure: OnceLock<Arc<SessionError>>,
+    failed: AtomicBool,
+    leaving: AtomicBool,
+    committed: AtomicBool,
+    sockets: Mutex<Vec<TcpStream>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    links_up: AtomicU32,
+    /// Bytes given to the links, headers and hellos of frames included.
+    pub bytes_out: AtomicU64,
+    /// Bytes taken from the links.
+    pub bytes_in: AtomicU64,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("peer", &self.peer)
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// A session without links yet. `payload_slots`: buffers for compressed payloads; they are waited for, so that any
+    /// number from (links + codec threads x 5) up works.
+    ///
+    /// # Errors
+    /// The buffers cannot be mapped.
+    pub fn new(
+        peer: String,
+        grants: Grants,
+        payload_slots: usize,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Arc<Self>, SessionError> {
+        let arena = |slots| {
+            Arena::new(slots, grants.chunk_bytes).map_err(|source| SessionError::Resource {
+                what: format!("cannot map {slots} buffers of {} bytes", grants.chunk_bytes),
+                source,
+            })
+        };
+        Ok(Arc::new(Self {
+            peer,
+            grants,
+            credits: Credits::new(grants),
+            outbox: Results::new(OUTBOX_FRAMES),
+            // Both directions draw on it; twice the credit keeps each direction's promise.
+            plain: arena(2 * grants.buffers())?,
+            payload: arena(payload_slots)?,
+            delivered: (0..MAX_STREAMS).map(|_| Delivered::default()).collect(),
+            acks_queued: AtomicBool::new(false),
+            sink,
+            failure: OnceLock::new(),
+            failed: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            committed: AtomicBool::new(false),
+            sockets: Mutex::new(Vec::new()),
+            threads: Mutex::new(Vec::new()),
+            links_up: AtomicU32::new(0),
+            bytes_out: AtomicU64::new(0),
+            bytes_in: AtomicU64::new(0),
+        }))
+    }
+
+    /// Starts the two threads of a link that has said its hello.
+    ///
+    /// # Errors
+    /// The socket or the threads cannot be had.
+    pub fn add_link(self: &Arc<Self>, socket: TcpStream) -> Result<(), SessionError> {
+        let kept = link::prepare(&socket)?;
+        let threads = link::start(self, socket)?;
+        lock(&self.sockets).push(kept);
+        lock(&self.threads).extend(threads);
+        if self.failure.get().is_some() {
+            self.cut();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn link_up(&self) {
+        self.links_up.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A link's reader is done; true for the last one.
+    pub(crate) fn link_down(&self) -> bool {
+        self.links_up.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// The sender's books.
+    pub fn credits(&self) -> &Credits {
+        &self.credits
+    }
+
+    /// What the receiver grants.
+    pub fn grants(&self) -> Grants {
+        self.grants
+    }
+
+    /// Buffers for plain chunks. Whoever holds a permit finds one free.
+    pub fn plain(&self) -> &Arc<Arena> {
+        &self.plain
+    }
+
+    /// Buffers for compressed payloads.
+    pub fn payload(&self) -> &Arc<Arena> {
+        &self.payload
+    }
+
+    /// Where frames wait for a link.
+    pub fn outbox(&self) -> &Arc<Results<Outgoing>> {
+        &self.outbox
+    }
+
+    pub(crate) fn sink(&self) -> &Arc<dyn Sink> {
+        &self.sink
+    }
+
+    /// Queues a frame. After the session has ended it goes nowhere, which is no error.
+    pub fn send(&self, frame: Outgoing) {
+        let _ = self.outbox.push(frame);
+    }
+
+    /// Books and queues a sequenced frame without payload; false once the session has ended.
+    pub fn send_bare(&self, stream: u16, kind: FrameType, flags: u8) -> bool {
+        self.credits
+            .issue(stream, kind, flags)
+            .map(|header| self.send(Outgoing::Bare(header)))
+            .is_some()
+    }
+
+    /// Everything below `seq` of `stream` was written to QEMU here. One writer per stream.
+    pub fn delivered(&self, stream: u16, seq: u64, offset: u64, hash: u64) {
+        let state = &self.delivered[usize::from(stream)];
+        // A sequence lock: Release on the way in would let the stores move up, so a full fence follows the odd version.
+        let version = state.version.load(Ordering::Relaxed);
+        state.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        state.seq.store(seq, Ordering::Relaxed);
+        state.offset.store(offset, Ordering::Relaxed);
+        state.hash.store(hash, Ordering::Relaxed);
+        state.version.store(version.wrapping_add(2), Ordering::Release);
+        if !self.acks_queued.swap(true, Ordering::AcqRel) {
+            self.send(Outgoing::Acks);
+        }
+    }
+
+    /// Counts an arriving frame against the bound of W11.
+    pub(crate) fn arrived(&self, header: &Header) -> Result<(), SessionError> {
+        let state = &self.delivered[usize::from(header.stream)];
+        let arrived = state.arrived.fetch_add(1, Ordering::AcqRel) + 1;
+        let waiting = arrived.saturating_sub(state.seq.load(Ordering::Acquire));
+        if waiting > 1024 {
+            let (stream, seq) = (header.stream, header.seq);
+            return Err(SessionError::Sequence {
+                stream,
+                seq,
+                detail: format!("{waiting} frames are waiting"),
+            });
+        }
+        Ok(())
+    }
+
+    /// The ACK of every stream that has moved.
+    pub(crate) fn collect_acks(&self, out: &mut Vec<u8>) {
+        // Cleared first: a delivery from here on queues another ACK.
+        self.acks_queued.store(false, Ordering::Release);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        for (stream, state) in self.delivered.iter().enumerate() {
+            let entry = loop {
+                let before = state.version.load(Ordering::Acquire);
+                let entry = AckEntry {
+                    stream: u16::try_from(stream).unwrap_or(u16::MAX),
+                    seq: state.seq.load(Ordering::Relaxed),
+                    offset: state.offset.load(Ordering::Relaxed),
+                    hash: state.hash.load(Ordering::Relaxed),
+                };
+                std::sync::atomic::fence(Ordering::Acquire);
+                if before % 2 == 0 && state.version.load(Ordering::Relaxed) == before {
+                    break entry;
+                }
+                std::hint::spin_loop();
+            };
+            if entry.seq > state.acked.fetch_max(entry.seq, Ordering::AcqRel) {
+                entry.write(out);
+            }
+        }
+    }
+
+    /// Bytes that may hold the end-of-stream tag are about to be written to QEMU (W20); an ABORT says so.
+    pub fn commit(&self) {
+        self.committed.store(true, Ordering::Release);
+    }
+
+    /// QEMU took bytes of W20 but has ended without running its VM.
+    pub fn uncommit(&self) {
+        self.committed.store(false, Ordering::Release);
+    }
+
+    /// Ends the session before its time: wakes everybody, tells the peer if it can be told. The first reason counts.
+    pub fn fail(&self, error: SessionError) {
+        let error = Arc::new(error);
+        if self.failure.set(error.clone()).is_err() {
+            return;
+        }
+        self.failed.store(true, Ordering::Release);
+        self.credits.close();
+        self.outbox.close();
+        self.plain.wake_all();
+        self.payload.wake_all();
+        self.sink.closed(&error);
+    }
+
+    /// Why the session ended before its time, if it did.
+    pub fn failure(&self) -> Option<&Arc<SessionError>> {
+        self.failure.get()
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The words for the peer, when this end is the one that ended it.
+    pub(crate) fn abort_note(&self) -> Option<Vec<u8>> {
+        let error = self.failure.get()?;
+        if matches!(**error, SessionError::LinkLost { .. } | SessionError::Aborted { .. }) {
+            return None;
+        }
+        let mut reason = error.to_string();
+        reason.truncate(
+            reason
+                .char_indices()
+                .map(|(at, _)| at)
+                .take_while(|at| *at <= 4096)
+                .last()
+                .unwrap_or(0),
+        );
+        if error.to_string().len() <= 4096 {
+            reason = error.to_string();
+        }
+        let note = AbortNote { reason, committed: self.committed.load(Ordering::Acquire) };
+        serde_json::to_vec(&note).ok()
+    }
+
+    /// Sends the final report. From here on a link that ends is no loss.
+    pub fn send_finish(&self, report: Vec<u8>) {
+        self.leaving.store(true, Ordering::Release);
+        self.send(Outgoing::Free(FrameType::Finish, report));
+    }
+
+    pub(crate) fn peer_leaves(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Ends the links (what is queued still goes out when the session ended well) and waits for their threads.
+    pub fn join(&self) {
+        self.leaving.store(true, Ordering::Release);
+        self.outbox.close();
+        loop {
+            let Some(thread) = lock(&self.threads).pop() else { break };
+            // A thread that panicked has aborted the process in release builds.
+            let _ = thread.join();
+        }
+    }
+
+    /// Shuts every link at once.
+    pub(crate) fn cut(&self) {
+        for socket in lock(&self.sockets).iter() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
