@@ -1,1 +1,42 @@
 //! Whole-VM tests: real QEMUs, a guest that knows every byte of its memory, and what goes wrong on the way.
+//!
+//! ```text
+//!   namespace s                                            namespace d
+//!   source QEMU ─unix─ platen migrate ══ veth, tbf ══ platen receive ─unix─ destination QEMU
+//!      │ QMP, console                                                          │ QMP, console
+//!      └───────────────────────────────── Lab (this crate) ────────────────────┘
+//! ```
+//!
+//! A [`Lab`] owns the network and a scratch folder and starts everything else: [`Vm`]s (a QEMU with its monitor
+//! and its console), platen's processes ([`platen`]), and migrations by any [`Method`]. Nothing in here trusts
+//! platen: the harness has its own monitor client, reads bytes on the wire from the network device, CPU time
+//! from the kernel, and what memory holds from the guest, which recomputes every byte.
+//!
+//! What fails: every step is an [`anyhow::Error`] that names the step and carries the tail of the log of the
+//! process it waited for. Whatever was started is stopped when its owner is dropped, on a panic, on Ctrl-C and
+//! on SIGTERM ([`cleanup`]); should the harness itself be killed, the kernel ends its children and the next run
+//! removes its namespaces.
+//!
+//! Limits: x86-64 Linux. Without root there are no namespaces and no shaped links: the two ends then meet on the
+//! loopback device through a throttling forwarder in this process, and the run says so.
+
+pub mod cleanup;
+mod console;
+mod forward;
+mod image;
+mod lab;
+mod method;
+mod monitor;
+mod net;
+pub mod platen;
+mod process;
+mod qemu;
+pub mod table;
+
+pub use console::{Console, Verified};
+pub use lab::{Lab, VmSpec};
+pub use method::{Compression, Cost, Method, Outcome};
+pub use monitor::Monitor;
+pub use net::{Net, Rate, Side};
+pub use process::{Ended, Proc, Signal};
+pub use qemu::Vm;

@@ -1,0 +1,335 @@
+//! `make bench`: what a migration costs by QEMU's own methods and by platen, in one interleaved run.
+//!
+//! One VM goes back and forth over a shaped link; every round moves it once by every method, in rotating order,
+//! so that a change of the machine's mood meets all methods alike. The guest recomputes every byte after every
+//! move. Printed are medians with their range, and ratios of medians; `--json` keeps every single run.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::Parser;
+use serde_json::{json, Value};
+use vm_tests::table::{megabytes, render, seconds, to_f64};
+use vm_tests::{cleanup, platen, Compression, Lab, Method, Outcome, Rate, Vm, VmSpec};
+
+/// Moves one VM by several methods, round after round, and prints medians.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Methods, by the names that --list prints, or `platen:FLAG=VALUE,FLAG=VALUE` for any flags of `platen migrate`.
+    #[arg(long, value_delimiter = ' ', num_args = 1..)]
+    methods: Vec<String>,
+    /// Print the methods and end.
+    #[arg(long)]
+    list: bool,
+    /// Moves per method.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// The link's speed each way in Mbit/s; 0 is unlimited.
+    #[arg(long, default_value_t = 1000)]
+    link: u32,
+    /// Data in the guest, in MiB (at most 800).
+    #[arg(long, default_value_t = 700, value_parser = clap::value_parser!(u64).range(1..=800))]
+    data: u64,
+    /// Have the guest dirty memory while it moves: updates a second, percent of whole pages, range in MiB.
+    #[arg(long, value_name = "RATE,PERCENT,MIB", value_delimiter = ',')]
+    dirty: Vec<u64>,
+    /// Write every run to this file.
+    #[arg(long)]
+    json: Option<std::path::PathBuf>,
+}
+
+/// The methods of a plain run, by name.
+fn catalogue() -> Vec<(&'static str, Method)> {
+    vec![
+        ("qemu", Method::Qemu),
+        ("qemu-multifd2-zstd", Method::QemuMultifd(2, Compression::Zstd)),
+        ("qemu-multifd2-zlib", Method::QemuMultifd(2, Compression::Zlib)),
+        ("qemu-compress", Method::QemuCompress),
+        ("platen-zstd-single", Method::platen(&["--codec", "zstd", "--channels", "0"])),
+        ("platen-zstd-multifd2", Method::platen(&["--codec", "zstd", "--channels", "2"])),
+        ("platen-lz4-single", Method::platen(&["--codec", "lz4", "--channels", "0"])),
+        ("platen-zlib-single", Method::platen(&["--codec", "zlib", "--channels", "0"])),
+        ("platen-none-single", Method::platen(&["--codec", "none", "--channels", "0"])),
+        ("platen-default", Method::platen(&[])),
+        ("qemu-multifd2", Method::QemuMultifd(2, Compression::None)),
+    ]
+}
+
+/// What is measured unless --methods says otherwise: the comparison the project is held to.
+const PLAIN: [&str; 7] = [
+    "qemu",
+    "qemu-multifd2-zstd",
+    "qemu-multifd2-zlib",
+    "qemu-compress",
+    "platen-zstd-single",
+    "platen-zstd-multifd2",
+    "platen-lz4-single",
+];
+
+/// What others are compared with, where it was measured.
+const BASELINES: [&str; 2] = ["qemu-multifd2-zstd", "qemu-compress"];
+
+fn main() -> ExitCode {
+    match bench(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("migration_bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Measured {
+    name: String,
+    method: Method,
+    runs: Vec<Outcome>,
+    failures: Vec<String>,
+}
+
+fn bench(options: &Options) -> Result<()> {
+    if options.list {
+        for (name, method) in catalogue() {
+            println!("{name:22} {method:?}");
+        }
+        return Ok(());
+    }
+    let mut measured = parse_methods(&options.methods)?;
+    let load = match options.dirty[..] {
+        [] => None,
+        [rate, whole, mib] => Some((rate, whole, mib)),
+        _ => bail!("--dirty takes three numbers: RATE,PERCENT,MIB"),
+    };
+    cleanup::install()?;
+    if measured.iter().any(|m| matches!(m.method, Method::Platen(_))) {
+        platen::binary()?;
+    }
+
+    let lab = Lab::new()?;
+    lab.net.shape(match options.link {
+        0 => Rate::Unlimited,
+        mbit => Rate::Mbit(mbit),
+    })?;
+    println!(
+        "{} MiB of data, {}, link {}, {} rounds, {}",
+        options.data,
+        load.map_or("idle".into(), |(r, w, m)| format!("{r} updates/s ({w} % whole) in {m} MiB")),
+        if options.link == 0 { "unlimited".into() } else { format!("{} Mbit/s", options.link) },
+        options.rounds,
+        lab.net.describe()
+    );
+    let mut vm = None;
+    for round in 0..options.rounds {
+        let count = measured.len();
+        for turn in 0..count {
+            let which = &mut measured[(turn + round as usize) % count];
+            let here = match vm.take() {
+                Some(vm) => vm,
+                None => lab.boot(&VmSpec::large(), options.data)?,
+            };
+            match one_move(&lab, here, &which.method, load) {
+                Ok((there, outcome)) => {
+                    println!(
+                        "round {} {:22} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
+                        round + 1,
+                        which.name,
+                        seconds(outcome.total_ms),
+                        outcome.downtime_ms,
+                        megabytes(outcome.wire),
+                        outcome.cost.total()
+                    );
+                    which.runs.push(outcome);
+                    vm = Some(there);
+                }
+                Err(error) => {
+                    println!("round {} {:22} FAILED: {error:#}", round + 1, which.name);
+                    which.failures.push(format!("{error:#}"));
+                }
+            }
+        }
+    }
+    report(&measured);
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(&to_json(options, &lab, &measured))?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let failures: usize = measured.iter().map(|m| m.failures.len()).sum();
+    ensure!(failures == 0, "{failures} moves failed");
+    Ok(())
+}
+
+/// Moves the VM once and has the guest check itself.
+fn one_move(
+    lab: &Lab,
+    mut vm: Vm,
+    method: &Method,
+    load: Option<(u64, u64, u64)>,
+) -> Result<(Vm, Outcome)> {
+    // Undoes what the method before has left set.
+    Method::platen(&[]).prepare(&mut vm)?;
+    if let Some((rate, whole, mib)) = load {
+        vm.guest.dirty(rate, whole, mib)?;
+    }
+    let (mut vm, outcome) = method.run(lab, vm)?;
+    if load.is_some() {
+        vm.guest.stop()?;
+    }
+    vm.guest.verify()?;
+    Ok((vm, outcome))
+}
+
+fn parse_methods(names: &[String]) -> Result<Vec<Measured>> {
+    let plain: Vec<String> = PLAIN.iter().map(|name| String::from(*name)).collect();
+    let names = if names.is_empty() { &plain } else { names };
+    names
+        .iter()
+        .map(|name| {
+            let known = catalogue().into_iter().find(|(known, _)| known == name);
+            let method = match (known, name.strip_prefix("platen:")) {
+                (Some((_, method)), _) => method,
+                (None, Some(flags)) => {
+                    Method::Platen(flags.split(',').map(|flag| format!("--{flag}")).collect())
+                }
+                (None, None) => bail!("no method {name:?}; --list prints those there are"),
+            };
+            let (name, runs, failures) = (name.clone(), Vec::new(), Vec::new());
+            Ok(Measured { name, method, runs, failures })
+        })
+        .collect()
+}
+
+/// The columns: a heading, what it takes of a run, and how it is written.
+type Column = (&'static str, fn(&Outcome) -> f64, fn(f64) -> String);
+
+fn columns() -> [Column; 4] {
+    [
+        ("total", |o| to_f64(o.total_ms) / 1e3, |v| format!("{v:.2} s")),
+        ("downtime", |o| to_f64(o.downtime_ms), |v| format!("{v:.0} ms")),
+        ("on the wire", |o| to_f64(o.wire) / 1e6, |v| format!("{v:.1} MB")),
+        ("CPU", |o| o.cost.total(), |v| format!("{v:.2} s")),
+    ]
+}
+
+fn report(measured: &[Measured]) {
+    let mut head = vec!["method"];
+    for (name, ..) in columns() {
+        head.extend([name, "(range)"]);
+    }
+    let mut rows = Vec::new();
+    for m in measured.iter().filter(|m| !m.runs.is_empty()) {
+        let mut row = vec![m.name.clone()];
+        for (_, pick, write) in columns() {
+            let sorted = sorted(&m.runs, pick);
+            row.push(write(median(&sorted)));
+            row.push(format!("{} - {}", write(sorted[0]), write(sorted[sorted.len() - 1])));
+        }
+        rows.push(row);
+    }
+    println!("\nMedians of {} runs:\n", measured.iter().map(|m| m.runs.len()).max().unwrap_or(0));
+    println!("{}", render(&head, &rows));
+
+    for baseline in BASELINES {
+        let Some(base) = measured.iter().find(|m| m.name == baseline && !m.runs.is_empty()) else {
+            continue;
+        };
+        let mut rows = Vec::new();
+        for m in measured.iter().filter(|m| !m.runs.is_empty() && m.name != baseline) {
+            let mut row = vec![m.name.clone()];
+            for (nth, (_, pick, _)) in columns().into_iter().enumerate() {
+                let (ours, theirs) =
+                    (median(&sorted(&m.runs, pick)), median(&sorted(&base.runs, pick)));
+                row.push(match nth {
+                    1 => format!("{:+.0} ms", ours - theirs),
+                    _ => format!("{:.2}", ours / theirs),
+                });
+            }
+            rows.push(row);
+        }
+        println!("Against {baseline} (ratio of medians; downtime as a difference):\n");
+        println!("{}", render(&["method", "total", "downtime", "on the wire", "CPU"], &rows));
+    }
+
+    let head = ["CPU seconds (median)", "source QEMU", "dest QEMU", "source relay", "dest relay"];
+    let parts: [fn(&Outcome) -> f64; 4] = [
+        |o| o.cost.source_qemu,
+        |o| o.cost.destination_qemu,
+        |o| o.cost.source_relay,
+        |o| o.cost.destination_relay,
+    ];
+    let rows: Vec<Vec<String>> = measured
+        .iter()
+        .filter(|m| !m.runs.is_empty())
+        .map(|m| {
+            let cells = parts.iter().map(|pick| format!("{:.2}", median(&sorted(&m.runs, *pick))));
+            std::iter::once(m.name.clone()).chain(cells).collect()
+        })
+        .collect();
+    println!("{}", render(&head, &rows));
+}
+
+fn sorted(runs: &[Outcome], pick: fn(&Outcome) -> f64) -> Vec<f64> {
+    let mut values: Vec<f64> = runs.iter().map(pick).collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// The median of sorted values, of which there is at least one.
+fn median(sorted: &[f64]) -> f64 {
+    let half = sorted.len() / 2;
+    match sorted.len() % 2 {
+        1 => sorted[half],
+        _ => (sorted[half - 1] + sorted[half]) / 2.0,
+    }
+}
+
+fn to_json(options: &Options, lab: &Lab, measured: &[Measured]) -> Value {
+    let run = |o: &Outcome| {
+        json!({
+            "total-time": o.total_ms,
+            "downtime": o.downtime_ms,
+            "wire": o.wire,
+            "cpu-seconds": {
+                "total": o.cost.total(),
+                "source-qemu": o.cost.source_qemu,
+                "destination-qemu": o.cost.destination_qemu,
+                "source-relay": o.cost.source_relay,
+                "destination-relay": o.cost.destination_relay,
+            },
+            "query-migrate": o.stats,
+            "platen": o.report,
+        })
+    };
+    json!({
+        "machine": {
+            "cpu": first_line_after("/proc/cpuinfo", "model name"),
+            "cores": std::thread::available_parallelism().map_or(0, |n| n.get()),
+            "kernel": said("uname", &["-r"]),
+            "qemu": said("qemu-system-x86_64", &["--version"]),
+            "commit": said("git", &["describe", "--always", "--dirty"]),
+        },
+        "network": lab.net.describe(),
+        "link-mbit": options.link,
+        "data-mib": options.data,
+        "dirty": options.dirty,
+        "methods": measured
+            .iter()
+            .map(|m| json!({
+                "name": m.name,
+                "runs": m.runs.iter().map(run).collect::<Vec<_>>(),
+                "failures": m.failures,
+            }))
+            .collect::<Vec<_>>(),
+    })
+}
+
+/// The first line a command prints; empty when it cannot be run.
+fn said(program: &str, words: &[&str]) -> String {
+    let output = Command::new(program).args(words).output().map(|o| o.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()
+}
+
+/// The value of the first `name : value` line of a file.
+fn first_line_after(path: &str, name: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(name));
+    line.and_then(|line| line.split_once(':')).map_or(String::new(), |(_, v)| v.trim().to_owned())
+}

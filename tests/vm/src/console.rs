@@ -1,0 +1,198 @@
+//! The guest's console: one command a line, one answer a line. The commands are documented in the guest.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+
+use crate::monitor::{connect, would_block};
+
+/// A connection to the guest's init.
+#[derive(Debug)]
+pub struct Console {
+    name: String,
+    reader: BufReader<UnixStream>,
+    line: Vec<u8>,
+    /// What came that was no answer: kernel messages, the message of a panic.
+    noise: String,
+}
+
+/// What the guest found when it had recomputed every byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verified {
+    /// Pages compared.
+    pub pages: u64,
+    /// Whole-page rewrites since the memory was filled.
+    pub whole: u64,
+    /// Small updates since then.
+    pub small: u64,
+}
+
+/// How long the guest may take over a short command.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Console {
+    /// Connects to the serial port at `path`, which may still be about to appear.
+    ///
+    /// # Errors
+    /// When nobody listens there within `limit`.
+    pub fn connect(name: &str, path: &Path, limit: Duration) -> Result<Self> {
+        let stream = connect(path, limit).with_context(|| format!("console of {name}"))?;
+        let reader = BufReader::new(stream);
+        Ok(Self { name: name.into(), reader, line: Vec::new(), noise: String::new() })
+    }
+
+    /// Waits until the guest has booted.
+    ///
+    /// # Errors
+    /// When it has not within `limit`; what it said is in the message.
+    pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
+        let answer = self.answer(limit).context("the guest does not boot")?;
+        match answer.strip_prefix("@ready") {
+            Some(_) => Ok(()),
+            None => bail!("{} boots with {answer:?}", self.name),
+        }
+    }
+
+    /// Sends a command and returns what follows `@ok`.
+    ///
+    /// # Errors
+    /// When the guest answers anything else, or not within `limit`.
+    pub fn command(&mut self, command: &str, limit: Duration) -> Result<String> {
+        self.reader
+            .get_mut()
+            .write_all(format!("{command}\n").as_bytes())
+            .with_context(|| format!("console of {} is gone ({command})", self.name))?;
+        let answer = self.answer(limit).with_context(|| format!("guest command {command:?}"))?;
+        match answer.strip_prefix("@ok") {
+            Some(rest) => Ok(rest.trim().into()),
+            None => bail!("guest answers {command:?} with {answer}"),
+        }
+    }
+
+    /// Checks that the guest answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn ping(&mut self) -> Result<()> {
+        self.command("ping", PATIENCE).map(|_| ())
+    }
+
+    /// Fills `mib` MiB with known pages, no two alike, in `shards` parts (one dirtying thread each).
+    ///
+    /// # Errors
+    /// When the guest refuses or is silent.
+    pub fn fill(&mut self, mib: u64, shards: u64) -> Result<()> {
+        self.command(&format!("fill {mib} {shards}"), Duration::from_secs(120)).map(|_| ())
+    }
+
+    /// Starts dirtying: `rate` updates a second, `whole_percent` of them whole pages, within the first `mib` MiB.
+    ///
+    /// # Errors
+    /// When the guest refuses or is silent.
+    pub fn dirty(&mut self, rate: u64, whole_percent: u64, mib: u64) -> Result<()> {
+        self.command(&format!("dirty {rate} {whole_percent} {mib}"), PATIENCE).map(|_| ())
+    }
+
+    /// Stops dirtying.
+    ///
+    /// # Errors
+    /// When nothing was dirtying, or the guest is silent.
+    pub fn stop(&mut self) -> Result<()> {
+        self.command("stop", PATIENCE).map(|_| ())
+    }
+
+    /// Recomputes every byte of every page in the guest.
+    ///
+    /// # Errors
+    /// The first bad page, as the guest describes it.
+    pub fn verify(&mut self) -> Result<Verified> {
+        let answer = self.command("verify", Duration::from_secs(240))?;
+        Ok(Verified {
+            pages: field(&answer, "pages")?,
+            whole: field(&answer, "whole")?,
+            small: field(&answer, "small")?,
+        })
+    }
+
+    /// A counter of the guest's `work` answer: `beats`, `loops`, `whole` or `small`.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn work(&mut self, counter: &str) -> Result<u64> {
+        let answer = self.command("work", PATIENCE)?;
+        field(&answer, counter)
+    }
+
+    /// Checks that the guest's counters move.
+    ///
+    /// # Errors
+    /// When they stand still for seconds.
+    pub fn assert_alive(&mut self) -> Result<()> {
+        let before = self.work("beats")?;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
+            if self.work("beats")? > before {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        bail!("{} answers, but its counters stand still at {before}", self.name)
+    }
+
+    /// The next line that starts with `@`.
+    fn answer(&mut self, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("{} is silent for {limit:?}{}", self.name, self.heard());
+            }
+            self.reader.get_ref().set_read_timeout(Some(left))?;
+            match self.reader.read_until(b'\n', &mut self.line) {
+                Ok(0) => bail!("console of {} closed{}", self.name, self.heard()),
+                Ok(_) if self.line.ends_with(b"\n") => {
+                    let line = String::from_utf8_lossy(&self.line).trim_end().to_owned();
+                    self.line.clear();
+                    if line.starts_with('@') {
+                        return Ok(line);
+                    }
+                    self.noise.push_str(&line);
+                    self.noise.push('\n');
+                }
+                Ok(_) => {}
+                Err(e) if would_block(&e) => {}
+                Err(e) => return Err(e).with_context(|| format!("console of {}", self.name)),
+            }
+        }
+    }
+
+    /// Reads what has come in without waiting and returns the end of what was no answer: a panic's message.
+    pub(crate) fn last_words(&mut self) -> String {
+        // An answer is not expected: the error carries what was heard.
+        match self.answer(Duration::from_millis(50)) {
+            Ok(answer) => format!("the console said: {answer}"),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    fn heard(&self) -> String {
+        let from = self.noise.len().saturating_sub(600);
+        match self.noise.get(from..) {
+            Some("") | None => String::new(),
+            Some(tail) => format!("; the console said: {}", tail.trim().replace('\n', " | ")),
+        }
+    }
+}
+
+/// The number after `name=`.
+fn field(answer: &str, name: &str) -> Result<u64> {
+    answer
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+        .with_context(|| format!("no {name}= in {answer:?}"))?
+        .parse()
+        .with_context(|| format!("{name} in {answer:?}"))
+}

@@ -1,0 +1,131 @@
+//! The guest's initramfs: its init, two device nodes and the corpus, in one cpio archive.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+use corpus::Corpus;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Where the pieces of the guest lie, below `target/vm`.
+pub(crate) fn folder() -> PathBuf {
+    // The repository's root: this crate lies two folders below it.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    root.canonicalize().unwrap_or(root).join("target/vm")
+}
+
+/// The kernel that `scripts/setup` fetched.
+///
+/// # Errors
+/// When it has not been.
+pub(crate) fn kernel() -> Result<PathBuf> {
+    present(folder().join("kernel"))
+}
+
+/// An initramfs with `corpus_mib` MiB of corpus pages, made if it is not there yet.
+///
+/// # Errors
+/// When the guest has not been built, or the archive cannot be written.
+pub(crate) fn initramfs(corpus_mib: u32) -> Result<PathBuf> {
+    let init = std::fs::read(present(folder().join("guest"))?)?;
+    let corpus = pages(corpus_mib);
+    let key = xxh3_64(&init) ^ xxh3_64(&corpus);
+    let prefix = format!("initramfs-{corpus_mib}-");
+    let path = folder().join(format!("{prefix}{key:016x}.cpio"));
+    if !path.exists() {
+        let unfinished = folder().join(format!("initramfs-{}.tmp", std::process::id()));
+        write_archive(&unfinished, &init, &corpus)
+            .with_context(|| format!("cannot write {}", unfinished.display()))?;
+        std::fs::rename(&unfinished, &path)?;
+        remove_others(&path, &prefix)?;
+    }
+    Ok(path)
+}
+
+/// `mib` MiB of distinct pages, in runs of [`RUN`] bytes drawn evenly from all that the corpus has; fewer if it
+/// has fewer.
+fn pages(mib: u32) -> Vec<u8> {
+    let all = Corpus::load().mixed_unique();
+    let wanted = (mib as usize) << 20;
+    if all.len() <= wanted {
+        return all;
+    }
+    let (have, take) = (all.len() / RUN, wanted / RUN);
+    let starts = (0..take).map(|nth| nth * have / take * RUN);
+    starts.flat_map(|at| &all[at..at + RUN]).copied().collect()
+}
+
+/// Neighbours in memory are alike: what lies together in the corpus stays together in runs of this many bytes.
+const RUN: usize = 256 << 10;
+
+/// Removes archives of the same kind that an earlier guest or corpus was packed into.
+fn remove_others(kept: &Path, prefix: &str) -> Result<()> {
+    for entry in std::fs::read_dir(folder())? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with(prefix) && name.ends_with(".cpio") && path != kept {
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+fn present(path: PathBuf) -> Result<PathBuf> {
+    if !path.exists() {
+        bail!(
+            "{} is missing: run scripts/setup (make test, make demo and make bench do)",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// Writes an archive in cpio's "newc" format, which is what the kernel unpacks.
+fn write_archive(path: &Path, init: &[u8], corpus: &[u8]) -> Result<()> {
+    const FOLDER: u32 = 0o040_755;
+    const PROGRAM: u32 = 0o100_755;
+    const FILE: u32 = 0o100_644;
+    const DEVICE: u32 = 0o020_600;
+    let mut archive = Archive { out: BufWriter::new(File::create(path)?), inode: 0 };
+    archive.entry("dev", FOLDER, &[], (0, 0))?;
+    // The kernel opens /dev/console as the init's standard input and output.
+    archive.entry("dev/console", DEVICE, &[], (5, 1))?;
+    archive.entry("dev/ttyS0", DEVICE, &[], (4, 64))?;
+    archive.entry("init", PROGRAM, init, (0, 0))?;
+    archive.entry("corpus", FILE, corpus, (0, 0))?;
+    archive.entry("TRAILER!!!", 0, &[], (0, 0))?;
+    archive.out.into_inner()?.sync_all()?;
+    Ok(())
+}
+
+struct Archive {
+    out: BufWriter<File>,
+    inode: u32,
+}
+
+impl Archive {
+    fn entry(&mut self, name: &str, mode: u32, content: &[u8], device: (u32, u32)) -> Result<()> {
+        self.inode += 1;
+        let size = u32::try_from(content.len()).context("too large for a cpio archive")?;
+        let name_size = u32::try_from(name.len() + 1)?;
+        let (links, check) = (1, 0);
+        // inode, mode, uid, gid, links, mtime, size, device of the file (2), device it stands for (2), name, check
+        let fields =
+            [self.inode, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, check];
+        self.out.write_all(b"070701")?;
+        for field in fields {
+            write!(self.out, "{field:08x}")?;
+        }
+        self.out.write_all(name.as_bytes())?;
+        self.out.write_all(&[0])?;
+        self.pad(6 + fields.len() * 8 + name.len() + 1)?;
+        self.out.write_all(content)?;
+        self.pad(content.len())
+    }
+
+    fn pad(&mut self, len: usize) -> Result<()> {
+        self.out.write_all(&[0; 3][..(4 - len % 4) % 4])?;
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! One place to start everything from: the network, the scratch folder, names and images.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::cleanup::{register, Leftover, Ticket};
+use crate::image;
+use crate::net::{self, Net, Side};
+use crate::process::Proc;
+use crate::qemu::{Role, Vm};
+
+/// What a VM has.
+#[derive(Debug, Clone)]
+pub struct VmSpec {
+    /// RAM in KiB. Keep it off every multiple of 256 KiB: QEMU before 9.0 under TCG loses dirty bits otherwise,
+    /// and a dirtying guest then arrives with stale pages whoever moves it.
+    pub memory_kib: u64,
+    /// How many MiB of distinct corpus pages its page cache holds and its memory is filled from.
+    pub corpus_mib: u32,
+    /// Virtual CPUs.
+    pub cpus: u32,
+}
+
+impl VmSpec {
+    /// What the scenarios use: 384 MiB + 8 KiB.
+    pub fn small() -> Self {
+        Self { memory_kib: (384 << 10) + 8, corpus_mib: 32, cpus: 1 }
+    }
+
+    /// What the demo and the benchmark use: room for 700 MiB of data.
+    pub fn large() -> Self {
+        Self { memory_kib: (1200 << 10) + 8, corpus_mib: 128, cpus: 1 }
+    }
+}
+
+/// Everything the scenarios run in.
+#[derive(Debug)]
+pub struct Lab {
+    /// The link between the two ends.
+    pub net: Net,
+    folder: PathBuf,
+    count: AtomicU32,
+    /// By MiB of corpus; packing one takes a second or two.
+    archives: Mutex<HashMap<u32, PathBuf>>,
+    _ticket: Ticket,
+}
+
+impl Lab {
+    /// Makes the network and a scratch folder (short, since unix socket paths are limited to 107 bytes).
+    ///
+    /// # Errors
+    /// When neither namespaces nor loopback can be had, or there is no room for temporary files.
+    pub fn new() -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        remove_stale_folders();
+        let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("platen-{}-{nth}", std::process::id()));
+        let ticket = register(Leftover::Folder(folder.clone()));
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        let (count, archives) = (AtomicU32::new(0), Mutex::default());
+        Ok(Self { net: Net::new()?, folder, count, archives, _ticket: ticket })
+    }
+
+    /// The scratch folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A path in the scratch folder that was not given out before.
+    pub fn scratch(&self, what: &str) -> PathBuf {
+        self.folder.join(self.fresh_name(what))
+    }
+
+    fn fresh_name(&self, what: &str) -> String {
+        format!("{what}{}", self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Starts a process at `side`; its output goes to a file of the scratch folder.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, what: &str, side: Side, argv: &[String]) -> Result<Proc> {
+        Proc::spawn(&self.fresh_name(what), &self.net.prefix(side), argv, &self.folder)
+    }
+
+    /// Boots a guest at the source and fills `fill_mib` MiB of it with known pages, in two parts.
+    ///
+    /// # Errors
+    /// When it does not boot or has not the memory.
+    pub fn boot(&self, spec: &VmSpec, fill_mib: u64) -> Result<Vm> {
+        let mut vm = self.start(spec, Role::Boot, Side::Source)?;
+        vm.guest.wait_ready(Duration::from_secs(120)).map_err(|e| e.context(vm.process.tail()))?;
+        vm.guest.fill(fill_mib, 2)?;
+        Ok(vm)
+    }
+
+    /// Starts a QEMU at the other side, to wait for `vm`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn incoming_for(&self, vm: &Vm) -> Result<Vm> {
+        self.incoming_with(vm, vm.spec())
+    }
+
+    /// Starts a QEMU at the other side that has `spec`, which need not be what `vm` has.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn incoming_with(&self, vm: &Vm, spec: &VmSpec) -> Result<Vm> {
+        self.start(spec, Role::Incoming, vm.side().other())
+    }
+
+    /// Starts a QEMU at `side`.
+    fn start(&self, spec: &VmSpec, role: Role, side: Side) -> Result<Vm> {
+        let initramfs = self.initramfs(spec.corpus_mib)?;
+        let kernel = image::kernel()?;
+        let images = (kernel.as_path(), initramfs.as_path());
+        let name = self.fresh_name("vm");
+        let prefix = self.net.prefix(side);
+        Vm::start(&name, spec, role, (side, &prefix), images, &self.folder)
+    }
+}
+
+/// Removes scratch folders of earlier runs whose process is gone (it was killed).
+fn remove_stale_folders() {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        if net::owner_is_gone(&entry.file_name().to_string_lossy()) {
+            // Another user's, perhaps: not ours to complain about.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+impl Lab {
+    fn initramfs(&self, corpus_mib: u32) -> Result<PathBuf> {
+        let mut archives = self.archives.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(path) = archives.get(&corpus_mib) {
+            return Ok(path.clone());
+        }
+        let path = image::initramfs(corpus_mib)?;
+        archives.insert(corpus_mib, path.clone());
+        Ok(path)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.folder) {
+            eprintln!("cannot remove {}: {error}", self.folder.display());
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Ways to move a VM, and what each move cost.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::{json, Value};
+
+use crate::lab::Lab;
+use crate::platen;
+use crate::qemu::Vm;
+
+/// QEMU's own multifd compressors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// Pages as they are.
+    None,
+    /// zlib level 1, QEMU's default.
+    Zlib,
+    /// zstd level 1, QEMU's default.
+    Zstd,
+}
+
+/// A way to move a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Method {
+    /// QEMU alone, one TCP connection, uncompressed.
+    Qemu,
+    /// QEMU alone, this many multifd channels.
+    QemuMultifd(u32, Compression),
+    /// QEMU alone with its `compress` capability: zlib threads on the main connection, all at their defaults.
+    QemuCompress,
+    /// platen between the two QEMUs; further flags for `platen migrate`.
+    Platen(Vec<String>),
+}
+
+/// CPU seconds by process, without what the guest's own CPUs used.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// The QEMU the VM left.
+    pub source_qemu: f64,
+    /// The QEMU it went to.
+    pub destination_qemu: f64,
+    /// `platen migrate`, its whole life.
+    pub source_relay: f64,
+    /// `platen receive`, its whole life.
+    pub destination_relay: f64,
+}
+
+impl Cost {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.source_qemu + self.destination_qemu + self.source_relay + self.destination_relay
+    }
+}
+
+/// What a completed migration cost.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Milliseconds from start to completion, as the source QEMU counts them.
+    pub total_ms: u64,
+    /// Milliseconds without a running VM, as the source QEMU counts them.
+    pub downtime_ms: u64,
+    /// Bytes that crossed the link, both ways, headers included.
+    pub wire: u64,
+    /// CPU seconds.
+    pub cost: Cost,
+    /// The source QEMU's `query-migrate`.
+    pub stats: Value,
+    /// platen's report of the source end.
+    pub report: Option<Value>,
+}
+
+/// How long a migration may take.
+const LIMIT: Duration = Duration::from_secs(240);
+
+impl Method {
+    /// platen with these flags.
+    pub fn platen(flags: &[&str]) -> Self {
+        Self::Platen(flags.iter().map(|flag| String::from(*flag)).collect())
+    }
+
+    /// Moves `vm` to a new QEMU at the other side and returns it there, running, with what it cost.
+    ///
+    /// # Errors
+    /// When it does not complete; the VM is lost then, as the caller wanted it moved.
+    pub fn run(&self, lab: &Lab, mut vm: Vm) -> Result<(Vm, Outcome)> {
+        let mut destination = lab.incoming_for(&vm)?;
+        let wire = lab.net.crossed()?;
+        let before = [vm.process.host_cpu()?, destination.process.host_cpu()?];
+        let (relays, report) = match self {
+            Self::Platen(flags) => through_platen(lab, &mut vm, &destination, flags)?,
+            _ => {
+                self.by_qemu_alone(lab, &mut vm, &mut destination)?;
+                ([0.0; 2], None)
+            }
+        };
+        let cost = Cost {
+            source_qemu: vm.process.host_cpu()? - before[0],
+            destination_qemu: destination.process.host_cpu()? - before[1],
+            source_relay: relays[0],
+            destination_relay: relays[1],
+        };
+        let wire = lab.net.crossed()? - wire;
+        let stats = vm.monitor.query_migrate()?;
+        ensure!(stats["status"] == "completed", "the source's migration is {}", stats["status"]);
+        let left = vm.monitor.run_state()?;
+        ensure!(left == "postmigrate", "the VM left behind is {left}");
+        destination.assert_running()?;
+        let number =
+            |key: &str| stats[key].as_u64().with_context(|| format!("no {key} in {stats}"));
+        let (total_ms, downtime_ms) = (number("total-time")?, number("downtime")?);
+        Ok((destination, Outcome { total_ms, downtime_ms, wire, cost, stats, report }))
+    }
+
+    fn by_qemu_alone(&self, lab: &Lab, vm: &mut Vm, destination: &mut Vm) -> Result<()> {
+        let (listen, peer) = lab.net.meeting_point(destination.side())?;
+        self.prepare(vm)?;
+        self.prepare(destination)?;
+        destination.listen(&format!("tcp:{listen}"))?;
+        vm.monitor.execute("migrate", json!({"uri": format!("tcp:{peer}")}))?;
+        let ends = ["completed", "failed", "cancelled"];
+        for end in [vm, destination] {
+            let status = end.monitor.wait_migration(&ends, LIMIT)?;
+            if status != "completed" {
+                let why = end.monitor.query_migrate()?;
+                bail!("migration of {} {status}: {}", end.name(), why["error-desc"]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The settings that all methods share, and this one's own. All are set, since a VM that came here by another
+    /// method still has that one's. For platen this leaves QEMU's defaults: platen makes its own settings.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`](crate::Monitor::execute).
+    pub fn prepare(&self, vm: &mut Vm) -> Result<()> {
+        let (channels, compression) = match self {
+            Self::QemuMultifd(channels, compression) => (Some(*channels), *compression),
+            Self::Qemu | Self::QemuCompress | Self::Platen(_) => (None, Compression::None),
+        };
+        let compression = match compression {
+            Compression::None => "none",
+            Compression::Zlib => "zlib",
+            Compression::Zstd => "zstd",
+        };
+        // One at a time where they exclude each other: QEMU checks the whole set after each change.
+        vm.monitor.set_capabilities(&[("multifd", false), ("compress", false)])?;
+        vm.monitor.set_capabilities(&[
+            ("events", true),
+            ("return-path", true),
+            ("multifd", channels.is_some()),
+            ("compress", *self == Self::QemuCompress),
+        ])?;
+        let parameters = json!({
+            "max-bandwidth": 0,
+            "multifd-channels": channels.unwrap_or(2),
+            "multifd-compression": compression,
+        });
+        vm.monitor.execute("migrate-set-parameters", parameters)?;
+        Ok(())
+    }
+}
+
+/// Moves the VM through two relays; returns their CPU seconds and the source's report.
+fn through_platen(
+    lab: &Lab,
+    vm: &mut Vm,
+    destination: &Vm,
+    flags: &[String],
+) -> Result<([f64; 2], Option<Value>)> {
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let mut receive = platen::receive(lab, destination, &[])?;
+    let mut migrate = platen::migrate(lab, vm, receive.peer, &flags)?;
+    let source = migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+    let sink = receive.platen.succeed(Duration::from_secs(20))?;
+    let report = migrate.report()?;
+    ensure!(report["status"] == "completed", "exit status 0, but the report says {report}");
+    Ok(([source.cpu, sink.cpu], Some(report)))
+}

@@ -1,0 +1,180 @@
+//! A QMP client of the harness's own, so that platen's is not its own judge.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail, Context, Result};
+use serde_json::{json, Value};
+
+/// A connection to a QEMU's monitor.
+#[derive(Debug)]
+pub struct Monitor {
+    name: String,
+    reader: BufReader<UnixStream>,
+    line: String,
+    events: VecDeque<Value>,
+}
+
+/// How long a command may take: QEMU's monitor stands still while it loads device state under TCG.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Monitor {
+    /// Connects to the monitor at `path`, which may still be about to appear, and leaves negotiation mode.
+    ///
+    /// # Errors
+    /// When nobody listens there within `limit`, or it is no QMP monitor.
+    pub fn connect(name: &str, path: &Path, limit: Duration) -> Result<Self> {
+        let stream = connect(path, limit).with_context(|| format!("monitor of {name}"))?;
+        let mut monitor = Self {
+            name: name.into(),
+            reader: BufReader::new(stream),
+            line: String::new(),
+            events: VecDeque::new(),
+        };
+        let greeting = monitor.message(Instant::now() + PATIENCE)?.context("no greeting")?;
+        if greeting.get("QMP").is_none() {
+            bail!("{name} is no QMP monitor: {greeting}");
+        }
+        monitor.execute("qmp_capabilities", json!({}))?;
+        Ok(monitor)
+    }
+
+    /// Runs a command and returns its answer.
+    ///
+    /// # Errors
+    /// QEMU's own error text, or that the monitor does not answer.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        let request = json!({"execute": command, "arguments": arguments});
+        let stream = self.reader.get_mut();
+        stream
+            .write_all(format!("{request}\n").as_bytes())
+            .with_context(|| format!("monitor of {} is gone ({command})", self.name))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let Some(message) = self.message(deadline)? else {
+                bail!("{} does not answer {command} within {PATIENCE:?}", self.name);
+            };
+            if let Some(answer) = message.get("return") {
+                return Ok(answer.clone());
+            }
+            if let Some(error) = message.get("error") {
+                bail!("{} refuses {command}: {}", self.name, error["desc"]);
+            }
+            self.events.push_back(message);
+        }
+    }
+
+    /// Waits for the migration to be in one of `states`, by its events (so that waiting costs QEMU nothing).
+    ///
+    /// # Errors
+    /// When it is in none within `limit`, or the monitor closes.
+    pub fn wait_migration(&mut self, states: &[&str], limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        let now = self.migration_status()?;
+        // Events that came before that answer are older than it, perhaps of an earlier migration.
+        self.events.clear();
+        if states.contains(&now.as_str()) {
+            return Ok(now);
+        }
+        let mut seen = now;
+        loop {
+            let event = match self.events.pop_front() {
+                Some(event) => event,
+                None => self.message(deadline)?.ok_or_else(|| {
+                    anyhow!("migration of {} is {seen}, not {states:?}, after {limit:?}", self.name)
+                })?,
+            };
+            if event["event"] == "MIGRATION" {
+                if let Some(status) = event["data"]["status"].as_str() {
+                    seen = status.into();
+                    if states.contains(&status) {
+                        return Ok(seen);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What `query-migrate` says.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn query_migrate(&mut self) -> Result<Value> {
+        self.execute("query-migrate", json!({}))
+    }
+
+    /// The migration's state; `none` before the first.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn migration_status(&mut self) -> Result<String> {
+        Ok(self.query_migrate()?["status"].as_str().unwrap_or("none").into())
+    }
+
+    /// The VM's run state, such as `running` or `postmigrate`.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn run_state(&mut self) -> Result<String> {
+        Ok(self.execute("query-status", json!({}))?["status"].as_str().unwrap_or("?").into())
+    }
+
+    /// Turns migration capabilities on or off.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn set_capabilities(&mut self, capabilities: &[(&str, bool)]) -> Result<()> {
+        let list: Vec<Value> = capabilities
+            .iter()
+            .map(|(name, state)| json!({"capability": name, "state": state}))
+            .collect();
+        self.execute("migrate-set-capabilities", json!({"capabilities": list}))?;
+        Ok(())
+    }
+
+    /// The next message, or `None` at the deadline.
+    fn message(&mut self, deadline: Instant) -> Result<Option<Value>> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.reader.get_ref().set_read_timeout(Some(left))?;
+            // A timeout leaves what was read of the line in `line`; the next call goes on from there.
+            match self.reader.read_line(&mut self.line) {
+                Ok(0) => bail!("monitor of {} closed", self.name),
+                Ok(_) => {
+                    let message = serde_json::from_str(&self.line).with_context(|| {
+                        format!("monitor of {} says {:?}", self.name, self.line)
+                    })?;
+                    self.line.clear();
+                    return Ok(Some(message));
+                }
+                Err(e) if would_block(&e) => {}
+                Err(e) => return Err(e).with_context(|| format!("monitor of {}", self.name)),
+            }
+        }
+    }
+}
+
+/// Whether a read ended because its timeout did.
+pub(crate) fn would_block(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+}
+
+/// Connects to a unix socket that may still be about to appear.
+pub(crate) fn connect(path: &Path, limit: Duration) -> Result<UnixStream> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => return Ok(stream),
+            Err(e) if Instant::now() > deadline => {
+                return Err(e).with_context(|| format!("cannot connect to {}", path.display()))
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}

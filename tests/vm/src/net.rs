@@ -1,0 +1,315 @@
+//! The network between the two ends: two namespaces and a shaped link, or the loopback device.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use serde_json::Value;
+
+use crate::cleanup::{register, remove_namespace, Leftover, Ticket};
+use crate::forward::{Forwarder, Pace};
+
+/// One of the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where VMs boot.
+    Source,
+    /// Where they go first.
+    Destination,
+}
+
+impl Side {
+    /// The other end: where a VM that is here goes next.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Source => Self::Destination,
+            Self::Destination => Self::Source,
+        }
+    }
+}
+
+/// The speed of the link, each way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rate {
+    /// As fast as it goes.
+    Unlimited,
+    /// Megabits (10^6) a second.
+    Mbit(u32),
+}
+
+/// Two ends and the link between them.
+#[derive(Debug)]
+pub struct Net {
+    kind: Kind,
+    port: AtomicU16,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Namespaces {
+        source: String,
+        destination: String,
+        _tickets: [Ticket; 2],
+    },
+    /// Everything on 127.0.0.1, each destination port behind a forwarder that throttles and counts.
+    Loopback {
+        why: String,
+        pace: Arc<Pace>,
+        forwarders: std::sync::Mutex<Vec<Forwarder>>,
+    },
+}
+
+const SOURCE_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const DESTINATION_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const DEVICE: &str = "veth0";
+
+impl Net {
+    /// Makes two namespaces joined by a link, or explains why it has to be the loopback device.
+    ///
+    /// # Errors
+    /// When not even that is to be had.
+    pub fn new() -> Result<Self> {
+        let kind = if std::env::var_os("PLATEN_VM_LOOPBACK").is_some() {
+            Self::loopback("PLATEN_VM_LOOPBACK is set")
+        } else {
+            remove_stale_namespaces();
+            match Self::namespaces() {
+                Ok(kind) => kind,
+                Err(error) => Self::loopback(&format!("{error:#}")),
+            }
+        };
+        if let Kind::Loopback { why, .. } = &kind {
+            println!("No network namespaces ({why}).");
+            println!("Both ends meet on 127.0.0.1 through a throttling forwarder instead; run as root for real links.");
+        }
+        Ok(Self { kind, port: AtomicU16::new(4000) })
+    }
+
+    fn loopback(why: &str) -> Kind {
+        let why = why.to_owned();
+        Kind::Loopback { why, pace: Arc::default(), forwarders: std::sync::Mutex::default() }
+    }
+
+    fn namespaces() -> Result<Kind> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        if !rustix::process::geteuid().is_root() {
+            bail!("not root");
+        }
+        let id = format!("platen-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let (source, destination) = (format!("{id}-s"), format!("{id}-d"));
+        let tickets = [&source, &destination].map(|n| register(Leftover::Namespace(n.clone())));
+        let build = || -> Result<()> {
+            ip(&["netns", "add", &source])?;
+            ip(&["netns", "add", &destination])?;
+            let peer = ["peer", "name", DEVICE, "netns", &destination];
+            let link = ["link", "add", DEVICE, "netns", &source, "type", "veth"];
+            ip(&[link.as_slice(), &peer].concat())?;
+            for (name, address) in [(&source, SOURCE_IP), (&destination, DESTINATION_IP)] {
+                ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", DEVICE])?;
+                ip(&["-n", name, "link", "set", DEVICE, "up"])?;
+                ip(&["-n", name, "link", "set", "lo", "up"])?;
+            }
+            Ok(())
+        };
+        if let Err(error) = build() {
+            remove_namespace(&source);
+            remove_namespace(&destination);
+            return Err(error);
+        }
+        Ok(Kind::Namespaces { source, destination, _tickets: tickets })
+    }
+
+    /// What the ends run on, in words.
+    pub fn describe(&self) -> &'static str {
+        match self.kind {
+            Kind::Namespaces { .. } => "two network namespaces",
+            Kind::Loopback { .. } => "loopback with a throttling forwarder",
+        }
+    }
+
+    /// The words that start a command at `side`.
+    pub(crate) fn prefix(&self, side: Side) -> Vec<String> {
+        match self.namespace(side) {
+            Some(name) => ["ip", "netns", "exec", name].map(String::from).to_vec(),
+            None => Vec::new(),
+        }
+    }
+
+    fn namespace(&self, side: Side) -> Option<&str> {
+        match (&self.kind, side) {
+            (Kind::Namespaces { source, .. }, Side::Source) => Some(source),
+            (Kind::Namespaces { destination, .. }, Side::Destination) => Some(destination),
+            (Kind::Loopback { .. }, _) => None,
+        }
+    }
+
+    /// Sets the speed of the link, for both directions, now.
+    ///
+    /// # Errors
+    /// When `tc` refuses.
+    pub fn shape(&self, rate: Rate) -> Result<()> {
+        let Kind::Namespaces { source, destination, .. } = &self.kind else {
+            if let Kind::Loopback { pace, .. } = &self.kind {
+                pace.set(rate);
+            }
+            return Ok(());
+        };
+        for name in [source, destination] {
+            match rate {
+                Rate::Unlimited => {
+                    // There may be none.
+                    let _ = command("tc", &["-n", name, "qdisc", "del", "dev", DEVICE, "root"]);
+                }
+                Rate::Mbit(mbit) => {
+                    // A burst of 1 ms (but at least a segmentation-offload packet and a half), a queue of 10 ms:
+                    // what a switch port has.
+                    let bytes_per_ms = u64::from(mbit) * 125;
+                    let burst = bytes_per_ms.max(96 << 10).to_string();
+                    let limit = (bytes_per_ms * 10).max(256 << 10).to_string();
+                    let rate = format!("{mbit}mbit");
+                    let words = ["-n", name, "qdisc", "replace", "dev", DEVICE, "root", "tbf"];
+                    let tail = ["rate", &rate, "burst", &burst, "limit", &limit];
+                    command("tc", &[words.as_slice(), &tail].concat())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An address to listen at for a process at `side`, and the one by which the other side reaches it.
+    ///
+    /// # Errors
+    /// When no port is to be had.
+    pub fn meeting_point(&self, side: Side) -> Result<(SocketAddr, SocketAddr)> {
+        match &self.kind {
+            Kind::Namespaces { .. } => {
+                let port = self.port.fetch_add(1, Ordering::Relaxed);
+                let ip = match side {
+                    Side::Source => SOURCE_IP,
+                    Side::Destination => DESTINATION_IP,
+                };
+                let address = SocketAddr::new(IpAddr::V4(ip), port);
+                Ok((address, address))
+            }
+            Kind::Loopback { pace, forwarders, .. } => {
+                // The port is free now; that another process takes it before ours does is a risk of tests only.
+                let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+                let listen = TcpListener::bind((local, 0))?.local_addr()?;
+                let forwarder = Forwarder::start(listen, Arc::clone(pace))?;
+                let reach = forwarder.address();
+                forwarders.lock().expect("no panic holds it").push(forwarder);
+                Ok((listen, reach))
+            }
+        }
+    }
+
+    /// Bytes that have crossed the link so far, both ways together.
+    ///
+    /// # Errors
+    /// When the kernel's counters cannot be read.
+    pub fn crossed(&self) -> Result<u64> {
+        match &self.kind {
+            Kind::Namespaces { destination, .. } => {
+                let text = ip(&["-n", destination, "-j", "-s", "link", "show", "dev", DEVICE])?;
+                let json: Value = serde_json::from_str(&text).context("ip -j")?;
+                let count = |way: &str| {
+                    json[0]["stats64"][way]["bytes"]
+                        .as_u64()
+                        .with_context(|| format!("no {way} bytes"))
+                };
+                Ok(count("rx")? + count("tx")?)
+            }
+            Kind::Loopback { pace, .. } => Ok(pace.counted()),
+        }
+    }
+
+    /// Opens a TCP connection as a process at `side` would.
+    ///
+    /// # Errors
+    /// When it cannot be opened within two seconds.
+    pub fn connect_from(&self, side: Side, to: SocketAddr) -> Result<TcpStream> {
+        self.at(side, move || {
+            TcpStream::connect_timeout(&to, Duration::from_secs(2))
+                .with_context(|| format!("cannot connect to {to}"))
+        })
+    }
+
+    /// Listens as a process at `side` would.
+    ///
+    /// # Errors
+    /// When the address is taken.
+    pub fn listen_at(&self, side: Side, at: SocketAddr) -> Result<TcpListener> {
+        self.at(side, move || {
+            TcpListener::bind(at).with_context(|| format!("cannot listen at {at}"))
+        })
+    }
+
+    /// Runs `work` in the namespace of `side`: a socket stays in the one it was made in.
+    fn at<T: Send>(&self, side: Side, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let file = match self.namespace(side) {
+            Some(name) => Some(std::fs::File::open(format!("/run/netns/{name}"))?),
+            None => None,
+        };
+        std::thread::scope(|scope| {
+            // A namespace belongs to a thread, so a thread of its own enters it and ends there.
+            let thread = scope.spawn(|| {
+                if let Some(file) = &file {
+                    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+                }
+                work()
+            });
+            thread.join().expect("a panic in there is reported by its own message")
+        })
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        if let Kind::Namespaces { source, destination, .. } = &self.kind {
+            remove_namespace(source);
+            remove_namespace(destination);
+        }
+    }
+}
+
+/// Removes namespaces of earlier runs whose process is gone (it was killed).
+fn remove_stale_namespaces() {
+    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if owner_is_gone(&name) {
+            remove_namespace(&name);
+        }
+    }
+}
+
+/// Whether `name` is one this harness gives (`platen-PID-...`) and the process of that number is gone.
+pub(crate) fn owner_is_gone(name: &str) -> bool {
+    let mut words = name.split('-');
+    let ours = words.next() == Some("platen");
+    let pid = words.next().filter(|pid| pid.parse::<u32>().is_ok());
+    pid.is_some_and(|pid| ours && words.next().is_some() && !Path::new("/proc").join(pid).exists())
+}
+
+fn ip(words: &[&str]) -> Result<String> {
+    command("ip", words)
+}
+
+/// Runs a command and returns its output.
+fn command(program: &str, words: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(words)
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}", words.join(" "), why.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

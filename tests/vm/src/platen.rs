@@ -1,0 +1,169 @@
+//! Starts the binary under test: `platen migrate`, `platen relay` and `platen receive`.
+//!
+//! The binary is the one beside this program (`target/release/platen`), or `PLATEN_BIN`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
+
+use crate::lab::Lab;
+use crate::net::Side;
+use crate::process::{Ended, Proc};
+use crate::qemu::Vm;
+
+/// A `platen` process that writes a report.
+#[derive(Debug)]
+pub struct Platen {
+    /// The process.
+    pub process: Proc,
+    json: PathBuf,
+}
+
+/// A `platen receive` and where it listens.
+#[derive(Debug)]
+pub struct Receive {
+    /// The process.
+    pub platen: Platen,
+    /// The address by which the other side reaches it.
+    pub peer: SocketAddr,
+}
+
+/// The binary under test.
+///
+/// # Errors
+/// When it has not been built.
+pub fn binary() -> Result<PathBuf> {
+    let path = match std::env::var_os("PLATEN_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let me = std::env::current_exe()?;
+            // target/release/demo, or target/release/deps/vm-0123456789abcdef.
+            let folder = me.parent().context("this program lies in no folder")?;
+            let folder = if folder.ends_with("deps") { folder.join("..") } else { folder.into() };
+            folder.join("platen")
+        }
+    };
+    if !path.exists() {
+        bail!(
+            "{} is missing: cargo build --release -p platen (make does), or set PLATEN_BIN",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// Starts `platen receive` for one VM, with that VM's monitor, to end with its migration.
+///
+/// # Errors
+/// When it does not come to listen.
+pub fn receive(lab: &Lab, vm: &Vm, extra: &[&str]) -> Result<Receive> {
+    let deliver = format!("unix:{}", vm.incoming_socket().display());
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let flags = ["--deliver", &deliver, "--qmp", &qmp, "--once"];
+    receive_with(lab, vm.side(), &[flags.as_slice(), extra].concat())
+}
+
+/// Starts `platen receive` with these flags beside `--listen`, `--insecure` and `--json`.
+///
+/// # Errors
+/// When it does not come to listen.
+pub fn receive_with(lab: &Lab, side: Side, flags: &[&str]) -> Result<Receive> {
+    let (listen, peer) = lab.net.meeting_point(side)?;
+    let listen = listen.to_string();
+    let words = [&["receive", "--listen", &listen, "--insecure"], flags].concat();
+    let mut platen = Platen::start(lab, "receive", side, &words)?;
+    platen.process.wait_for_output("listening on", Duration::from_secs(10))?;
+    Ok(Receive { platen, peer })
+}
+
+/// Starts `platen migrate` beside the VM.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn migrate(lab: &Lab, vm: &Vm, peer: SocketAddr, extra: &[&str]) -> Result<Platen> {
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let peer = peer.to_string();
+    let words = [&["migrate", "--qmp", &qmp, "--peer", &peer, "--insecure"], extra].concat();
+    Platen::start(lab, "migrate", vm.side(), &words)
+}
+
+/// Starts `platen relay`, listening at `socket` for the source QEMU.
+///
+/// # Errors
+/// When the socket does not appear.
+pub fn relay(
+    lab: &Lab,
+    side: Side,
+    socket: &Path,
+    peer: SocketAddr,
+    extra: &[&str],
+) -> Result<Platen> {
+    let listen = format!("unix:{}", socket.display());
+    let peer = peer.to_string();
+    let words = [&["relay", "--listen", &listen, "--peer", &peer, "--insecure"], extra].concat();
+    let mut platen = Platen::start(lab, "relay", side, &words)?;
+    platen.process.wait_for_output("listening on", Duration::from_secs(10))?;
+    Ok(platen)
+}
+
+impl Platen {
+    /// Starts `platen` with these words and a report file; `what` names its log.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(lab: &Lab, what: &str, side: Side, words: &[&str]) -> Result<Self> {
+        let json = lab.scratch("report");
+        let mut argv = vec![binary()?.display().to_string()];
+        argv.extend(words.iter().map(|word| String::from(*word)));
+        argv.extend(["--json".into(), json.display().to_string()]);
+        Ok(Self { process: lab.spawn(what, side, &argv)?, json })
+    }
+
+    /// Waits for its end, which must be a success.
+    ///
+    /// # Errors
+    /// When it fails or takes longer than `limit`; with what it said.
+    pub fn succeed(&mut self, limit: Duration) -> Result<Ended> {
+        let ended = self.process.wait(limit)?;
+        if !ended.status.success() {
+            bail!("{} ended with {}; {}", self.process.name(), ended.status, self.process.tail());
+        }
+        Ok(ended)
+    }
+
+    /// Waits for its end, which must be a failure of its own making with a message; returns the message.
+    ///
+    /// # Errors
+    /// When it succeeds, crashes, says nothing or takes longer than `limit`.
+    pub fn fail(&mut self, limit: Duration) -> Result<String> {
+        let ended = self.process.wait(limit)?;
+        let said = self.process.output();
+        if ended.status.success() {
+            bail!("{} reports success; it said: {said}", self.process.name());
+        }
+        if let Some(signal) = ended.killed_by() {
+            bail!("{} was ended by signal {signal}; it said: {said}", self.process.name());
+        }
+        if said.contains("panicked") {
+            bail!("{} panicked: {said}", self.process.name());
+        }
+        if !said.to_lowercase().contains("error") {
+            bail!("{} ended with {} and names no error: {said}", self.process.name(), ended.status);
+        }
+        Ok(said)
+    }
+
+    /// The report it wrote when it ended.
+    ///
+    /// # Errors
+    /// When there is none, or it is not JSON.
+    pub fn report(&self) -> Result<Value> {
+        let text = std::fs::read_to_string(&self.json).with_context(|| {
+            format!("{} wrote no report; {}", self.process.name(), self.process.tail())
+        })?;
+        serde_json::from_str(&text).with_context(|| format!("report {text:?}"))
+    }
+}

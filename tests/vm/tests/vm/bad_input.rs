@@ -1,0 +1,258 @@
+//! Wrong addresses, wrong peers, wrong paths, noise on the port: a clear error, and the source VM still runs.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use vm_tests::platen::{self, Platen};
+use vm_tests::{Lab, Method, Rate, Vm, VmSpec};
+
+use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    vec![
+        Scenario::new("noise_on_the_port_harms_nobody", noise),
+        Scenario::new("noise_before_the_peer_harms_nobody", noise_first),
+        Scenario::new("nobody_listens_at_the_peer_address", nobody_listens),
+        Scenario::new("the_peer_is_a_web_server", web_server),
+        Scenario::new("the_peer_is_silent", silent_peer),
+        Scenario::new("deliver_is_a_regular_file", |stage| bad_deliver(stage, true)),
+        Scenario::new("deliver_is_not_there", |stage| bad_deliver(stage, false)),
+        Scenario::new("the_destination_has_other_memory", other_memory),
+        Scenario::new("the_monitor_is_not_there", no_monitor),
+        Scenario::new("a_peer_beyond_loopback_needs_insecure", needs_insecure),
+    ]
+}
+
+/// What a port scanner, a browser, a TLS client, a confused peer and fuzzers send first.
+fn noises() -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
+        b"QEVM\x00\x00\x00\x03".to_vec(),
+        b"\x11\x22\x33\x44\x00\x00\x00\x01".to_vec(),
+        vec![0; 4096],
+        vec![0xff; 70_000],
+        b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(),
+        vec![],
+    ];
+    // Noise with no pattern, of several lengths.
+    let mut word = 0x0123_4567_89ab_cdef_u64;
+    for len in [1, 3, 15, 16, 17, 63, 64, 65, 1000, 100_000] {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.truncate(len);
+        all.push(bytes);
+    }
+    all
+}
+
+/// Sends all of it on connections of its own; returns them, still open.
+fn make_noise(lab: &Lab, from: &Vm, peer: SocketAddr) -> Result<Vec<TcpStream>> {
+    let mut open = Vec::new();
+    for (nth, bytes) in noises().into_iter().enumerate() {
+        // A receiver may refuse more unknown connections than it has room for; it may not stop serving.
+        let Ok(mut stream) = lab.net.connect_from(from.side(), peer) else { continue };
+        stream.set_write_timeout(Some(Duration::from_secs(2)))?;
+        // It may hang up at the first wrong byte.
+        let _ = stream.write_all(&bytes);
+        if nth % 3 != 0 {
+            open.push(stream);
+        }
+    }
+    for _ in 0..8 {
+        open.extend(lab.net.connect_from(from.side(), peer));
+    }
+    ensure!(open.len() > 4, "only {} connections were accepted", open.len());
+    Ok(open)
+}
+
+/// Resident memory of a process, in MiB.
+fn resident_mib(platen: &Platen) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", platen.process.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib / 1024)
+}
+
+fn noise(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    stage.lab.net.shape(Rate::Mbit(300))?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &["--channels", "2"])?;
+    std::thread::sleep(Duration::from_millis(300));
+    let open = make_noise(&stage.lab, &vm, receive.peer)?;
+    let resident = resident_mib(&receive.platen)?;
+    ensure!(resident < 400, "receive has grown to {resident} MiB");
+    migrate.succeed(Duration::from_secs(60))?;
+    receive.platen.succeed(NOTICE)?;
+    drop(open);
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify()?;
+    stage.park(destination);
+    Ok(())
+}
+
+/// Noise while `receive --once` still waits: it must not take it for the one migration it is there for.
+fn noise_first(stage: &mut Stage) -> Result<()> {
+    let vm = stage.vm()?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let open = make_noise(&stage.lab, &vm, receive.peer)?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
+    migrate.succeed(Duration::from_secs(60)).context(receive.platen.process.tail())?;
+    receive.platen.succeed(NOTICE)?;
+    drop(open);
+    destination.assert_running()?;
+    destination.guest.verify()?;
+    stage.park(destination);
+    Ok(())
+}
+
+/// Runs `platen migrate` against `peer`, which must fail soon with a message that holds one of `words`; the VM must
+/// run on without a migration.
+fn fails_against(stage: &mut Stage, mut vm: Vm, peer: SocketAddr, words: &[&str]) -> Result<()> {
+    let begin = Instant::now();
+    let said = platen::migrate(&stage.lab, &vm, peer, &[])?.fail(NOTICE)?;
+    names_the_cause(&said, words)?;
+    ensure!(begin.elapsed() < NOTICE, "after {:?}", begin.elapsed());
+    still_whole(&mut vm)?;
+    stage.park(vm);
+    Ok(())
+}
+
+/// The VM runs, no migration is under way, every page is right.
+fn still_whole(vm: &mut Vm) -> Result<()> {
+    let status =
+        vm.monitor.wait_migration(&["none", "failed", "cancelled", "completed"], NOTICE)?;
+    ensure!(status != "completed" || vm.monitor.run_state()? == "running", "{status}");
+    vm.assert_running()?;
+    vm.guest.verify()?;
+    Ok(())
+}
+
+fn nobody_listens(stage: &mut Stage) -> Result<()> {
+    let vm = stage.vm()?;
+    let (_, peer) = stage.lab.net.meeting_point(vm.side().other())?;
+    fails_against(stage, vm, peer, &[&peer.to_string()])
+}
+
+/// Serves `listener` with `answer` for as long as the test program lives.
+fn serve(listener: TcpListener, answer: &'static [u8]) {
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in listener.incoming().flatten() {
+            let mut stream = stream;
+            if !answer.is_empty() {
+                let mut request = [0; 16];
+                let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
+                let _ = stream.read(&mut request);
+                let _ = stream.write_all(answer);
+            }
+            held.push(stream);
+        }
+    });
+}
+
+fn web_server(stage: &mut Stage) -> Result<()> {
+    let vm = stage.vm()?;
+    let (listen, peer) = stage.lab.net.meeting_point(vm.side().other())?;
+    let listener = stage.lab.net.listen_at(vm.side().other(), listen)?;
+    serve(listener, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    fails_against(stage, vm, peer, &[&peer.to_string(), "peer"])
+}
+
+fn silent_peer(stage: &mut Stage) -> Result<()> {
+    let vm = stage.vm()?;
+    let (listen, peer) = stage.lab.net.meeting_point(vm.side().other())?;
+    serve(stage.lab.net.listen_at(vm.side().other(), listen)?, b"");
+    fails_against(stage, vm, peer, &[&peer.to_string(), "peer"])
+}
+
+/// `--deliver` names something that is not a socket, or nothing at all.
+fn bad_deliver(stage: &mut Stage, there: bool) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let path = stage.lab.scratch("plain");
+    if there {
+        std::fs::write(&path, "not a socket")?;
+    }
+    let deliver = format!("unix:{}", path.display());
+    let flags = ["--deliver", &deliver, "--once"];
+    // It may refuse the path at once, or when there is something to deliver: in either case by name.
+    match platen::receive_with(&stage.lab, vm.side().other(), &flags) {
+        Err(refused) => names_the_cause(&format!("{refused:#}"), &[&path.display().to_string()])?,
+        Ok(mut receive) => {
+            let said = platen::migrate(&stage.lab, &vm, receive.peer, &[])?.fail(NOTICE)?;
+            names_the_cause(&said, &[&path.display().to_string()])?;
+            let said = receive.platen.fail(NOTICE)?;
+            names_the_cause(&said, &[&path.display().to_string()])?;
+        }
+    }
+    if there {
+        let content = std::fs::read_to_string(&path)?;
+        ensure!(content == "not a socket", "the file was changed to {content:?}");
+    }
+    still_whole(&mut vm)?;
+    stage.park(vm);
+    Ok(())
+}
+
+/// The destination QEMU was started with another size of RAM, and says so when the stream arrives.
+fn other_memory(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let spec = VmSpec { memory_kib: vm.spec().memory_kib + 256, ..vm.spec().clone() };
+    let mut destination = stage.lab.incoming_with(&vm, &spec)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let said = platen::migrate(&stage.lab, &vm, receive.peer, &[])?.fail(NOTICE)?;
+    names_the_cause(&said, &["destination"])?;
+    receive.platen.fail(NOTICE)?;
+    destination_ends(&mut destination)?;
+    still_whole(&mut vm)?;
+    stage.park(vm);
+    Ok(())
+}
+
+fn no_monitor(stage: &mut Stage) -> Result<()> {
+    let vm = stage.vm()?;
+    let missing = stage.lab.scratch("monitor");
+    let qmp = format!("unix:{}", missing.display());
+    let (_, peer) = stage.lab.net.meeting_point(vm.side().other())?;
+    let words = ["migrate", "--qmp", &qmp, "--peer", &peer.to_string(), "--insecure"];
+    let mut run = Platen::start(&stage.lab, "migrate", vm.side(), &words)?;
+    names_the_cause(&run.fail(NOTICE)?, &[&missing.display().to_string()])?;
+    stage.park(vm);
+    Ok(())
+}
+
+fn needs_insecure(stage: &mut Stage) -> Result<()> {
+    let vm = stage.vm()?;
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let words = ["migrate", "--qmp", &qmp, "--peer", "192.0.2.1:4444"];
+    let mut run = Platen::start(&stage.lab, "migrate", vm.side(), &words)?;
+    names_the_cause(&run.fail(NOTICE)?, &["--insecure"])?;
+    // Nothing may have been started, or the VM's memory would be on its way in the clear.
+    let mut vm = vm;
+    let status = vm.monitor.migration_status()?;
+    if status == "active" || status == "setup" {
+        bail!("the migration is {status}");
+    }
+    let listen =
+        ["receive", "--listen", "0.0.0.0:4444", "--deliver", "unix:/nonexistent", "--once"];
+    let mut run = Platen::start(&stage.lab, "receive", vm.side(), &listen)?;
+    names_the_cause(&run.fail(NOTICE)?, &["--insecure"])?;
+    // And a move that is allowed works.
+    let (mut vm, _) = Method::platen(&[]).run(&stage.lab, vm)?;
+    vm.guest.verify()?;
+    stage.park(vm);
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! A migration that is called off half way: the source goes on, the destination ends, the next one succeeds.
+
+use anyhow::{ensure, Result};
+use serde_json::json;
+use vm_tests::Signal;
+
+use crate::stage::{
+    destination_ends, names_the_cause, source_goes_on, then_moves, HalfWay, Stage, NOTICE,
+};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for channels in ["0", "2"] {
+        all.push(Scenario::new(format!("cancel_by_ctrl_c_{channels}_channels"), move |stage| {
+            cancel(stage, channels, |half_way| half_way.migrate.process.signal(Signal::INT))
+        }));
+        all.push(Scenario::new(format!("cancel_by_monitor_{channels}_channels"), move |stage| {
+            cancel(stage, channels, |half_way| {
+                half_way.vm.monitor.execute("migrate_cancel", json!({})).map(|_| ())
+            })
+        }));
+    }
+    all
+}
+
+fn cancel(
+    stage: &mut Stage,
+    channels: &str,
+    call_off: impl Fn(&mut HalfWay) -> Result<()>,
+) -> Result<()> {
+    let mut half_way = stage.half_way(&["--channels", channels])?;
+    call_off(&mut half_way)?;
+    let HalfWay { mut vm, mut destination, mut receive, mut migrate } = half_way;
+
+    source_goes_on(&mut vm, &["cancelled"])?;
+    let ended = migrate.process.wait(NOTICE)?;
+    ensure!(!ended.status.success(), "migrate reports success");
+    ensure!(ended.killed_by().is_none(), "migrate died of {}", ended.status);
+    names_the_cause(&migrate.process.output(), &["cancel"])?;
+    let report = migrate.report()?;
+    ensure!(report["status"] == "cancelled", "the report says {}", report["status"]);
+    receive.platen.fail(NOTICE)?;
+    destination_ends(&mut destination)?;
+    then_moves(stage, vm)
+}

@@ -1,0 +1,122 @@
+//! The whole-VM tests, run one after the other: they measure time and CPU, and the machine is small.
+//!
+//! ```text
+//! cargo test --release -p vm-tests --test vm -- [FILTER...] [--list]
+//! ```
+//!
+//! A scenario runs when its name contains one of the filters. Needs what `scripts/setup` prepares and the release
+//! binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
+
+mod bad_input;
+mod cancel;
+mod guest;
+mod kill;
+mod moves;
+mod several;
+mod stage;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use stage::{Skip, Stage};
+use vm_tests::{cleanup, platen};
+
+/// A test: what must be true, and the code that finds out.
+pub(crate) struct Scenario {
+    /// A claim.
+    name: String,
+    /// Whether the binary under test takes part.
+    needs_platen: bool,
+    run: Box<Run>,
+}
+
+type Run = dyn Fn(&mut Stage) -> anyhow::Result<()>;
+
+impl Scenario {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
+    ) -> Self {
+        Self { name: name.into(), needs_platen: true, run: Box::new(run) }
+    }
+
+    /// One that shows something of the guest or of QEMU alone.
+    pub(crate) fn without_platen(
+        name: impl Into<String>,
+        run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
+    ) -> Self {
+        Self { needs_platen: false, ..Self::new(name, run) }
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("vm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs what was asked for; returns how many failed.
+fn run() -> anyhow::Result<u32> {
+    let all = [
+        guest::scenarios(),
+        moves::scenarios(),
+        cancel::scenarios(),
+        kill::scenarios(),
+        several::scenarios(),
+        bad_input::scenarios(),
+    ];
+    // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean nothing here.
+    let (flags, filters): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| word.starts_with('-'));
+    let chosen: Vec<Scenario> = all
+        .into_iter()
+        .flatten()
+        .filter(|s| filters.is_empty() || filters.iter().any(|f| s.name.contains(f)))
+        .collect();
+    if flags.iter().any(|flag| flag == "--list") {
+        for scenario in &chosen {
+            println!("{}: test", scenario.name);
+        }
+        return Ok(0);
+    }
+
+    cleanup::install()?;
+    if chosen.iter().any(|s| s.needs_platen) {
+        println!("binary under test: {}", platen::binary()?.display());
+    }
+    let mut stage = Stage::new()?;
+    println!("running {} scenarios ({})", chosen.len(), stage.lab.net.describe());
+    let (mut passed, mut failed, mut skipped) = (0u32, Vec::new(), 0u32);
+    for scenario in &chosen {
+        let begin = Instant::now();
+        let result = stage.prepare().and_then(|()| (scenario.run)(&mut stage));
+        let took = begin.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => {
+                passed += 1;
+                println!("test {} ... ok ({took:.1} s)", scenario.name);
+            }
+            Err(error) if error.is::<Skip>() => {
+                skipped += 1;
+                println!("test {} ... skipped: {error}", scenario.name);
+            }
+            Err(error) => {
+                println!("test {} ... FAILED ({took:.1} s)\n  {error:#}", scenario.name);
+                stage.print_logs();
+                stage.discard();
+                failed.push(scenario.name.as_str());
+            }
+        }
+    }
+    drop(stage);
+    for name in &failed {
+        println!("failed: {name}");
+    }
+    println!("{passed} passed, {} failed, {skipped} skipped", failed.len());
+    Ok(u32::try_from(failed.len())?)
+}

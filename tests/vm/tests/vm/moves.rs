@@ -1,0 +1,136 @@
+//! Migrations that succeed: every codec, single stream and multifd, idle and dirtying.
+
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+use vm_tests::table::to_f64;
+use vm_tests::{Method, Outcome, Rate};
+
+use crate::stage::{Stage, LOAD};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let moves: [(&str, bool, &[&str]); 16] = [
+        ("idle_single_zstd", false, &["--channels", "0", "--codec", "zstd"]),
+        ("idle_2_channels_zstd", false, &["--channels", "2", "--codec", "zstd"]),
+        ("dirtying_defaults", true, &[]),
+        ("dirtying_single_zstd", true, &["--channels", "0", "--codec", "zstd"]),
+        ("dirtying_single_lz4", true, &["--channels", "0", "--codec", "lz4"]),
+        ("dirtying_single_zlib", true, &["--channels", "0", "--codec", "zlib"]),
+        ("dirtying_single_none", true, &["--channels", "0", "--codec", "none"]),
+        ("dirtying_1_channel_zstd", true, &["--channels", "1", "--codec", "zstd"]),
+        ("dirtying_2_channels_zstd", true, &["--channels", "2", "--codec", "zstd"]),
+        ("dirtying_2_channels_lz4", true, &["--channels", "2", "--codec", "lz4"]),
+        ("dirtying_2_channels_zlib", true, &["--channels", "2", "--codec", "zlib"]),
+        ("dirtying_2_channels_none", true, &["--channels", "2", "--codec", "none"]),
+        ("dirtying_8_channels_zstd", true, &["--channels", "8", "--codec", "zstd"]),
+        ("dirtying_single_one_link", true, &["--channels", "0", "--links", "1"]),
+        ("dirtying_2_channels_one_thread", true, &["--channels", "2", "--compress-threads", "1"]),
+        ("dirtying_single_level_9_busy", true, BUSY),
+    ];
+    let mut all: Vec<Scenario> = moves
+        .into_iter()
+        .map(|(name, dirtying, flags)| {
+            Scenario::new(format!("moves_{name}"), move |stage| moves_well(stage, dirtying, flags))
+        })
+        .collect();
+    all.push(Scenario::new("moves_dirtying_over_a_slow_link", slow_link));
+    all.push(Scenario::new("moves_whatever_was_set_before", leftovers));
+    all
+}
+
+/// A level that the workers cannot keep up with, and leave not to: some batches must go as they are.
+const BUSY: &[&str] = &[
+    "--channels",
+    "0",
+    "--codec",
+    "zlib",
+    "--level",
+    "9",
+    "--compress-threads",
+    "1",
+    "--compress-wait-thread",
+    "off",
+];
+
+fn moves_well(stage: &mut Stage, dirtying: bool, flags: &[&str]) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let before = vm.guest.verify()?;
+    if dirtying {
+        vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    }
+    let (mut vm, outcome) = Method::platen(flags).run(&stage.lab, vm)?;
+    if dirtying {
+        vm.guest.stop()?;
+    }
+    let after = vm.guest.verify().context("in the destination")?;
+    ensure!(dirtying == (after != before), "dirtying {dirtying}: {before:?}, then {after:?}");
+    check_report(&outcome)?;
+    if flags == BUSY {
+        let busy = outcome.report.as_ref().and_then(|r| r["compression"]["busy"].as_u64());
+        ensure!(busy > Some(0), "no batch was busy: {:?}", outcome.report);
+    }
+    stage.park(vm);
+    Ok(())
+}
+
+/// Compares platen's report with what QEMU, the network device and the kernel say.
+fn check_report(outcome: &Outcome) -> Result<()> {
+    let report = outcome.report.as_ref().context("no report")?;
+    let number = |pointer: &str| -> Result<f64> {
+        let value = report.pointer(pointer).and_then(Value::as_f64);
+        value.with_context(|| format!("no number {pointer} in {report}"))
+    };
+    let near = |pointer: &str, truth: f64, slack: f64| -> Result<()> {
+        let got = number(pointer)?;
+        ensure!((got - truth).abs() <= slack, "{pointer} is {got}, in truth {truth}: {report}");
+        Ok(())
+    };
+    near("/total-time", to_f64(outcome.total_ms), 5.0)?;
+    near("/downtime", to_f64(outcome.downtime_ms), 5.0)?;
+    // Frames of TCP and IP, and the harness's probes, are in the counter of the device only.
+    near("/transferred", to_f64(outcome.wire), to_f64(outcome.wire) * 0.03 + 65536.0)?;
+    for key in ["normal", "duplicate"] {
+        let truth = outcome.stats["ram"][key].as_f64().context("ram of query-migrate")?;
+        near(&format!("/{key}"), truth, 0.0)?;
+    }
+    // To the kernel's 10 ms, and what a process uses after it has written its report.
+    near("/cpu-seconds/source", outcome.cost.source_relay, 0.15 + outcome.cost.source_relay * 0.1)?;
+    let destination = outcome.cost.destination_relay;
+    near("/cpu-seconds/destination", destination, 0.15 + destination * 0.1)?;
+    ensure!(number("/throughput")? > 0.0 && number("/pages-per-second")? > 0.0, "{report}");
+    for key in ["pages", "busy", "busy-rate", "compressed-size", "compression-rate"] {
+        let value = number(&format!("/compression/{key}"))?;
+        ensure!(value >= 0.0 && value.is_finite(), "compression.{key} is {value}");
+    }
+    Ok(())
+}
+
+fn slow_link(stage: &mut Stage) -> Result<()> {
+    stage.lab.net.shape(Rate::Mbit(200))?;
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(1000, 20, 16)?;
+    let (mut vm, outcome) = Method::platen(&["--channels", "2"]).run(&stage.lab, vm)?;
+    vm.guest.stop()?;
+    vm.guest.verify()?;
+    // 144 MiB at 200 Mbit/s take 6 s uncompressed: both ends must have kept up with the link, and compressed.
+    ensure!(outcome.total_ms < 5000, "{} ms", outcome.total_ms);
+    stage.park(vm);
+    Ok(())
+}
+
+/// A VM that another tool moved before has that tool's settings, at either end.
+fn leftovers(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    vm.monitor.set_capabilities(&[("multifd", true)])?;
+    let settings =
+        json!({"multifd-channels": 5, "multifd-compression": "zlib", "max-bandwidth": 1 << 20});
+    vm.monitor.execute("migrate-set-parameters", settings)?;
+    let (vm, _) = Method::platen(&["--channels", "0"]).run(&stage.lab, vm)?;
+    let (mut vm, outcome) = Method::platen(&["--channels", "3"]).run(&stage.lab, vm)?;
+    vm.guest.verify()?;
+    check_report(&outcome)?;
+    let (mut vm, _) = Method::platen(&["--channels", "0"]).run(&stage.lab, vm)?;
+    vm.guest.verify()?;
+    stage.park(vm);
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! What scenarios share: the lab, and one booted VM that goes from scenario to scenario.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use vm_tests::platen::{self, Platen, Receive};
+use vm_tests::{Lab, Method, Rate, Vm, VmSpec};
+
+/// Data in the guest, in MiB.
+pub(crate) const DATA_MIB: u64 = 144;
+
+/// How the guest dirties its memory: updates a second, percent of whole pages, range in MiB.
+pub(crate) const LOAD: (u64, u64, u64) = (4000, 30, 48);
+
+/// How long a failure may take to be noticed by everybody.
+pub(crate) const NOTICE: Duration = Duration::from_secs(30);
+
+/// The reason a scenario was not run.
+#[derive(Debug)]
+pub(crate) struct Skip(pub(crate) &'static str);
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// The lab and the VM that is between scenarios.
+pub(crate) struct Stage {
+    pub(crate) lab: Lab,
+    parked: Option<Vm>,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { lab: Lab::new()?, parked: None })
+    }
+
+    /// Before each scenario: a link without limit, no logs of others.
+    pub(crate) fn prepare(&mut self) -> Result<()> {
+        self.lab.net.shape(Rate::Unlimited)?;
+        Ok(())
+    }
+
+    /// A running VM, filled, idle, with QEMU's default migration settings.
+    pub(crate) fn vm(&mut self) -> Result<Vm> {
+        let mut vm = match self.parked.take() {
+            Some(vm) => vm,
+            None => self.lab.boot(&VmSpec::small(), DATA_MIB)?,
+        };
+        Method::platen(&[]).prepare(&mut vm)?;
+        Ok(vm)
+    }
+
+    /// Leaves a VM, verified and idle, for the next scenario.
+    pub(crate) fn park(&mut self, vm: Vm) {
+        self.parked = Some(vm);
+    }
+
+    /// Ends the VM between scenarios: after a failure nobody knows what state it is in.
+    pub(crate) fn discard(&mut self) {
+        self.parked = None;
+    }
+
+    /// Prints the end of every log, for a failed scenario, newest process last.
+    pub(crate) fn print_logs(&self) {
+        let Ok(entries) = std::fs::read_dir(self.lab.folder()) else { return };
+        let mut logs: Vec<_> = entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|e| e == "log"))
+            .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+            .collect();
+        logs.sort();
+        for (_, path) in logs.iter().rev().take(6).rev() {
+            let text = std::fs::read(path).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            for line in &lines[lines.len().saturating_sub(8)..] {
+                println!("  {}: {line}", path.file_stem().unwrap_or_default().to_string_lossy());
+            }
+        }
+    }
+
+    /// A migration by platen that is half way over a slow link, with the guest dirtying its memory.
+    pub(crate) fn half_way(&mut self, flags: &[&str]) -> Result<HalfWay> {
+        let mut vm = self.vm()?;
+        self.lab.net.shape(Rate::Mbit(100))?;
+        let destination = self.lab.incoming_for(&vm)?;
+        let receive = platen::receive(&self.lab, &destination, &[])?;
+        vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+        let crossed = self.lab.net.crossed()?;
+        let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, flags)?;
+        wait_crossed(&self.lab, crossed + HALF_WAY, &mut migrate)?;
+        let status = vm.monitor.migration_status()?;
+        ensure!(status == "active", "half way, the migration is {status}");
+        Ok(HalfWay { vm, destination, receive, migrate })
+    }
+}
+
+/// Bytes on the wire that count as half way: more than every buffer together, less than all there is to send.
+pub(crate) const HALF_WAY: u64 = 16 << 20;
+
+/// Waits until the link's counter has passed `mark`.
+pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while lab.net.crossed()? < mark {
+        if let Some(ended) = mover.process.poll()? {
+            anyhow::bail!("ended with {} before half way; {}", ended.status, mover.process.tail());
+        }
+        ensure!(Instant::now() < deadline, "not half way in 30 s; {}", mover.process.tail());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// A migration that is under way.
+pub(crate) struct HalfWay {
+    pub(crate) vm: Vm,
+    pub(crate) destination: Vm,
+    pub(crate) receive: Receive,
+    pub(crate) migrate: Platen,
+}
+
+/// Checks that the source runs the VM as if nothing had been: its migration is over in one of `states`, its guest
+/// is alive, was dirtying all the time, and every page is right.
+pub(crate) fn source_goes_on(vm: &mut Vm, states: &[&str]) -> Result<()> {
+    vm.wait_back(states, NOTICE).context("the source must go on")?;
+    let before = vm.guest.work("loops")?;
+    std::thread::sleep(Duration::from_millis(200));
+    let after = vm.guest.work("loops")?;
+    ensure!(after > before, "the guest's work stands still at {before}");
+    vm.guest.stop()?;
+    vm.guest.verify().context("in the source after the failed migration")?;
+    Ok(())
+}
+
+/// Checks that the destination QEMU has ended by itself, with an error.
+pub(crate) fn destination_ends(destination: &mut Vm) -> Result<()> {
+    let ended = destination.process.wait(NOTICE).context("the destination QEMU must end")?;
+    ensure!(!ended.status.success(), "the destination QEMU reports success");
+    ensure!(ended.killed_by().is_none(), "the destination QEMU crashed: {}", ended.status);
+    Ok(())
+}
+
+/// Moves the VM by platen over the unlimited link and verifies it: what failed before has left no trace.
+pub(crate) fn then_moves(stage: &mut Stage, vm: Vm) -> Result<()> {
+    stage.lab.net.shape(Rate::Unlimited)?;
+    let (mut vm, _) =
+        Method::platen(&[]).run(&stage.lab, vm).context("the next migration of the same VM")?;
+    vm.guest.verify().context("after the next migration")?;
+    stage.park(vm);
+    Ok(())
+}
+
+/// Checks that an error message holds one of `words`: the cause, by name.
+pub(crate) fn names_the_cause(message: &str, words: &[&str]) -> Result<()> {
+    let lower = message.to_lowercase();
+    ensure!(
+        words.iter().any(|word| lower.contains(&word.to_lowercase())),
+        "the error must name the cause (one of {words:?}), but it says: {message}"
+    );
+    Ok(())
+}
