@@ -26,7 +26,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Every unit that is not exactly what an encoder wrote, and an `out` or `payload` of another
+    /// Every unit that is not exactly the plain bytes stated, and an `out` or `payload` of another
     /// length than the header says.
     pub fn decode(
         &mut self,

@@ -1,0 +1,281 @@
+//! Units that no encoder wrote: an error, or the right bytes by luck; never wrong bytes, never a
+//! panic, never a byte of what lay in the buffer before.
+
+mod data;
+
+use codec::{
+    checksum, Codec, DecodeError, Decoder, Encoded, Encoder, HeaderError, Settings, UnitHeader,
+};
+use data::{kinds, Kind, Rng};
+use proptest::prelude::*;
+
+/// One sound unit of each codec for some plain bytes of each kind.
+fn sound_units(size: usize) -> Vec<(UnitHeader, Vec<u8>, Vec<u8>)> {
+    let mut units = Vec::new();
+    for (codec, level) in [
+        (Codec::Raw, None),
+        (Codec::Lz4, None),
+        (Codec::Zlib, Some(1)),
+        (Codec::Zlib, Some(9)),
+        (Codec::Zstd, Some(-5)),
+        (Codec::Zstd, Some(1)),
+        (Codec::Zstd, Some(19)),
+    ] {
+        let mut encoder = Encoder::new(Settings::new(codec, level).unwrap()).unwrap();
+        for kind in kinds() {
+            let plain = kind.make(size, 31);
+            let mut out = vec![0; size];
+            let encoded = encoder.encode(&plain, &mut out);
+            let payload = if encoded.codec == Codec::Raw {
+                plain.clone()
+            } else {
+                out[..encoded.len].to_vec()
+            };
+            units.push((UnitHeader::of(&plain, encoded), payload, plain));
+        }
+    }
+    units
+}
+
+/// Decodes into a buffer that holds `dirt`; accepts an error, or the plain bytes.
+#[track_caller]
+fn never_wrong(
+    decoder: &mut Decoder,
+    header: &UnitHeader,
+    payload: &[u8],
+    plain: &[u8],
+    dirt: u8,
+) -> bool {
+    let mut out = vec![dirt; header.plain_len as usize];
+    match decoder.decode(header, payload, &mut out) {
+        Ok(()) => {
+            assert!(out == plain, "{header:?} was accepted with other bytes");
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
+}
+
+/// About `count` of the numbers below `end`: the first and last ones, and some between.
+fn sampled(end: usize, count: usize) -> impl Iterator<Item = usize> {
+    let step = (end / count).max(1);
+    (0..end).filter(move |at| at % step == 0 || *at < 40 || at + 40 > end)
+}
+
+#[test]
+fn a_truncated_unit_is_refused() {
+    let mut decoder = Decoder::new();
+    for size in [17, 4096, 525_632] {
+        for (header, payload, plain) in sound_units(size) {
+            for cut in sampled(payload.len(), if size > 9000 { 12 } else { 400 }) {
+                let short = &payload[..cut];
+                let mut out = vec![0x77; size];
+                let error = decoder.decode(&header, short, &mut out).unwrap_err();
+                assert!(matches!(error, DecodeError::Buffer { what: "payload", .. }), "{error}");
+                // And by a sender who says so.
+                let stated = UnitHeader { payload_len: u32::try_from(cut).unwrap(), ..header };
+                let taken = never_wrong(&mut decoder, &stated, short, &plain, 0x77);
+                assert!(!taken, "{header:?} cut to {cut} bytes was accepted");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_never_gives_wrong_bytes() {
+    let mut decoder = Decoder::new();
+    let mut refused = 0;
+    for size in [17, 4096, 70_000] {
+        for (header, mut payload, plain) in sound_units(size) {
+            for at in sampled(payload.len(), if size > 9000 { 30 } else { 300 }) {
+                for bit in 0..8 {
+                    payload[at] ^= 1 << bit;
+                    let taken = never_wrong(&mut decoder, &header, &payload, &plain, 0xff);
+                    refused += usize::from(!taken);
+                    payload[at] ^= 1 << bit;
+                }
+            }
+            assert!(never_wrong(&mut decoder, &header, &payload, &plain, 0xff), "sound again");
+        }
+    }
+    assert!(refused > 10_000, "only {refused} refused: the flips do not reach the codecs");
+}
+
+#[test]
+fn a_flipped_bit_in_the_header_never_gives_wrong_bytes() {
+    let mut decoder = Decoder::new();
+    for size in [16, 4096] {
+        for (header, payload, plain) in sound_units(size) {
+            for bit in 0..UnitHeader::LEN * 8 {
+                let mut bytes = header.to_bytes();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                let Ok(bad) = UnitHeader::from_bytes(&bytes) else { continue };
+                assert!(
+                    bad.plain_len as usize <= codec::MAX_PLAIN && bad.payload_len <= bad.plain_len
+                );
+                if bad.payload_len == header.payload_len {
+                    never_wrong(&mut decoder, &bad, &payload, &plain, 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn other_lengths_than_stated_are_refused() {
+    let mut decoder = Decoder::new();
+    for (header, payload, plain) in sound_units(4096) {
+        for plain_len in [4096 - 8, 4096 - 1, 4096 + 1, 4096 + 8, 8192, 1 << 20] {
+            let stated = UnitHeader { plain_len, ..header };
+            assert!(!never_wrong(&mut decoder, &stated, &payload, &plain, 0), "{stated:?}");
+            // The buffer as the true header says, not as this one does.
+            let mut out = vec![0; 4096];
+            decoder.decode(&stated, &payload, &mut out).unwrap_err();
+        }
+        for out_len in [0, 4095, 4097] {
+            let error = decoder.decode(&header, &payload, &mut vec![0; out_len]).unwrap_err();
+            assert!(matches!(error, DecodeError::Buffer { what: "output", .. }), "{error}");
+        }
+        let sum = UnitHeader { checksum: header.checksum ^ 1, ..header };
+        let error = decoder.decode(&sum, &payload, &mut vec![0; 4096]).unwrap_err();
+        assert!(matches!(error, DecodeError::Checksum { .. }), "{error}");
+        assert!(header.verify(&plain).is_ok() && sum.verify(&plain).is_err());
+        assert!(header.verify(&plain[1..]).is_err());
+        let long = UnitHeader { plain_len: u32::MAX, ..header };
+        let error = decoder.decode(&long, &payload, &mut []).unwrap_err();
+        assert!(matches!(error, DecodeError::Header(HeaderError::TooLong { .. })), "{error}");
+    }
+}
+
+/// The buffer already holds the very bytes that the header's checksum is of. A decoder that skips
+/// bytes, or copies from before the start, would pass; see RUSTSEC-2026-0041.
+#[test]
+fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
+    let plain = vec![0x61; 4096];
+    let lz4 = |token: &[u8]| [token, &[0xff; 15], &[200, 0x50], b"aaaaa"].concat();
+    let payloads: [(&str, Codec, Vec<u8>); 12] = [
+        ("nothing", Codec::Lz4, vec![0]),
+        ("offset zero", Codec::Lz4, lz4(&[0x1f, b'a', 0, 0])),
+        ("offset before the start", Codec::Lz4, lz4(&[0x1f, b'a', 2, 0])),
+        ("offset far before the start", Codec::Lz4, lz4(&[0x1f, b'a', 0xff, 0xff])),
+        ("first a match", Codec::Lz4, lz4(&[0x0f, 1, 0])),
+        ("short match in the fast path", Codec::Lz4, [&[0x12, b'a', 9, 0][..], &[0; 64]].concat()),
+        ("one literal", Codec::Lz4, vec![0x10, b'a']),
+        ("an empty final block", Codec::Zlib, vec![3, 0]),
+        // Fixed codes: a match of length 3, distance 1, at the very start.
+        ("distance before the start", Codec::Zlib, vec![0x03, 0x02, 0, 0]),
+        ("an empty last raw block", Codec::Zstd, vec![0, 0x58, 1, 0, 0]),
+        ("a run of 4095", Codec::Zstd, rle(4095)),
+        ("no block", Codec::Zstd, vec![0, 0x58]),
+    ];
+    let mut decoder = Decoder::new();
+    for (what, codec, payload) in payloads {
+        let encoded = Encoded { codec, len: payload.len() };
+        let header = UnitHeader::of(&plain, encoded);
+        let mut out = plain.clone();
+        let result = decoder.decode(&header, &payload, &mut out);
+        assert!(result.is_err(), "{codec}, {what}: accepted");
+    }
+    // That the refusals are for what they should be: one byte more, and it is sound.
+    let payload = rle(4096);
+    let header = UnitHeader::of(&plain, Encoded { codec: Codec::Zstd, len: payload.len() });
+    decoder.decode(&header, &payload, &mut vec![0; 4096]).unwrap();
+}
+
+/// A zstd frame of one last block that repeats 'a'.
+fn rle(len: u32) -> Vec<u8> {
+    let [a, b, c, _] = (len << 3 | 1 << 1 | 1).to_le_bytes();
+    vec![0, 0x58, a, b, c, b'a']
+}
+
+#[test]
+fn a_unit_that_swells_stops_at_its_stated_length() {
+    let mut decoder = Decoder::new();
+    // Sixteen blocks of 128 KiB from 64 bytes; 1 MiB of zeros as deflate; the same as lz4.
+    let blocks = (0..16).flat_map(|_| [2, 0, 0x10, 0]).chain([1, 0, 0]);
+    let zstd: Vec<u8> = [0, 0x58].into_iter().chain(blocks).collect();
+    let zeros = vec![0; 1 << 20];
+    let mut units = vec![(Codec::Zstd, zstd)];
+    for codec in [Codec::Lz4, Codec::Zlib, Codec::Zstd] {
+        let mut encoder = Encoder::new(Settings::new(codec, None).unwrap()).unwrap();
+        // Not one word over and over.
+        let mut plain = zeros.clone();
+        plain[0] = 1;
+        let mut out = vec![0; 1 << 20];
+        let encoded = encoder.encode(&plain, &mut out);
+        assert_eq!(encoded.codec, codec);
+        units.push((codec, out[..encoded.len].to_vec()));
+    }
+    for (codec, payload) in units {
+        let plain_len = 8192;
+        let header = UnitHeader {
+            codec,
+            plain_len,
+            payload_len: u32::try_from(payload.len()).unwrap(),
+            checksum: checksum(&zeros[..8192]),
+        };
+        let error = decoder.decode(&header, &payload, &mut vec![0; 8192]).unwrap_err();
+        assert!(matches!(error, DecodeError::Payload { .. }), "{codec}: {error}");
+    }
+}
+
+#[test]
+fn one_decoder_survives_all_of_it() {
+    let mut decoder = Decoder::new();
+    let sound = sound_units(4096);
+    let mut rng = Rng(41);
+    let mut out = vec![0; 4096];
+    for _ in 0..300 {
+        for (header, payload, plain) in &sound {
+            let mut bad = payload.clone();
+            let at = usize::try_from(rng.next() % bad.len() as u64).unwrap();
+            bad[at] = bad[at].wrapping_add(1 + rng.next().to_le_bytes()[0] % 255);
+            if decoder.decode(header, &bad, &mut out).is_ok() {
+                assert!(out == *plain);
+            }
+            // Into the wreck of the one before.
+            decoder.decode(header, payload, &mut out).unwrap();
+            assert!(out == *plain);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn arbitrary_payloads_never_panic(
+        codec in 0_u8..5,
+        payload in prop::collection::vec(any::<u8>(), 1..300),
+        plain_len in 1_u32..5000,
+        sum in any::<u64>(),
+    ) {
+        let codec = Codec::from_wire(codec).unwrap();
+        let payload_len = u32::try_from(payload.len()).unwrap();
+        let header = UnitHeader { codec, plain_len, payload_len, checksum: sum };
+        let mut out = vec![0x99; plain_len as usize];
+        let result = Decoder::new().decode(&header, &payload, &mut out);
+        prop_assert!(result.is_err(), "a random checksum was met");
+    }
+
+    #[test]
+    fn arbitrary_headers_never_panic_and_are_bounded(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        if let Ok(header) = UnitHeader::from_bytes(&bytes) {
+            prop_assert!(header.plain_len as usize <= codec::MAX_PLAIN);
+            prop_assert!(header.payload_len <= header.plain_len);
+            prop_assert_eq!(&header.to_bytes()[..], &bytes[..UnitHeader::LEN]);
+        }
+    }
+}
+
+#[test]
+fn kinds_are_what_this_file_relies_on() {
+    // Each codec is among the sound units, or its tests test nothing.
+    let codecs: std::collections::HashSet<_> =
+        sound_units(4096).iter().map(|(header, ..)| header.codec).collect();
+    assert_eq!(codecs.len(), 5, "{codecs:?}");
+    assert_ne!(Kind::Random.make(64, 1), Kind::Random.make(64, 2));
+}
