@@ -26,7 +26,7 @@
 //! # Limits
 //!
 //! Page sizes of 1 KiB to 64 KiB. A chunk is at most [`MAX_CHUNK`] bytes when packed. The tokeniser
-//! keeps less than 1 KiB of state and never a copy of page data. Streams under TLS, RDMA and
+//! keeps about 1 KiB of state and never a copy of page data. Streams under TLS, RDMA and
 //! mapped-ram files are opaque. Structure is understood as QEMU 7.2 to 10.x write it.
 
 mod cursor;

@@ -74,7 +74,6 @@ impl Channel {
                 if self.sync {
                     facts.syncs += 1;
                 }
-                self.sync = false;
                 self.next(State::Header)
             }
             State::Opaque => {

@@ -16,7 +16,7 @@ const START_LEN: usize = 17;
 /// What may have to be kept of one feed to recognise a pattern that the next one completes.
 const KEEP: usize = START_LEN - 1;
 
-/// Scans for the start of a RAM section; state is the last few bytes seen.
+/// One scan for the start of a RAM section; state is the last few bytes seen.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     kept: [u8; KEEP],
@@ -37,12 +37,10 @@ impl Scan {
         if let Some((at, len, found)) = find(joint, ram).filter(|&(at, ..)| at < self.len) {
             // It ends in the new bytes: else the last feed would have found it.
             feed.advance((at + len).saturating_sub(self.len));
-            self.len = 0;
             return Some(found);
         }
         if let Some((at, len, found)) = find(rest, ram) {
             feed.advance(at + len);
-            self.len = 0;
             return Some(found);
         }
         let tail = if rest.len() >= KEEP { rest } else { joint };

@@ -174,6 +174,55 @@ fn header_with_offsets_out_of_order_comes_back_literally() {
 }
 
 #[test]
+fn mixed_header_in_another_order_comes_back_literally() {
+    // As no QEMU leaves them: ascending, though the first page is normal and the others are zero.
+    let mut channel = ChannelStream::new(Style::Qemu90, PAGE, 0);
+    let a = page(4);
+    let pages: Vec<_> = (0..40).map(|i| (i << 12, (i == 7).then_some(&a[..]))).collect();
+    channel.packet(1, "pc.ram", &pages, false);
+    let mut bytes = channel.take();
+    for i in 0..40 {
+        bytes[64 + 320 + 8 * i..][..8].copy_from_slice(&((i as u64) << 12).to_be_bytes());
+    }
+    let outcome = sweep(Kind::Multifd, &bytes);
+    assert_eq!((outcome.facts.normal, outcome.facts.duplicate), (1, 39));
+    assert!(!outcome.facts.opaque && outcome.packed > 64 + 1344 + PAGE);
+}
+
+#[test]
+fn stale_size_with_a_method_has_no_payload() {
+    // 9.0 keeps the method in packets of zero pages only; 7.2 keeps the size in pageless ones.
+    let mut channel = ChannelStream::new(Style::Qemu72, PAGE, 0);
+    channel.compressed(1, 2, "pc.ram", &[0, 4096], &[9; 5000]).sync(2);
+    let mut bytes = channel.take();
+    let sync = bytes.len() - 1344;
+    assert_eq!(bytes[sync + 20..sync + 24], 5000u32.to_be_bytes(), "the size is stale");
+    bytes[sync + 11] |= 2;
+    let again = bytes[sync..].to_vec();
+    bytes.extend(again);
+    let facts = sweep(Kind::Multifd, &bytes).facts;
+    assert_eq!((facts.packets, facts.syncs, facts.opaque), (3, 2, false));
+}
+
+#[test]
+fn the_page_size_of_a_channel_is_settled_by_its_first_packet() {
+    let mut channel = ChannelStream::new(Style::Qemu72, PAGE, 0);
+    channel.sync(1).sync(2);
+    let mut bytes = channel.take();
+    let second = 64 + 1344;
+    bytes[second + 12..second + 16].copy_from_slice(&64u32.to_be_bytes());
+    let facts = sweep(Kind::Multifd, &bytes).facts;
+    assert_eq!((facts.packets, facts.page_size, facts.opaque), (1, PAGE, true));
+}
+
+#[test]
+fn device_state_of_no_bytes_is_insane() {
+    let mut channel = ChannelStream::new(Style::Qemu92, PAGE, 0);
+    channel.device_state("vfio", 0, &[]);
+    assert!(sweep(Kind::Multifd, &channel.take()).facts.opaque);
+}
+
+#[test]
 fn device_state_packets_are_passed_over() {
     let a = page(9);
     let mut channel = ChannelStream::new(Style::Qemu92, PAGE, 0);
@@ -233,7 +282,7 @@ fn block_tables_with_huge_pages_and_shared_blocks() {
     const HUGE: u64 = 2 << 20;
     let ignore: &[&str] = &["x-ignore-shared"];
     type Entry<'a> = (&'a str, u64, Option<u64>, Option<u64>);
-    let tables: [(u64, bool, &[Entry<'_>]); 7] = [
+    let tables: [(u64, bool, &[Entry<'_>]); 8] = [
         // Postcopy off: no extra field.
         (0, false, &[("pc.ram", HUGE, None, None), ("pc.rom", 4096, None, None)]),
         // Postcopy on: huge pages in none, some, the last, all.
@@ -241,6 +290,8 @@ fn block_tables_with_huge_pages_and_shared_blocks() {
         (HUGE | 4096, false, &[("pc.ram", HUGE, Some(HUGE), None), ("rom", 4096, None, None)]),
         (HUGE | 4096, false, &[("pc.rom", 4096, None, None), ("pc.ram", HUGE, Some(HUGE), None)]),
         (HUGE, false, &[("a", HUGE, Some(HUGE), None), ("b", HUGE, Some(HUGE), None)]),
+        // A base that looks like the host's page size is none.
+        (4096, true, &[("a", 4096, None, Some(4096)), ("pc.rom", 4096, None, Some(0))]),
         // Shared blocks, without and with postcopy.
         (0, true, &[("pc.ram", HUGE, None, Some(0)), ("pc.rom", 4096, None, Some(0xf_0000))]),
         (
@@ -378,6 +429,86 @@ fn streams_without_configuration_or_footers() {
     let outcome = sweep(Kind::Main, &finish(&mut main));
     understood(&outcome);
     assert_eq!((outcome.facts.normal, outcome.facts.barriers), (1, 3));
+}
+
+#[test]
+fn pages_of_other_sizes_in_runs() {
+    for bits in [10, 13, 16] {
+        let size = 1usize << bits;
+        let mut main = MainStream::new(size);
+        let configuration = Configuration { page_bits: Some(bits), ..plain() };
+        main.file_header().configuration(&configuration);
+        main.section(Section::Start).block_table(&[("ram", 1 << 20)]).end_of_section();
+        main.section(Section::Part);
+        for i in 0..9u64 {
+            main.page("ram", i << bits, &page(usize::try_from(i).unwrap()).repeat(16)[..size]);
+        }
+        for i in 0..9u64 {
+            main.page("ram", i << bits, &vec![7; size]).zero("ram", (20 + i) << bits);
+        }
+        main.end_of_section();
+        let bytes = finish(&mut main);
+        let whole = check(Kind::Main, PAGE, &bytes, &[1 << 20]);
+        understood(&whole);
+        let run =
+            |count| move |t: &&Token| matches!(t, Token::Pages { count: n, .. } if *n == count);
+        assert_eq!(whole.tokens.iter().filter(run(8)).count(), 1);
+        check(Kind::Main, PAGE, &bytes, &[size + 3, 17]);
+    }
+}
+
+#[test]
+fn a_second_configuration_is_not_believed() {
+    // It would change the page size under tokens already given.
+    let mut main = begun(&plain());
+    main.block_table(&[("ram", 1 << 20)]).end_of_section();
+    main.section(Section::Part).zero("ram", 0).page("ram", 4096, &page(5)).page(
+        "ram",
+        8192,
+        &page(6),
+    );
+    main.end_of_section();
+    main.configuration(&Configuration { page_bits: Some(14), ..plain() });
+    let facts = sweep(Kind::Main, &main.take()).facts;
+    assert_eq!((facts.page_size, facts.opaque), (PAGE, true));
+}
+
+#[test]
+fn zero_records_with_a_fill_byte_stay_as_they_are() {
+    let mut main = begun(&plain());
+    main.block_table(&[("ram", 1 << 20)]).end_of_section();
+    main.section(Section::Part);
+    for i in 0..9u64 {
+        main.zero("ram", i << 12);
+    }
+    main.raw(&(9u64 << 12 | 0x22).to_be_bytes()).raw(&[5]);
+    main.zero("ram", 10 << 12).end_of_section();
+    let outcome = sweep(Kind::Main, &finish(&mut main));
+    understood(&outcome);
+    assert_eq!(outcome.facts.duplicate, 11);
+}
+
+#[test]
+fn device_state_that_imitates_ram_stays_opaque() {
+    let mut main = begun(&plain());
+    main.block_table(&[("ram", 1 << 20)]).end_of_section();
+    main.section(Section::End).end_of_section();
+    main.named_section(0x04, 9, "cpu", 0, 1).raw(&[1; 30]).footer();
+    main.section(Section::Part).zero("ram", 0).end_of_section();
+    let facts = sweep(Kind::Main, &main.take()).facts;
+    assert_eq!((facts.resyncs, facts.duplicate, facts.barriers), (0, 0, 2));
+    assert!(facts.opaque);
+}
+
+#[test]
+fn a_start_inside_opaque_bytes_does_not_move_ram() {
+    let mut main = begun(&plain());
+    main.block_table(&[("ram", 1 << 20)]).end_of_section();
+    main.named_section(0x04, 9, "vendor", 0, 1).named_section(0x01, 5, "ram", 0, 4);
+    main.raw(&[1; 30]).named_footer(9, |_| ());
+    main.section(Section::Part).page("ram", 0, &page(2)).end_of_section();
+    let facts = sweep(Kind::Main, &finish(&mut main)).facts;
+    assert_eq!((facts.resyncs, facts.normal), (1, 1));
 }
 
 #[test]
