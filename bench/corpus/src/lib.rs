@@ -17,7 +17,7 @@
 //! once: one unpacks while the other waits.
 //!
 //! Limits: for tests and measurements only. The made data has the overall ratio of the real one
-//! (zstd level 1 in batches of 512 KiB: 2.5, guest memory 2.7), not its texture.
+//! (zstd level 1 in batches of 512 KiB: 2.6; guest memory 2.7), not its texture.
 
 mod files;
 mod made;
