@@ -1,2 +1,51 @@
 //! platen: moves and holds memory at a fraction of its size.
-fn main() {}
+//!
+//! The one binary. `args` is what was typed, a module for each command is what it does; everything else is in the crates.
+
+mod args;
+mod bench;
+mod migrate;
+mod network;
+mod progress;
+mod receive;
+mod relay_command;
+mod report;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Moves a running virtual machine between two unmodified QEMUs, compressed by many threads.
+#[derive(Parser)]
+#[command(name = "platen", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Migrate the VM of the QEMU whose monitor is given to a host where `platen receive` runs
+    Migrate(args::MigrateArgs),
+    /// Source end alone: listen where QEMU (or libvirt) migrates to
+    Relay(args::RelayArgs),
+    /// Destination end: take migrations and hand them to QEMU
+    Receive(args::ReceiveArgs),
+    /// Measure
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Migrate(args) => migrate::run(&args),
+        Command::Relay(args) => relay_command::run(&args),
+        Command::Receive(args) => receive::run(&args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("platen: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

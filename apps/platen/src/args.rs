@@ -1,0 +1,244 @@
+//! What can be typed. QEMU's names are taken where QEMU has one.
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use codec::{Codec, Settings};
+use relay::UnixAddress;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// on or off, as QEMU says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnOff {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// How many multifd channels the source QEMU is told to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Channels {
+    /// What is better with this QEMU.
+    Auto,
+    /// So many; 0 is a single stream.
+    Count(u8),
+}
+
+impl FromStr for Channels {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => number
+                .parse()
+                .map(Self::Count)
+                .map_err(|_| format!("'{number}' is neither auto nor a number from 0 to 255")),
+        }
+    }
+}
+
+impl Channels {
+    /// The number to use.
+    ///
+    /// A single stream is the default for every QEMU: compression is done by platen's threads either way, and QEMU 7.2's
+    /// multifd threads burn CPU while their channels are blocked (28 CPU seconds at 200 Mbit/s where a single stream
+    /// takes 2). Multifd pays where one migration thread cannot fill the link, beyond 10 Gbit/s.
+    pub(crate) fn count(self) -> u8 {
+        match self {
+            Self::Auto => 0,
+            Self::Count(count) => count,
+        }
+    }
+}
+
+/// `[NAME=]unix:PATH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) name: Option<String>,
+    pub(crate) address: UnixAddress,
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, address) = match text.split_once('=') {
+            Some((name, address)) if !name.starts_with("unix:") => {
+                (Some(name.to_string()), address)
+            }
+            _ => (None, text),
+        };
+        if name.as_deref() == Some("") {
+            return Err(format!("the name in '{text}' is empty"));
+        }
+        Ok(Self { name, address: address.parse()? })
+    }
+}
+
+/// Everything about the way from one relay to the other.
+#[derive(Args, Debug)]
+pub(crate) struct SourceOptions {
+    /// Where `platen receive` listens, HOST:PORT
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) peer: String,
+    /// Which of the receiver's targets
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// none, lz4, zlib or zstd
+    #[arg(long, default_value = "zstd", visible_alias = "multifd-compression")]
+    pub(crate) codec: Codec,
+    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19]
+    #[arg(long, allow_negative_numbers = true, visible_alias = "compress-level")]
+    pub(crate) level: Option<i32>,
+    /// Compression threads [default: the cores, at most 8]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
+    pub(crate) compress_threads: Option<u16>,
+    /// When all threads are busy: wait (on), or send pages as they are (off)
+    #[arg(long, value_enum, default_value = "on")]
+    pub(crate) compress_wait_thread: OnOff,
+    /// TCP connections to the receiver
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) links: u16,
+    /// Page size of the guest, bytes; both ends must agree
+    #[arg(long, default_value = "4096", value_parser = page_size)]
+    pub(crate) page_size: u32,
+    /// Allow a peer that is not this host: memory crosses the network unencrypted
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Write the report as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl SourceOptions {
+    pub(crate) fn settings(&self) -> anyhow::Result<Settings> {
+        Ok(Settings::new(self.codec, self.level)?)
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.compress_threads.map_or_else(default_threads, usize::from)
+    }
+}
+
+/// Arguments of `platen migrate`.
+#[derive(Args, Debug)]
+pub(crate) struct MigrateArgs {
+    /// Monitor of the source QEMU, unix:PATH (start it with -qmp unix:PATH,server=on,wait=off)
+    #[arg(long, value_name = "unix:PATH")]
+    pub(crate) qmp: UnixAddress,
+    /// QEMU's multifd channels: auto, 0 for a single stream, or a number
+    #[arg(long, default_value = "auto", visible_alias = "multifd-channels")]
+    pub(crate) channels: Channels,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
+}
+
+/// Arguments of `platen relay`.
+#[derive(Args, Debug)]
+pub(crate) struct RelayArgs {
+    /// Where QEMU will migrate to, unix:PATH
+    #[arg(long, value_name = "unix:PATH")]
+    pub(crate) listen: UnixAddress,
+    /// Multifd channels that QEMU was told to use, for a receiver that sets up the destination by its monitor
+    #[arg(long, visible_alias = "multifd-channels")]
+    pub(crate) channels: Option<u8>,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
+}
+
+/// Arguments of `platen receive`.
+#[derive(Args, Debug)]
+pub(crate) struct ReceiveArgs {
+    /// Address to listen on, HOST:PORT
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: String,
+    /// Where the destination QEMU listens; repeat with names to serve several
+    #[arg(long, required = true, value_name = "[NAME=]unix:PATH")]
+    pub(crate) deliver: Vec<Named>,
+    /// Its monitor: platen sets it up and says migrate-incoming (start it with -incoming defer)
+    #[arg(long, value_name = "[NAME=]unix:PATH")]
+    pub(crate) qmp: Vec<Named>,
+    /// End after one migration, with its result as exit status
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Decompression threads [default: the cores, at most 8]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
+    pub(crate) decompress_threads: Option<u16>,
+    /// Page size of the guests, bytes; both ends must agree
+    #[arg(long, default_value = "4096", value_parser = page_size)]
+    pub(crate) page_size: u32,
+    /// Allow to listen on an address that is not this host's loopback: memory crosses the network unencrypted, and
+    /// whoever reaches the port can deliver a VM
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Write each migration's report to this file, a line of JSON each
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl ReceiveArgs {
+    /// Checks that names fit together.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        for (at, target) in self.deliver.iter().enumerate() {
+            if self.deliver[..at].iter().any(|earlier| earlier.name == target.name) {
+                bail!(
+                    "--deliver is given twice for {}: name them, NAME=unix:PATH",
+                    shown(&target.name)
+                );
+            }
+        }
+        for monitor in &self.qmp {
+            if !self.deliver.iter().any(|target| target.name == monitor.name) {
+                bail!("--qmp is given for {}, but no --deliver of that name", shown(&monitor.name));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.decompress_threads.map_or_else(default_threads, usize::from)
+    }
+}
+
+pub(crate) fn shown(name: &Option<String>) -> String {
+    name.as_ref().map_or("the unnamed target".into(), |name| format!("target '{name}'"))
+}
+
+/// The cores, at most 8: more than 8 threads fill a 25 Gbit/s link with zstd 1, and a host has other work.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(8)
+}
+
+fn page_size(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(size @ (4096 | 16384 | 65536)) => Ok(size),
+        _ => Err(format!("'{text}' is not a page size: 4096, 16384 or 65536")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_may_have_names() {
+        let named: Named = "vm1=unix:/run/a".parse().unwrap();
+        assert_eq!(
+            (named.name.as_deref(), named.address.to_string().as_str()),
+            (Some("vm1"), "unix:/run/a")
+        );
+        let odd: Named = "unix:/run/a=b".parse().unwrap();
+        assert_eq!((odd.name, odd.address.to_string().as_str()), (None, "unix:/run/a=b"));
+        assert!("=unix:/x".parse::<Named>().is_err());
+        assert!("vm1=/x".parse::<Named>().is_err());
+    }
+
+    #[test]
+    fn channels_are_auto_or_a_number() {
+        assert_eq!("auto".parse(), Ok(Channels::Auto));
+        assert_eq!("8".parse(), Ok(Channels::Count(8)));
+        assert!("256".parse::<Channels>().unwrap_err().contains("255"));
+    }
+}

@@ -1,0 +1,257 @@
+//! `platen bench hop`: what the way through both relays costs.
+//!
+//! A made QEMU stream of real pages goes over a unix socket into `platen relay`, over loopback TCP into `platen receive`,
+//! and over a unix socket out, where its bytes are compared. The relays are processes of their own: their CPU time is
+//! theirs alone, user and system, hashes and all; the ends that play QEMU are not in it.
+
+use crate::report::process_cpu;
+use anyhow::{bail, ensure, Context};
+use clap::Args;
+use codec::Codec;
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+use stream::synth::{main_stream, multifd_streams, Style};
+
+/// What QEMU gives one sendmsg: 64 pieces, headers and pages alternating.
+const WRITE_BYTES: usize = 32 * (8 + 4096);
+/// QEMU's answer when it has loaded the VM: SHUT, 4 bytes, 0.
+const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
+
+/// Arguments of `platen bench hop`.
+#[derive(Args, Debug)]
+pub(crate) struct HopArgs {
+    /// MiB of guest memory in the stream
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    mib: u32,
+    /// Runs of each kind, interleaved; medians are reported
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Codecs to run
+    #[arg(long, value_delimiter = ',', default_value = "none,lz4,zstd")]
+    codecs: Vec<Codec>,
+    /// Multifd channels to run; 0 is a single stream
+    #[arg(long, value_delimiter = ',', default_value = "0,2")]
+    channels: Vec<u8>,
+    /// Write the figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+struct Run {
+    cpu: f64,
+    seconds: f64,
+    wire: u64,
+}
+
+pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
+    let corpus = corpus::Corpus::load();
+    let pages = corpus.rounds().bytes((args.mib as usize) << 20);
+    println!(
+        "{} MiB of {:?}; medians of {} interleaved runs",
+        args.mib,
+        corpus.origin(),
+        args.runs
+    );
+    let mut streams = Vec::new();
+    for channels in &args.channels {
+        let pages = pages.chunks_exact(4096);
+        streams.push(match channels {
+            0 => vec![main_stream(Style::Qemu72, 4096, pages)],
+            n => {
+                let (main, channels) = multifd_streams(Style::Qemu72, 4096, *n, pages);
+                std::iter::once(main).chain(channels).collect()
+            }
+        });
+    }
+    drop(pages);
+    let cases: Vec<(usize, Codec)> = (0..streams.len())
+        .flat_map(|at| args.codecs.iter().map(move |codec| (at, *codec)))
+        .collect();
+    let mut runs: Vec<Vec<Run>> = cases.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.runs {
+        for ((at, codec), runs) in cases.iter().zip(&mut runs) {
+            runs.push(one(&streams[*at], *codec)?);
+        }
+    }
+    println!(
+        "{:<10} {:<6} {:>22} {:>10} {:>8}",
+        "channels", "codec", "CPU s/GiB, both relays", "GB/s", "ratio"
+    );
+    let mut rows = Vec::new();
+    for ((at, codec), runs) in cases.iter().zip(&runs) {
+        let plain: usize = streams[*at].iter().map(Vec::len).sum();
+        let gib = plain as f64 / f64::from(1 << 30);
+        let cpu = median(runs.iter().map(|run| run.cpu / gib));
+        let rate = median(runs.iter().map(|run| plain as f64 / 1e9 / run.seconds));
+        let ratio = median(runs.iter().map(|run| plain as f64 / run.wire as f64));
+        let channels = args.channels[*at];
+        println!("{channels:<10} {:<6} {cpu:>22.3} {rate:>10.2} {ratio:>8.2}", codec.name());
+        rows.push(json!({
+            "channels": channels, "codec": codec.name(), "cpu-seconds-per-gib": cpu,
+            "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(),
+        }));
+    }
+    println!(
+        "(the bench itself, playing both QEMUs on the same cores, used {:.1} CPU s)",
+        process_cpu()
+    );
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_string_pretty(&json!({ "hop": rows }))?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A child that does not outlive the bench.
+struct Relay(Child);
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a relay and waits for its first line; gives what follows "listening on " there.
+fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
+    let exe = std::env::current_exe().context("cannot find the platen binary")?;
+    let child = Command::new(exe).args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = child.context("cannot start a relay")?;
+    let mut errors = BufReader::new(child.stderr.take().context("a relay has no stderr")?);
+    let relay = Relay(child);
+    let mut line = String::new();
+    errors.read_line(&mut line)?;
+    let Some((_, address)) = line.trim().split_once("listening on ") else {
+        bail!("a relay did not start: {line}");
+    };
+    let address = address.split(' ').next().unwrap_or_default().to_string();
+    // Kept flowing, or a relay with much to say would stop.
+    std::thread::spawn(move || {
+        errors.lines().map_while(Result::ok).for_each(|line| eprintln!("  {line}"))
+    });
+    Ok((relay, address))
+}
+
+fn one(streams: &[Vec<u8>], codec: Codec) -> anyhow::Result<Run> {
+    let dir = tempfile::Builder::new().prefix("platen-hop-").tempdir()?;
+    let path = |name: &str| dir.path().join(name);
+    let unix = |name: &str| format!("unix:{}", path(name).display());
+    let arguments = |list: &[&str]| list.iter().map(|word| (*word).to_string()).collect::<Vec<_>>();
+    let listener = UnixListener::bind(path("out"))?;
+    let json = |name: &str| path(name).display().to_string();
+    let (receive, address) = start(&arguments(&[
+        "receive",
+        "--listen",
+        "127.0.0.1:0",
+        "--deliver",
+        &unix("out"),
+        "--once",
+        "--json",
+        &json("receive.json"),
+    ]))?;
+    let (relay, _) = start(&arguments(&[
+        "relay",
+        "--listen",
+        &unix("in"),
+        "--peer",
+        &address,
+        "--codec",
+        codec.name(),
+        "--json",
+        &json("relay.json"),
+    ]))?;
+    let started = Instant::now();
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let sinks = scope.spawn(|| take_all(&listener, streams));
+        let mut sockets = Vec::new();
+        for bytes in streams {
+            let socket = UnixStream::connect(path("in"))?;
+            let mut writing = socket.try_clone()?;
+            sockets.push((
+                socket,
+                scope.spawn(move || -> std::io::Result<()> {
+                    bytes.chunks(WRITE_BYTES).try_for_each(|chunk| writing.write_all(chunk))
+                }),
+            ));
+        }
+        for (_, written) in &mut sockets.iter_mut().map(|(socket, written)| (socket, written)) {
+            while !written.is_finished() {
+                std::thread::park_timeout(std::time::Duration::from_millis(1));
+            }
+        }
+        let mut shut = [0; 8];
+        (&sockets[0].0).read_exact(&mut shut).context("no SHUT came back")?;
+        ensure!(shut == SHUT_OK, "the return path brought {shut:02x?}");
+        sinks.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?
+    })?;
+    let seconds = started.elapsed().as_secs_f64();
+    wait(relay)?;
+    wait(receive)?;
+    let source = report(&path("relay.json"))?;
+    let destination = report(&path("receive.json"))?;
+    let cpu = |report: &serde_json::Value, end: &str| report["cpu-seconds"][end].as_f64();
+    let cpu = cpu(&source, "source")
+        .zip(cpu(&destination, "destination"))
+        .context("a report lacks CPU seconds")?;
+    let wire = source["transferred"].as_u64().context("a report lacks the bytes on the wire")?;
+    Ok(Run { cpu: cpu.0 + cpu.1, seconds, wire })
+}
+
+fn wait(mut relay: Relay) -> anyhow::Result<()> {
+    let status = relay.0.wait()?;
+    ensure!(status.success(), "a relay ended with {status}");
+    Ok(())
+}
+
+fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("no report {}", path.display()))?;
+    serde_json::from_str(text.trim()).with_context(|| format!("report {}", path.display()))
+}
+
+/// Plays the destination QEMU: takes every stream, compares it, and says SHUT.
+fn take_all(listener: &UnixListener, streams: &[Vec<u8>]) -> anyhow::Result<()> {
+    std::thread::scope(|scope| {
+        let mut main = None;
+        let mut takers = Vec::new();
+        for at in 0..streams.len() {
+            let (socket, _) = listener.accept()?;
+            if at == 0 {
+                main = Some(socket.try_clone()?);
+            }
+            takers.push(scope.spawn(move || take(socket, streams)));
+        }
+        for taker in takers {
+            taker.join().map_err(|_| anyhow::anyhow!("a sink panicked"))??;
+        }
+        let mut main = main.context("no main stream came")?;
+        Ok(main.write_all(&SHUT_OK)?)
+    })
+}
+
+fn take(mut socket: UnixStream, streams: &[Vec<u8>]) -> anyhow::Result<()> {
+    let mut first = [0; 32];
+    socket.read_exact(&mut first)?;
+    let expected =
+        streams.iter().find(|bytes| bytes[..32] == first).context("an unknown stream came out")?;
+    let mut at = first.len();
+    let mut buffer = vec![0; 256 << 10];
+    while at < expected.len() {
+        let wanted = buffer.len().min(expected.len() - at);
+        let got = socket.read(&mut buffer[..wanted])?;
+        ensure!(got > 0, "the stream ended after {at} of {} bytes", expected.len());
+        ensure!(buffer[..got] == expected[at..at + got], "wrong bytes came out near byte {at}");
+        at += got;
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! `platen bench`: every published figure comes from one of these.
+
+mod hop;
+mod lanes;
+
+use clap::{Args, Subcommand};
+
+/// Arguments of `platen bench`.
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The engine: over a bare codec loop, and against QEMU's old thread model
+    Lanes(lanes::LanesArgs),
+    /// The way through both relays: CPU seconds per GiB, GB/s
+    Hop(hop::HopArgs),
+}
+
+pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    match args.what {
+        What::Lanes(args) => lanes::run(args),
+        What::Hop(args) => hop::run(&args),
+    }
+}

@@ -1,0 +1,250 @@
+//! `platen migrate`: drives the source QEMU by its monitor and carries its stream.
+
+use crate::args::{MigrateArgs, OnOff};
+use crate::network;
+use crate::progress::Bar;
+use crate::receive::open_monitor;
+use crate::report::{peer_cpu, process_cpu, Report};
+use anyhow::{bail, Context};
+use qmp::{MigrationInfo, Qmp};
+use relay::{RelayError, Source, SourceConfig, SourceEnd, UnixAddress};
+use serde_json::json;
+use session::Setup;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{mpsc, Arc};
+use std::time::{Duration, Instant};
+
+/// How often the monitor is asked.
+const ASK: Duration = Duration::from_millis(250);
+/// How long QEMU may take to settle on completed, failed or cancelled once the stream has ended.
+const SETTLE: Duration = Duration::from_secs(15);
+
+/// Tells the source QEMU what the migration needs.
+fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
+    let status = qmp.query_migrate()?.status.unwrap_or_default();
+    if matches!(status.as_str(), "setup" | "active" | "cancelling" | "pre-switchover" | "device")
+        || status.starts_with("postcopy")
+    {
+        bail!("the source QEMU has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
+    }
+    let parameters = qmp.query_parameters()?;
+    if parameters
+        .get("tls-creds")
+        .and_then(|creds| creds.as_str())
+        .is_some_and(|creds| !creds.is_empty())
+    {
+        bail!(
+            "the source QEMU has tls-creds set, which hides the stream from compression: clear it \
+             (migrate-set-parameters tls-creds \"\"); the socket to platen is local"
+        );
+    }
+    qmp.set_capabilities(&[
+        ("events", true),
+        ("return-path", true),
+        ("multifd", channels > 0),
+        ("compress", false),
+        ("zero-copy-send", false),
+    ])?;
+    // QEMU counts uncompressed bytes; its default of 128 MiB/s would cap a 1 Gbit/s link before compression.
+    let mut parameters = json!({ "max-bandwidth": 0 });
+    if channels > 0 {
+        parameters["multifd-channels"] = json!(channels);
+        parameters["multifd-compression"] = json!("none");
+    }
+    qmp.set_parameters(parameters)?;
+    Ok(())
+}
+
+pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
+    let options = &args.source;
+    let settings = options.settings()?;
+    network::check(&options.peer, options.insecure)?;
+    let mut qmp = open_monitor(&args.qmp)?;
+    let version = qmp.version();
+    let channels = args.channels.count();
+    set_up(&mut qmp, channels).with_context(|| format!("monitor {}", args.qmp))?;
+    let cpu = process_cpu();
+    let source = Arc::new(Source::connect(&SourceConfig {
+        peer: options.peer.clone(),
+        settings,
+        compress_threads: options.threads(),
+        compress_wait_thread: options.compress_wait_thread == OnOff::On,
+        links: options.links,
+        page_size: options.page_size,
+        name: options.name.clone(),
+        setup: Some(Setup { channels, return_path: true }),
+    })?);
+    let dir = tempfile::Builder::new()
+        .prefix("platen-")
+        .tempdir()
+        .context("cannot make a private directory")?;
+    let address = UnixAddress::from(dir.path().join("migrate.sock"));
+    source.listen(&address)?;
+    let interrupts = Arc::new(AtomicU32::new(0));
+    let counted = interrupts.clone();
+    ctrlc::set_handler(move || {
+        counted.fetch_add(1, Ordering::AcqRel);
+    })
+    .context("cannot handle signals")?;
+
+    let started = Instant::now();
+    let running = start(&source, settings, started, cpu)?;
+    if let Err(error) = qmp.migrate(&address.to_string()) {
+        source.handle().stop();
+        let _ = running.recv();
+        return Err(error).with_context(|| format!("monitor {}", args.qmp));
+    }
+    let result = watch(&mut qmp, &source, &running, &interrupts);
+    let info = settle(&mut qmp);
+    let mut report = Report::of_source(&source, settings, started.elapsed(), process_cpu() - cpu);
+    report.channels = Some(channels);
+    report.links = Some(options.links);
+    report.qemu = Some(version.to_string());
+    report.name.clone_from(&options.name);
+    fill(&mut report, info.as_ref(), &result, interrupts.load(Ordering::Acquire) > 0);
+    report.publish(options.json.as_deref())?;
+    match result {
+        _ if report.status == "completed" => Ok(()),
+        _ if report.status == "cancelled" => bail!("cancelled; the source VM goes on"),
+        Err(error) => Err(error.into()),
+        Ok(_) => bail!(
+            "the destination confirmed, but the source QEMU ends as '{}': {}",
+            report.status,
+            report.error.unwrap_or_default()
+        ),
+    }
+}
+
+/// Runs the relay on a thread of its own, because this one has the monitor.
+fn start(
+    source: &Arc<Source>,
+    settings: codec::Settings,
+    started: Instant,
+    cpu: f64,
+) -> anyhow::Result<mpsc::Receiver<Message>> {
+    let (sender, receiver) = mpsc::channel();
+    let source = source.clone();
+    let notices = sender.clone();
+    std::thread::Builder::new()
+        .name("relay".into())
+        .spawn(move || {
+            let result = source.run(
+                |notice| {
+                    let _ = notices.send(Message::Notice(notice.to_string()));
+                },
+                || {
+                    let mut report = Report::of_source(
+                        &source,
+                        settings,
+                        started.elapsed(),
+                        process_cpu() - cpu,
+                    );
+                    report.status = "completed".into();
+                    report.json().into_bytes()
+                },
+            );
+            let _ = sender.send(Message::Ended(result));
+        })
+        .context("cannot start a thread")?;
+    Ok(receiver)
+}
+
+enum Message {
+    Notice(String),
+    Ended(Result<SourceEnd, RelayError>),
+}
+
+/// Shows progress and passes interrupts on until the relay has ended.
+fn watch(
+    qmp: &mut Qmp,
+    source: &Source,
+    running: &mpsc::Receiver<Message>,
+    interrupts: &AtomicU32,
+) -> Result<SourceEnd, RelayError> {
+    let mut bar = Bar::new();
+    let handle = source.handle();
+    let mut passed_on = 0;
+    loop {
+        match running.recv_timeout(ASK) {
+            Ok(Message::Notice(text)) => bar.note(&text),
+            Ok(Message::Ended(result)) => {
+                bar.done();
+                return result;
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(RelayError::SourceEnded),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        let asked = interrupts.load(Ordering::Acquire);
+        if asked > passed_on {
+            passed_on = asked;
+            // Politely first: QEMU cancels and closes its socket. Then by ending the relay.
+            if asked > 1 || qmp.migrate_cancel().is_err() {
+                handle.stop();
+            } else {
+                bar.note("cancelling; the source VM goes on (interrupt again to force)");
+            }
+        }
+        let info = qmp.query_migrate().ok();
+        // QEMU gave up before it ever connected (a bad path, a device that cannot migrate): no socket will say so.
+        if let Some(info) =
+            info.as_ref().filter(|info| info.is_over() && info.status() != "completed")
+        {
+            if handle.progress().plain == 0 {
+                bar.note(&format!("the source QEMU ended the migration: {}", describe(info)));
+                handle.stop();
+            }
+        }
+        bar.show(&handle.progress(), info.as_ref());
+    }
+}
+
+fn describe(info: &MigrationInfo) -> String {
+    info.error_desc.clone().unwrap_or_else(|| info.status().to_string())
+}
+
+/// QEMU's own verdict, once it has one.
+fn settle(qmp: &mut Qmp) -> Option<MigrationInfo> {
+    let until = Instant::now() + SETTLE;
+    loop {
+        let info = qmp.query_migrate().ok()?;
+        if info.is_over() || Instant::now() > until {
+            return Some(info);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// QEMU's figures where QEMU has them, ours where it has not.
+fn fill(
+    report: &mut Report,
+    info: Option<&MigrationInfo>,
+    result: &Result<SourceEnd, RelayError>,
+    interrupted: bool,
+) {
+    if let Ok(end) = result {
+        report.set_total(end.total);
+        report.cpu_seconds.destination = peer_cpu(&end.peer_report);
+    }
+    let status = info.map_or("failed", MigrationInfo::status);
+    report.status = match (result, status) {
+        (Ok(_), status) => status.to_string(),
+        (Err(_), "cancelled") => "cancelled".into(),
+        (Err(_), _) if interrupted => "cancelled".into(),
+        (Err(_), _) => "failed".into(),
+    };
+    if let Some(info) = info {
+        if let Some(total) = info.total_time {
+            report.set_total(Duration::from_millis(total));
+        }
+        report.downtime = info.downtime;
+        report.setup_time = info.setup_time;
+        report.dirty_sync_count = info.ram.as_ref().and_then(|ram| ram.dirty_sync_count);
+        report.error.clone_from(&info.error_desc);
+    }
+    if let Err(error) = result {
+        report.error = Some(match &report.error {
+            Some(desc) => format!("{error} (QEMU: {desc})"),
+            None => error.to_string(),
+        });
+    }
+}

@@ -1,0 +1,207 @@
+//! `platen receive`: takes migrations and hands each to its QEMU.
+
+use crate::args::{shown, ReceiveArgs};
+use crate::network;
+use crate::report::{process_cpu, Report};
+use anyhow::{bail, Context};
+use qmp::Qmp;
+use relay::{Destination, Host, Server, ServerConfig, UnixAddress};
+use serde_json::json;
+use session::{Grants, Hello, Setup};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a monitor may take to answer.
+const MONITOR: Duration = Duration::from_secs(10);
+/// How long the destination QEMU may take to say that it has loaded the VM.
+const LOADED: Duration = Duration::from_secs(10);
+/// The oldest QEMU whose stream is known byte by byte.
+pub(crate) const OLDEST: (u32, u32) = (7, 2);
+
+struct Receiver {
+    targets: Vec<(Option<String>, UnixAddress)>,
+    monitors: Vec<(Option<String>, UnixAddress)>,
+    json: Option<PathBuf>,
+    /// Serialises the report file.
+    writing: Mutex<()>,
+    succeeded: AtomicU64,
+    any_failed: AtomicBool,
+}
+
+impl Receiver {
+    fn monitor(&self, target: &Option<String>) -> Option<&UnixAddress> {
+        self.monitors.iter().find(|(name, _)| name == target).map(|(_, address)| address)
+    }
+
+    fn write(&self, report: &Report) -> anyhow::Result<()> {
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        print!("{}", report.text());
+        let _ = std::io::stdout().flush();
+        if let Some(path) = &self.json {
+            let open = File::options().create(true).append(true).open(path);
+            let mut file =
+                open.with_context(|| format!("cannot write the report to {}", path.display()))?;
+            writeln!(file, "{}", report.json())?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens a monitor and refuses a QEMU whose stream is not known.
+pub(crate) fn open_monitor(address: &UnixAddress) -> anyhow::Result<Qmp> {
+    let qmp =
+        Qmp::connect(address.path(), MONITOR).with_context(|| format!("monitor {address}"))?;
+    let version = qmp.version();
+    if (version.major, version.minor) < OLDEST {
+        bail!("monitor {address}: this is QEMU {version}; platen knows the stream of QEMU 7.2 and later: upgrade QEMU");
+    }
+    Ok(qmp)
+}
+
+/// Tells a destination QEMU what the source is told, and to listen.
+fn set_up(monitor: &UnixAddress, deliver: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
+    let mut qmp = open_monitor(monitor)?;
+    let status = qmp.query_status()?.status;
+    if status != "inmigrate" {
+        bail!("monitor {monitor}: the destination QEMU is '{status}', not waiting: start it with -incoming defer");
+    }
+    qmp.set_capabilities(&[
+        ("events", true),
+        ("return-path", setup.return_path),
+        ("multifd", setup.channels > 0),
+        ("compress", false),
+        ("zero-copy-send", false),
+    ])?;
+    let mut parameters = json!({ "max-bandwidth": 0 });
+    if setup.channels > 0 {
+        parameters["multifd-channels"] = json!(setup.channels);
+        parameters["multifd-compression"] = json!("none");
+    }
+    qmp.set_parameters(parameters)?;
+    qmp.migrate_incoming(&deliver.to_string())?;
+    Ok(())
+}
+
+impl Host for Receiver {
+    fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String> {
+        let Some(monitor) = self.monitor(target) else { return Ok(()) };
+        let Some((_, deliver)) = self.targets.iter().find(|(name, _)| name == target) else {
+            return Ok(());
+        };
+        // A bare relay that does not say how QEMU was set up: a single stream with return path is QEMU's plainest form.
+        let setup = hello.setup.clone().unwrap_or(Setup { channels: 0, return_path: true });
+        set_up(monitor, deliver, &setup)
+            .map_err(|error| format!("the destination cannot be set up: {error:#}"))
+    }
+
+    fn serve(&self, target: &Option<String>, destination: &Destination) {
+        let peer = destination.session().peer.clone();
+        eprintln!("platen: migration from {peer} to {} begins", shown(target));
+        let started = Instant::now();
+        let cpu = process_cpu();
+        let measured = || {
+            let transferred = destination.session().bytes_in.load(Ordering::Relaxed);
+            let mut report = Report::of(destination.counters(), transferred, started.elapsed());
+            report.cpu_seconds.destination = Some(process_cpu() - cpu);
+            report.name.clone_from(target);
+            report
+        };
+        let result = destination.run(|| {
+            let mut report = measured();
+            report.status = "completed".into();
+            report.json().into_bytes()
+        });
+        let mut report = measured();
+        match &result {
+            Ok(_) => {
+                report.status = "completed".into();
+                self.succeeded.fetch_add(1, Ordering::AcqRel);
+            }
+            Err(error) => {
+                report.status = "failed".into();
+                report.error = Some(error.to_string());
+                self.any_failed.store(true, Ordering::Release);
+                eprintln!("platen: migration from {peer} to {} failed: {error}", shown(target));
+            }
+        }
+        if let Some(monitor) = self.monitor(target) {
+            report.vm = Some(vm_state(monitor, result.is_ok()));
+        }
+        if let Err(error) = self.write(&report) {
+            eprintln!("platen: {error:#}");
+        }
+    }
+
+    fn notice(&self, text: &str) {
+        eprintln!("platen: {text}");
+    }
+}
+
+/// What the destination QEMU says of its VM.
+fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> String {
+    let Ok(mut qmp) = Qmp::connect(monitor.path(), Duration::from_secs(2)) else {
+        return "its QEMU has ended".into();
+    };
+    let until = Instant::now() + LOADED;
+    loop {
+        let Ok(info) = qmp.query_migrate() else { return "its QEMU has ended".into() };
+        let status = info.status().to_string();
+        if !expect_loaded || info.is_over() || Instant::now() > until {
+            let vm = qmp.query_status().map_or("gone".into(), |vm| vm.status);
+            let why = info.error_desc.map_or(String::new(), |desc| format!(" ({desc})"));
+            return format!("{vm}, migration {status}{why}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
+    args.check()?;
+    let of = |named: &[crate::args::Named]| -> Vec<_> {
+        named.iter().map(|named| (named.name.clone(), named.address.clone())).collect()
+    };
+    let receiver = Arc::new(Receiver {
+        targets: of(&args.deliver),
+        monitors: of(&args.qmp),
+        json: args.json.clone(),
+        writing: Mutex::new(()),
+        succeeded: AtomicU64::new(0),
+        any_failed: AtomicBool::new(false),
+    });
+    for (_, monitor) in &receiver.monitors {
+        open_monitor(monitor)?;
+    }
+    if let Some(path) = &args.json {
+        File::create(path)
+            .with_context(|| format!("cannot write the report to {}", path.display()))?;
+    }
+    let listener = network::listen(&args.listen, args.insecure)?;
+    let config = ServerConfig {
+        targets: receiver.targets.clone(),
+        decompress_threads: args.threads(),
+        page_size: args.page_size,
+        grants: Grants::default(),
+    };
+    let server = Server::new(config, receiver.clone())?;
+    let stopper = server.clone();
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let seen = interrupted.clone();
+    ctrlc::set_handler(move || {
+        seen.store(true, Ordering::Release);
+        stopper.stop();
+    })
+    .context("cannot handle signals")?;
+    eprintln!("platen: listening on {}", listener.local_addr()?);
+    server.run(&listener, args.once)?;
+    if args.once && receiver.succeeded.load(Ordering::Acquire) == 0 {
+        bail!("the migration did not succeed");
+    }
+    if interrupted.load(Ordering::Acquire) && receiver.any_failed.load(Ordering::Acquire) {
+        bail!("interrupted; at least one migration failed");
+    }
+    Ok(())
+}

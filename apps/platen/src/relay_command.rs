@@ -1,0 +1,61 @@
+//! `platen relay`: the source end alone, for libvirt and scripts.
+
+use crate::args::RelayArgs;
+use crate::network;
+use crate::report::{peer_cpu, process_cpu, Report};
+use anyhow::Context;
+use relay::{Source, SourceConfig};
+use session::Setup;
+use std::time::Instant;
+
+pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
+    let options = &args.source;
+    let settings = options.settings()?;
+    network::check(&options.peer, options.insecure)?;
+    args.listen.check_target()?;
+    let source = Source::connect(&SourceConfig {
+        peer: options.peer.clone(),
+        settings,
+        compress_threads: options.threads(),
+        compress_wait_thread: options.compress_wait_thread == crate::args::OnOff::On,
+        links: options.links,
+        page_size: options.page_size,
+        name: options.name.clone(),
+        setup: args.channels.map(|channels| Setup { channels, return_path: true }),
+    })?;
+    source.listen(&args.listen)?;
+    let handle = source.handle();
+    ctrlc::set_handler(move || handle.stop()).context("cannot handle signals")?;
+    eprintln!("platen: listening on {} for QEMU, peer {}", args.listen, options.peer);
+    let started = Instant::now();
+    let cpu = process_cpu();
+    let measured = || Report::of_source(&source, settings, started.elapsed(), process_cpu() - cpu);
+    let result = source.run(
+        |notice| eprintln!("platen: {notice}"),
+        || {
+            let mut report = measured();
+            report.status = "completed".into();
+            report.json().into_bytes()
+        },
+    );
+    let mut report = measured();
+    match &result {
+        Ok(end) => {
+            report.status = "completed".into();
+            report.set_total(end.total);
+            report.cpu_seconds.destination = peer_cpu(&end.peer_report);
+            if !end.return_path {
+                eprintln!(
+                    "platen: the source QEMU used no return path: it has called the migration completed without \
+                     hearing from the destination. Turn the capability return-path on"
+                );
+            }
+        }
+        Err(error) => {
+            report.status = "failed".into();
+            report.error = Some(error.to_string());
+        }
+    }
+    report.publish(options.json.as_deref())?;
+    result.map(drop).map_err(Into::into)
+}

@@ -1,0 +1,199 @@
+//! The report of a migration: `info migrate`'s names, as text or JSON.
+
+use anyhow::Context;
+use codec::Settings;
+use relay::{Counters, Source};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What both ends used of the CPU, seconds, user and system.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CpuSeconds {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) destination: Option<f64>,
+}
+
+/// QEMU's `compression` of query-migrate (removed there in 9.1), with its definitions.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Compression {
+    /// Non-zero pages compressed.
+    pub(crate) pages: u64,
+    /// Pages that found no thread free and went as they are.
+    pub(crate) busy: u64,
+    /// Their share of all pages.
+    pub(crate) busy_rate: f64,
+    /// Bytes the compressed pages became.
+    pub(crate) compressed_size: u64,
+    /// Uncompressed by compressed bytes.
+    pub(crate) compression_rate: f64,
+}
+
+/// One end's report. Times in ms, sizes in bytes, throughput in Mbit/s (10^6) on the wire.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Report {
+    pub(crate) status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) total_time: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) downtime: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) setup_time: Option<u64>,
+    /// Bytes on the wire.
+    pub(crate) transferred: u64,
+    /// Bytes QEMU wrote, or was given.
+    pub(crate) plain: u64,
+    pub(crate) throughput: f64,
+    pub(crate) pages_per_second: f64,
+    pub(crate) normal: u64,
+    pub(crate) duplicate: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dirty_sync_count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) compression: Option<Compression>,
+    pub(crate) cpu_seconds: CpuSeconds,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) codec: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) level: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) channels: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) links: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) qemu: Option<String>,
+    /// What the VM does at the destination, by its monitor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) vm: Option<String>,
+}
+
+impl Report {
+    /// The figures of a source.
+    pub(crate) fn of_source(
+        source: &Source,
+        settings: Settings,
+        total: Duration,
+        cpu: f64,
+    ) -> Self {
+        let counters = source.counters();
+        let transferred = source.session().bytes_out.load(Ordering::Relaxed);
+        let mut report = Self::of(counters, transferred, total);
+        let (busy, busy_rate) = source.busy();
+        let plain = counters.compressed_plain.load(Ordering::Relaxed);
+        let size = counters.compressed_size.load(Ordering::Relaxed);
+        report.compression = Some(Compression {
+            pages: counters.compressed_pages.load(Ordering::Relaxed),
+            busy,
+            busy_rate,
+            compressed_size: size,
+            compression_rate: ratio(plain, size),
+        });
+        report.cpu_seconds.source = Some(cpu);
+        report.codec = Some(settings.codec().name().to_string());
+        report.level = Some(settings.level());
+        report
+    }
+
+    /// The figures both ends have.
+    pub(crate) fn of(counters: &Counters, transferred: u64, total: Duration) -> Self {
+        let mut report = Self {
+            transferred,
+            plain: counters.plain.load(Ordering::Relaxed),
+            normal: counters.normal.load(Ordering::Relaxed),
+            duplicate: counters.duplicate.load(Ordering::Relaxed),
+            ..Self::default()
+        };
+        report.set_total(total);
+        report
+    }
+
+    pub(crate) fn set_total(&mut self, total: Duration) {
+        let seconds = total.as_secs_f64().max(0.001);
+        self.total_time = u64::try_from(total.as_millis()).unwrap_or(u64::MAX);
+        self.throughput = self.transferred as f64 * 8.0 / 1e6 / seconds;
+        self.pages_per_second = (self.normal + self.duplicate) as f64 / seconds;
+    }
+
+    /// As `info migrate` would, a figure a line.
+    pub(crate) fn text(&self) -> String {
+        let mut out = String::new();
+        let mut line = |name: &str, value: String| {
+            out.push_str(&format!("{:<28}{value}\n", format!("{name}:")))
+        };
+        line("status", self.status.clone());
+        if let Some(vm) = &self.vm {
+            line("VM at the destination", vm.clone());
+        }
+        line("total time", format!("{} ms", self.total_time));
+        if let Some(downtime) = self.downtime {
+            line("downtime", format!("{downtime} ms"));
+        }
+        let ratio = ratio(self.plain, self.transferred);
+        line(
+            "transferred",
+            format!("{} bytes (QEMU's {} bytes / {ratio:.2})", self.transferred, self.plain),
+        );
+        line("throughput", format!("{:.1} Mbit/s", self.throughput));
+        line("pages per second", format!("{:.0}", self.pages_per_second));
+        line("normal", format!("{} pages", self.normal));
+        line("duplicate", format!("{} pages", self.duplicate));
+        if let Some(compression) = &self.compression {
+            line("compression.pages", compression.pages.to_string());
+            line("compression.busy", compression.busy.to_string());
+            line("compression.busy-rate", format!("{:.2}", compression.busy_rate));
+            line("compression.compressed-size", format!("{} bytes", compression.compressed_size));
+            line("compression.compression-rate", format!("{:.2}", compression.compression_rate));
+        }
+        let shown =
+            |cpu: Option<f64>| cpu.map_or("unknown".into(), |seconds| format!("{seconds:.2} s"));
+        if self.cpu_seconds.source.is_some() {
+            line("CPU, source relay", shown(self.cpu_seconds.source));
+        }
+        line("CPU, destination relay", shown(self.cpu_seconds.destination));
+        out
+    }
+
+    /// One line of JSON.
+    pub(crate) fn json(&self) -> String {
+        // Numbers, strings and options of them always serialise.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Prints it, and writes it to `json` if given.
+    pub(crate) fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
+        if let Some(path) = json {
+            std::fs::write(path, self.json() + "\n")
+                .with_context(|| format!("cannot write the report to {}", path.display()))?;
+        }
+        print!("{}", self.text());
+        Ok(())
+    }
+}
+
+fn ratio(plain: u64, size: u64) -> f64 {
+    if size == 0 {
+        return 1.0;
+    }
+    plain as f64 / size as f64
+}
+
+/// CPU time of this process so far, user and system, seconds.
+pub(crate) fn process_cpu() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// The destination's CPU seconds out of its report.
+pub(crate) fn peer_cpu(report: &[u8]) -> Option<f64> {
+    let report: serde_json::Value = serde_json::from_slice(report).ok()?;
+    report.get("cpu-seconds")?.get("destination")?.as_f64()
+}
