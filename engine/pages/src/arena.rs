@@ -9,7 +9,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ring::{EventCount, Ring};
+use ring::{EventCount, Stack};
 use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
 
 use crate::PAGE_SIZE;
@@ -17,12 +17,16 @@ use crate::PAGE_SIZE;
 /// A fixed number of equal slots of memory.
 ///
 /// Ownership rule: a slot's bytes belong to the one [`Slot`] with its number, and to nobody while
-/// the number is in `free`. The ring's own ordering hands the bytes on from one owner to the next.
+/// the number is in `free`. The stack's own ordering hands the bytes on from one owner to the next.
+///
+/// The slot freed last is given first: its bytes are still in the cache, and memory that was never
+/// needed is never touched. (In a queue every slot would be touched in turn: 1.7 of 2.4 CPU seconds a
+/// GiB in page faults.)
 pub struct Arena {
     base: NonNull<u8>,
     len_bytes: usize,
     slot_bytes: usize,
-    free: Ring<u32>,
+    free: Stack,
     freed: EventCount,
 }
 
@@ -60,11 +64,7 @@ impl Arena {
             )
         }?;
         let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps nothing at address 0");
-        // One more than the slots: see `Slot::drop`.
-        let free = Ring::new(slots.max(1).saturating_add(1));
-        for number in 0..count {
-            free.push(number).expect("the ring has room for every slot");
-        }
+        let free = Stack::full(count);
         Ok(Arc::new(Self { base, len_bytes, slot_bytes, free, freed: EventCount::new() }))
     }
 
@@ -101,7 +101,8 @@ impl Arena {
         self.slot_bytes
     }
 
-    /// How many slots are free: a snapshot.
+    /// How many slots are free: a rough answer while others take and free some. Walks the free
+    /// list.
     pub fn free(&self) -> usize {
         self.free.len()
     }
@@ -171,11 +172,7 @@ impl DerefMut for Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // The ring has room for more than every slot. It still says full when a thread was preempted
-        // in the middle of taking a number out, for a whole lap of the others; give it the CPU.
-        while self.arena.free.push(self.number).is_err() {
-            std::thread::yield_now();
-        }
+        self.arena.free.push(self.number);
         self.arena.freed.notify_one();
     }
 }

@@ -4,7 +4,7 @@
 //! fills it, hands it through rings to others, and whoever drops it gives it back:
 //!
 //! ```text
-//!   Arena ── free list (a ring of slot numbers) ── take() ─► Slot ─► worker ─► ... ─► drop ─┐
+//!   Arena ── free list (a stack of slot numbers) ── take() ─► Slot ─► worker ─► ... ─► drop ─┐
 //!     ▲                                                                                     │
 //!     └────────────────────── number pushed back, one sleeper woken ◄───────────────────────┘
 //! ```

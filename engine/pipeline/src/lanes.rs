@@ -3,11 +3,11 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ring::{EventCount, Ring};
+use ring::{EventCount, Fenced, Ring};
 use rustix::thread::gettid;
 use rustix::time::{clock_gettime, ClockId};
 
@@ -47,16 +47,22 @@ impl Default for LanesConfig {
 
 /// Worker threads that run jobs of one type for any number of submitters.
 ///
-/// A submitter that waits for room is woken when a ring has fallen to half of its capacity, not at
-/// each job: it then finds room for several, and the worker still has work for as long as the
-/// wake-up takes. With jobs much shorter than a wake-up (some 5 us) give the rings more capacity.
+/// A submitter that waits for room is woken when a quarter of what the rings hold is left, or when a
+/// worker runs dry, not at each job: it then finds room for many, and the workers have work for as
+/// long as the wake-up takes. With jobs shorter than that (some 10 us) give the rings more capacity.
+///
+/// A worker that runs dry takes the oldest job from another's ring before it sleeps: jobs do not
+/// wait behind a thread that the system has taken off its CPU while another has nothing to do.
 pub struct Lanes<J: Job> {
     shared: Arc<Shared<J>>,
-    threads: Vec<JoinHandle<()>>,
+    /// Locked only to start and to join.
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared<J: Job> {
     workers: Box<[Worker<J>]>,
+    /// Jobs that wait in all rings together when a submitter without room is woken.
+    low: usize,
     /// Submitters that wait for room sleep here.
     room: EventCount,
     /// Where the next search for room starts. Only a hint, hence relaxed.
@@ -104,26 +110,28 @@ impl<J: Job> Lanes<J> {
         mut make_context: impl FnMut(usize) -> J::Context,
     ) -> io::Result<Arc<Self>> {
         let threads = config.threads.max(1);
-        let workers = (0..threads).map(|_| Worker {
+        let worker = |_| Worker {
             ring: Ring::new(config.ring_capacity),
             work: EventCount::new(),
             state: Padded::default(),
-        });
+        };
+        let workers: Box<[Worker<J>]> = (0..threads).map(worker).collect();
         let shared = Arc::new(Shared {
-            workers: workers.collect(),
+            low: workers.iter().map(|worker| worker.ring.capacity()).sum::<usize>() / 4,
+            workers,
             room: EventCount::new(),
             next: Padded::default(),
             gate: Padded::default(),
             sealed: AtomicBool::new(false),
         });
-        let mut lanes = Self { shared, threads: Vec::with_capacity(threads) };
+        let lanes = Self { shared, threads: Mutex::default() };
         for number in 0..threads {
             let shared = Arc::clone(&lanes.shared);
             let context = make_context(number);
             let thread = thread::Builder::new()
                 .name(format!("{}{number}", config.name))
                 .spawn(move || shared.work(number, context))?;
-            lanes.threads.push(thread);
+            lanes.handles().push(thread);
         }
         Ok(Arc::new(lanes))
     }
@@ -177,6 +185,22 @@ impl<J: Job> Lanes<J> {
         }
     }
 
+    /// Closes, and waits until the workers have finished what is queued and ended.
+    ///
+    /// Afterwards [`cpu_times`](Self::cpu_times) is exact. As with any wait for a worker, somebody
+    /// has to pop results that are full.
+    pub fn join(&self) {
+        self.close();
+        let own = thread::current().id();
+        for thread in std::mem::take(&mut *self.handles()) {
+            // A job may hold the last reference to its own lanes; it cannot wait for itself.
+            if thread.thread().id() != own {
+                // Only a panic is an error, and `AbortOnPanic` has ended the process then.
+                let _ = thread.join();
+            }
+        }
+    }
+
     /// Whether [`close`](Self::close) has been called.
     pub fn is_closed(&self) -> bool {
         self.shared.gate.0.load(Ordering::Relaxed) & CLOSED != 0
@@ -195,7 +219,7 @@ impl<J: Job> Lanes<J> {
 
     /// How many jobs wait in the workers' rings: a snapshot.
     pub fn waiting(&self) -> usize {
-        self.shared.workers.iter().map(|worker| worker.ring.len()).sum()
+        self.shared.waiting()
     }
 
     /// How many jobs fit into the lanes at once: waiting in rings and being run.
@@ -218,17 +242,15 @@ impl<J: Job> Lanes<J> {
     }
 }
 
+impl<J: Job> Lanes<J> {
+    fn handles(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl<J: Job> Drop for Lanes<J> {
     fn drop(&mut self) {
-        self.close();
-        let own = thread::current().id();
-        for thread in self.threads.drain(..) {
-            // A job may hold the last reference to its own lanes; it cannot wait for itself.
-            if thread.thread().id() != own {
-                // Only a panic is an error, and `AbortOnPanic` has ended the process then.
-                let _ = thread.join();
-            }
-        }
+        self.join();
     }
 }
 
@@ -252,7 +274,7 @@ impl<J: Job> Shared<J> {
             let number = (start + step) % count;
             let worker = &self.workers[number];
             // A look before the leap: when all are full this is all that is done.
-            if worker.ring.len() == worker.ring.capacity() {
+            if !worker.ring.has_room() {
                 continue;
             }
             let next = task.take().or_else(|| {
@@ -271,7 +293,7 @@ impl<J: Job> Shared<J> {
         match task {
             None => Err(job.expect("the job never became a task")),
             Some(task) => {
-                results.settle_one();
+                results.give_up_one();
                 Err(task.job)
             }
         }
@@ -283,17 +305,16 @@ impl<J: Job> Shared<J> {
         let worker = &self.workers[number];
         let state = &worker.state.0;
         state.tid.store(gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
-        let low = worker.ring.capacity() / 2;
-        while let Some(task) = self.next_task(worker) {
-            if worker.ring.len() <= low {
+        while let Some(task) = self.next_task(number) {
+            // When several workers count at the same moment each may miss what the others took, and
+            // nobody notifies; then more jobs follow, and at the last `next_task` does.
+            if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
                 self.room.notify_one();
             }
             state.busy.store(true, Ordering::Relaxed);
             let output = task.job.run(&mut context);
             state.busy.store(false, Ordering::Relaxed);
-            // Closed results want no output, and nobody else does.
-            let _ = task.results.push(output);
-            task.results.settle_one();
+            task.results.finish_one(output);
         }
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
         let cpu = Duration::try_from(cpu).unwrap_or_default();
@@ -301,8 +322,17 @@ impl<J: Job> Shared<J> {
         state.tid.store(0, Ordering::Relaxed);
     }
 
-    /// The worker's next job; `None` when there will never be one.
-    fn next_task(&self, worker: &Worker<J>) -> Option<Task<J>> {
+    /// The next job for worker `number`; `None` when there will never be one.
+    fn next_task(&self, number: usize) -> Option<Task<J>> {
+        let worker = &self.workers[number];
+        if let Some(task) = worker.ring.pop() {
+            return Some(task);
+        }
+        let (before, from) = self.workers.split_at(number);
+        if let Some(task) = from.iter().chain(before).find_map(|other| other.ring.pop()) {
+            return Some(task);
+        }
+        self.room.notify_one();
         let next = worker.work.wait_until(None, || {
             // Before the look: a sealed ring that is empty stays empty.
             let sealed = self.sealed.load(Ordering::Acquire);
@@ -312,6 +342,10 @@ impl<J: Job> Shared<J> {
             }
         });
         next.flatten()
+    }
+
+    fn waiting(&self) -> usize {
+        self.workers.iter().map(|worker| worker.ring.len()).sum()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ring::{EventCount, Ring};
+use ring::{EventCount, Fenced, Ring};
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded};
 
@@ -60,14 +60,18 @@ impl<T> Results<T> {
     /// Gives it back when the results are closed.
     #[inline]
     pub fn push(&self, item: T) -> Result<(), T> {
+        self.put(item)?;
+        self.items.notify_one();
+        Ok(())
+    }
+
+    /// `push` without the notification.
+    #[inline]
+    fn put(&self, item: T) -> Result<(), T> {
         if self.is_closed() {
             return Err(item);
         }
-        if let Err(item) = self.ring.push(item) {
-            self.push_wait(item)?;
-        }
-        self.items.notify_one();
-        Ok(())
+        self.ring.push(item).or_else(|item| self.push_wait(item))
     }
 
     #[cold]
@@ -141,13 +145,25 @@ impl<T> Results<T> {
 
     /// A job with these results is about to be queued.
     pub(crate) fn expect_one(&self) {
-        // Relaxed: ordered before the worker's `settle` by the request ring, and before a flush by
+        // Relaxed: ordered before the worker's `finish_one` by the request ring, and before a flush by
         // being in the thread that flushes.
         self.queued.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The job that was expected has been finished, or could not be queued after all.
-    pub(crate) fn settle_one(&self) {
+    /// The job that was expected has been finished. Closed results drop its output.
+    #[inline]
+    pub(crate) fn finish_one(&self, output: T) {
+        let pushed = self.put(output).is_ok();
+        self.done.0.fetch_add(1, Ordering::Release);
+        let fence = Fenced::new();
+        if pushed {
+            self.items.notify_one_after(&fence);
+        }
+        self.settled.notify_all_after(&fence);
+    }
+
+    /// The job that was expected could not be queued after all.
+    pub(crate) fn give_up_one(&self) {
         self.done.0.fetch_add(1, Ordering::Release);
         self.settled.notify_all();
     }
@@ -156,7 +172,7 @@ impl<T> Results<T> {
     pub(crate) fn wait_settled(&self) {
         self.settled.wait_until(None, || {
             // `done` first: it never exceeds `queued`, so equality means that at the moment of this
-            // first read nothing was under way. Pairs with the Release in `settle_one`.
+            // first read nothing was under way. Pairs with the Release in `finish_one`.
             let done = self.done.0.load(Ordering::Acquire);
             (done == self.queued.0.load(Ordering::Relaxed)).then_some(())
         });

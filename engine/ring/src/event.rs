@@ -1,6 +1,7 @@
 //! The event count: sleeping until something that lock-free threads do has happened.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::time::Instant;
 
 use crate::sync::{fence_seq_cst, spins, step, Futex, Ordering, Site};
@@ -53,22 +54,39 @@ impl EventCount {
     /// [`notify_all`](Self::notify_all).
     #[inline]
     pub fn notify_one(&self) {
-        // Rule 1; pairs with the fence in `wait_registered`.
-        fence_seq_cst(Site::NotifyOneFence);
-        let word = self.futex.word().load(Ordering::Relaxed);
-        if word & SLEEPERS != 0 && word & WAKING == 0 {
-            self.wake_one(word);
-        }
+        self.notify_one_after(&Fenced::new());
     }
 
     /// Says that the condition may have become true for every waiter.
     #[inline]
     pub fn notify_all(&self) {
-        // Rule 1; pairs with the fence in `wait_registered`.
-        fence_seq_cst(Site::NotifyAllFence);
-        if self.futex.word().load(Ordering::Relaxed) & SLEEPERS != 0 {
+        self.notify_all_after(&Fenced::new());
+    }
+
+    /// [`notify_one`](Self::notify_one) for changes made before the fence.
+    #[inline]
+    pub fn notify_one_after(&self, fence: &Fenced) {
+        let word = self.word_after(fence);
+        if word & SLEEPERS != 0 && word & WAKING == 0 {
+            self.wake_one(word);
+        }
+    }
+
+    /// [`notify_all`](Self::notify_all) for changes made before the fence.
+    #[inline]
+    pub fn notify_all_after(&self, fence: &Fenced) {
+        if self.word_after(fence) & SLEEPERS != 0 {
             self.wake_all();
         }
+    }
+
+    /// Whether anyone sleeps, or is about to and may have missed changes made before the fence.
+    ///
+    /// For a change that is worth a notification only now and then: look closer, or notify, when
+    /// somebody is there.
+    #[inline]
+    pub fn has_sleepers_after(&self, fence: &Fenced) -> bool {
+        self.word_after(fence) & SLEEPERS != 0
     }
 
     /// Runs `ready` until it gives `Some`, sleeping between notifications, and gives that.
@@ -98,6 +116,12 @@ impl EventCount {
         self.futex.calls()
     }
 
+    /// Rule 1: the word, read after the change and the fence.
+    #[inline]
+    fn word_after(&self, _: &Fenced) -> u32 {
+        self.futex.word().load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn wait_registered<R>(
         &self,
@@ -114,7 +138,7 @@ impl EventCount {
                 word = futex_word.fetch_and(!WAKING, Ordering::Relaxed) & !WAKING;
                 received = true;
             }
-            // Rule 1; pairs with the fences in `notify_one` and `notify_all`.
+            // Rule 1; pairs with the fence in `Fenced::new`.
             fence_seq_cst(Site::WaitFence);
             let found = ready();
             if found.is_some() {
@@ -159,6 +183,27 @@ impl EventCount {
             self.futex.word().fetch_add(EPOCH, Ordering::Relaxed);
         }
         self.futex.wake(i32::MAX.unsigned_abs());
+    }
+}
+
+/// A sequentially consistent fence that this thread has executed.
+///
+/// A notifier of several event counts makes its changes, then one fence, then notifies them all
+/// after it: the fence is most of what a notification costs. Changes made after it need another.
+#[derive(Debug)]
+pub struct Fenced {
+    /// Of this thread only, and not to be made otherwise.
+    _here: PhantomData<*const ()>,
+}
+
+impl Fenced {
+    /// Executes the fence.
+    #[inline]
+    #[expect(clippy::new_without_default, reason = "a fence that nobody sees is a fence missed")]
+    pub fn new() -> Self {
+        // Rule 1; pairs with the fence in `wait_registered`.
+        fence_seq_cst(Site::NotifyFence);
+        Self { _here: PhantomData }
     }
 }
 

@@ -13,6 +13,9 @@
 //!        └ somebody sleeps: one futex wake, however many notifications follow it
 //! ```
 //!
+//! [`Stack`] is a free list: numbers, the one put back last first, because what it stands for is
+//! still in the cache.
+//!
 //! # What fails
 //!
 //! `push` gives the item back when the ring is full and `pop` gives `None` when it is empty;
@@ -32,9 +35,11 @@
 
 mod event;
 mod queue;
+mod stack;
 mod sync;
 
-pub use event::EventCount;
+pub use event::{EventCount, Fenced};
 pub use queue::Ring;
+pub use stack::Stack;
 #[cfg(loom)]
 pub use sync::Site;

@@ -138,6 +138,19 @@ impl<T> Ring<T> {
         }
     }
 
+    /// Whether a push would have found room: a snapshot, old when it is read.
+    ///
+    /// It touches only what a push touches, so asking first costs a producer nothing; `len` reads
+    /// what the consumers write.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        let position = self.tail.0.load(Ordering::Relaxed);
+        // Relaxed: nothing is done on the strength of it. Behind the position when the cell is
+        // taken, ahead of it when another producer has just been quicker.
+        let number = self.cells[position & self.mask].number.load(Ordering::Relaxed);
+        !is_before(number, position)
+    }
+
     /// How many items are in, or on their way in or out: a snapshot, old when it is read.
     pub fn len(&self) -> usize {
         // Head first: it cannot pass the tail, so the difference is not negative, and the bound

@@ -18,12 +18,16 @@ pub enum Site {
     PopAcquire,
     /// `Ring::pop` writes the cell's number: the item has been taken out.
     PopRelease,
+    /// `Stack::push` moves the head: the number's owner is done with it.
+    StackRelease,
+    /// `Stack::pop` reads and moves the head: the owner before is done with it.
+    StackAcquire,
+    /// `Stack`: the head counts its changes, so that one that came back is told apart.
+    StackCount,
     /// `EventCount::wait_until`: between registering as a sleeper and looking once more.
     WaitFence,
-    /// `EventCount::notify_one`: between the caller's change and looking for sleepers.
-    NotifyOneFence,
-    /// `EventCount::notify_all`: the same.
-    NotifyAllFence,
+    /// `Fenced::new`: between the notifier's change and its looking for sleepers.
+    NotifyFence,
     /// `EventCount::notify_all`: the word changes, so that who saw it before does not sleep.
     NewEpoch,
     /// `EventCount::wait_until`: a waiter that runs takes the mark of the wake-up off.
@@ -34,18 +38,20 @@ pub enum Site {
 
 #[cfg(not(loom))]
 pub(crate) use real::{
-    fence_seq_cst, spins, step, strong, AtomicUsize, Futex, Ordering, UnsafeCell,
+    fence_seq_cst, spins, step, strong, AtomicU32, AtomicU64, AtomicUsize, Futex, Ordering,
+    UnsafeCell,
 };
 
 #[cfg(loom)]
 pub(crate) use model::{
-    fence_seq_cst, spins, step, strong, AtomicUsize, Futex, Ordering, UnsafeCell,
+    fence_seq_cst, spins, step, strong, AtomicU32, AtomicU64, AtomicUsize, Futex, Ordering,
+    UnsafeCell,
 };
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::atomic::{fence, AtomicU32, AtomicU64};
-    pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::fence;
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     use std::sync::OnceLock;
     use std::time::Duration;
 
@@ -139,25 +145,27 @@ mod model {
     use std::sync::OnceLock;
     use std::time::Duration;
 
-    use loom::sync::atomic::{fence, AtomicU32};
+    use loom::sync::atomic::fence;
     use loom::sync::{Condvar, Mutex};
     pub(crate) use loom::{
         cell::UnsafeCell,
-        sync::atomic::{AtomicUsize, Ordering},
+        sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     };
 
     use super::Site;
 
     impl Site {
         /// All of them, in the order of the table that `loom.sh` prints.
-        pub const ALL: [Site; 10] = [
+        pub const ALL: [Site; 12] = [
             Site::PushAcquire,
             Site::PushRelease,
             Site::PopAcquire,
             Site::PopRelease,
+            Site::StackRelease,
+            Site::StackAcquire,
+            Site::StackCount,
             Site::WaitFence,
-            Site::NotifyOneFence,
-            Site::NotifyAllFence,
+            Site::NotifyFence,
             Site::NewEpoch,
             Site::ClearWaking,
             Site::PassOn,

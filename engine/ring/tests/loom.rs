@@ -2,12 +2,13 @@
 //!
 //! Run by `loom.sh`, which also takes away one ordering after the other and wants a failure.
 #![cfg(loom)]
+#![expect(unsafe_code, reason = "one model writes what a stack's number stands for")]
 
 use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
-use ring::{EventCount, Ring};
+use ring::{EventCount, Fenced, Ring, Stack};
 
 /// Explores `model` with `preemptions` forced switches at most; blocking switches are free.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
@@ -71,6 +72,31 @@ fn two_consumers_share_the_items() {
         seen.extend(std::iter::from_fn(|| ring.pop()));
         seen.sort();
         assert_eq!(seen, [Box::new(1), Box::new(2)]);
+    });
+}
+
+#[test]
+fn what_a_stack_hands_on_is_whole_and_has_one_owner() {
+    explore(3, || {
+        // What the numbers stand for: loom sees two owners at once, and one that is not done yet.
+        let things = Arc::new([(); 2].map(|()| loom::cell::UnsafeCell::new(0_u32)));
+        let stack = Arc::new(Stack::full(2));
+        let use_one = |stack: &Stack, things: &[loom::cell::UnsafeCell<u32>; 2]| {
+            if let Some(number) = stack.pop() {
+                // SAFETY: whoever popped the number owns the thing; loom checks just that.
+                things[number as usize].with_mut(|thing| unsafe { *thing += 1 });
+                stack.push(number);
+            }
+        };
+        let others = [(), ()].map(|()| {
+            let (stack, things) = (Arc::clone(&stack), Arc::clone(&things));
+            thread::spawn(move || use_one(&stack, &things))
+        });
+        use_one(&stack, &things);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let mut left = [stack.pop(), stack.pop()];
+        left.sort();
+        assert_eq!((left, stack.pop()), ([Some(0), Some(1)], None));
     });
 }
 
@@ -187,5 +213,34 @@ fn notify_all_wakes_everyone() {
         shared.0.store(true, Ordering::Relaxed);
         shared.1.notify_all();
         waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+    });
+}
+
+/// One fence for two event counts, one of which is asked first, as the lanes' workers do.
+#[test]
+fn one_fence_serves_several_event_counts() {
+    explore(3, || {
+        let ring = Ring::<Item>::new(2);
+        let shared = Arc::new((ring, EventCount::new(), AtomicBool::new(false), EventCount::new()));
+        let consumer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || receive(&shared.0, &shared.1))
+        };
+        let watcher = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let ready = || shared.2.load(Ordering::Relaxed).then_some(());
+                shared.3.wait_until(None, ready).unwrap();
+            })
+        };
+        shared.0.push(Box::new(1)).unwrap();
+        shared.2.store(true, Ordering::Relaxed);
+        let fence = Fenced::new();
+        if shared.1.has_sleepers_after(&fence) {
+            shared.1.notify_one();
+        }
+        shared.3.notify_all_after(&fence);
+        assert_eq!(consumer.join().unwrap(), Box::new(1));
+        watcher.join().unwrap();
     });
 }

@@ -41,6 +41,7 @@ proptest! {
             }
             prop_assert_eq!(ring.len(), queue.len());
             prop_assert_eq!(ring.is_empty(), queue.is_empty());
+            prop_assert_eq!(ring.has_room(), queue.len() < ring.capacity());
             prop_assert_eq!(Arc::strong_count(&witness), queue.len() + 1);
         }
         drop(ring);
