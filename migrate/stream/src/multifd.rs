@@ -163,10 +163,10 @@ impl Channel {
             left -= u64::from(count) * size;
         }
         if left > 0 {
-            // The first part of a body, which the next feed goes on with.
+            // The first part of a body: fewer bytes than it has are here, the next feed goes on.
             feed.skip(&mut left);
             self.state = State::Pages { left };
-            return (left == 0).then_some(());
+            return None;
         }
         self.next(State::End)
     }

@@ -512,6 +512,15 @@ fn a_start_inside_opaque_bytes_does_not_move_ram() {
 }
 
 #[test]
+fn the_end_of_ram_is_found_behind_opaque_bytes() {
+    let mut main = begun(&plain());
+    main.block_table(&[("ram", 1 << 20)]).end_of_section();
+    main.named_section(0x04, 9, "vendor", 0, 1).raw(&[1; 30]).footer();
+    let facts = sweep(Kind::Main, &finish(&mut main)).facts;
+    assert!(facts.resyncs == 1 && facts.vm_stopped_hint && facts.opaque, "{facts:?}");
+}
+
+#[test]
 fn colo_is_told() {
     let mut main = MainStream::new(PAGE);
     main.file_header().configuration(&plain()).command(8, &[]);
