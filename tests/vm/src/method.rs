@@ -71,7 +71,7 @@ pub struct Outcome {
 }
 
 /// How long a migration may take.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(90);
 
 impl Method {
     /// platen with these flags.

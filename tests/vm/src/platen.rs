@@ -134,7 +134,8 @@ impl Platen {
         Ok(ended)
     }
 
-    /// Waits for its end, which must be a failure of its own making with a message; returns the message.
+    /// Waits for its end, which must be a failure of its own making with a message; returns what [`Self::complaints`]
+    /// does.
     ///
     /// # Errors
     /// When it succeeds, crashes, says nothing or takes longer than `limit`.
@@ -150,10 +151,26 @@ impl Platen {
         if said.contains("panicked") {
             bail!("{} panicked: {said}", self.process.name());
         }
-        if !said.to_lowercase().contains("error") {
-            bail!("{} ended with {} and names no error: {said}", self.process.name(), ended.status);
+        let complaints = self.complaints();
+        if complaints.is_empty() {
+            bail!(
+                "{} ended with {} and does not say why: {said}",
+                self.process.name(),
+                ended.status
+            );
         }
-        Ok(said)
+        Ok(complaints)
+    }
+
+    /// The lines by which it says what went wrong: without its report, and without those that say it has begun.
+    pub fn complaints(&self) -> String {
+        let output = self.process.output();
+        let lines = output.lines().filter(|line| {
+            line.starts_with("platen: ")
+                && !line.starts_with("platen: listening on ")
+                && !line.ends_with(" begins")
+        });
+        lines.collect::<Vec<_>>().join("\n")
     }
 
     /// The report it wrote when it ended.

@@ -13,10 +13,14 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = Vec::new();
     for channels in ["0", "2"] {
         all.push(Scenario::new(format!("cancel_by_ctrl_c_{channels}_channels"), move |stage| {
-            cancel(stage, channels, |half_way| half_way.migrate.process.signal(Signal::INT))
+            cancel(stage, channels, &["cancelled"], |half_way| {
+                half_way.migrate.process.signal(Signal::INT)
+            })
         }));
+        // QEMU shuts the return path before it notes that it is cancelling: its own thread may see the socket fail
+        // first, and call the migration failed.
         all.push(Scenario::new(format!("cancel_by_monitor_{channels}_channels"), move |stage| {
-            cancel(stage, channels, |half_way| {
+            cancel(stage, channels, &["cancelled", "failed"], |half_way| {
                 half_way.vm.monitor.execute("migrate_cancel", json!({})).map(|_| ())
             })
         }));
@@ -27,19 +31,21 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 fn cancel(
     stage: &mut Stage,
     channels: &str,
+    states: &[&str],
     call_off: impl Fn(&mut HalfWay) -> Result<()>,
 ) -> Result<()> {
     let mut half_way = stage.half_way(&["--channels", channels])?;
     call_off(&mut half_way)?;
     let HalfWay { mut vm, mut destination, mut receive, mut migrate } = half_way;
 
-    source_goes_on(&mut vm, &["cancelled"])?;
+    source_goes_on(&mut vm, states)?;
     let ended = migrate.process.wait(NOTICE)?;
     ensure!(!ended.status.success(), "migrate reports success");
     ensure!(ended.killed_by().is_none(), "migrate died of {}", ended.status);
-    names_the_cause(&migrate.process.output(), &["cancel"])?;
+    names_the_cause(&migrate.complaints(), &["cancel"])?;
     let report = migrate.report()?;
-    ensure!(report["status"] == "cancelled", "the report says {}", report["status"]);
+    let status = report["status"].as_str().unwrap_or("nothing");
+    ensure!(states.contains(&status), "the report says {status}");
     receive.platen.fail(NOTICE)?;
     destination_ends(&mut destination)?;
     then_moves(stage, vm)

@@ -16,7 +16,7 @@ mod several;
 mod stage;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use stage::{Skip, Stage};
 use vm_tests::{cleanup, platen};
@@ -93,7 +93,7 @@ fn run() -> anyhow::Result<u32> {
     println!("running {} scenarios ({})", chosen.len(), stage.lab.net.describe());
     let (mut passed, mut failed, mut skipped) = (0u32, Vec::new(), 0u32);
     for scenario in &chosen {
-        let begin = Instant::now();
+        let (begin, wall) = (Instant::now(), SystemTime::now());
         let result = stage.prepare().and_then(|()| (scenario.run)(&mut stage));
         let took = begin.elapsed().as_secs_f64();
         match result {
@@ -107,7 +107,7 @@ fn run() -> anyhow::Result<u32> {
             }
             Err(error) => {
                 println!("test {} ... FAILED ({took:.1} s)\n  {error:#}", scenario.name);
-                stage.print_logs();
+                stage.print_logs(wall);
                 stage.discard();
                 failed.push(scenario.name.as_str());
             }

@@ -1,6 +1,6 @@
 //! What scenarios share: the lab, and one booted VM that goes from scenario to scenario.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{ensure, Context, Result};
 use vm_tests::platen::{self, Platen, Receive};
@@ -64,18 +64,19 @@ impl Stage {
         self.parked = None;
     }
 
-    /// Prints the end of every log, for a failed scenario, newest process last.
-    pub(crate) fn print_logs(&self) {
+    /// Prints the end of every log that was written to since `begin`, newest process last.
+    pub(crate) fn print_logs(&self, begin: SystemTime) {
         let Ok(entries) = std::fs::read_dir(self.lab.folder()) else { return };
         let mut logs: Vec<_> = entries
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| path.extension().is_some_and(|e| e == "log"))
             .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+            .filter(|(modified, _)| *modified >= begin)
             .collect();
         logs.sort();
-        for (_, path) in logs.iter().rev().take(6).rev() {
-            let text = std::fs::read(path).unwrap_or_default();
+        for (_, path) in logs {
+            let text = std::fs::read(&path).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             let lines: Vec<&str> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(8)..] {
