@@ -42,7 +42,7 @@ fn demo() -> Result<()> {
     ];
     let mut rows = Vec::new();
     for (name, method) in methods {
-        println!("\n{name}: moving it to {:?}", vm.side().other());
+        println!("\n{name}: moving it to the other side");
         let (moved, outcome) = method.run(&lab, vm).with_context(|| name.to_owned())?;
         vm = moved;
         println!("  arrived after {}; the guest checks every byte", seconds(outcome.total_ms));
