@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the loom models of this crate, then once more for each ordering, fence and step of the
 # protocol taken away: a model has to fail then, or the proof proves nothing.
-# Usage: engine/ring/loom.sh    (about two minutes on two cores)
+# Usage: engine/ring/loom.sh    (a minute or two on two cores)
 set -eu
 cd "$(dirname "$0")/../.."
 export RUSTFLAGS="--cfg loom"

@@ -35,7 +35,7 @@ enum Part {
 
 /// Arguments of `platen bench lanes`.
 #[derive(Args, Debug)]
-pub struct LanesArgs {
+pub(super) struct LanesArgs {
     /// File of 4 KiB pages to compress; without it, made pages
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
@@ -72,7 +72,7 @@ pub struct LanesArgs {
 ///
 /// Data that cannot be read, threads or memory that the system refuses, a JSON file that cannot be
 /// written, and a page that does not come out of a scheme as it went in.
-pub fn run(args: LanesArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: LanesArgs) -> anyhow::Result<()> {
     anyhow::ensure!(
         args.link.is_finite() && args.link >= 0.0,
         "--link {} is not a rate; give Gbit/s, or 0 for a link that takes no time",

@@ -35,8 +35,8 @@ impl Pages {
 }
 
 /// Pages of three kinds, drawn anew each: records of pointers and small numbers (half of them),
-/// text (three tenths), random bytes (two tenths). Close to guest memory in ratio: about 2.5 with
-/// zlib 1.
+/// text (three tenths), random bytes (two tenths). About 2.0 to 1 with zlib 1, a little less than
+/// guest memory.
 fn make(count: usize) -> Vec<u8> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let words: Vec<Vec<u8>> = (0..600)

@@ -62,7 +62,8 @@ pub(super) fn overhead(rows: &[overhead::Row]) {
             goal,
             row.wall_ratio,
             row.submitter * 100.0,
-            row.futex_busy.map_or("-".into(), |(median, least)| format!("{median:.1} ({least:.1})")),
+            row.futex_busy
+                .map_or("-".into(), |(median, least)| format!("{median:.1} ({least:.1})")),
             row.futex_waiting,
         );
     }

@@ -207,42 +207,64 @@ fn compress(
     let slots = lanes.depth() * 2;
     let arena = Arena::new(slots, Encoder::roomy(batch))?;
     let results: Arc<Results<Encoded>> = Results::new(slots);
-    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), wait);
+    // This thread also feeds the link, which must not run dry while it waits. With pages it sleeps
+    // until there is room for many, as the link's buffer lasts for hundreds of them. A batch is a
+    // good part of that buffer: when there is no room for one, it waits for a result, and sends it.
+    let wait_for_result = wait && batch > PAGE_SIZE;
+    let sleep_for_room = wait && !wait_for_result;
+    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), sleep_for_room);
     let mut link = Link::new(plan.link_gbit);
     let mut run = Run::default();
+    let mut fetched = 0;
     let watch = Watch::start();
     for plain in pages.chunks(batch) {
         let page_count = (plain.len() / PAGE_SIZE) as u64;
         run.pages += page_count;
         while let Some(done) = results.pop() {
             link.send(done.payload());
+            fetched += 1;
         }
-        let out = loop {
-            match arena.take() {
-                Some(slot) => break slot,
-                None => {
-                    if let Popped::Item(done) = results.pop_until(None) {
-                        link.send(done.payload());
-                    }
+        let mut out = arena.take();
+        while out.is_none() {
+            fetched += fetch(&results, &mut link);
+            out = arena.take();
+        }
+        let out = out.expect("the loop before ends with a slot");
+        let mut next = Some(Encode { seq: 0, plain, out });
+        while let Some(job) = next.take() {
+            match submitter.submit(job, page_count) {
+                Submitted::Queued => run.jobs += 1,
+                Submitted::Busy(job) if wait_for_result => {
+                    fetched += fetch(&results, &mut link);
+                    next = Some(job);
                 }
+                Submitted::Busy(job) => link.send(job.plain),
+                Submitted::Closed(_) => anyhow::bail!("the lanes were closed under us"),
             }
-        };
-        match submitter.submit(Encode { seq: 0, plain, out }, page_count) {
-            Submitted::Queued => run.jobs += 1,
-            Submitted::Busy(job) => link.send(job.plain),
-            Submitted::Closed(_) => anyhow::bail!("the lanes were closed under us"),
         }
     }
-    submitter.flush();
-    while let Some(done) = results.pop() {
-        link.send(done.payload());
+    while fetched < run.jobs {
+        fetched += fetch(&results, &mut link);
     }
     run.sent = link.finish();
     (run.wall, run.submitter) = watch.stop();
-    run.busy = submitter.counters().busy_pages;
+    if !wait {
+        run.busy = submitter.counters().busy_pages;
+    }
     lanes.join();
     run.workers = lanes.cpu_times();
     Ok(run)
+}
+
+/// Waits for a result and sends it. Gives how many that were: one, as nobody closes them.
+fn fetch(results: &Results<Encoded>, link: &mut Link) -> u64 {
+    match results.pop_until(None) {
+        Popped::Item(done) => {
+            link.send(done.payload());
+            1
+        }
+        Popped::Timeout | Popped::Closed => 0,
+    }
 }
 
 /// QEMU's and the seed's: four requests a thread.
