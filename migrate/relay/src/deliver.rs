@@ -155,10 +155,7 @@ impl Delivery<'_> {
         self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
         let markers = self.markers_in(page_size);
         if self.kind == Some(Kind::Multifd) {
-            self.write(bytes)?;
-            let facts = self.tokeniser.facts();
-            let syncs = if facts.opaque { u64::MAX } else { facts.syncs };
-            self.shared.barriers.handed(self.stream, syncs);
+            self.write_channel(bytes)?;
             drop(chunk);
             self.delivered(&header, self.hash.value());
             return Ok(());
@@ -218,6 +215,25 @@ impl Delivery<'_> {
         let _ = self.shared.events.send(Event::SourceEof);
         if let Some(socket) = &self.socket {
             let _ = socket.shutdown(Shutdown::Write);
+        }
+        Ok(())
+    }
+
+    /// Writes bytes of a multifd channel. QEMU stops reading the channel after each SYNC until main has reached the
+    /// barrier, so each SYNC counts as handed over before what follows it is written.
+    fn write_channel(&self, bytes: &[u8]) -> Result<(), Stop> {
+        let facts = self.tokeniser.facts();
+        let ends = self.tokeniser.sync_ends();
+        let mut done = 0;
+        for (syncs, end) in (facts.syncs - ends.len() as u64 + 1..).zip(ends) {
+            self.write(&bytes[done..*end])?;
+            done = *end;
+            self.shared.barriers.handed(self.stream, syncs);
+        }
+        self.write(&bytes[done..])?;
+        if facts.opaque {
+            // Its SYNCs can no longer be counted: better a barrier that QEMU waits at than one that never comes.
+            self.shared.barriers.handed(self.stream, u64::MAX);
         }
         Ok(())
     }

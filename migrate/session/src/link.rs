@@ -1,4 +1,8 @@
 //! The two threads of a link: one writes what the outbox holds, one reads frames and gives them to the sink.
+//!
+//! The first link carries everything as long as it takes it; what it would have to wait for spills over to the others.
+//! Frames dealt round instead make four connections that each send now and then, and congestion control takes each for
+//! a slow one: 37 s instead of 14 for 310 MB at 200 Mbit/s under BBR.
 
 use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, HEADER_BYTES};
@@ -6,6 +10,7 @@ use crate::hello::would_block;
 use crate::session::{AbortNote, Incoming, Outgoing, Session};
 use codec::{Codec, UnitHeader};
 use pipeline::Popped;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use socket2::SockRef;
 use std::io::{IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -20,8 +25,9 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 pub const SILENCE: Duration = Duration::from_secs(5);
 /// How long the last words of a session may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Unsent bytes the kernel may hold per link. Frames wait in the outbox instead, where an idle link can take them.
-const NOTSENT_LOWAT: u32 = 128 << 10;
+/// Unsent bytes the kernel may hold per link; a link counts as writable below half of it. Room for a whole frame, so that
+/// writing one to a writable link does not wait. The credits, not this, bound what is in flight.
+const NOTSENT_LOWAT: u32 = 1 << 20;
 
 /// Sets a link's socket options and gives a second handle to shut it with.
 pub(crate) fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
@@ -45,7 +51,7 @@ pub(crate) fn start(
     let failed =
         |source| SessionError::Resource { what: "cannot start a link's threads".into(), source };
     let write_half = socket.try_clone().map_err(failed)?;
-    session.link_up();
+    let first = session.link_up();
     let reader = {
         let session = session.clone();
         std::thread::Builder::new()
@@ -56,18 +62,24 @@ pub(crate) fn start(
     let session = session.clone();
     let writer = std::thread::Builder::new()
         .name("link-tx".into())
-        .spawn(move || write_link(&session, write_half))
+        .spawn(move || write_link(&session, write_half, first))
         .map_err(failed)?;
     Ok([writer, reader])
 }
 
-fn write_link(session: &Session, mut socket: TcpStream) {
+fn write_link(session: &Session, mut socket: TcpStream, first: bool) {
     let mut acks = Vec::new();
+    let queue = if first { session.outbox() } else { session.spill() };
     loop {
-        let result = match session.outbox().pop_until(Some(Instant::now() + HEARTBEAT)) {
+        let result = match queue.pop_until(Some(Instant::now() + HEARTBEAT)) {
             // A session that failed drops what it holds (W21).
             Popped::Item(_) if session.has_failed() => continue,
-            Popped::Item(frame) => send(session, &mut socket, frame, &mut acks),
+            Popped::Item(frame) => {
+                match if first { spill(session, &socket, frame) } else { Some(frame) } {
+                    Some(frame) => send(session, &mut socket, frame, &mut acks),
+                    None => Ok(()),
+                }
+            }
             Popped::Timeout => {
                 write_frame(session, &mut socket, &Header::free(FrameType::Heartbeat, 0), &[])
             }
@@ -86,6 +98,20 @@ fn write_link(session: &Session, mut socket: TcpStream) {
         let _ = socket.write_all(&[&header[..], &note[..]].concat());
     }
     let _ = socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
+}
+
+/// Passes a frame with a payload on to the other links when the first one would have to wait; gives it back if they have
+/// as much as they can do.
+fn spill(session: &Session, socket: &TcpStream, frame: Outgoing) -> Option<Outgoing> {
+    let others = session.links() - 1;
+    if others == 0 || !matches!(frame, Outgoing::Unit { .. }) || session.spill().len() >= others {
+        return Some(frame);
+    }
+    let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+    match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(0) => session.spill().push(frame).err(),
+        _ => Some(frame),
+    }
 }
 
 fn send(
@@ -157,7 +183,7 @@ fn read_link(session: &Session, mut socket: TcpStream) {
         // The peer has closed its half. Fine when both are leaving, a loss otherwise.
         Ok(()) if session.is_leaving() && !session.has_failed() => {
             if last {
-                session.outbox().close();
+                session.close_queues();
             }
         }
         Ok(()) => end(session, lost(session, "closed by the other end")),

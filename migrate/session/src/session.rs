@@ -88,6 +88,8 @@ pub struct Session {
     grants: Grants,
     credits: Credits,
     outbox: Arc<Results<Outgoing>>,
+    /// What the first link would have to wait for.
+    spill: Arc<Results<Outgoing>>,
     plain: Arc<Arena>,
     payload: Arc<Arena>,
     delivered: Box<[Delivered]>,
@@ -138,6 +140,7 @@ impl Session {
             grants,
             credits: Credits::new(grants),
             outbox: Results::new(OUTBOX_FRAMES),
+            spill: Results::new(128),
             // Both directions draw on it; twice the credit keeps each direction's promise.
             plain: arena(2 * grants.buffers())?,
             payload: arena(payload_slots)?,
@@ -171,8 +174,14 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn link_up(&self) {
-        self.links_up.fetch_add(1, Ordering::AcqRel);
+    /// A link starts; true for the first one.
+    pub(crate) fn link_up(&self) -> bool {
+        self.links_up.fetch_add(1, Ordering::AcqRel) == 0
+    }
+
+    /// Links that are up.
+    pub(crate) fn links(&self) -> usize {
+        self.links_up.load(Ordering::Acquire).max(1) as usize
     }
 
     /// A link's reader is done; true for the last one.
@@ -203,6 +212,16 @@ impl Session {
     /// Where frames wait for a link.
     pub fn outbox(&self) -> &Arc<Results<Outgoing>> {
         &self.outbox
+    }
+
+    pub(crate) fn spill(&self) -> &Arc<Results<Outgoing>> {
+        &self.spill
+    }
+
+    /// No more frames; what is queued still goes out unless the session has failed.
+    pub(crate) fn close_queues(&self) {
+        self.outbox.close();
+        self.spill.close();
     }
 
     pub(crate) fn sink(&self) -> &Arc<dyn Sink> {
@@ -298,7 +317,7 @@ impl Session {
         }
         self.failed.store(true, Ordering::Release);
         self.credits.close();
-        self.outbox.close();
+        self.close_queues();
         self.plain.wake_all();
         self.payload.wake_all();
         self.sink.closed(&error);
@@ -352,7 +371,7 @@ impl Session {
     /// Ends the links (what is queued still goes out when the session ended well) and waits for their threads.
     pub fn join(&self) {
         self.leaving.store(true, Ordering::Release);
-        self.outbox.close();
+        self.close_queues();
         loop {
             let Some(thread) = lock(&self.threads).pop() else { break };
             // A thread that panicked has aborted the process in release builds.

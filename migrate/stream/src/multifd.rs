@@ -34,6 +34,8 @@ pub(crate) struct Channel {
     sized: bool,
     /// The packet under way carries SYNC.
     sync: bool,
+    /// Ends of the SYNC packets completed in this feed, from its first byte.
+    sync_ends: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,13 +49,19 @@ enum State {
 
 impl Default for Channel {
     fn default() -> Self {
-        Channel { state: State::Init, gather: Gather::new(), skip: 0, sized: false, sync: false }
+        Channel { state: State::Init, gather: Gather::new(), skip: 0, sized: false, sync: false, sync_ends: Vec::new() }
     }
 }
 
 impl Channel {
     pub(crate) fn run(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) {
+        self.sync_ends.clear();
         while feed.skip(&mut self.skip) && self.step(feed, facts).is_some() {}
+    }
+
+    /// See [`crate::Tokeniser::sync_ends`].
+    pub(crate) fn sync_ends(&self) -> &[usize] {
+        &self.sync_ends
     }
 
     /// One transition; `None` when it needs bytes of the next feed.
@@ -73,6 +81,7 @@ impl Channel {
             State::End => {
                 if self.sync {
                     facts.syncs += 1;
+                    self.sync_ends.push(feed.pos());
                 }
                 self.next(State::Header)
             }

@@ -75,6 +75,16 @@ impl Tokeniser {
         self.facts.fed += bytes.len() as u64;
     }
 
+    /// Multifd: where the SYNC packets completed in the last feed end, counted from its first byte. A destination's
+    /// channel stops there until its main channel has reached the barrier, so a relay counts a SYNC as handed over
+    /// before it writes what follows.
+    pub fn sync_ends(&self) -> &[usize] {
+        match &self.parser {
+            Parser::Multifd(channel) => channel.sync_ends(),
+            Parser::Main(_) | Parser::Other => &[],
+        }
+    }
+
     /// What the connection told so far.
     pub fn facts(&self) -> &Facts {
         &self.facts

@@ -91,7 +91,10 @@ fn check_report(outcome: &Outcome) -> Result<()> {
     near("/transferred", to_f64(outcome.wire), to_f64(outcome.wire) * 0.03 + 65536.0)?;
     for key in ["normal", "duplicate"] {
         let truth = outcome.stats["ram"][key].as_f64().context("ram of query-migrate")?;
-        near(&format!("/{key}"), truth, 0.0)?;
+        // The report counts the pages in the stream. QEMU 7.2 counts the same on a single stream, but with multifd its
+        // `normal` falls short by up to a few packets of what its channels carry (plain bytes less headers say so).
+        let slack = if number("/channels")? > 0.0 { truth * 0.01 } else { 0.0 };
+        near(&format!("/{key}"), truth, slack)?;
     }
     // To the kernel's 10 ms, and what a process uses after it has written its report.
     near("/cpu-seconds/source", outcome.cost.source_relay, 0.15 + outcome.cost.source_relay * 0.1)?;
