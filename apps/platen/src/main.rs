@@ -14,9 +14,12 @@ mod report;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Moves a running virtual machine between two unmodified QEMUs, compressed by many threads.
 #[derive(Parser)]
-#[command(name = "platen", version, about)]
+#[command(
+    name = "platen",
+    version,
+    about = "Moves a running virtual machine between two unmodified QEMUs, compressed by many threads"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -177,8 +177,9 @@ fn watch(
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {
             passed_on = asked;
-            // Politely first: QEMU cancels and closes its socket. Then by ending the relay.
-            if asked > 1 || qmp.migrate_cancel().is_err() {
+            // Politely first: QEMU cancels and closes its socket. Then by ending the relay. Once the destination may be
+            // starting the VM, a cancel would resume the source beside it: the relay decides then (W23).
+            if handle.in_doubt() || asked > 1 || qmp.migrate_cancel().is_err() {
                 handle.stop();
             } else {
                 bar.note("cancelling; the source VM goes on (interrupt again to force)");

@@ -9,7 +9,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
-/// What a unit is: on the wire [`UnitHeader::LEN`] bytes, little endian.
+/// What a unit is: on the wire [`UnitHeader::LEN`] bytes, big-endian, as everything on the wire.
 ///
 /// | offset | size | field |
 /// |--:|--:|---|
@@ -56,9 +56,9 @@ impl UnitHeader {
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = self.codec.to_wire();
-        bytes[4..8].copy_from_slice(&self.plain_len.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.payload_len.to_le_bytes());
-        bytes[12..20].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.plain_len.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.payload_len.to_be_bytes());
+        bytes[12..20].copy_from_slice(&self.checksum.to_be_bytes());
         bytes
     }
 
@@ -78,9 +78,9 @@ impl UnitHeader {
         }
         let header = Self {
             codec: Codec::from_wire(codec).ok_or(HeaderError::Codec(codec))?,
-            plain_len: u32::from_le_bytes([p0, p1, p2, p3]),
-            payload_len: u32::from_le_bytes([c0, c1, c2, c3]),
-            checksum: u64::from_le_bytes(sum),
+            plain_len: u32::from_be_bytes([p0, p1, p2, p3]),
+            payload_len: u32::from_be_bytes([c0, c1, c2, c3]),
+            checksum: u64::from_be_bytes(sum),
         };
         header.check()?;
         Ok(header)

@@ -48,6 +48,10 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
             shared.session.fail(error);
         }
     }
+    if shared.session.failure().is_some() {
+        // The session ended, not QEMU; whoever ended it has said why.
+        return;
+    }
     let _ = shared.events.send(Event::SourceEof { is_main });
 }
 
@@ -216,7 +220,7 @@ fn wait_readable(socket: &UnixStream, timeout: Option<Duration>) -> bool {
 }
 
 /// Whether QEMU still has its end open, now, with everything it wrote read or readable.
-fn is_open(socket: &UnixStream) -> bool {
+pub(crate) fn is_open(socket: &UnixStream) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     !fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)

@@ -27,6 +27,8 @@ use stream::{Kind, Token};
 const LAST_ACKS: Duration = Duration::from_secs(10);
 /// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// How often QEMU's socket is looked at while the peer is lost and the destination may run.
+const LOOK: Duration = Duration::from_millis(200);
 /// How long to wait for the peer's own words once its QEMU has gone.
 const REASON: Duration = Duration::from_secs(2);
 
@@ -184,6 +186,14 @@ impl SourceHandle {
     /// Asks it to end. Before the commit point the source VM goes on.
     pub fn stop(&self) {
         let _ = self.0.events.send(Event::Stop);
+    }
+
+    /// Whether the destination may be starting the VM just now: a cancel could then make two copies run.
+    pub fn in_doubt(&self) -> bool {
+        let shared = &self.0;
+        shared.return_path.load(Ordering::Acquire)
+            && shared.word_sent.load(Ordering::Acquire)
+            && !shared.over.load(Ordering::Acquire)
     }
 
     /// Figures so far.
@@ -396,6 +406,8 @@ impl Source {
                         Some(code) => return Err(RelayError::DestinationRefused { code }),
                         // Without a return path this is how a migration ends; the destination says when it has all.
                         None if !return_path && shared.word_sent.load(Ordering::Acquire) => {}
+                        // It closed because the session ended, whose own event says why.
+                        None if shared.session.failure().is_some() => {}
                         None if shared.handing_shut.load(Ordering::Acquire) => {}
                         None => return Err(RelayError::SourceEnded),
                     }
@@ -424,7 +436,7 @@ impl Source {
                     let told = matches!(*error, SessionError::Aborted { committed: false, .. });
                     if shared.word_sent.load(Ordering::Acquire) && !told && return_path && !main_eof
                     {
-                        return Err(hold(&events, error, notice));
+                        return Err(hold(shared, &events, error, notice));
                     }
                     return Err(RelayError::Ended(error));
                 }
@@ -516,6 +528,15 @@ impl Shared {
         u32::try_from(multifd.count()).unwrap_or(0)
     }
 
+    /// Whether the source QEMU still has its main connection open.
+    fn main_is_open(&self) -> bool {
+        let streams = self.lock_streams();
+        let mut main = streams
+            .iter()
+            .filter(|stream| matches!(stream.kind.get(), Some(Kind::Main | Kind::Other)));
+        main.any(|stream| intake::is_open(&stream.socket))
+    }
+
     /// Makes the stream known to the peer; for a main channel starts what hands the return path back.
     pub(crate) fn open(self: &Arc<Self>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
         let flags = match kind {
@@ -557,6 +578,7 @@ fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
 
 /// W23: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them.
 fn hold(
+    shared: &Shared,
     events: &Receiver<Event>,
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
@@ -564,9 +586,11 @@ fn hold(
     let doubt = RelayError::InDoubt { cause };
     notice(&doubt.to_string());
     loop {
-        match events.recv() {
-            Ok(Event::SourceEof { is_main: true } | Event::Stop) | Err(_) => return doubt,
-            Ok(_) => {}
+        match events.recv_timeout(LOOK) {
+            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return doubt,
+            // The readers have ended with the session, so QEMU's socket is looked at here.
+            _ if !shared.main_is_open() => return doubt,
+            _ => {}
         }
     }
 }
@@ -619,7 +643,8 @@ fn hand_back(shared: &Shared, stream: &SourceStream, results: &Results<Arrived>)
                     shared.handing_shut.store(code == 0, Ordering::Release);
                     written = written.and_then(|()| (&stream.socket).write_all(&bytes[before..]));
                     shut_ok |= code == 0;
-                    let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused };
+                    let handed =
+                        if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused };
                     let _ = shared.events.send(handed);
                 }
                 // A source that is gone is noticed by its reader.

@@ -95,6 +95,14 @@ pub enum SessionError {
         /// As agreed.
         limit: usize,
     },
+    /// Flags that frames of this type do not have.
+    #[error("{kind:?} frame with flags {got:#x}")]
+    Flags {
+        /// The frame.
+        kind: FrameType,
+        /// As stated.
+        got: u8,
+    },
     /// A payload of an impossible length.
     #[error("{kind:?} frame states a payload of {got} bytes, limit {limit}")]
     PayloadLength {

@@ -144,6 +144,14 @@ impl Header {
         if plain > chunk_bytes {
             return Err(SessionError::PlainLength { got: plain, limit: chunk_bytes });
         }
+        let flags = match kind {
+            FrameType::Open => 2,
+            FrameType::Data => FLAG_PACKED,
+            _ => 0,
+        };
+        if header.flags > flags {
+            return Err(SessionError::Flags { kind, got: header.flags });
+        }
         let payload = header.payload_len as usize;
         let limit = match kind {
             FrameType::Data => chunk_bytes + codec::UnitHeader::LEN,
@@ -262,6 +270,7 @@ mod tests {
         assert!(with(|h| h.payload_len = 600_000).contains("600000"));
         assert!(with(|h| h.payload_len = 3).contains('3'));
         assert!(with(|h| h.channels = 100_000).contains("100000"));
+        assert!(with(|h| h.flags = 2).contains("flags 0x2"));
         assert!(with(|h| h.plain_len = 0).contains("4000"));
         assert!(with(|h| {
             h.kind = FrameType::Eof;

@@ -212,8 +212,8 @@ pub fn dial(peer: &str, hello: &Hello) -> Result<(TcpStream, Welcome), SessionEr
     }
     let chunk = welcome.chunk_bytes as usize;
     if !(1 << 16..=crate::frame::MAX_CHUNK_BYTES).contains(&chunk)
-        || !(2..=1024).contains(&welcome.stream_frames)
-        || welcome.shared_frames > 4096
+        || !(2..=16).contains(&welcome.stream_frames)
+        || welcome.shared_frames > 1024
     {
         let detail = format!(
             "chunk-bytes {chunk}, stream-frames {}, shared-frames {} are out of bounds",

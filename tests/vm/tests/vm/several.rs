@@ -122,7 +122,10 @@ fn relay_killed(stage: &mut Stage, channels: u32) -> Result<()> {
     // This one sets the destination up itself.
     let mut receive = platen::receive(&stage.lab, &destination, &[])?;
     let socket = stage.lab.scratch("relay");
-    let mut relay = platen::relay(&stage.lab, vm.side(), &socket, receive.peer, &[])?;
+    let mut relay = {
+        let channels = channels.to_string();
+        platen::relay(&stage.lab, vm.side(), &socket, receive.peer, &["--channels", &channels])?
+    };
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     let crossed = stage.lab.net.crossed()?;
     vm.monitor.execute("migrate", json!({"uri": format!("unix:{}", socket.display())}))?;
