@@ -16,6 +16,8 @@ use stream::{Kind, Token, Tokeniser};
 
 /// How long the destination QEMU may take to listen.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes QEMU's socket may hold, in the kernel's accounting.
+const SEND_BUFFER: usize = 1 << 20;
 /// Frames that may be out of order; the links refuse more than 1024 (W11).
 const WINDOW: usize = 2048;
 
@@ -44,11 +46,16 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: u16, results: &Results<Arrived>)
             });
         }
         while let Some(arrived) = reorder.pop() {
+            // What is still queued when all is over is dropped (W21).
+            if shared.has_ended() {
+                return;
+            }
             match delivery.take(arrived) {
                 Ok(()) => {}
                 Err(Stop::Session(error)) => return shared.session.fail(error),
                 Err(Stop::Qemu(error)) => {
-                    let _ = shared.events.send(Event::WriterGone { stream, error });
+                    let _ =
+                        shared.events.send(Event::WriterGone { stream, is_channel: false, error });
                     return;
                 }
                 Err(Stop::Over) => return,
@@ -151,7 +158,10 @@ impl Delivery<'_> {
         self.tokeniser.feed(bytes, &mut self.tokens);
         self.count(bytes.len());
         let facts = self.tokeniser.facts();
-        let (tail, tail_at, page_size) = (facts.tail, facts.tail_at, facts.page_size);
+        // What is not understood at all may hold the tag anywhere.
+        let other = self.kind == Some(Kind::Other);
+        let (tail, tail_at) = if other { (true, 0) } else { (facts.tail, facts.tail_at) };
+        let page_size = facts.page_size;
         self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
         let markers = self.markers_in(page_size);
         if self.kind == Some(Kind::Multifd) {
@@ -196,7 +206,9 @@ impl Delivery<'_> {
         while let Some(held) = self.held.pop_front() {
             let Held { header, chunk, from, markers, hash } = held;
             // Said before the first such byte is written, so that an ABORT never claims too little.
-            self.shared.session.commit();
+            if !self.shared.session.commit() {
+                return Err(Stop::Over);
+            }
             self.write_main(&chunk, from, header.plain_len as usize, &markers, header.channels)?;
             drop(chunk);
             self.delivered(&header, hash);
@@ -266,7 +278,19 @@ impl Delivery<'_> {
         }
         let Some(socket) = &self.socket else { return Ok(()) };
         let mut socket: &UnixStream = socket;
-        socket.write_all(bytes).map_err(|error| Stop::Qemu(self.explain(&error)))?;
+        if let Err(error) = socket.write_all(bytes) {
+            let error = self.explain(&error);
+            if self.kind != Some(Kind::Multifd) {
+                return Err(Stop::Qemu(error));
+            }
+            let gone = Event::WriterGone { stream: self.stream, is_channel: true, error };
+            let _ = self.shared.events.send(gone);
+            if !self.shared.wait_for_content() {
+                return Err(Stop::Over);
+            }
+            // QEMU has confirmed: what it did not want to read counts as taken, or the source would never be told.
+            return Ok(());
+        }
         if self.kind != Some(Kind::Multifd) {
             self.shared.main_is_up();
         }
@@ -289,7 +313,10 @@ impl Delivery<'_> {
         }
         let session = &self.shared.session;
         let connected = self.shared.target.connect(PATIENCE, || session.failure().is_some());
-        let socket = Arc::new(connected.map_err(|error| Stop::Qemu(error_chain(&error)))?);
+        let socket = connected.map_err(|error| Stop::Qemu(error_chain(&error)))?;
+        // A hint: without it everything works, with more switches between us and QEMU.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+        let socket = Arc::new(socket);
         self.shared.connected(self.stream, socket.clone(), is_main);
         self.socket = Some(socket);
         Ok(())

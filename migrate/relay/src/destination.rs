@@ -36,7 +36,7 @@ pub(crate) enum Event {
     /// QEMU has closed its main connection.
     QemuEof,
     /// QEMU does not take a stream's bytes.
-    WriterGone { stream: u16, error: String },
+    WriterGone { stream: u16, is_channel: bool, error: String },
     /// The source's main connection ended well (no return path).
     SourceEof,
     /// The session ended before its time.
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     /// The stream asked for a return path.
     pub(crate) return_path: AtomicBool,
     pub(crate) over: AtomicBool,
+    /// QEMU has said SHUT(0): it has all it needs, whatever its channels still take.
+    content: AtomicBool,
     main_up: AtomicBool,
     main_event: EventCount,
     streams: Box<[OnceLock<Arc<Results<Arrived>>>]>,
@@ -140,7 +142,7 @@ impl Shared {
     /// Waits until the main connection has bytes at QEMU (W19); false when the session has ended.
     pub(crate) fn wait_for_main(&self) -> bool {
         let up = self.main_event.wait_until(None, || {
-            let ended = self.session.failure().is_some() || self.over.load(Ordering::Acquire);
+            let ended = self.has_ended();
             let up = self.main_up.load(Ordering::Acquire);
             (up || ended).then_some(up)
         });
@@ -152,13 +154,34 @@ impl Shared {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if is_main {
             sockets.insert(0, socket.clone());
-            let shared = self.clone();
+            let (shared, socket) = (self.clone(), socket.clone());
             if thread("return-path", move || read_back(&shared, stream, &socket)).is_err() {
                 let _ = self.events.send(Event::QemuEof);
             }
         } else {
-            sockets.push(socket);
+            sockets.push(socket.clone());
         }
+        // `close_sockets` may have been here before: `over` is set ahead of it, and both hold the lock.
+        if self.over.load(Ordering::Acquire) {
+            for socket in sockets.iter() {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Nothing more is to be written to QEMU.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.session.failure().is_some() || self.over.load(Ordering::Acquire)
+    }
+
+    /// A channel no longer takes bytes: normal at the end, when QEMU closes its channels before it says SHUT. Waits for
+    /// that word; false when it does not come.
+    pub(crate) fn wait_for_content(&self) -> bool {
+        let content = self.main_event.wait_until(None, || {
+            let content = self.content.load(Ordering::Acquire);
+            (content || self.has_ended()).then_some(content)
+        });
+        content.unwrap_or(false)
     }
 
     /// Ends QEMU's connections, main first: a QEMU that waits for channels then notices (section 3.4).
@@ -196,6 +219,10 @@ fn read_back(shared: &Shared, stream: u16, mut socket: &UnixStream) {
         let header = session.credits().issue_data(permit, len, checksum, 0);
         session.send(raw(header, chunk, len, checksum));
         if let Some((code, _)) = found {
+            if code == 0 {
+                shared.content.store(true, Ordering::Release);
+                shared.main_event.notify_all();
+            }
             let _ = shared.events.send(Event::Shut(code));
         }
     }
@@ -251,6 +278,7 @@ impl Destination {
             events,
             return_path: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            content: AtomicBool::new(false),
             main_up: AtomicBool::new(false),
             main_event: EventCount::new(),
             streams: (0..MAX_STREAMS).map(|_| OnceLock::new()).collect(),
@@ -309,7 +337,12 @@ impl Destination {
                 }
             };
             match event {
-                Some(Event::Shut(code)) => shut = Some(code),
+                Some(Event::Shut(code)) => {
+                    shut = Some(code);
+                    if code == 0 {
+                        gone = None;
+                    }
+                }
                 Some(Event::SourceEof) => source_eof = true,
                 Some(Event::Finished(peer_report)) => return Ok(DestinationEnd { peer_report }),
                 // Normal at the end: QEMU closes when it has all, and the source tells us when it is content.
@@ -317,10 +350,15 @@ impl Destination {
                 Some(Event::QemuEof)
                     if source_eof && !shared.return_path.load(Ordering::Acquire) => {}
                 Some(Event::QemuEof) => {
-                    return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)))
+                    // It did not confirm and is gone: its VM does not run, so the source need not be in doubt.
+                    shared.session.uncommit();
+                    return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
                 }
                 Some(Event::WriterGone { .. }) if shut == Some(0) => {}
-                Some(Event::WriterGone { stream, error }) => {
+                // QEMU closes its channels before it says SHUT, and starting the VM may take its time. Main tells.
+                Some(Event::WriterGone { is_channel: true, .. })
+                    if shared.session.is_committed() => {}
+                Some(Event::WriterGone { stream, error, .. }) => {
                     gone.get_or_insert((
                         Instant::now() + REACTION,
                         format!("stream {stream}: {error}"),
@@ -334,8 +372,6 @@ impl Destination {
 
     /// QEMU has ended without success. Lets the source hear QEMU's own words first.
     fn qemu_gone(&self, shut: Option<u32>, reason: Option<String>) -> RelayError {
-        // It did not confirm and is gone: its VM does not run, so the source need not be in doubt.
-        self.shared.session.uncommit();
         self.shared.session.credits().drained(Instant::now() + LAST_WORDS);
         match (shut, reason) {
             (Some(code), _) => RelayError::DestinationRefused { code },

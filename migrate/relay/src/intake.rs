@@ -108,7 +108,8 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         if facts.return_path {
             shared.return_path.store(true, Ordering::Release);
         }
-        let tail = kind != Kind::Multifd && facts.tail;
+        // What is not understood at all may hold the tag anywhere.
+        let tail = kind == Kind::Other || (kind == Kind::Main && facts.tail);
         // The VM has stopped: from here on every millisecond is downtime.
         patient = !(tail || facts.vm_stopped_hint);
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
@@ -121,6 +122,9 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
             shared.word_sent.store(true, Ordering::Release);
             if is_open(&stream.socket) {
                 session.send_bare(stream.id, FrameType::StillOpen, 0);
+            } else if shared.return_path.load(Ordering::Acquire) {
+                // Cancelled (W21): no word can follow any more, and what the peer holds may be all the credit there is.
+                break;
             }
         }
     }

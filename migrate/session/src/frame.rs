@@ -198,7 +198,7 @@ impl AckEntry {
     /// # Errors
     /// A length that is no multiple of an entry, or a stream out of bounds.
     pub fn read_all(payload: &[u8]) -> Result<impl Iterator<Item = AckEntry> + '_, SessionError> {
-        if payload.len() % ACK_ENTRY_BYTES != 0 {
+        if !payload.len().is_multiple_of(ACK_ENTRY_BYTES) {
             return Err(SessionError::AckLength { got: payload.len() });
         }
         let entries = payload.chunks_exact(ACK_ENTRY_BYTES);

@@ -9,12 +9,22 @@ use pages::{Arena, Slot};
 use pipeline::Results;
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Frames that may wait for a link: every buffer there is, and the frames without payload of every stream.
 const OUTBOX_FRAMES: usize = 4096;
+/// How long a peer that has nothing more to say may take to close its links.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// No byte that may hold the end-of-stream tag was written to QEMU yet.
+const UNDECIDED: u8 = 0;
+/// Some may have been: an ABORT says so.
+const COMMITTED: u8 = 1;
+/// None was and none will be: the peer may have been told, or QEMU has gone.
+const NEVER: u8 = 2;
 
 /// A frame ready for any link.
 #[derive(Debug)]
@@ -64,7 +74,6 @@ pub trait Sink: Send + Sync + 'static {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct AbortNote {
     pub(crate) reason: String,
-    #[serde(default)]
     pub(crate) committed: bool,
 }
 
@@ -98,7 +107,8 @@ pub struct Session {
     failure: OnceLock<Arc<SessionError>>,
     failed: AtomicBool,
     leaving: AtomicBool,
-    committed: AtomicBool,
+    /// [`UNDECIDED`], [`COMMITTED`] or [`NEVER`]; see `commit`.
+    committed: AtomicU8,
     sockets: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     links_up: AtomicU32,
@@ -150,7 +160,7 @@ impl Session {
             failure: OnceLock::new(),
             failed: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
-            committed: AtomicBool::new(false),
+            committed: AtomicU8::new(UNDECIDED),
             sockets: Mutex::new(Vec::new()),
             threads: Mutex::new(Vec::new()),
             links_up: AtomicU32::new(0),
@@ -299,14 +309,27 @@ impl Session {
         }
     }
 
-    /// Bytes that may hold the end-of-stream tag are about to be written to QEMU (W20); an ABORT says so.
-    pub fn commit(&self) {
-        self.committed.store(true, Ordering::Release);
+    /// Asks leave to write bytes that may hold the end-of-stream tag to QEMU (W20). False once the session has failed
+    /// or an ABORT may have told the peer that none was written: the source VM may be running again.
+    #[must_use]
+    pub fn commit(&self) -> bool {
+        if self.has_failed() {
+            return false;
+        }
+        // One exchange decides between this and `abort_note`.
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        let before = self.committed.compare_exchange(UNDECIDED, COMMITTED, order.0, order.1);
+        matches!(before, Ok(_) | Err(COMMITTED))
+    }
+
+    /// Whether bytes of W20 may have been written to QEMU.
+    pub fn is_committed(&self) -> bool {
+        self.committed.load(Ordering::Acquire) == COMMITTED
     }
 
     /// QEMU took bytes of W20 but has ended without running its VM.
     pub fn uncommit(&self) {
-        self.committed.store(false, Ordering::Release);
+        self.committed.store(NEVER, Ordering::Release);
     }
 
     /// Ends the session before its time: wakes everybody, tells the peer if it can be told. The first reason counts.
@@ -350,7 +373,9 @@ impl Session {
         if error.to_string().len() <= 4096 {
             reason = error.to_string();
         }
-        let note = AbortNote { reason, committed: self.committed.load(Ordering::Acquire) };
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        let before = self.committed.compare_exchange(UNDECIDED, NEVER, order.0, order.1);
+        let note = AbortNote { reason, committed: before == Err(COMMITTED) };
         serde_json::to_vec(&note).ok()
     }
 
@@ -368,10 +393,19 @@ impl Session {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Ends the links (what is queued still goes out when the session ended well) and waits for their threads.
+    /// Ends the links (what is queued still goes out when the session ended well) and waits for their threads. A peer that
+    /// never closes its half is cut off.
     pub fn join(&self) {
         self.leaving.store(true, Ordering::Release);
         self.close_queues();
+        let deadline = Instant::now() + FAREWELL;
+        while lock(&self.threads).iter().any(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                self.cut();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
         loop {
             let Some(thread) = lock(&self.threads).pop() else { break };
             // A thread that panicked has aborted the process in release builds.
