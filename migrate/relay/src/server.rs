@@ -11,13 +11,14 @@ use session::{
     random_id, read_preamble, write_preamble, Grants, Hello, SessionError, Welcome, HELLO_TIMEOUT,
     MAX_LINKS,
 };
-use std::collections::HashMap;
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Connections that may be saying hello at once; more are closed, which a peer sees and may try again.
+/// Connections that may be saying hello at once. When one more comes the oldest is closed: a peer that means it has said
+/// its hello long before, and idle connections keep nobody out.
 const MAX_HELLOS: usize = 64;
 
 /// What a receiver is told.
@@ -60,7 +61,9 @@ pub struct Server {
     lanes: Arc<Lanes<DecodeJob>>,
     sessions: Mutex<HashMap<String, Arc<Active>>>,
     busy: Mutex<Vec<Option<String>>>,
-    hellos: AtomicUsize,
+    /// Oldest first; out of it as soon as the hello is read.
+    hellos: Mutex<VecDeque<(u64, TcpStream)>>,
+    admitted: AtomicU64,
     /// Connections that were no platen.
     strangers: AtomicU64,
     /// Sessions that have ended.
@@ -98,7 +101,8 @@ impl Server {
             lanes,
             sessions: Mutex::new(HashMap::new()),
             busy: Mutex::new(Vec::new()),
-            hellos: AtomicUsize::new(0),
+            hellos: Mutex::new(VecDeque::new()),
+            admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
             served: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -151,15 +155,30 @@ impl Server {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_hellos(&self) -> MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
+        self.hellos.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn said_hello(&self, number: u64) {
+        self.lock_hellos().retain(|(waiting, _)| *waiting != number);
+    }
+
     fn admit(self: &Arc<Self>, socket: TcpStream, peer: String) {
-        if self.hellos.fetch_add(1, Ordering::AcqRel) >= MAX_HELLOS {
-            self.hellos.fetch_sub(1, Ordering::AcqRel);
-            return;
+        let Ok(kept) = socket.try_clone() else { return };
+        let number = self.admitted.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut hellos = self.lock_hellos();
+            if hellos.len() >= MAX_HELLOS {
+                if let Some((_, oldest)) = hellos.pop_front() {
+                    // Its thread sees the end and goes.
+                    let _ = oldest.shutdown(Shutdown::Both);
+                }
+            }
+            hellos.push_back((number, kept));
         }
         let server = self.clone();
         let started = thread("hello", move || {
-            let result = server.hello(socket, &peer);
-            server.hellos.fetch_sub(1, Ordering::AcqRel);
+            let result = server.hello(socket, &peer, number);
             match result {
                 Ok(Some((target, session, active))) => server.serve(&target, &session, &active),
                 Ok(None) => {}
@@ -173,7 +192,7 @@ impl Server {
             }
         });
         if started.is_err() {
-            self.hellos.fetch_sub(1, Ordering::AcqRel);
+            self.said_hello(number);
         }
     }
 
@@ -183,14 +202,19 @@ impl Server {
         self: &Arc<Self>,
         mut socket: TcpStream,
         peer: &str,
+        number: u64,
     ) -> Result<Option<(Option<String>, String, Arc<Active>)>, SessionError> {
         let failed = |source| SessionError::Resource {
             what: "cannot set up a link's socket".into(),
             source,
         };
-        socket.set_nonblocking(false).map_err(failed)?;
-        socket.set_write_timeout(Some(HELLO_TIMEOUT)).map_err(failed)?;
-        let hello: Hello = match read_preamble(&mut socket, peer, HELLO_TIMEOUT) {
+        let hello = socket
+            .set_nonblocking(false)
+            .and_then(|()| socket.set_write_timeout(Some(HELLO_TIMEOUT)))
+            .map_err(failed)
+            .and_then(|()| read_preamble::<Hello>(&mut socket, peer, HELLO_TIMEOUT));
+        self.said_hello(number);
+        let hello = match hello {
             Ok(hello) => hello,
             Err(error @ SessionError::Version { .. }) => {
                 refuse(&mut socket, peer, &error.to_string());
@@ -207,6 +231,8 @@ impl Server {
                 let welcomed = write_preamble(&mut socket, peer, &welcome)
                     .and_then(|()| active.destination.session().add_link(socket));
                 if let Err(error) = welcomed {
+                    let reason = "its first link could not be set up".into();
+                    active.destination.session().fail(SessionError::Local { reason });
                     self.forget(&target, &hello.session);
                     return Err(error);
                 }
