@@ -1,0 +1,357 @@
+//! Peers that are none, and peers that lie (W2 to W15).
+
+use crate::harness::{
+    assert_same, bounded, destination_qemu, read_exactly, read_rest, source_qemu, Options, Reader,
+    Receiving, Sending,
+};
+use crate::identity::single;
+use codec::{Codec, UnitHeader};
+use session::{
+    dial, random_id, read_preamble, write_preamble, AckEntry, FrameType, Grants, Header, Hello,
+    RunningHash, SessionError, Welcome, HELLO_TIMEOUT,
+};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+fn hello() -> Hello {
+    Hello {
+        session: random_id().unwrap(),
+        link: 0,
+        links: 2,
+        token: None,
+        page_size: 4096,
+        name: None,
+        setup: None,
+        codecs: vec!["zstd".into()],
+    }
+}
+
+fn refused(to: SocketAddr, change: impl FnOnce(&mut Hello)) -> String {
+    let mut hello = hello();
+    change(&mut hello);
+    match dial(&to.to_string(), &hello) {
+        Err(SessionError::Refused { reason, .. }) => reason,
+        other => panic!("expected a refusal, got {:?}", other.map(|(_, welcome)| welcome)),
+    }
+}
+
+/// What a relay answers to `bytes` before it closes.
+fn answer(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut socket = TcpStream::connect(to).unwrap();
+    socket.set_read_timeout(Some(2 * HELLO_TIMEOUT)).unwrap();
+    socket.write_all(bytes).unwrap();
+    let mut out = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        match socket.read(&mut piece) {
+            Ok(0) => return out,
+            Ok(n) => out.extend_from_slice(&piece[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return out,
+            Err(error) => panic!("it does not close: {error}"),
+        }
+    }
+}
+
+/// A migration goes through all the same.
+fn still_serves(receiving: &Receiving) {
+    let streams = single(200);
+    let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
+    let sending = Sending::new(receiving, receiving.address, Options::default());
+    let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+    assert_same(&destination.join().unwrap().main, &streams.main, "main");
+    source.join().unwrap();
+    sending.result().unwrap();
+    receiving.result().unwrap();
+}
+
+fn recorded_hello() -> Vec<u8> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut link, _) = listener.accept().unwrap();
+    write_preamble(&mut client, "x", &hello()).unwrap();
+    drop(client);
+    let mut bytes = Vec::new();
+    link.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn strangers_get_no_answer_and_do_no_harm() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let to = receiving.address;
+        assert_eq!(answer(to, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"), b"");
+        assert_eq!(answer(to, &[0; 4096]), b"");
+        let good = recorded_hello();
+        let mut giant = good.clone();
+        giant[12..16].fill(0xff);
+        assert_eq!(answer(to, &giant), b"");
+        let mut flipped = good.clone();
+        flipped[60] ^= 1;
+        assert_eq!(answer(to, &flipped), b"");
+        // Silence and half a hello: dropped when their time is up, while others are served.
+        let waiting: Vec<_> = [&b""[..], &good[..30]]
+            .into_iter()
+            .map(|bytes| {
+                let bytes = bytes.to_vec();
+                std::thread::spawn(move || answer(to, &bytes))
+            })
+            .collect();
+        still_serves(&receiving);
+        for peer in waiting {
+            assert_eq!(peer.join().unwrap(), b"");
+        }
+        assert!(receiving.server.strangers() >= 5);
+        let notices = receiving.host.notices.lock().unwrap().join("\n");
+        for words in ["does not speak", "limit 8192", "checksum"] {
+            assert!(notices.contains(words), "'{words}' is not said: {notices}");
+        }
+    });
+}
+
+#[test]
+fn a_hello_that_does_not_fit_is_told_why() {
+    bounded(|| {
+        let receiving = Receiving::with(&[Some("a"), Some("b")], Grants::default());
+        let to = receiving.address;
+        let named = |hello: &mut Hello| hello.name = Some("a".into());
+        let mut old = recorded_hello();
+        old[9] = 9;
+        let words = String::from_utf8_lossy(&answer(to, &old)).into_owned();
+        assert!(words.contains("version 9"), "{words}");
+        assert!(refused(to, |h| h.page_size = 65536).contains("65536"));
+        assert!(refused(to, |h| h.name = Some("c".into())).contains("'c'"));
+        assert!(refused(to, |_| {}).contains("a, b"));
+        assert!(refused(to, |h| h.codecs = vec!["middle-out".into()]).contains("middle-out"));
+        let link = |h: &mut Hello| {
+            named(h);
+            h.links = 65;
+        };
+        assert!(refused(to, link).contains("link 0 of 65"));
+        let session = |h: &mut Hello| {
+            named(h);
+            h.session = "x".into();
+        };
+        assert!(refused(to, session).contains("32 hex digits"));
+
+        let mut first = hello();
+        named(&mut first);
+        let (_link, welcome) = dial(&to.to_string(), &first).unwrap();
+        assert!(refused(to, named).contains("in progress"), "a busy target");
+        let stolen = |token: Option<&str>, link| {
+            refused(to, |h| {
+                h.session.clone_from(&first.session);
+                h.token = token.map(str::to_string);
+                h.link = link;
+                named(h);
+            })
+        };
+        assert!(stolen(Some(&"0".repeat(32)), 1).contains("not yours"));
+        assert!(stolen(Some(""), 1).contains("not yours"));
+        assert!(stolen(None, 1).contains("cannot open a session"));
+        assert!(stolen(None, 0).contains("exists already"));
+        assert!(stolen(Some(&welcome.token), 0).contains("there already"));
+        assert!(stolen(Some(&welcome.token), 2).contains("does not exist"));
+    });
+}
+
+#[test]
+fn a_hundred_idle_connections_do_not_keep_a_migration_out() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let idle: Vec<_> =
+            (0..100).map(|_| TcpStream::connect(receiving.address).unwrap()).collect();
+        still_serves(&receiving);
+        drop(idle);
+    });
+}
+
+/// A peer that speaks the protocol by hand.
+struct Liar {
+    link: TcpStream,
+    hash: RunningHash,
+}
+
+impl Liar {
+    fn new(to: SocketAddr) -> Self {
+        let mut hello = hello();
+        hello.links = 1;
+        let (link, _) = dial(&to.to_string(), &hello).unwrap();
+        Self { link, hash: RunningHash::default() }
+    }
+
+    fn bare(&mut self, kind: FrameType, stream: u16, seq: u64) {
+        let header = Header { stream, seq, ..Header::free(kind, 0) };
+        // It may be cut off any time; the test looks at what the relay says.
+        let _ = self.link.write_all(&header.to_bytes());
+    }
+
+    fn data(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8]) {
+        let checksum = codec::checksum(plain);
+        self.hash.add(checksum);
+        let plain_len = u32::try_from(plain.len()).unwrap();
+        let unit = UnitHeader { codec: Codec::Raw, plain_len, payload_len: plain_len, checksum }
+            .to_bytes();
+        let header = Header {
+            stream,
+            seq,
+            offset,
+            plain_len,
+            hash: self.hash.value(),
+            ..Header::free(FrameType::Data, plain_len + u32::try_from(unit.len()).unwrap())
+        };
+        let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain].concat());
+    }
+
+    fn free(&mut self, kind: FrameType, payload: &[u8]) {
+        let header = Header::free(kind, u32::try_from(payload.len()).unwrap());
+        let _ = self.link.write_all(&[&header.to_bytes()[..], payload].concat());
+    }
+}
+
+/// How the receiving relay ends a session with such a peer.
+fn caught(lie: impl FnOnce(&mut Liar)) -> String {
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let mut liar = Liar::new(receiving.address);
+    lie(&mut liar);
+    let error = receiving.result().unwrap_err().to_string();
+    // Whatever QEMU was connected is let go, and the target is free again.
+    drop(listener);
+    std::fs::remove_file(receiving.folder.path().join("dst")).unwrap();
+    still_serves(&receiving);
+    error
+}
+
+#[test]
+fn frames_that_no_honest_peer_sends_end_the_session_and_nothing_else() {
+    bounded(|| {
+        let error = caught(|liar| liar.link.write_all(&[0x55; 480]).unwrap());
+        assert!(error.contains("checksum"), "{error}");
+        let error = caught(|liar| liar.bare(FrameType::Open, 264, 0));
+        assert!(error.contains("264"), "{error}");
+        let error = caught(|liar| {
+            let header = Header { payload_len: u32::MAX, ..Header::free(FrameType::Finish, 0) };
+            liar.link.write_all(&header.to_bytes()).unwrap();
+        });
+        assert!(error.contains("4294967295"), "{error}");
+        let error = caught(|liar| liar.data(0, 0, 0, b"QEVM"));
+        assert!(error.contains("OPEN"), "{error}");
+        let error = caught(|liar| {
+            liar.bare(FrameType::Open, 0, 0);
+            liar.bare(FrameType::Open, 0, 1);
+        });
+        assert!(error.contains("second OPEN"), "{error}");
+        let error = caught(|liar| {
+            liar.bare(FrameType::Open, 0, 0);
+            liar.hash.add(7);
+            liar.data(0, 1, 0, b"QEVM");
+        });
+        assert!(error.contains("running hash"), "{error}");
+        let error = caught(|liar| liar.free(FrameType::Ack, &[0; 27]));
+        assert!(error.contains("27 bytes"), "{error}");
+        let error = caught(|liar| {
+            let mut payload = Vec::new();
+            AckEntry { stream: 3, seq: 5, offset: 0, hash: 0 }.write(&mut payload);
+            liar.free(FrameType::Ack, &payload);
+        });
+        assert!(error.contains("acknowledged, but only 0"), "{error}");
+    });
+}
+
+#[test]
+fn a_peer_without_bounds_meets_them() {
+    bounded(|| {
+        // Stream 0 never gets its first frame, so nothing can be handed on: 1024 frames may wait.
+        let error = caught(|liar| (1..=1100).for_each(|seq| liar.data(0, seq, 0, b"x")));
+        assert!(error.contains("1025 frames are waiting"), "{error}");
+        // Two such streams: the buffers end first.
+        let error = caught(|liar| {
+            for seq in 1..=1000 {
+                liar.data(0, seq, 0, b"x");
+                liar.data(1, seq, 0, b"x");
+            }
+        });
+        assert!(error.contains("beyond its credit"), "{error}");
+    });
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_frees_its_target() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let mut liar = Liar::new(receiving.address);
+        liar.bare(FrameType::Open, 0, 0);
+        liar.data(0, 1, 0, b"QEVM\0\0\0\x03");
+        let (main, _) = listener.accept().unwrap();
+        assert_eq!(read_exactly(&main, 8), b"QEVM\0\0\0\x03");
+        drop(liar);
+        assert_eq!(read_rest(&main), b"");
+        let error = receiving.result().unwrap_err().to_string();
+        assert!(error.contains("was lost"), "{error}");
+        drop(listener);
+        std::fs::remove_file(receiving.folder.path().join("dst")).unwrap();
+        still_serves(&receiving);
+    });
+}
+
+#[test]
+fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let mut liar = Liar::new(receiving.address);
+        liar.free(FrameType::Finish, b"{}");
+        let beating = std::thread::spawn(move || {
+            while liar.link.write_all(&Header::free(FrameType::Heartbeat, 0).to_bytes()).is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        });
+        receiving.result().unwrap();
+        beating.join().unwrap();
+        still_serves(&receiving);
+    });
+}
+
+/// A server that lies: the source relay must see it before the source QEMU hears of success.
+#[test]
+fn a_receiver_that_acknowledges_other_bytes_is_caught() {
+    bounded(|| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut link, _) = listener.accept().unwrap();
+            let _: Hello = read_preamble(&mut link, "x", HELLO_TIMEOUT).unwrap();
+            let welcome = Welcome {
+                token: "0".repeat(32),
+                chunk_bytes: 65536,
+                stream_frames: 2,
+                shared_frames: 4,
+                ..Welcome::default()
+            };
+            write_preamble(&mut link, "x", &welcome).unwrap();
+            link.set_read_timeout(None).unwrap();
+            // OPEN and the first DATA.
+            let mut head = [0; 48];
+            link.read_exact(&mut head).unwrap();
+            link.read_exact(&mut head).unwrap();
+            let data = Header::from_bytes(&head, 65536).unwrap();
+            let mut ack = Vec::new();
+            let offset = u64::from(data.plain_len);
+            AckEntry { stream: 0, seq: 2, offset, hash: data.hash ^ 1 }.write(&mut ack);
+            let header = Header::free(FrameType::Ack, u32::try_from(ack.len()).unwrap());
+            link.write_all(&[&header.to_bytes()[..], &ack].concat()).unwrap();
+            let mut rest = Vec::new();
+            let _ = link.read_to_end(&mut rest);
+        });
+        let folder = Receiving::new();
+        let options = Options { links: 1, ..Options::default() };
+        let sending = Sending::new(&folder, address, options);
+        let socket = sending.connect();
+        (&socket).write_all(&single(20).main[..2000]).unwrap();
+        assert_eq!(read_rest(&socket), b"");
+        let error = sending.result().unwrap_err().to_string();
+        assert!(error.contains("running hash"), "{error}");
+        server.join().unwrap();
+    });
+}

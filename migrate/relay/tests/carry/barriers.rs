@@ -1,0 +1,69 @@
+//! W18: main's k-th marker only after every channel was handed its k-th SYNC.
+
+use crate::harness::{
+    bounded, marker_starts, read_exactly, readable, source_qemu, sync_ends, Options, Receiving,
+    Sending, A_WHILE, SHUT_OK,
+};
+use crate::identity::multifd;
+use std::io::Write;
+use std::time::Duration;
+use stream::synth::Style;
+
+/// Reads the channels one after the other, so that each is blocked in its turn, and looks for the marker all the time.
+fn markers_wait(style: Style) {
+    let streams = multifd(style, 3, 6000);
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let sending = Sending::new(&receiving, receiving.address, Options::default());
+    let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+    let (main, _) = listener.accept().unwrap();
+    let mut channels: Vec<_> = (0..3)
+        .map(|_| {
+            let (socket, _) = listener.accept().unwrap();
+            let init = read_exactly(&socket, 64);
+            (usize::from(init[24]), socket, 64)
+        })
+        .collect();
+    let mut done = 0;
+    let mut withheld = 0;
+    for (k, start) in marker_starts(&streams.main).into_iter().enumerate() {
+        read_exactly(&main, start - done);
+        for (id, socket, read) in &mut channels {
+            let end = sync_ends(&streams.channels[*id])[k];
+            // More than the sockets hold is unread here, so this SYNC cannot have been handed over.
+            if end - *read > 1 << 20 {
+                assert!(
+                    !readable(&main, A_WHILE),
+                    "marker {k} came before SYNC {k} of channel {id}"
+                );
+                withheld += 1;
+            }
+            read_exactly(socket, end - *read);
+            *read = end;
+        }
+        assert!(readable(&main, Duration::from_millis(999)), "marker {k} does not come");
+        read_exactly(&main, 8);
+        done = start + 8;
+    }
+    assert!(withheld >= 3, "the test must have had something to see, got {withheld}");
+    read_exactly(&main, streams.main.len() - done);
+    for (id, socket, read) in &channels {
+        read_exactly(socket, streams.channels[*id].len() - read);
+    }
+    drop(channels);
+    (&main).write_all(&SHUT_OK).unwrap();
+    source.join().unwrap();
+    drop(main);
+    sending.result().unwrap();
+    receiving.result().unwrap();
+}
+
+#[test]
+fn a_flush_marker_waits_for_the_sync_of_every_channel() {
+    bounded(|| markers_wait(Style::Qemu92));
+}
+
+#[test]
+fn an_end_of_section_marker_waits_for_the_sync_of_every_channel() {
+    bounded(|| markers_wait(Style::Qemu72));
+}

@@ -1,0 +1,264 @@
+//! W20 to W22: the end-of-stream tag, cancelling, success.
+
+use crate::harness::{
+    assert_same, bounded, marker_starts, pages, read_exactly, read_rest, readable, source_qemu,
+    sync_ends, tag_at, Options, Receiving, Sending, Streams, A_WHILE, PAGE, SHUT_BAD, SHUT_OK,
+};
+use crate::identity::{multifd, single};
+use relay::RelayError;
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::{send, SendFlags};
+use session::Grants;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use stream::synth::{Configuration, MainStream, Section, Style};
+
+/// Fills the way to a destination that does not read until nothing moves, puts `end` behind it where the relay cannot
+/// have seen it, and closes. Gives all that was written.
+fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -> Vec<u8> {
+    let mut made = MainStream::new(PAGE);
+    made.file_header();
+    made.configuration(&Configuration {
+        machine: Style::Qemu72.machine(),
+        ..Configuration::default()
+    });
+    made.command(1, &[]);
+    made.section(Section::Start).block_table(&[("pc.ram", 1 << 30)]).end_of_section();
+    made.section(Section::Part);
+    let mut sent = made.take();
+    socket.write_all(&sent).unwrap();
+    // So small that what is written last still finds room when it is made larger.
+    set_socket_send_buffer_size(&socket, 8 << 10).unwrap();
+    let mut stuck = 0;
+    for (page, i) in pages(5000, 3).iter().zip(0u64..) {
+        made.page("pc.ram", i * 4096, page);
+        let record = made.take();
+        let mut done = 0;
+        while done < record.len() && stuck < 6 {
+            match send(&socket, &record[done..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(n) => {
+                    done += n;
+                    stuck = 0;
+                }
+                Err(Errno::AGAIN) => {
+                    stuck += 1;
+                    std::thread::sleep(A_WHILE / 3);
+                }
+                Err(error) => panic!("the relay takes it: {error}"),
+            }
+        }
+        if stuck == 6 {
+            set_socket_send_buffer_size(&socket, 200 << 10).unwrap();
+            sent.extend_from_slice(&record[..done]);
+            socket.write_all(&record[done..]).unwrap();
+            sent.extend_from_slice(&record[done..]);
+            break;
+        }
+        sent.extend(record);
+    }
+    assert_eq!(stuck, 6, "the way to the destination never filled");
+    made.end_of_section();
+    made.section(Section::End).end_of_section();
+    end(&mut made);
+    let rest = made.take();
+    socket.write_all(&rest).unwrap();
+    drop(socket);
+    [sent, rest].concat()
+}
+
+/// A session with so little credit that a destination that does not read stops the source relay soon.
+fn tight() -> Receiving {
+    let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 0 };
+    Receiving::with(&[None], grants)
+}
+
+fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, tag: bool) {
+    bounded(move || {
+        let receiving = tight();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let socket = sending.connect();
+        let source = std::thread::spawn(move || write_and_vanish(socket, end));
+        let (main, _) = listener.accept().unwrap();
+        let sent = source.join().unwrap();
+        let got = read_rest(&main);
+        let limit = if tag { tag_at(&sent) } else { sent.len() };
+        assert!(got.len() <= limit, "the tag at {limit} was delivered, {} bytes in all", got.len());
+        assert_same(&got, &sent[..got.len()], "what came before");
+        let error = sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::SourceEnded), "{error}");
+        let error = receiving.result().unwrap_err().to_string();
+        assert!(error.contains("source QEMU ended"), "{error}");
+    });
+}
+
+#[test]
+fn a_source_that_closes_just_before_its_tag_never_has_it_delivered() {
+    vanishes(|_| {}, false);
+}
+
+#[test]
+fn a_source_that_closes_right_behind_its_tag_never_has_it_delivered() {
+    vanishes(
+        |made| {
+            made.device_tail(400);
+        },
+        true,
+    );
+}
+
+#[test]
+fn a_cancel_half_way_closes_main_before_the_channels_and_delivers_no_tag() {
+    bounded(|| {
+        let streams = multifd(Style::Qemu92, 2, 6000);
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let marker = marker_starts(&streams.main)[1];
+        let main_source = sending.connect();
+        let channels: Vec<_> = streams
+            .channels
+            .iter()
+            .map(|bytes| {
+                let mut socket = sending.connect();
+                socket.write_all(&bytes[..sync_ends(bytes)[0]]).unwrap();
+                socket
+            })
+            .collect();
+        (&main_source).write_all(&streams.main[..marker - 1]).unwrap();
+        let (main, _) = listener.accept().unwrap();
+        let ours: Vec<_> = (0..2).map(|_| listener.accept().unwrap().0).collect();
+        // The first barrier has passed: the migration is under way.
+        read_exactly(&main, marker_starts(&streams.main)[0] + 8);
+        drop(main_source);
+        for channel in &ours {
+            read_rest(channel);
+            assert!(readable(&main, Duration::ZERO), "a channel was closed before main");
+        }
+        let rest = read_rest(&main);
+        assert!(rest.len() < marker, "nothing behind what was written");
+        // QEMU's other connections to the relay end as well, or its cancel would hang.
+        for channel in &channels {
+            read_rest(channel);
+        }
+        assert!(matches!(sending.result(), Err(RelayError::SourceEnded)));
+        assert!(receiving.result().is_err());
+    });
+}
+
+#[test]
+fn success_is_told_only_when_every_channel_has_everything() {
+    bounded(|| {
+        let mut streams = multifd(Style::Qemu72, 2, 600);
+        // As QEMU 7.2 may: a packet behind the last SYNC. Here many, more than any socket holds.
+        let header = stream::multifd_header_len(PAGE);
+        let ends = sync_ends(&streams.channels[1]);
+        let mut empty = streams.channels[1][ends[2] - header..ends[2]].to_vec();
+        empty[8..12].fill(0);
+        let trailing = empty.repeat(1500);
+        streams.channels[1].extend(&trailing);
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+        let (main, _) = listener.accept().unwrap();
+        let mut lazy = None;
+        for _ in 0..2 {
+            let (socket, _) = listener.accept().unwrap();
+            let id = usize::from(read_exactly(&socket, 64)[24]);
+            let len = streams.channels[id].len() - if id == 1 { trailing.len() } else { 0 };
+            read_exactly(&socket, len - 64);
+            if id == 1 {
+                lazy = Some(socket);
+            }
+        }
+        read_exactly(&main, streams.main.len());
+        (&main).write_all(&SHUT_OK).unwrap();
+        std::thread::sleep(2 * A_WHILE);
+        assert!(!source.is_finished(), "SHUT(0) came before everything was acknowledged");
+        assert_same(&read_exactly(&lazy.unwrap(), trailing.len()), &trailing, "the rest");
+        assert_eq!(source.join().unwrap(), SHUT_OK);
+        drop(main);
+        sending.result().unwrap();
+        receiving.result().unwrap();
+    });
+}
+
+#[test]
+fn a_channel_that_the_destination_closes_early_costs_no_success() {
+    bounded(|| {
+        let streams = multifd(Style::Qemu72, 1, 600);
+        let channel = &streams.channels[0];
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let main_source = sending.connect();
+        let mut channel_source = sending.connect();
+        channel_source.write_all(channel).unwrap();
+        let written = streams.main.clone();
+        let writer = std::thread::spawn(move || {
+            (&main_source).write_all(&written).unwrap();
+            main_source
+        });
+        let (main, _) = listener.accept().unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        read_exactly(&ours, channel.len());
+        read_exactly(&main, streams.main.len());
+        // QEMU is through with its channels, and only then the source's last empty packet comes.
+        drop(ours);
+        let header = stream::multifd_header_len(PAGE);
+        channel_source.write_all(&channel[channel.len() - header..]).unwrap();
+        let main_source = writer.join().unwrap();
+        // Longer than the relay gives a QEMU that fails (1 s): starting the VM may take its time.
+        std::thread::sleep(Duration::from_millis(1300));
+        assert!(!readable(&main_source, Duration::ZERO), "the source was cut off");
+        (&main).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&main_source, 8), SHUT_OK);
+        drop((main, main_source, channel_source));
+        sending.result().unwrap();
+        receiving.result().unwrap();
+    });
+}
+
+/// The destination QEMU reads all, answers with `words` and closes; what the source relay makes of it.
+fn answered(words: &'static [u8]) -> (Vec<u8>, RelayError, RelayError) {
+    let Streams { main: sent, .. } = single(300);
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let sending = Sending::new(&receiving, receiving.address, Options::default());
+    let socket = sending.connect();
+    (&socket).write_all(&sent[..1000]).unwrap();
+    let (main, _) = listener.accept().unwrap();
+    // Another connection, as a preempt channel that is never used.
+    let also = sending.connect();
+    (&socket).write_all(&sent[1000..]).unwrap();
+    read_exactly(&main, sent.len());
+    (&main).write_all(words).unwrap();
+    drop(main);
+    let back = read_rest(&socket);
+    read_rest(&also);
+    drop(socket);
+    let errors = (sending.result().unwrap_err(), receiving.result().unwrap_err());
+    (back, errors.0, errors.1)
+}
+
+#[test]
+fn a_refusal_reaches_the_source_and_is_the_result() {
+    bounded(|| {
+        let (back, source, destination) = answered(&SHUT_BAD);
+        assert_eq!(back, SHUT_BAD);
+        assert!(matches!(source, RelayError::DestinationRefused { code: 1 }), "{source}");
+        assert!(matches!(destination, RelayError::DestinationRefused { code: 1 }), "{destination}");
+    });
+}
+
+#[test]
+fn a_destination_that_ends_without_a_word_ends_every_connection_of_the_source() {
+    bounded(|| {
+        let (back, source, _) = answered(b"");
+        assert_eq!(back, b"");
+        assert!(source.to_string().contains("destination QEMU closed"), "{source}");
+    });
+}

@@ -1,0 +1,465 @@
+//! Made QEMUs and the real relays between them.
+
+use codec::{Codec, Settings};
+use relay::{
+    Destination, DestinationEnd, Host, RelayError, Server, ServerConfig, Source, SourceConfig,
+    SourceEnd, UnixAddress,
+};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use session::{Grants, Hello, Setup};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use stream::{Kind, Token, Tokeniser};
+
+pub(crate) const PAGE: usize = 4096;
+/// How long something that must not happen gets to happen.
+pub(crate) const A_WHILE: Duration = Duration::from_millis(150);
+/// Nothing here takes this long unless it hangs.
+const WATCHDOG: Duration = Duration::from_secs(40);
+pub(crate) const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
+pub(crate) const SHUT_BAD: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 1];
+
+/// Runs a test that fails instead of hanging.
+pub(crate) fn bounded(body: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let test = std::thread::spawn(move || {
+        body();
+        let _ = done.send(());
+    });
+    match ended.recv_timeout(WATCHDOG) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hangs: not over after {WATCHDOG:?}"),
+        _ => test.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause)),
+    }
+}
+
+/// What the application does around a session, here: keep the result.
+pub(crate) struct TestHost {
+    ended: Mutex<Sender<(Option<String>, Result<DestinationEnd, RelayError>)>>,
+    pub(crate) notices: Mutex<Vec<String>>,
+}
+
+impl Host for TestHost {
+    fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn serve(&self, target: &Option<String>, destination: &Destination) {
+        let result = destination.run(|| b"{\"end\":\"destination\"}".to_vec());
+        let _ = self.ended.lock().unwrap().send((target.clone(), result));
+    }
+
+    fn notice(&self, text: &str) {
+        self.notices.lock().unwrap().push(text.into());
+    }
+}
+
+/// A receiving relay with its targets, stopped when dropped.
+pub(crate) struct Receiving {
+    pub(crate) server: Arc<Server>,
+    pub(crate) host: Arc<TestHost>,
+    pub(crate) address: SocketAddr,
+    pub(crate) ended: Receiver<(Option<String>, Result<DestinationEnd, RelayError>)>,
+    pub(crate) folder: tempfile::TempDir,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Receiving {
+    pub(crate) fn with(names: &[Option<&str>], grants: Grants) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
+        let targets = names
+            .iter()
+            .map(|name| (name.map(str::to_string), UnixAddress::from(path(*name))))
+            .collect();
+        let (sender, ended) = mpsc::channel();
+        let host =
+            Arc::new(TestHost { ended: Mutex::new(sender), notices: Mutex::new(Vec::new()) });
+        let config = ServerConfig {
+            targets,
+            decompress_threads: 2,
+            page_size: u32::try_from(PAGE).unwrap(),
+            grants,
+        };
+        let server = Server::new(config, host.clone()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let running = server.clone();
+        let thread = Some(std::thread::spawn(move || running.run(&listener, false).unwrap()));
+        Self { server, host, address, ended, folder, thread }
+    }
+
+    pub(crate) fn new() -> Self {
+        Self::with(&[None], Grants::default())
+    }
+
+    /// The destination QEMU's listening socket.
+    pub(crate) fn qemu(&self, name: Option<&str>) -> UnixListener {
+        UnixListener::bind(self.folder.path().join(name.unwrap_or("dst"))).unwrap()
+    }
+
+    pub(crate) fn result(&self) -> Result<DestinationEnd, RelayError> {
+        self.ended.recv_timeout(WATCHDOG).expect("the session ends").1
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.server.stop();
+        // A test that has failed must not hang here as well.
+        if let (false, Some(thread)) = (std::thread::panicking(), self.thread.take()) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// A source relay that runs.
+pub(crate) struct Sending {
+    pub(crate) path: PathBuf,
+    pub(crate) notices: Receiver<String>,
+    thread: JoinHandle<Result<SourceEnd, RelayError>>,
+}
+
+/// What a test changes about a source relay.
+pub(crate) struct Options {
+    pub(crate) codec: Codec,
+    pub(crate) links: u16,
+    pub(crate) wait: bool,
+    pub(crate) name: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { codec: Codec::Zstd, links: 2, wait: true, name: None }
+    }
+}
+
+pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
+    SourceConfig {
+        peer: peer.to_string(),
+        settings: Settings::new(options.codec, None).unwrap(),
+        compress_threads: 2,
+        compress_wait_thread: options.wait,
+        links: options.links,
+        page_size: u32::try_from(PAGE).unwrap(),
+        name: options.name,
+        setup: Some(Setup { channels: 0, return_path: true }),
+    }
+}
+
+impl Sending {
+    pub(crate) fn new(to: &Receiving, peer: SocketAddr, options: Options) -> Self {
+        let unique = options.name.clone().unwrap_or("src".into());
+        let path = to.folder.path().join(format!("{unique}-source"));
+        let source = Source::connect(&config(peer, options)).unwrap();
+        source.listen(&UnixAddress::from(path.clone())).unwrap();
+        let (sender, notices) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            source.run(
+                |notice| {
+                    let _ = sender.send(notice.to_string());
+                },
+                || b"{\"end\":\"source\"}".to_vec(),
+            )
+        });
+        Self { path, notices, thread }
+    }
+
+    pub(crate) fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.path).unwrap()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    pub(crate) fn result(self) -> Result<SourceEnd, RelayError> {
+        self.thread.join().unwrap()
+    }
+}
+
+/// Whether `socket` becomes readable (or ends) within `wait`.
+pub(crate) fn readable(socket: &UnixStream, wait: Duration) -> bool {
+    let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    poll(&mut fds, Some(&wait)).unwrap() > 0
+}
+
+/// All that still comes; a reset ends it like a close.
+pub(crate) fn read_rest(mut socket: &UnixStream) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut piece = vec![0; 65536];
+    while let Ok(n @ 1..) = socket.read(&mut piece) {
+        out.extend_from_slice(&piece[..n]);
+    }
+    out
+}
+
+/// Exactly `len` bytes.
+pub(crate) fn read_exactly(mut socket: &UnixStream, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    socket.read_exact(&mut out).expect("the connection goes on");
+    out
+}
+
+/// Numbers that look random and are the same each time.
+pub(crate) struct Noise(pub(crate) u64);
+
+impl Noise {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next().to_le_bytes()[3]).collect()
+    }
+}
+
+/// Zero, same-filled, text-like and incompressible pages.
+pub(crate) fn pages(count: usize, seed: u64) -> Vec<Vec<u8>> {
+    let mut noise = Noise(seed | 1);
+    let page = |noise: &mut Noise| match noise.next() % 8 {
+        0 | 1 => vec![0; PAGE],
+        2 => vec![0x5a; PAGE],
+        3..=5 => {
+            let word = noise.next().to_le_bytes();
+            (0..PAGE).map(|i| word[i * i / 100 % 8] & 0x3f).collect()
+        }
+        _ => noise.bytes(PAGE),
+    };
+    (0..count).map(|_| page(&mut noise)).collect()
+}
+
+/// Where a main stream's barrier markers begin.
+pub(crate) fn marker_starts(main: &[u8]) -> Vec<usize> {
+    let mut tokens = Vec::new();
+    Tokeniser::new(Kind::Main, PAGE).feed(main, &mut tokens);
+    let mut at = 0;
+    let mut starts = Vec::new();
+    for token in &tokens {
+        if matches!(token, Token::Barrier { .. }) {
+            starts.push(at);
+        }
+        at += token.len(PAGE);
+    }
+    starts
+}
+
+/// Where a channel's SYNC packets end.
+pub(crate) fn sync_ends(channel: &[u8]) -> Vec<usize> {
+    let mut tokeniser = Tokeniser::new(Kind::Multifd, PAGE);
+    tokeniser.feed(channel, &mut Vec::new());
+    tokeniser.sync_ends().to_vec()
+}
+
+/// Where a made main stream has its end-of-stream tag.
+pub(crate) fn tag_at(main: &[u8]) -> usize {
+    let json = b"{\"page_size\"";
+    let json = main.windows(json.len()).rposition(|part| part == json).expect("a description");
+    assert_eq!(main[json - 6..json - 4], [0x00, 0x06]);
+    json - 6
+}
+
+/// Counts that threads wait for.
+pub(crate) struct Gate(Mutex<Vec<u64>>, Condvar);
+
+impl Gate {
+    pub(crate) fn new(counts: usize) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(vec![0; counts]), Condvar::new()))
+    }
+
+    pub(crate) fn reach(&self, which: usize, value: u64) {
+        self.0.lock().unwrap()[which] = value;
+        self.1.notify_all();
+    }
+
+    /// Waits until all of `which` are at least `value`.
+    pub(crate) fn wait(&self, which: impl Iterator<Item = usize> + Clone, value: u64) {
+        let until = Instant::now() + WATCHDOG;
+        let mut counts = self.0.lock().unwrap();
+        while which.clone().any(|which| counts[which] < value) {
+            assert!(Instant::now() < until, "nobody gets to {value}");
+            counts = self.1.wait_timeout(counts, Duration::from_secs(1)).unwrap().0;
+        }
+    }
+}
+
+/// Writes in pieces of odd sizes.
+fn write_pieces(mut socket: &UnixStream, mut bytes: &[u8], piece: usize, noise: &mut Noise) {
+    while !bytes.is_empty() {
+        let size = match piece {
+            0 => bytes.len(),
+            piece => 1 + usize::try_from(noise.next()).unwrap() % piece,
+        };
+        let (now, rest) = bytes.split_at(size.min(bytes.len()));
+        socket.write_all(now).expect("the relay takes it");
+        bytes = rest;
+    }
+}
+
+/// One migration's bytes, as the source QEMU writes them: main, then the channels.
+#[derive(Clone)]
+pub(crate) struct Streams {
+    pub(crate) main: Vec<u8>,
+    pub(crate) channels: Vec<Vec<u8>>,
+}
+
+/// A source QEMU: writes everything with QEMU's order between channels (a marker on main only after all SYNCs before it
+/// were written), then waits for SHUT. Gives what came back.
+pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let Streams { main, channels } = streams;
+        let socket = UnixStream::connect(&path).unwrap();
+        let gate = Gate::new(channels.len());
+        let count = channels.len();
+        let writers: Vec<_> = channels
+            .into_iter()
+            .enumerate()
+            .map(|(id, bytes)| {
+                let (socket, gate) = (UnixStream::connect(&path).unwrap(), gate.clone());
+                std::thread::spawn(move || {
+                    let mut noise = Noise(77 + id as u64);
+                    let mut done = 0;
+                    for (end, sync) in sync_ends(&bytes).into_iter().zip(1..) {
+                        write_pieces(&socket, &bytes[done..end], piece, &mut noise);
+                        done = end;
+                        gate.reach(id, sync);
+                    }
+                    write_pieces(&socket, &bytes[done..], piece, &mut noise);
+                    socket
+                })
+            })
+            .collect();
+        let mut noise = Noise(99);
+        let mut done = 0;
+        for (start, marker) in marker_starts(&main).into_iter().zip(1..) {
+            write_pieces(&socket, &main[done..start], piece, &mut noise);
+            done = start;
+            gate.wait(0..count, marker);
+        }
+        write_pieces(&socket, &main[done..], piece, &mut noise);
+        let channels: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        let mut back = Vec::new();
+        let mut byte = [0; 1];
+        while !back.ends_with(&SHUT_OK) && (&socket).read(&mut byte).is_ok_and(|n| n == 1) {
+            back.push(byte[0]);
+        }
+        drop(channels);
+        back
+    })
+}
+
+/// How a destination QEMU reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// As fast as it can.
+    Prompt,
+    /// This channel does not read its first packet before all others have come to their second SYNC.
+    LazyChannel(usize),
+    /// Main does not go on after its header before all channels have come to their second SYNC.
+    LazyMain,
+}
+
+/// A destination QEMU that expects `streams`. Like QEMU, each channel stops after each SYNC until main has come to the
+/// barrier, and main waits there for the SYNC of every channel. Says PONG first and SHUT(0) last. Gives what it read.
+pub(crate) fn destination_qemu(
+    listener: UnixListener,
+    expected: &Streams,
+    reader: Reader,
+) -> JoinHandle<Streams> {
+    let starts = marker_starts(&expected.main);
+    let len = expected.main.len();
+    let ends: Vec<_> =
+        expected.channels.iter().map(|channel| (sync_ends(channel), channel.len())).collect();
+    std::thread::spawn(move || {
+        let count = ends.len();
+        let (main, _) = listener.accept().unwrap();
+        // Counts 0..count are the SYNCs of the channels, the last one the barriers main has passed.
+        let gate = Gate::new(count + 1);
+        let mut received = Streams { main: Vec::new(), channels: vec![Vec::new(); count] };
+        let readers: Vec<_> = (0..count)
+            .map(|_| {
+                let (socket, _) = listener.accept().unwrap();
+                let init = read_exactly(&socket, 64);
+                let id = usize::from(init[24]);
+                let ((ends, len), gate) = (ends[id].clone(), gate.clone());
+                std::thread::spawn(move || {
+                    let mut got = init;
+                    for (end, sync) in ends.into_iter().zip(1..) {
+                        if reader == Reader::LazyChannel(id) && sync == 2 {
+                            gate.wait((0..count).filter(|other| *other != id), 2);
+                        }
+                        got.extend(read_exactly(&socket, end - got.len()));
+                        gate.reach(id, sync);
+                        gate.wait(count..=count, sync);
+                    }
+                    got.extend(read_exactly(&socket, len - got.len()));
+                    (id, got, socket)
+                })
+            })
+            .collect();
+        let mut got = Vec::new();
+        for (start, marker) in starts.into_iter().zip(1..) {
+            if count == 0 {
+                break;
+            }
+            if reader == Reader::LazyMain && marker == 2 {
+                gate.wait(0..count, 2);
+            }
+            got.extend(read_exactly(&main, start + 8 - got.len()));
+            gate.wait(0..count, marker);
+            gate.reach(count, marker);
+        }
+        (&main).write_all(&[0, 2, 0, 4, 0, 0, 0, 1]).unwrap();
+        got.extend(read_exactly(&main, len - got.len()));
+        received.main = got;
+        let mut sockets = Vec::new();
+        for reader in readers {
+            let (id, got, socket) = reader.join().unwrap();
+            received.channels[id] = got;
+            sockets.push(socket);
+        }
+        // QEMU closes its channels before it says how it went.
+        drop(sockets);
+        (&main).write_all(&SHUT_OK).unwrap();
+        received
+    })
+}
+
+/// Compares without printing megabytes.
+pub(crate) fn assert_same(got: &[u8], sent: &[u8], what: &str) {
+    let differs = got.iter().zip(sent).position(|(got, sent)| got != sent);
+    assert_eq!(differs, None, "{what} differs at this offset");
+    assert_eq!(got.len(), sent.len(), "{what} has another length");
+}
+
+/// A whole migration that must succeed with every byte the same.
+pub(crate) fn carries(streams: &Streams, options: Options, piece: usize, reader: Reader) {
+    let receiving = Receiving::new();
+    let destination = destination_qemu(receiving.qemu(None), streams, reader);
+    let sending = Sending::new(&receiving, receiving.address, options);
+    let source = source_qemu(sending.path.clone(), streams.clone(), piece);
+    let received = destination.join().unwrap();
+    assert_same(&received.main, &streams.main, "main");
+    for (id, (got, sent)) in received.channels.iter().zip(&streams.channels).enumerate() {
+        assert_same(got, sent, &format!("channel {id}"));
+    }
+    assert_same(
+        &source.join().unwrap(),
+        &[&[0, 2, 0, 4, 0, 0, 0, 1][..], &SHUT_OK].concat(),
+        "return path",
+    );
+    let end = sending.result().expect("the source relay succeeds");
+    assert!(end.return_path);
+    assert_eq!(end.peer_report, b"{\"end\":\"destination\"}");
+    let end = receiving.result().expect("the destination relay succeeds");
+    assert_eq!(end.peer_report, b"{\"end\":\"source\"}");
+}

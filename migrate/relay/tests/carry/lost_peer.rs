@@ -1,0 +1,177 @@
+//! W23, W24, W11, W12: what a bad network does, before and after the word that the destination may run.
+
+use crate::harness::{
+    assert_same, bounded, read_exactly, read_rest, readable, tag_at, Noise, Options, Receiving,
+    Sending, A_WHILE,
+};
+use crate::identity::single;
+use crate::proxy::{Proxy, Tamper};
+use codec::Codec;
+use relay::RelayError;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Both relays with a proxy between them and a main stream of which the destination has read `read` bytes.
+struct Rig {
+    proxy: Proxy,
+    sending: Sending,
+    receiving: Receiving,
+    source: UnixStream,
+    destination: UnixStream,
+    sent: Vec<u8>,
+}
+
+fn rig(write: impl FnOnce(&[u8]) -> usize, links: u16) -> Rig {
+    let sent = single(300).main;
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let proxy = Proxy::new(receiving.address, Tamper::Nothing);
+    let options = Options { links, ..Options::default() };
+    let sending = Sending::new(&receiving, proxy.address, options);
+    let source = sending.connect();
+    let len = write(&sent);
+    let (now, to) = (sent[..len].to_vec(), source.try_clone().unwrap());
+    let writer = std::thread::spawn(move || (&to).write_all(&now).unwrap());
+    let (destination, _) = listener.accept().unwrap();
+    assert_same(&read_exactly(&destination, len), &sent[..len], "main");
+    writer.join().unwrap();
+    Rig { proxy, sending, receiving, source, destination, sent }
+}
+
+fn before_the_tail(harm: impl FnOnce(&Proxy), links: u16) {
+    let rig = rig(|sent| sent.len() / 2, links);
+    let peer = rig.proxy.address.to_string();
+    harm(&rig.proxy);
+    assert_eq!(read_rest(&rig.source), b"", "QEMU's socket is closed, so the source VM goes on");
+    assert_eq!(read_rest(&rig.destination), b"", "and that of the destination");
+    let error = rig.sending.result().unwrap_err();
+    assert!(matches!(error, RelayError::Ended(_)), "{error}");
+    assert!(error.to_string().contains(&peer), "{error} does not name {peer}");
+    rig.receiving.result().unwrap_err();
+}
+
+#[test]
+fn a_link_cut_before_the_tail_frees_the_source() {
+    bounded(|| {
+        for links in [1, 4] {
+            before_the_tail(Proxy::cut, links);
+        }
+    });
+}
+
+#[test]
+fn a_network_that_swallows_everything_before_the_tail_frees_the_source() {
+    bounded(|| before_the_tail(Proxy::freeze, 2));
+}
+
+/// After the word: nothing is decided for the user.
+fn after_the_word(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize) {
+    let rig = rig(written, 2);
+    harm(&rig.proxy);
+    let notice = rig.sending.notices.recv_timeout(Duration::from_secs(20)).expect("it is said");
+    assert!(notice.contains("Look at the destination"), "{notice}");
+    // What the source still has to say changes nothing.
+    let left = &rig.sent[rig.sent.len() - 60..];
+    (&rig.source).write_all(left).unwrap();
+    assert!(!readable(&rig.source, 2 * A_WHILE), "QEMU's socket was closed");
+    assert!(rig.sending.is_running());
+    assert!(rig.receiving.result().is_err());
+    drop(rig.source);
+    let error = rig.sending.result().unwrap_err();
+    assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+}
+
+#[test]
+fn a_link_cut_after_the_word_leaves_the_source_to_a_person() {
+    bounded(|| after_the_word(Proxy::cut, <[u8]>::len));
+}
+
+#[test]
+fn a_link_cut_right_behind_the_tag_leaves_the_source_to_a_person() {
+    bounded(|| after_the_word(Proxy::cut, |sent| tag_at(sent) + 1));
+}
+
+#[test]
+fn a_network_that_swallows_everything_after_the_word_leaves_the_source_to_a_person() {
+    bounded(|| after_the_word(Proxy::freeze, <[u8]>::len));
+}
+
+/// A frame tampered with ends the migration; what was delivered is right as far as it goes. Gives the destination's
+/// words.
+fn tampered(tamper: Tamper, codec: Codec) -> String {
+    // Incompressible, so that a bit that is flipped is a bit of a page.
+    let mut noise = Noise(11);
+    let pages: Vec<_> = (0..2000).map(|_| noise.bytes(4096)).collect();
+    let sent = stream::synth::main_stream(stream::synth::Style::Qemu92, 4096, &pages);
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let proxy = Proxy::new(receiving.address, tamper);
+    let options = Options { codec, links: 1, ..Options::default() };
+    let sending = Sending::new(&receiving, proxy.address, options);
+    let source = sending.connect();
+    let bytes = sent.clone();
+    let writer = std::thread::spawn(move || {
+        let _ = (&source).write_all(&bytes);
+        assert_eq!(read_rest(&source), b"");
+    });
+    let (destination, _) = listener.accept().unwrap();
+    let got = read_rest(&destination);
+    assert_same(&got, &sent[..got.len()], "what was delivered");
+    assert!(got.len() < tag_at(&sent), "the tag was delivered");
+    writer.join().unwrap();
+    sending.result().unwrap_err();
+    receiving.result().unwrap_err().to_string()
+}
+
+#[test]
+fn a_flipped_bit_is_never_delivered() {
+    bounded(|| {
+        for codec in [Codec::Raw, Codec::Zstd] {
+            let error = tampered(Tamper::Flip(3), codec);
+            assert!(error.contains("hash") || error.contains("decoded"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_frame_that_comes_twice_is_refused() {
+    bounded(|| {
+        let error = tampered(Tamper::Double(3), Codec::Zstd);
+        assert!(error.contains("twice"), "{error}");
+    });
+}
+
+#[test]
+fn nothing_is_delivered_over_a_hole() {
+    bounded(|| {
+        // The relay waits for the frame until the source is through with its credit; cutting the link ends that.
+        let mut noise = Noise(12);
+        let pages: Vec<_> = (0..2000).map(|_| noise.bytes(4096)).collect();
+        let sent = stream::synth::main_stream(stream::synth::Style::Qemu92, 4096, &pages);
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let proxy = Proxy::new(receiving.address, Tamper::Drop(3));
+        let options = Options { links: 1, ..Options::default() };
+        let sending = Sending::new(&receiving, proxy.address, options);
+        let source = sending.connect();
+        let (bytes, to) = (sent.clone(), source.try_clone().unwrap());
+        let writer = std::thread::spawn(move || {
+            let _ = (&to).write_all(&bytes);
+        });
+        let (destination, _) = listener.accept().unwrap();
+        let mut got = 0;
+        while readable(&destination, 3 * A_WHILE) {
+            let mut piece = vec![0; 65536];
+            let n = std::io::Read::read(&mut &destination, &mut piece).unwrap();
+            assert_same(&piece[..n], &sent[got..got + n], "what was delivered");
+            got += n;
+        }
+        assert!(got < sent.len() / 2, "{got} bytes came although a frame is missing");
+        proxy.cut();
+        writer.join().unwrap();
+        assert_eq!(read_rest(&destination), b"");
+        sending.result().unwrap_err();
+        receiving.result().unwrap_err();
+    });
+}
