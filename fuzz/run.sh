@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")"
 
-TARGETS="tokenise unpack codec_decode"
+TARGETS="tokenise unpack codec_decode wire_frame"
 seconds=${1:-10}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] && TARGETS="$*"

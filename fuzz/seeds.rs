@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use codec::{Codec, Encoder, Settings, UnitHeader};
 // The run-time that every instrumented object asks for.
 use libfuzzer_sys as _;
+use session::{AckEntry, FrameType, Header};
 use stream::synth::{main_stream, multifd_streams, Style};
 use stream::{classify, pack, Kind, Tokeniser};
 
@@ -36,6 +37,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (main, channels) = multifd_streams(style, PAGE, 2, pages());
         streams.push(main);
         streams.extend(channels);
+    }
+    for kind in [FrameType::Open, FrameType::Data, FrameType::Eof, FrameType::Ack, FrameType::Abort] {
+        let len = if kind == FrameType::Data { 4000 } else { 0 };
+        let header =
+            Header { seq: 9, offset: 1 << 33, plain_len: len, hash: 42, ..Header::free(kind, len) };
+        let mut acks = Vec::new();
+        AckEntry { stream: 3, seq: 9, offset: 1 << 33, hash: 42 }.write(&mut acks);
+        put(&root, "wire_frame", &[&header.to_bytes()[..], &acks].concat())?;
     }
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);
