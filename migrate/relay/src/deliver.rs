@@ -16,8 +16,6 @@ use stream::{Kind, Token, Tokeniser};
 
 /// How long the destination QEMU may take to listen.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes QEMU's socket may hold, in the kernel's accounting.
-const SEND_BUFFER: usize = 1 << 20;
 /// Frames that may be out of order; the links refuse more than 1024 (W11).
 const WINDOW: usize = 2048;
 
@@ -313,10 +311,7 @@ impl Delivery<'_> {
         }
         let session = &self.shared.session;
         let connected = self.shared.target.connect(PATIENCE, || session.failure().is_some());
-        let socket = connected.map_err(|error| Stop::Qemu(error_chain(&error)))?;
-        // A hint: without it everything works, with more switches between us and QEMU.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
-        let socket = Arc::new(socket);
+        let socket = Arc::new(connected.map_err(|error| Stop::Qemu(error_chain(&error)))?);
         self.shared.connected(self.stream, socket.clone(), is_main);
         self.socket = Some(socket);
         Ok(())

@@ -49,7 +49,14 @@ enum State {
 
 impl Default for Channel {
     fn default() -> Self {
-        Channel { state: State::Init, gather: Gather::new(), skip: 0, sized: false, sync: false, sync_ends: Vec::new() }
+        Channel {
+            state: State::Init,
+            gather: Gather::new(),
+            skip: 0,
+            sized: false,
+            sync: false,
+            sync_ends: Vec::new(),
+        }
     }
 }
 
