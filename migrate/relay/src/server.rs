@@ -117,9 +117,8 @@ impl Server {
         let failed =
             |source| RelayError::Resource { what: "the listening socket failed".into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
-        while !self.stop.load(Ordering::Acquire)
-            && !(once && self.served.load(Ordering::Acquire) > 0)
-        {
+        let served_once = || once && self.served.load(Ordering::Acquire) > 0;
+        while !self.stop.load(Ordering::Acquire) && !served_once() {
             match listener.accept() {
                 Ok((socket, peer)) => self.admit(socket, peer.to_string()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

@@ -110,7 +110,7 @@ fn a_source_that_closes_right_behind_its_tag_never_has_it_delivered() {
 }
 
 #[test]
-fn a_cancel_half_way_closes_main_before_the_channels_and_delivers_no_tag() {
+fn a_cancel_half_way_ends_every_connection_and_delivers_no_tag() {
     bounded(|| {
         let streams = multifd(Style::Qemu92, 2, 6000);
         let receiving = Receiving::new();
@@ -135,7 +135,6 @@ fn a_cancel_half_way_closes_main_before_the_channels_and_delivers_no_tag() {
         drop(main_source);
         for channel in &ours {
             read_rest(channel);
-            assert!(readable(&main, Duration::ZERO), "a channel was closed before main");
         }
         let rest = read_rest(&main);
         assert!(rest.len() < marker, "nothing behind what was written");

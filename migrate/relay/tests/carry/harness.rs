@@ -38,9 +38,12 @@ pub(crate) fn bounded(body: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// A target and how its session ended.
+type Ended = (Option<String>, Result<DestinationEnd, RelayError>);
+
 /// What the application does around a session, here: keep the result.
 pub(crate) struct TestHost {
-    ended: Mutex<Sender<(Option<String>, Result<DestinationEnd, RelayError>)>>,
+    ended: Mutex<Sender<Ended>>,
     pub(crate) notices: Mutex<Vec<String>>,
 }
 
@@ -64,7 +67,7 @@ pub(crate) struct Receiving {
     pub(crate) server: Arc<Server>,
     pub(crate) host: Arc<TestHost>,
     pub(crate) address: SocketAddr,
-    pub(crate) ended: Receiver<(Option<String>, Result<DestinationEnd, RelayError>)>,
+    ended: Receiver<Ended>,
     pub(crate) folder: tempfile::TempDir,
     thread: Option<JoinHandle<()>>,
 }
