@@ -274,6 +274,7 @@ mod tests {
         assert!(with(|h| h.plain_len = 0).contains("4000"));
         assert!(with(|h| {
             h.kind = FrameType::Eof;
+            h.flags = 0;
             h.payload_len = 1;
         })
         .contains("limit 0"));
