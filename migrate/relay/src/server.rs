@@ -129,12 +129,14 @@ impl Server {
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
         }
-        for active in self.lock_sessions().values() {
-            let reason = "the receiver was stopped".into();
-            active.destination.session().fail(SessionError::Local { reason });
-        }
-        // Their own threads say goodbye to QEMU and peer.
+        // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello may still become a session.
         while !self.lock_sessions().is_empty() {
+            if self.stop.load(Ordering::Acquire) {
+                for active in self.lock_sessions().values() {
+                    let reason = "the receiver was stopped".into();
+                    active.destination.session().fail(SessionError::Local { reason });
+                }
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
