@@ -22,6 +22,7 @@ mod counters;
 mod deliver;
 mod destination;
 mod error;
+mod hand_back;
 mod intake;
 mod jobs;
 mod return_path;

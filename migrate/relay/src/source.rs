@@ -2,19 +2,18 @@
 
 use crate::counters::Counters;
 use crate::error::RelayError;
+use crate::hand_back;
 use crate::intake;
 use crate::jobs::{Arrived, EncodeContext, EncodeJob};
-use crate::return_path::ReturnPath;
 use crate::unix::{Listening, UnixAddress};
 use codec::{Codec, Settings};
-use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results, Submitter};
+use pipeline::{Lanes, LanesConfig, Results, Submitter};
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{
-    dial, random_id, FrameType, Hello, Incoming, RunningHash, Session, SessionError, Setup, Sink,
-    MAX_LINKS, MAX_STREAMS,
+    dial, random_id, FrameType, Hello, Incoming, Session, SessionError, Setup, Sink, MAX_LINKS,
+    MAX_STREAMS,
 };
-use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +22,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use stream::{Kind, Token};
 
-/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are already on their way.
-const LAST_ACKS: Duration = Duration::from_secs(10);
 /// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
 const FAREWELL: Duration = Duration::from_secs(10);
 /// How often QEMU's socket is looked at while the peer is lost and the destination may run.
@@ -95,7 +92,7 @@ pub(crate) struct Shared {
     pub(crate) word_sent: AtomicBool,
     pub(crate) return_path: AtomicBool,
     /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
-    handing_shut: AtomicBool,
+    pub(crate) handing_shut: AtomicBool,
     /// The migration is over, or will be: no new connections, readers end quietly.
     pub(crate) over: AtomicBool,
     started: OnceLock<Instant>,
@@ -548,7 +545,7 @@ impl Shared {
             let results = Results::new(2048);
             let _ = stream.results.set(results.clone());
             let (shared, stream) = (self.clone(), stream.clone());
-            if thread("return-path", move || hand_back(&shared, &stream, &results)).is_err() {
+            if thread("return-path", move || hand_back::run(&shared, &stream, &results)).is_err() {
                 return false;
             }
         }
@@ -591,78 +588,6 @@ fn hold(
             // The readers have ended with the session, so QEMU's socket is looked at here.
             _ if !shared.main_is_open() => return doubt,
             _ => {}
-        }
-    }
-}
-
-/// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is acknowledged (W22).
-fn hand_back(shared: &Shared, stream: &SourceStream, results: &Results<Arrived>) {
-    let session = &shared.session;
-    let mut reorder = Reorder::new(2048);
-    let mut hash = RunningHash::default();
-    let mut sniffer = ReturnPath::default();
-    let mut shut_ok = false;
-    loop {
-        let Popped::Item(arrived) = results.pop_until(None) else { return };
-        let seq = arrived.header.seq;
-        if let Err(error) = reorder.insert(seq, arrived) {
-            return session.fail(SessionError::Sequence {
-                stream: stream.id,
-                seq,
-                detail: error.to_string(),
-            });
-        }
-        while let Some(Arrived { header, chunk }) = reorder.pop() {
-            if let Some(chunk) = chunk {
-                let slot = match chunk {
-                    Ok(slot) => slot,
-                    Err(error) => return session.fail(error),
-                };
-                let bytes = &slot[..header.plain_len as usize];
-                hash.add(codec::checksum(bytes));
-                if hash.value() != header.hash {
-                    let (ours, theirs) = (hash.value(), header.hash);
-                    let error = SessionError::HashMismatch {
-                        stream: stream.id,
-                        seq: header.seq,
-                        ours,
-                        theirs,
-                    };
-                    return session.fail(error);
-                }
-                let found = sniffer.feed(bytes);
-                let before = found.map_or(bytes.len(), |(_, before)| before);
-                let mut written = (&stream.socket).write_all(&bytes[..before]);
-                if let Some((code, _)) = found {
-                    if code == 0 && !session.credits().drained(Instant::now() + LAST_ACKS) {
-                        let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
-                                      the success is not passed on"
-                            .into();
-                        return session.fail(SessionError::Local { reason });
-                    }
-                    shared.handing_shut.store(code == 0, Ordering::Release);
-                    written = written.and_then(|()| (&stream.socket).write_all(&bytes[before..]));
-                    shut_ok |= code == 0;
-                    let handed =
-                        if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused };
-                    let _ = shared.events.send(handed);
-                }
-                // A source that is gone is noticed by its reader.
-                let _ = written;
-            }
-            session.delivered(
-                stream.id,
-                header.seq + 1,
-                header.offset + u64::from(header.plain_len),
-                hash.value(),
-            );
-            if header.kind == FrameType::Eof {
-                // Without SHUT(0) the source must see its socket close, or it waits for ever.
-                if !shut_ok {
-                    let _ = shared.events.send(Event::DestinationEof);
-                }
-                return;
-            }
         }
     }
 }
