@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let bytes = HEADER.to_bytes();
-        assert_eq!(bytes, [4, 0, 0, 0, 0, 16, 0, 0, 39, 6, 0, 0, 4, 3, 2, 1, 0, 0, 0, 0]);
+        assert_eq!(bytes, [4, 0, 0, 0, 0, 0, 16, 0, 0, 0, 6, 39, 0, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(UnitHeader::from_bytes(&bytes), Ok(HEADER));
     }
 
