@@ -16,7 +16,7 @@ use session::{
 };
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -60,6 +60,8 @@ pub(crate) enum Event {
     ShutRefused,
     /// The destination QEMU has closed its main connection.
     DestinationEof,
+    /// A stream's return path will bring nothing more.
+    BackDone,
     /// The session ended before its time.
     Closed(Arc<SessionError>),
     /// The peer's report.
@@ -93,6 +95,8 @@ pub(crate) struct Shared {
     pub(crate) return_path: AtomicBool,
     /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
     pub(crate) handing_shut: AtomicBool,
+    /// Return paths being handed back.
+    backs: AtomicUsize,
     /// The migration is over, or will be: no new connections, readers end quietly.
     pub(crate) over: AtomicBool,
     started: OnceLock<Instant>,
@@ -278,6 +282,7 @@ impl Source {
             word_sent: AtomicBool::new(false),
             return_path: AtomicBool::new(false),
             handing_shut: AtomicBool::new(false),
+            backs: AtomicUsize::new(0),
             over: AtomicBool::new(false),
             started: OnceLock::new(),
         });
@@ -425,11 +430,19 @@ impl Source {
                         return Err(peer_reason(&events).unwrap_or(RelayError::DestinationEnded))
                     }
                 },
-                Ok(Event::Closed(error)) if shut == Some(0) => {
-                    notice(&format!("the peer left before its report: {error}"));
-                    break;
-                }
                 Ok(Event::Closed(error)) => {
+                    // What the destination QEMU said before the end may still be on its way to the source QEMU, and
+                    // decides.
+                    let last = last_words(shared, &events);
+                    main_eof |= last.main_eof;
+                    match shut.or(last.shut) {
+                        Some(0) => {
+                            notice(&format!("the peer left before its report: {error}"));
+                            break;
+                        }
+                        Some(code) => return Err(RelayError::DestinationRefused { code }),
+                        None => {}
+                    }
                     let told = matches!(*error, SessionError::Aborted { committed: false, .. });
                     if shared.word_sent.load(Ordering::Acquire) && !told && return_path && !main_eof
                     {
@@ -437,7 +450,7 @@ impl Source {
                     }
                     return Err(RelayError::Ended(error));
                 }
-                Ok(Event::Finished(_)) => {}
+                Ok(Event::Finished(_) | Event::BackDone) => {}
                 Ok(Event::Stop) => {
                     let in_doubt = shared.word_sent.load(Ordering::Acquire) && shut.is_none();
                     if in_doubt && !stop_asked {
@@ -545,7 +558,13 @@ impl Shared {
             let results = Results::new(2048);
             let _ = stream.results.set(results.clone());
             let (shared, stream) = (self.clone(), stream.clone());
-            if thread("return-path", move || hand_back::run(&shared, &stream, &results)).is_err() {
+            self.backs.fetch_add(1, Ordering::Relaxed);
+            let body = move || {
+                hand_back::run(&shared, &stream, &results);
+                shared.backs.fetch_sub(1, Ordering::Release);
+                let _ = shared.events.send(Event::BackDone);
+            };
+            if thread("return-path", body).is_err() {
                 return false;
             }
         }
@@ -571,6 +590,37 @@ fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
         }
     }
     None
+}
+
+#[derive(Default)]
+struct LastWords {
+    shut: Option<u32>,
+    main_eof: bool,
+}
+
+/// The session has ended: lets what has already arrived on the return paths reach the source QEMU, and says what it was.
+fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
+    let mut last = LastWords::default();
+    for stream in shared.lock_streams().iter() {
+        if let Some(results) = stream.results.get() {
+            results.close();
+        }
+    }
+    let deadline = Instant::now() + REASON;
+    loop {
+        let event = if shared.backs.load(Ordering::Acquire) > 0 {
+            events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        } else {
+            // Each has sent its events before it was counted off.
+            events.try_recv().map_err(|_| RecvTimeoutError::Timeout)
+        };
+        match event {
+            Ok(Event::Shut(code)) => last.shut = Some(code),
+            Ok(Event::SourceEof { is_main: true }) => last.main_eof = true,
+            Ok(_) => {}
+            Err(_) => return last,
+        }
+    }
 }
 
 /// W23: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them.
