@@ -1,0 +1,178 @@
+//! The C interface of QAT data compression, as qatlib 24.02 (API 3.2) and 26.08 (API 5.9) both have it.
+//!
+//! Layouts, constants and function types only: no code, no library, no unsafe. The driver (`qat`) and the simulated
+//! device (`qat-sim`) meet here, so that neither can be right by agreeing with itself: every layout is asserted at
+//! compile time against the offsets of Intel's headers, and a test compiles those headers where they are installed.
+//!
+//! Names are Intel's, so that its documents can be searched for them. C enums are 4-byte integers here, never Rust
+//! enums: the library is free to return a value this version does not know. Sources: `cpa.h`, `cpa_dc.h`, `icp_sal_user.h`,
+//! `icp_sal_poll.h` of qatlib 24.02.0; libusdm's functions from its exported symbols.
+//!
+//! Limits: x86-64 and AArch64 Linux (8-byte pointers, 4-byte enums).
+
+#![allow(non_snake_case, reason = "fields and constants keep the names of Intel's headers")]
+
+mod calls;
+mod layout;
+
+pub use calls::*;
+pub use layout::*;
+
+use std::ffi::c_void;
+
+/// `CpaStatus`: what every call returns.
+pub type CpaStatus = i32;
+/// The call did what it says; for a submission: the device has the request.
+pub const CPA_STATUS_SUCCESS: CpaStatus = 0;
+/// Refused or failed.
+pub const CPA_STATUS_FAIL: CpaStatus = -1;
+/// The ring is full (submit), nothing was there (poll), or requests are pending (remove session).
+pub const CPA_STATUS_RETRY: CpaStatus = -2;
+/// Memory or another resource is exhausted.
+pub const CPA_STATUS_RESOURCE: CpaStatus = -3;
+/// An argument is out of bounds.
+pub const CPA_STATUS_INVALID_PARAM: CpaStatus = -4;
+/// The device is beyond repair.
+pub const CPA_STATUS_FATAL: CpaStatus = -5;
+/// This device cannot do that.
+pub const CPA_STATUS_UNSUPPORTED: CpaStatus = -6;
+/// The device is being reset.
+pub const CPA_STATUS_RESTARTING: CpaStatus = -7;
+
+/// `CpaBoolean`: exactly 0 or 1.
+pub type CpaBoolean = u32;
+/// False.
+pub const CPA_FALSE: CpaBoolean = 0;
+/// True.
+pub const CPA_TRUE: CpaBoolean = 1;
+
+/// `CpaInstanceHandle`: opaque.
+pub type CpaInstanceHandle = *mut c_void;
+/// `CpaDcSessionHandle`: memory of the caller, pinned, of the size that `cpaDcGetSessionSize` gave.
+pub type CpaDcSessionHandle = *mut c_void;
+/// `CpaPhysicalAddr`: what the device uses; under an IOMMU an IOVA.
+pub type CpaPhysicalAddr = u64;
+
+/// `CpaInstanceEvent`: the device is going down for a reset.
+pub const CPA_INSTANCE_EVENT_RESTARTING: u32 = 0;
+/// The device is back.
+pub const CPA_INSTANCE_EVENT_RESTARTED: u32 = 1;
+/// The device has died.
+pub const CPA_INSTANCE_EVENT_FATAL_ERROR: u32 = 2;
+
+/// `CpaAccelerationServiceType`: data compression.
+pub const CPA_ACC_SVC_TYPE_DATA_COMPRESSION: u32 = 1;
+/// `CpaOperationalState`: down.
+pub const CPA_OPER_STATE_DOWN: u32 = 0;
+/// Up.
+pub const CPA_OPER_STATE_UP: u32 = 1;
+
+/// `CpaDcFlush`: more follows.
+pub const CPA_DC_FLUSH_NONE: u32 = 0;
+/// The last of a stream: the final deflate block is marked as such.
+pub const CPA_DC_FLUSH_FINAL: u32 = 1;
+/// Flushed to a byte boundary.
+pub const CPA_DC_FLUSH_SYNC: u32 = 2;
+/// Flushed, and the history forgotten.
+pub const CPA_DC_FLUSH_FULL: u32 = 3;
+
+/// `CpaDcHuffType`: the fixed trees.
+pub const CPA_DC_HT_STATIC: u32 = 0;
+/// Trees given by the caller (not implemented by devices of today).
+pub const CPA_DC_HT_PRECOMP: u32 = 1;
+/// Trees made for the data.
+pub const CPA_DC_HT_FULL_DYNAMIC: u32 = 2;
+
+/// `CpaDcCompType`: deflate.
+pub const CPA_DC_DEFLATE: u32 = 3;
+/// LZ4.
+pub const CPA_DC_LZ4: u32 = 4;
+/// LZ4s, the sequences for a software zstd.
+pub const CPA_DC_LZ4S: u32 = 5;
+
+/// `CpaDcCompWindowSize`: 32 KiB.
+pub const CPA_DC_WINSIZE_32K: u32 = 3;
+
+/// `CpaDcChecksum`: none.
+pub const CPA_DC_NONE: u32 = 0;
+/// CRC-32 of the plain data, as in gzip.
+pub const CPA_DC_CRC32: u32 = 1;
+/// Adler-32 of the plain data, as in zlib.
+pub const CPA_DC_ADLER32: u32 = 2;
+/// Both.
+pub const CPA_DC_CRC32_ADLER32: u32 = 3;
+/// xxHash-32, for LZ4.
+pub const CPA_DC_XXHASH32: u32 = 4;
+
+/// `CpaDcSessionDir`: compress.
+pub const CPA_DC_DIR_COMPRESS: u32 = 0;
+/// Decompress.
+pub const CPA_DC_DIR_DECOMPRESS: u32 = 1;
+/// Both.
+pub const CPA_DC_DIR_COMBINED: u32 = 2;
+
+/// `CpaDcSessionState`: history is kept between requests.
+pub const CPA_DC_STATEFUL: u32 = 0;
+/// Each request stands alone.
+pub const CPA_DC_STATELESS: u32 = 1;
+
+/// `CpaDcAutoSelectBest`: off.
+pub const CPA_DC_ASB_DISABLED: u32 = 0;
+/// Choose between static and dynamic trees.
+pub const CPA_DC_ASB_STATIC_DYNAMIC: u32 = 1;
+/// And stored blocks, with their headers, where neither pays.
+pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS: u32 = 2;
+/// As before, without the headers.
+pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_NO_HDRS: u32 = 3;
+/// All of it.
+pub const CPA_DC_ASB_ENABLED: u32 = 4;
+
+/// `CpaDcReqStatus`: the request was carried out.
+pub const CPA_DC_OK: i32 = 0;
+/// Deflate: a block type that does not exist.
+pub const CPA_DC_INVALID_BLOCK_TYPE: i32 = -1;
+/// Deflate: a stored block whose lengths do not agree.
+pub const CPA_DC_BAD_STORED_BLOCK_LEN: i32 = -2;
+/// Deflate: too many codes.
+pub const CPA_DC_TOO_MANY_CODES: i32 = -3;
+/// Deflate: a code that is not complete.
+pub const CPA_DC_INCOMPLETE_CODE_LENS: i32 = -4;
+/// Deflate: a repeat with nothing before it.
+pub const CPA_DC_REPEATED_LENS: i32 = -5;
+/// Deflate: a repeat beyond the end.
+pub const CPA_DC_MORE_REPEAT: i32 = -6;
+/// Deflate: bad literal or length codes.
+pub const CPA_DC_BAD_LITLEN_CODES: i32 = -7;
+/// Deflate: bad distance codes.
+pub const CPA_DC_BAD_DIST_CODES: i32 = -8;
+/// Deflate: a code that stands for nothing.
+pub const CPA_DC_INVALID_CODE: i32 = -9;
+/// Deflate: a distance beyond the history.
+pub const CPA_DC_INVALID_DIST: i32 = -10;
+/// The output buffer is too small.
+pub const CPA_DC_OVERFLOW: i32 = -11;
+/// An error that a retry may cure.
+pub const CPA_DC_SOFTERR: i32 = -12;
+/// An error of the device.
+pub const CPA_DC_FATALERR: i32 = -13;
+/// Resubmitted too often.
+pub const CPA_DC_MAX_RESUBITERR: i32 = -14;
+/// The input ends too early.
+pub const CPA_DC_INCOMPLETE_FILE_ERR: i32 = -15;
+/// The device's watchdog fired.
+pub const CPA_DC_WDOG_TIMER_ERR: i32 = -16;
+/// An endpoint's hardware error.
+pub const CPA_DC_EP_HARDWARE_ERR: i32 = -17;
+/// Compress-and-verify found that the output does not decompress to the input.
+pub const CPA_DC_VERIFY_ERROR: i32 = -18;
+/// A dynamic block without content.
+pub const CPA_DC_EMPTY_DYM_BLK: i32 = -19;
+/// The integrity CRC does not match.
+pub const CPA_DC_CRC_INTEG_ERR: i32 = -20;
+
+/// Requests that fit into an instance's ring (`NumConcurrentRequests`); one less is in flight at most.
+pub const RING_REQUESTS: usize = 512;
+/// The least destination of a compress request with dynamic trees on 4xxx (qatlib's Gen4 minimum), bytes.
+pub const MIN_DEST_DYNAMIC: usize = 512;
+/// The same with static trees.
+pub const MIN_DEST_STATIC: usize = 1024;

@@ -1,0 +1,1 @@
+//! libqat.so.4 of the simulated QAT device.

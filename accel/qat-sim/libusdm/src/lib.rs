@@ -1,0 +1,1 @@
+//! libusdm.so.0 of the simulated QAT device.

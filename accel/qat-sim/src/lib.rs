@@ -1,0 +1,1 @@
+//! A simulated QAT device behind the C interface of qatlib.

@@ -1,0 +1,1 @@
+//! A driver of Intel QAT data compression that never loses a page.

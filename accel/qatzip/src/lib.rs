@@ -1,0 +1,1 @@
+//! Compression through Intel's QATzip library, with its traps fenced.

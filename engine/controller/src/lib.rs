@@ -1,0 +1,1 @@
+//! Chooses codec and level while a migration runs.

@@ -1,0 +1,1 @@
+//! Mutual TLS 1.3 between relays.
