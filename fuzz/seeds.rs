@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let len = pack(head, &tokens, PAGE, &mut packed).ok_or("does not pack")?;
         let plain = u32::try_from(head.len())?.to_le_bytes();
         put(&root, "unpack", &[&plain[..], &packed[..len]].concat())?;
-        for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd] {
+        for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
             let mut encoder = Encoder::new(Settings::new(codec, None)?)?;
             for plain in [&head[..head.len().min(5000)], &[7; 4096], b"short"] {
                 let mut out = vec![0; Encoder::roomy(plain.len())];

@@ -1,11 +1,12 @@
 //! A payload back to the plain bytes that its header promises, or an error.
 
 use crate::fill::{fill, WORD};
-use crate::{checksum, zstd, Codec, HeaderError, UnitHeader};
+use crate::{checksum, qz, zstd, Codec, HeaderError, UnitHeader};
 
 /// Decompresses units of any codec; owned by one thread.
 pub struct Decoder {
-    zlib: libdeflater::Decompressor,
+    /// For both codecs that are deflate inside.
+    inflate: libdeflater::Decompressor,
     zstd: zstd::Decompressor,
 }
 
@@ -16,7 +17,7 @@ impl Decoder {
     ///
     /// If there is no memory for its contexts (about 200 KiB).
     pub fn new() -> Self {
-        Self { zlib: libdeflater::Decompressor::new(), zstd: zstd::Decompressor::new() }
+        Self { inflate: libdeflater::Decompressor::new(), zstd: zstd::Decompressor::new() }
     }
 
     /// Decodes `payload` into all of `out`, and checks the result against the header's checksum.
@@ -65,7 +66,7 @@ impl Decoder {
                     _ => "not an lz4 block",
                 })
             })?,
-            Codec::Zlib => self.zlib.deflate_decompress(payload, out).map_err(|error| {
+            Codec::Zlib => self.inflate.deflate_decompress(payload, out).map_err(|error| {
                 use libdeflater::DecompressionError as E;
                 bad(match error {
                     E::BadData => "not a deflate stream",
@@ -73,6 +74,12 @@ impl Decoder {
                 })
             })?,
             Codec::Zstd => self.zstd.decompress(payload, out).map_err(bad)?,
+            Codec::DeflateQz => {
+                qz::decompress(&mut self.inflate, payload, out).map_err(|error| {
+                    DecodeError::Member { codec, plain_len: header.plain_len, error }
+                })?;
+                out.len()
+            }
         };
         if got != out.len() {
             return Err(DecodeError::Length { codec, expected: header.plain_len, got });
@@ -147,6 +154,16 @@ pub enum DecodeError {
         plain_len: u32,
         /// What the codec found.
         reason: &'static str,
+    },
+    /// A member of a [`Codec::DeflateQz`] payload is not sound.
+    #[error("{codec} unit of {plain_len} bytes: {error}")]
+    Member {
+        /// The unit's codec.
+        codec: Codec,
+        /// The plain length in the header.
+        plain_len: u32,
+        /// Which member, and what is wrong with it.
+        error: qz::MemberError,
     },
     /// The payload decodes to fewer bytes than stated.
     #[error("{codec} unit decoded to {got} bytes, expected {expected}")]

@@ -4,7 +4,7 @@ use libdeflater::CompressionLvl;
 use lz4_flex::block::{compress_into_with_table, get_maximum_output_size, CompressTable};
 
 use crate::fill::same_filled;
-use crate::{zstd, Codec, Settings, SettingsError, MAX_PLAIN};
+use crate::{qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
 
 /// What [`Encoder::encode`] made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub struct Encoded {
 pub struct Encoder {
     settings: Settings,
     lz4: Option<Lz4>,
-    zlib: Option<(i32, libdeflater::Compressor)>,
+    /// For both codecs that are deflate inside.
+    deflate: Option<(i32, libdeflater::Compressor)>,
     zstd: Option<zstd::Compressor>,
 }
 
@@ -32,7 +33,7 @@ impl Encoder {
     ///
     /// [`SettingsError::Context`] if a context cannot be made.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
-        let mut this = Self { settings, lz4: None, zlib: None, zstd: None };
+        let mut this = Self { settings, lz4: None, deflate: None, zstd: None };
         this.set(settings)?;
         Ok(this)
     }
@@ -56,14 +57,15 @@ impl Encoder {
             Codec::Lz4 => {
                 self.lz4.get_or_insert_with(Lz4::new);
             }
-            Codec::Zlib if self.zlib.as_ref().is_some_and(|(have, _)| *have == level) => {}
-            Codec::Zlib => {
+            Codec::Zlib | Codec::DeflateQz
+                if self.deflate.as_ref().is_some_and(|(have, _)| *have == level) => {}
+            codec @ (Codec::Zlib | Codec::DeflateQz) => {
                 let checked = CompressionLvl::new(level).map_err(|_| SettingsError::Context {
-                    codec: Codec::Zlib,
+                    codec,
                     level,
                     reason: "libdeflate has no such level",
                 })?;
-                self.zlib = Some((level, libdeflater::Compressor::new(checked)));
+                self.deflate = Some((level, libdeflater::Compressor::new(checked)));
             }
             Codec::Zstd => match &mut self.zstd {
                 Some(context) => context.set_level(level)?,
@@ -106,9 +108,13 @@ impl Encoder {
             // Stored blocks only, which are never smaller.
             Codec::Zlib if self.settings.level() == 0 => None,
             Codec::Zlib => self
-                .zlib
+                .deflate
                 .as_mut()
-                .and_then(|(_, zlib)| zlib.deflate_compress(plain, &mut out[..room]).ok()),
+                .and_then(|(_, deflate)| deflate.deflate_compress(plain, &mut out[..room]).ok()),
+            Codec::DeflateQz => self
+                .deflate
+                .as_mut()
+                .and_then(|(_, deflate)| qz::compress(deflate, plain, &mut out[..room])),
             Codec::Zstd => {
                 self.zstd.as_mut().and_then(|zstd| zstd.compress(plain, &mut out[..room]))
             }

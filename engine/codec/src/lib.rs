@@ -28,6 +28,7 @@
 mod decode;
 mod encode;
 mod fill;
+pub mod qz;
 mod settings;
 mod unit;
 mod zstd;
@@ -61,7 +62,8 @@ pub enum Codec {
     Zlib = 3,
     /// A zstd frame (RFC 8878) without magic number, content size, checksum or dictionary id.
     Zstd = 4,
-    // 5 is reserved for deflate-qz: DEFLATE in QATzip's gzip-ext members.
+    /// DEFLATE in QATzip's gzip-ext members: see [`qz`].
+    DeflateQz = 5,
 }
 
 impl Codec {
@@ -73,6 +75,7 @@ impl Codec {
             2 => Some(Self::Lz4),
             3 => Some(Self::Zlib),
             4 => Some(Self::Zstd),
+            5 => Some(Self::DeflateQz),
             _ => None,
         }
     }
@@ -90,6 +93,7 @@ impl Codec {
             Self::Lz4 => "lz4",
             Self::Zlib => "zlib",
             Self::Zstd => "zstd",
+            Self::DeflateQz => "qatzip",
         }
     }
 }
@@ -102,19 +106,20 @@ impl fmt::Display for Codec {
 
 /// A codec name that is none of those that can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown codec \"{0}\", expected one of none, lz4, zlib, zstd")]
+#[error("unknown codec \"{0}\", expected one of none, lz4, zlib, zstd, qatzip")]
 pub struct UnknownCodec(String);
 
 impl FromStr for Codec {
     type Err = UnknownCodec;
 
-    /// Reads the name of a codec that can be asked for: none, lz4, zlib or zstd.
+    /// Reads the name of a codec that can be asked for: none, lz4, zlib, zstd or qatzip.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "none" => Ok(Self::Raw),
             "lz4" => Ok(Self::Lz4),
             "zlib" => Ok(Self::Zlib),
             "zstd" => Ok(Self::Zstd),
+            "qatzip" => Ok(Self::DeflateQz),
             other => Err(UnknownCodec(other.to_owned())),
         }
     }
@@ -129,20 +134,20 @@ mod tests {
         for byte in 0..=u8::MAX {
             match Codec::from_wire(byte) {
                 Some(codec) => assert_eq!(codec.to_wire(), byte),
-                None => assert!(byte >= 5, "{byte} should be known"),
+                None => assert!(byte >= 6, "{byte} should be known"),
             }
         }
     }
 
     #[test]
     fn names_that_can_be_asked_for_parse_back() {
-        for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd] {
+        for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
             assert_eq!(codec.name().parse(), Ok(codec));
         }
         let error = "same-filled".parse::<Codec>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown codec \"same-filled\", expected one of none, lz4, zlib, zstd"
+            "unknown codec \"same-filled\", expected one of none, lz4, zlib, zstd, qatzip"
         );
     }
 }

@@ -15,7 +15,7 @@ impl Settings {
     /// Pairs `codec` with `level`, or with the codec's default level (1).
     ///
     /// zlib has 0 to 9 (0: no compression, every unit is sent as it is), zstd -5 to 19 (0: zstd's
-    /// own default, which is 3), lz4 only 1, and none has no level.
+    /// own default, which is 3), qatzip 1 to 9, lz4 only 1, and none has no level.
     ///
     /// # Errors
     ///
@@ -101,6 +101,7 @@ fn levels(codec: Codec) -> Option<RangeInclusive<i32>> {
         Codec::Lz4 => Some(1..=1),
         Codec::Zlib => Some(0..=9),
         Codec::Zstd => Some(-5..=19),
+        Codec::DeflateQz => Some(1..=9),
     }
 }
 
@@ -116,6 +117,8 @@ mod tests {
         assert_eq!(error.to_string(), "zlib has no level 10, expected 0 to 9");
         let error = Settings::new(Codec::Zstd, Some(-6)).unwrap_err();
         assert_eq!(error.to_string(), "zstd has no level -6, expected -5 to 19");
+        let error = Settings::new(Codec::DeflateQz, Some(0)).unwrap_err();
+        assert_eq!(error.to_string(), "qatzip has no level 0, expected 1 to 9");
         let error = Settings::new(Codec::Lz4, Some(2)).unwrap_err();
         assert_eq!(error.to_string(), "lz4 has no level 2, expected 1 to 1");
         let error = Settings::new(Codec::Raw, Some(1)).unwrap_err();
@@ -125,8 +128,13 @@ mod tests {
 
     #[test]
     fn without_a_level_each_codec_has_its_default() {
-        for (codec, level) in [(Codec::Raw, 0), (Codec::Lz4, 1), (Codec::Zlib, 1), (Codec::Zstd, 1)]
-        {
+        for (codec, level) in [
+            (Codec::Raw, 0),
+            (Codec::Lz4, 1),
+            (Codec::Zlib, 1),
+            (Codec::Zstd, 1),
+            (Codec::DeflateQz, 1),
+        ] {
             let settings = Settings::new(codec, None).unwrap();
             assert_eq!((settings.codec(), settings.level()), (codec, level));
         }

@@ -99,7 +99,9 @@ impl UnitHeader {
         let fits = match codec {
             Codec::Raw => payload_len == plain_len,
             Codec::SameFilled => payload_len == 8 && plain_len > 8 && plain_len.is_multiple_of(8),
-            Codec::Lz4 | Codec::Zlib | Codec::Zstd => (1..plain_len).contains(&payload_len),
+            Codec::Lz4 | Codec::Zlib | Codec::Zstd | Codec::DeflateQz => {
+                (1..plain_len).contains(&payload_len)
+            }
         };
         if fits {
             Ok(())
@@ -189,7 +191,7 @@ mod tests {
         assert!(ok(Codec::SameFilled, 16, 8) && ok(Codec::SameFilled, 1 << 20, 8));
         assert!(!ok(Codec::SameFilled, 8, 8) && !ok(Codec::SameFilled, 20, 8));
         assert!(!ok(Codec::SameFilled, 0, 8) && !ok(Codec::SameFilled, 4096, 16));
-        for codec in [Codec::Lz4, Codec::Zlib, Codec::Zstd] {
+        for codec in [Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
             assert!(ok(codec, 4096, 1) && ok(codec, 4096, 4095));
             assert!(!ok(codec, 4096, 0) && !ok(codec, 4096, 4096) && !ok(codec, 0, 0));
             assert!(!ok(codec, u32::MAX, 100));

@@ -3,8 +3,10 @@
 
 mod data;
 
+use std::io::Write;
+
 use codec::{
-    checksum, Codec, DecodeError, Decoder, Encoded, Encoder, HeaderError, Settings, UnitHeader,
+    checksum, qz, Codec, DecodeError, Decoder, Encoded, Encoder, HeaderError, Settings, UnitHeader,
 };
 use data::{kinds, Kind, Rng};
 use proptest::prelude::*;
@@ -20,6 +22,8 @@ fn sound_units(size: usize) -> Vec<(UnitHeader, Vec<u8>, Vec<u8>)> {
         (Codec::Zstd, Some(-5)),
         (Codec::Zstd, Some(1)),
         (Codec::Zstd, Some(19)),
+        (Codec::DeflateQz, Some(1)),
+        (Codec::DeflateQz, Some(9)),
     ] {
         let mut encoder = Encoder::new(Settings::new(codec, level).unwrap()).unwrap();
         for kind in kinds() {
@@ -156,7 +160,14 @@ fn other_lengths_than_stated_are_refused() {
 fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
     let plain = vec![0x61; 4096];
     let lz4 = |token: &[u8]| [token, &[0xff; 15], &[200, 0x50], b"aaaaa"].concat();
-    let payloads: [(&str, Codec, Vec<u8>); 12] = [
+    let qz = |deflate: &[u8], plain_len| {
+        let mut out = vec![0; 100];
+        let crc32 = qz::crc32(&vec![0x61; plain_len as usize]);
+        let len = qz::write_member(&mut out, deflate, crc32, plain_len).unwrap();
+        out.truncate(len);
+        out
+    };
+    let payloads: [(&str, Codec, Vec<u8>); 17] = [
         ("nothing", Codec::Lz4, vec![0]),
         ("offset zero", Codec::Lz4, lz4(&[0x1f, b'a', 0, 0])),
         ("offset before the start", Codec::Lz4, lz4(&[0x1f, b'a', 2, 0])),
@@ -170,6 +181,15 @@ fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
         ("an empty last raw block", Codec::Zstd, vec![0, 0x58, 1, 0, 0]),
         ("a run of 4095", Codec::Zstd, rle(4095)),
         ("no block", Codec::Zstd, vec![0, 0x58]),
+        ("an empty final block", Codec::DeflateQz, qz(&[3, 0], 4096)),
+        ("distance before the start", Codec::DeflateQz, qz(&[0x03, 0x02, 0, 0], 4096)),
+        ("a stream of one byte", Codec::DeflateQz, qz(&[0x4b, 0x04, 0], 4096)),
+        ("a member too few", Codec::DeflateQz, qz(&[0x4b, 0x04, 0], 1)),
+        (
+            "one sound member and one of nothing",
+            Codec::DeflateQz,
+            [qz(&[0x4b, 0x04, 0], 1), qz(&[3, 0], 4095)].concat(),
+        ),
     ];
     let mut decoder = Decoder::new();
     for (what, codec, payload) in payloads {
@@ -183,6 +203,114 @@ fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
     let payload = rle(4096);
     let header = UnitHeader::of(&plain, Encoded { codec: Codec::Zstd, len: payload.len() });
     decoder.decode(&header, &payload, &mut vec![0; 4096]).unwrap();
+    let payload = qz(&[0x4b, 0x04, 0], 1);
+    let text = [&payload[..], &qz(&deflate(&plain[1..]), 4095)].concat();
+    let header = UnitHeader::of(&plain, Encoded { codec: Codec::DeflateQz, len: text.len() });
+    decoder.decode(&header, &text, &mut vec![0; 4096]).unwrap();
+}
+
+fn deflate(plain: &[u8]) -> Vec<u8> {
+    let level = flate2::Compression::new(6);
+    let mut writer = flate2::write::DeflateEncoder::new(Vec::new(), level);
+    writer.write_all(plain).unwrap();
+    writer.finish().unwrap()
+}
+
+/// Stretches of text in members of these lengths, with their lengths and checksums stated right.
+fn qz_members(plain: &[u8], lengths: &[usize]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    let mut rest = plain;
+    for &len in lengths {
+        let (piece, after) = rest.split_at(len);
+        rest = after;
+        let deflate = deflate(piece);
+        let mut member = vec![0; deflate.len() + qz::MEMBER_OVERHEAD];
+        let plain_len = u32::try_from(len).unwrap();
+        qz::write_member(&mut member, &deflate, qz::crc32(piece), plain_len).unwrap();
+        payload.extend(member);
+    }
+    assert!(rest.is_empty());
+    payload
+}
+
+#[test]
+fn members_may_be_of_any_lengths_that_add_up() {
+    let mut decoder = Decoder::new();
+    let plain = Kind::Text.make(300_000, 3);
+    for lengths in [
+        &[300_000][..],
+        &[65_536, 65_536, 65_536, 65_536, 37_856],
+        &[1, 299_998, 1],
+        &[150_000, 150_000],
+    ] {
+        let payload = qz_members(&plain, lengths);
+        let header = UnitHeader::of(&plain, qz_of(&payload));
+        let mut out = vec![0xdb; plain.len()];
+        decoder.decode(&header, &payload, &mut out).unwrap();
+        assert!(out == plain, "{lengths:?}");
+    }
+}
+
+fn qz_of(payload: &[u8]) -> Encoded {
+    Encoded { codec: Codec::DeflateQz, len: payload.len() }
+}
+
+#[test]
+fn members_that_contradict_themselves_are_refused_by_name() {
+    let mut decoder = Decoder::new();
+    let plain = Kind::Text.make(130_000, 3);
+    let sound = qz_members(&plain, &[65_536, 64_464]);
+    let second = qz::members(&sound, plain.len()).unwrap().nth(1).unwrap().at;
+    let end = sound.len();
+    // Where four bytes are overwritten, by what, and how the error starts.
+    for (at, value, reason) in [
+        (20, u32::MAX, "member at byte 0: compressed length runs past the end"),
+        (20, u32::try_from(end - 28).unwrap(), "member at byte 0: footer cut short"),
+        (20, u32::try_from(end - 32).unwrap(), "member at byte 0: header and footer"),
+        (16, u32::MAX, "member at byte 0: header and footer"),
+        (16, 0, "member at byte 0: header and footer"),
+        (second + 12, 0x0008_4342, "no QATzip extra field"),
+        (second + 20, 0, "header and footer"),
+        (second, 0x0408_8b1e, "not a gzip member"),
+        (second - 8, 0x1234_5678, "member at byte 0: bad deflate stream, CRC-32 or length"),
+        (end - 8, 0x1234_5678, "bad deflate stream, CRC-32 or length"),
+    ] {
+        let mut payload = sound.clone();
+        payload[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let header = UnitHeader::of(&plain, qz_of(&payload));
+        // The right bytes lie there already.
+        let error = decoder.decode(&header, &payload, &mut plain.clone()).unwrap_err();
+        assert!(matches!(error, DecodeError::Member { .. }), "{error}");
+        assert!(error.to_string().contains(reason), "{error}, not {reason}");
+    }
+    // Two members that lie about where the border between them is, consistently.
+    let mut payload = sound.clone();
+    for (at, value) in
+        [(16, 65_537_u32), (second - 4, 65_537), (second + 16, 64_463), (end - 4, 64_463)]
+    {
+        payload[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    let header = UnitHeader::of(&plain, qz_of(&payload));
+    let error = decoder.decode(&header, &payload, &mut plain.clone()).unwrap_err();
+    assert!(
+        error.to_string().contains("member at byte 0: bad deflate stream, CRC-32 or length"),
+        "{error}"
+    );
+    for (at, value) in
+        [(16, 65_535_u32), (second - 4, 65_535), (second + 16, 64_465), (end - 4, 64_465)]
+    {
+        payload[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    let error = decoder.decode(&header, &payload, &mut plain.clone()).unwrap_err();
+    assert!(error.to_string().contains("member at byte 0: decodes to more bytes"), "{error}");
+    // Bytes between a stream and its footer, which gunzip would not read either.
+    let mut stuffed = deflate(&plain);
+    stuffed.extend([0; 5]);
+    let mut payload = vec![0; stuffed.len() + qz::MEMBER_OVERHEAD];
+    qz::write_member(&mut payload, &stuffed, qz::crc32(&plain), 130_000).unwrap();
+    let header = UnitHeader::of(&plain, qz_of(&payload));
+    let error = decoder.decode(&header, &payload, &mut plain.clone()).unwrap_err();
+    assert!(error.to_string().contains("bad deflate stream, CRC-32 or length"), "{error}");
 }
 
 /// A zstd frame of one last block that repeats 'a'.
@@ -199,7 +327,7 @@ fn a_unit_that_swells_stops_at_its_stated_length() {
     let zstd: Vec<u8> = [0, 0x58].into_iter().chain(blocks).collect();
     let zeros = vec![0; 1 << 20];
     let mut units = vec![(Codec::Zstd, zstd)];
-    for codec in [Codec::Lz4, Codec::Zlib, Codec::Zstd] {
+    for codec in [Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
         let mut encoder = Encoder::new(Settings::new(codec, None).unwrap()).unwrap();
         // Not one word over and over.
         let mut plain = zeros.clone();
@@ -218,7 +346,8 @@ fn a_unit_that_swells_stops_at_its_stated_length() {
             checksum: checksum(&zeros[..8192]),
         };
         let error = decoder.decode(&header, &payload, &mut vec![0; 8192]).unwrap_err();
-        assert!(matches!(error, DecodeError::Payload { .. }), "{codec}: {error}");
+        let swells = matches!(error, DecodeError::Payload { .. } | DecodeError::Member { .. });
+        assert!(swells, "{codec}: {error}");
     }
 }
 
@@ -246,9 +375,34 @@ fn one_decoder_survives_all_of_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
+    /// Members with some bytes overwritten: whatever is read stays within payload and unit, and the
+    /// iterator tells the same as the check did.
+    #[test]
+    fn members_never_leave_the_payload(
+        lengths in prop::collection::vec(1_usize..700, 0..5),
+        hits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        more in -2_isize..3,
+    ) {
+        let plain_len = lengths.iter().sum();
+        let mut payload = qz_members(&Kind::Text.make(plain_len, 7), &lengths);
+        for (at, byte) in hits {
+            if !payload.is_empty() {
+                let at = at.index(payload.len());
+                payload[at] = byte;
+            }
+        }
+        let stated = plain_len.saturating_add_signed(more);
+        if let Ok(members) = qz::members(&payload, stated) {
+            let members: Vec<_> = members.collect();
+            prop_assert_eq!(members.iter().map(|member| member.plain_len).sum::<usize>(), stated);
+            let bytes = members.iter().map(|member| member.deflate.len() + qz::MEMBER_OVERHEAD);
+            prop_assert_eq!(bytes.sum::<usize>(), payload.len());
+        }
+    }
+
     #[test]
     fn arbitrary_payloads_never_panic(
-        codec in 0_u8..5,
+        codec in 0_u8..6,
         payload in prop::collection::vec(any::<u8>(), 1..300),
         plain_len in 1_u32..5000,
         sum in any::<u64>(),
@@ -276,6 +430,6 @@ fn kinds_are_what_this_file_relies_on() {
     // Each codec is among the sound units, or its tests test nothing.
     let codecs: std::collections::HashSet<_> =
         sound_units(4096).iter().map(|(header, ..)| header.codec).collect();
-    assert_eq!(codecs.len(), 5, "{codecs:?}");
+    assert_eq!(codecs.len(), 6, "{codecs:?}");
     assert_ne!(Kind::Random.make(64, 1), Kind::Random.make(64, 2));
 }

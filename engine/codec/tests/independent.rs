@@ -3,8 +3,9 @@
 mod data;
 
 use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 
-use codec::{Codec, Decoder, Encoded, Encoder, Settings, UnitHeader};
+use codec::{qz, Codec, Decoder, Encoded, Encoder, Settings, UnitHeader};
 use data::{every_setting, kinds, Kind};
 
 const SIZES: [usize; 11] =
@@ -25,6 +26,12 @@ fn judge(codec: Codec, payload: &[u8], plain_len: usize) -> Vec<u8> {
             let mut reader = flate2::bufread::DeflateDecoder::new(payload);
             reader.read_to_end(&mut out).expect("zlib-rs reads it");
             assert_eq!(reader.total_in(), payload.len() as u64, "bytes after the stream");
+        }
+        Codec::DeflateQz => {
+            out.clear();
+            let mut reader = flate2::bufread::MultiGzDecoder::new(payload);
+            reader.read_to_end(&mut out).expect("zlib-rs reads the members");
+            assert!(reader.get_ref().is_empty(), "bytes after the members");
         }
         Codec::Zstd => {
             out.clear();
@@ -81,6 +88,10 @@ fn what_others_encode_we_decode() {
                 writer.write_all(&plain).unwrap();
                 units.push((Codec::Zlib, writer.finish().unwrap()));
             }
+            for (pieces, level) in [(qz::MEMBER_PLAIN, 1), (qz::MEMBER_PLAIN, 9), (size, 1)] {
+                let level = flate2::Compression::new(level);
+                units.push((Codec::DeflateQz, members(&plain, pieces, level)));
+            }
             let level = ruzstd::encoding::CompressionLevel::Fastest;
             let framed = ruzstd::encoding::compress_to_vec(&plain[..], level);
             assert_eq!(framed[..4], ZSTD_MAGIC);
@@ -112,6 +123,58 @@ fn stored_blocks_of_zlib_level_0_are_read_if_ever_they_pay() {
     let settings = Settings::new(Codec::Zlib, Some(0)).unwrap();
     let encoded = Encoder::new(settings).unwrap().encode(&plain, &mut back);
     assert_eq!(encoded, Encoded { codec: Codec::Raw, len: plain.len() });
+}
+
+/// Members with QATzip's extra field, written by another library's gzip encoder: `pieces` of 64 KiB
+/// are what its hardware path makes, one for the whole is what its software path makes.
+fn members(plain: &[u8], pieces: usize, level: flate2::Compression) -> Vec<u8> {
+    let mut payload = Vec::new();
+    for piece in plain.chunks(pieces) {
+        let start = payload.len();
+        let extra = [&b"QZ\x08\0"[..], &[0; 8]].concat();
+        let builder = flate2::GzBuilder::new().extra(extra).operating_system(255);
+        let mut writer = builder.write(payload, level);
+        writer.write_all(piece).unwrap();
+        payload = writer.finish().unwrap();
+        let plain_len = u32::try_from(piece.len()).unwrap();
+        let deflate_len = u32::try_from(payload.len() - start - qz::MEMBER_OVERHEAD).unwrap();
+        payload[start + 16..][..4].copy_from_slice(&plain_len.to_le_bytes());
+        payload[start + 20..][..4].copy_from_slice(&deflate_len.to_le_bytes());
+    }
+    payload
+}
+
+#[test]
+fn gunzip_reads_what_we_encode() {
+    if Command::new("gunzip").arg("--version").output().is_err() {
+        println!("skipped: no gunzip on this machine");
+        return;
+    }
+    for level in [1, 6, 9] {
+        let settings = Settings::new(Codec::DeflateQz, Some(level)).unwrap();
+        let mut encoder = Encoder::new(settings).unwrap();
+        for size in [100, 4096, 65_536, 65_537, 524_288, 1 << 20] {
+            let plain = Kind::Text.make(size, 37);
+            let mut out = vec![0; size];
+            let Encoded { codec, len } = encoder.encode(&plain, &mut out);
+            assert_eq!(codec, Codec::DeflateQz);
+            let sized = qz::members(&out[..len], size).unwrap().map(|member| member.plain_len);
+            let expected: Vec<_> = plain.chunks(qz::MEMBER_PLAIN).map(<[u8]>::len).collect();
+            assert_eq!(sized.collect::<Vec<_>>(), expected);
+            let mut gunzip = Command::new("gunzip")
+                .arg("-c")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut stdin = gunzip.stdin.take().unwrap();
+            let payload = out[..len].to_vec();
+            let writer = std::thread::spawn(move || stdin.write_all(&payload));
+            let output = gunzip.wait_with_output().unwrap();
+            writer.join().unwrap().unwrap();
+            assert!(output.status.success() && output.stdout == plain, "level {level}, {size}");
+        }
+    }
 }
 
 const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();

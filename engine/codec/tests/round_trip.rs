@@ -46,9 +46,12 @@ fn every_size_level_and_kind_comes_back() {
 fn batches_up_to_the_largest_come_back() {
     let sizes = [524_288, 524_287, 525_632, MAX_PLAIN - 1, MAX_PLAIN];
     let mut decoder = Decoder::new();
-    for (codec, levels) in
-        [(Codec::Lz4, [1, 1, 1]), (Codec::Zlib, [1, 1, 6]), (Codec::Zstd, [-5, 1, 3])]
-    {
+    for (codec, levels) in [
+        (Codec::Lz4, [1, 1, 1]),
+        (Codec::Zlib, [1, 1, 6]),
+        (Codec::Zstd, [-5, 1, 3]),
+        (Codec::DeflateQz, [1, 1, 6]),
+    ] {
         for level in levels {
             let mut encoder = Encoder::new(Settings::new(codec, Some(level)).unwrap()).unwrap();
             for kind in kinds() {
@@ -136,13 +139,19 @@ fn a_payload_is_shorter_than_its_plain_bytes_down_to_the_last_byte() {
     let mut rng = data::Rng(43);
     let mut decoder = Decoder::new();
     // Just about compressible: for some of these a codec comes out even, which is no gain.
-    for (codec, level) in [(Codec::Lz4, 1), (Codec::Zlib, 6), (Codec::Zstd, 1)] {
+    for (codec, level, fixed) in [
+        (Codec::Lz4, 1, 0),
+        (Codec::Zlib, 6, 0),
+        (Codec::Zstd, 1, 0),
+        (Codec::DeflateQz, 6, codec::qz::MEMBER_OVERHEAD),
+    ] {
         let mut encoder = Encoder::new(Settings::new(codec, Some(level)).unwrap()).unwrap();
         let (mut gains, mut raws) = (0, 0);
         for round in 0..20_000 {
-            let len = 2 + round % 60;
+            let len = 2 + 2 * fixed + round % 60;
             let mut plain = Kind::Random.make(len, rng.next());
-            let repeat = usize::try_from(rng.next() % 24).unwrap().min(len / 2);
+            let repeat = usize::try_from(rng.next() % 24).unwrap() + fixed;
+            let repeat = repeat.min(len / 2);
             plain.copy_within(..repeat, len - repeat);
             match round_trip(&mut encoder, &mut decoder, &plain, len).codec {
                 Codec::Raw => raws += 1,

@@ -380,7 +380,7 @@ impl Server {
     }
 }
 
-const DECODED: [Codec; 4] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd];
+const DECODED: [Codec; 5] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz];
 
 fn refuse(socket: &mut TcpStream, peer: &str, reason: &str) {
     let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };

@@ -58,10 +58,12 @@ impl Kind {
 pub(crate) fn every_setting() -> impl Iterator<Item = Settings> {
     let zlib = (0..=9).map(|level| (Codec::Zlib, Some(level)));
     let zstd = [-5, -1, 0, 1, 2, 3, 5, 9, 19].map(|level| (Codec::Zstd, Some(level)));
+    let qatzip = [1, 2, 6, 9].map(|level| (Codec::DeflateQz, Some(level)));
     [(Codec::Raw, None), (Codec::Lz4, None)]
         .into_iter()
         .chain(zlib)
         .chain(zstd)
+        .chain(qatzip)
         .map(|(codec, level)| Settings::new(codec, level).expect("a level it has"))
 }
 

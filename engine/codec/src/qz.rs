@@ -1,0 +1,356 @@
+//! QATzip's gzip-ext members: the form in which QAT, QATzip, QEMU's `qatzip` method and our own
+//! software exchange deflate.
+//!
+//! A payload is one member after the other, each a gzip member (RFC 1952) of its own, so `gunzip`
+//! reads it as well:
+//!
+//! | offset | size | field |
+//! |--:|--:|---|
+//! | 0 | 4 | 1f 8b 08 04: gzip, deflate, an extra field and nothing else |
+//! | 4 | 6 | time, hints and system: written 0, 0 and ff, not looked at |
+//! | 10 | 6 | extra field of 12 bytes: 'Q' 'Z', 8 bytes |
+//! | 16 | 4 | plain length, little-endian, as all of it |
+//! | 20 | 4 | length of the deflate stream, n |
+//! | 24 | n | the deflate stream |
+//! | 24 + n | 4 | CRC-32 of the plain bytes |
+//! | 28 + n | 4 | plain length again |
+//!
+//! What has a device in it works on pieces: QATzip gives the device [`MEMBER_PLAIN`] bytes at a time
+//! and takes no more per member back, so that is what we write. Its software path writes ONE member
+//! for a whole call, however long; such a member is read here, but no device takes it.
+//!
+//! What fails: [`members`] checks all headers, footers and lengths before it hands out the first
+//! member, and neither reads past the payload nor promises more than the plain length asked for.
+//! Whether a deflate stream is sound shows when it is decoded.
+
+/// The most plain bytes in a member that we write: QATzip's default hardware buffer.
+pub const MEMBER_PLAIN: usize = 64 << 10;
+
+/// Length of a member's header.
+pub const HEADER_LEN: usize = 24;
+
+/// Length of a member's footer.
+pub const FOOTER_LEN: usize = 8;
+
+/// What a member is longer than its deflate stream.
+pub const MEMBER_OVERHEAD: usize = HEADER_LEN + FOOTER_LEN;
+
+/// CRC-32 as gzip means it, for those who check what a device made.
+pub fn crc32(bytes: &[u8]) -> u32 {
+    libdeflater::crc32(bytes)
+}
+
+/// The header of a member of `plain_len` bytes whose deflate stream has `deflate_len`.
+pub fn header(plain_len: u32, deflate_len: u32) -> [u8; HEADER_LEN] {
+    let mut bytes = *b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x0c\0QZ\x08\0\0\0\0\0\0\0\0\0";
+    bytes[16..20].copy_from_slice(&plain_len.to_le_bytes());
+    bytes[20..].copy_from_slice(&deflate_len.to_le_bytes());
+    bytes
+}
+
+/// The footer of a member of `plain_len` bytes with that CRC-32.
+pub fn footer(crc32: u32, plain_len: u32) -> [u8; FOOTER_LEN] {
+    let mut bytes = [0; FOOTER_LEN];
+    bytes[..4].copy_from_slice(&crc32.to_le_bytes());
+    bytes[4..].copy_from_slice(&plain_len.to_le_bytes());
+    bytes
+}
+
+/// Writes a member to the front of `out` around a deflate stream that some device made, and returns
+/// its length; `None`, and `out` unchanged, if it does not fit.
+pub fn write_member(out: &mut [u8], deflate: &[u8], crc32: u32, plain_len: u32) -> Option<usize> {
+    let body = out.get_mut(HEADER_LEN..)?.get_mut(..deflate.len() + FOOTER_LEN)?;
+    body[..deflate.len()].copy_from_slice(deflate);
+    seal(out, deflate.len(), crc32, plain_len)
+}
+
+/// Writes header and footer around the deflate stream that already lies in `out`.
+fn seal(out: &mut [u8], deflate_len: usize, crc32: u32, plain_len: u32) -> Option<usize> {
+    let member = out.get_mut(..MEMBER_OVERHEAD + deflate_len)?;
+    let (head, body) = member.split_first_chunk_mut()?;
+    let (_, foot) = body.split_last_chunk_mut()?;
+    *head = header(plain_len, u32::try_from(deflate_len).ok()?);
+    *foot = footer(crc32, plain_len);
+    Some(member.len())
+}
+
+/// Compresses `plain` into members in `out`; `None` if they do not fit there.
+pub(crate) fn compress(
+    deflate: &mut libdeflater::Compressor,
+    plain: &[u8],
+    out: &mut [u8],
+) -> Option<usize> {
+    let mut at = 0;
+    for piece in plain.chunks(MEMBER_PLAIN) {
+        let space = out.get_mut(at..)?;
+        let end = space.len().checked_sub(FOOTER_LEN)?;
+        let body = space.get_mut(HEADER_LEN..end)?;
+        let len = deflate.deflate_compress(piece, body).ok()?;
+        at += seal(space, len, crc32(piece), u32::try_from(piece.len()).ok()?)?;
+    }
+    Some(at)
+}
+
+/// Decodes all members of `payload` into exactly `out`.
+pub(crate) fn decompress(
+    inflate: &mut libdeflater::Decompressor,
+    payload: &[u8],
+    out: &mut [u8],
+) -> Result<(), MemberError> {
+    let mut rest = out;
+    for member in members(payload, rest.len())? {
+        let bad = |reason| MemberError { at: member.at, reason };
+        let (piece, after) =
+            rest.split_at_mut_checked(member.plain_len).ok_or_else(|| bad(LONGER_THAN_UNIT))?;
+        rest = after;
+        // The whole member, not just its stream: the library then looks for the footer where the
+        // stream really ends, and checks CRC-32 and length itself.
+        let got = inflate.gzip_decompress(member.bytes, piece).map_err(|error| {
+            use libdeflater::DecompressionError as E;
+            bad(match error {
+                E::BadData => "bad deflate stream, CRC-32 or length",
+                E::InsufficientSpace => "decodes to more bytes than its header states",
+            })
+        })?;
+        if got != member.plain_len {
+            return Err(bad("decodes to fewer bytes than its header states"));
+        }
+    }
+    Ok(())
+}
+
+/// The members of `payload`, which hold `plain_len` bytes in all.
+///
+/// # Errors
+///
+/// A payload that is anything but whole members, none of them empty, whose plain lengths add up to
+/// `plain_len`.
+pub fn members(payload: &[u8], plain_len: usize) -> Result<Members<'_>, MemberError> {
+    let mut members = Members { payload, at: 0 };
+    let mut left = plain_len;
+    while let Some(member) = members.advance()? {
+        left = left
+            .checked_sub(member.plain_len)
+            .ok_or(MemberError { at: member.at, reason: LONGER_THAN_UNIT })?;
+    }
+    if left > 0 {
+        return Err(MemberError { at: members.at, reason: "the members end before the unit" });
+    }
+    Ok(Members { payload, at: 0 })
+}
+
+/// One member, every length of it checked against the payload and the unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// Where the member starts in the payload.
+    pub at: usize,
+    /// The raw deflate stream, not empty; not looked at yet.
+    pub deflate: &'a [u8],
+    /// How many bytes it has to decode to: at least 1, and from QATzip's software more than
+    /// [`MEMBER_PLAIN`].
+    pub plain_len: usize,
+    /// CRC-32 that these bytes have to have.
+    pub crc32: u32,
+    /// All of the member.
+    bytes: &'a [u8],
+}
+
+/// The members of a payload that [`members`] found sound.
+#[derive(Clone, Debug)]
+pub struct Members<'a> {
+    payload: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Members<'a> {
+    fn advance(&mut self) -> Result<Option<Member<'a>>, MemberError> {
+        let at = self.at;
+        let rest = self.payload.get(at..).unwrap_or_default();
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let member = split(rest, at).map_err(|reason| MemberError { at, reason })?;
+        self.at += member.bytes.len();
+        Ok(Some(member))
+    }
+}
+
+impl<'a> Iterator for Members<'a> {
+    type Item = Member<'a>;
+
+    fn next(&mut self) -> Option<Member<'a>> {
+        // `members` has been over the same bytes: there is no error left to lose.
+        self.advance().ok().flatten()
+    }
+}
+
+/// The member at the front of `bytes`.
+fn split(bytes: &[u8], at: usize) -> Result<Member<'_>, &'static str> {
+    let (head, body) = bytes.split_first_chunk::<HEADER_LEN>().ok_or("header cut short")?;
+    let [0x1f, 0x8b, 8, flags, _, _, _, _, _, _, extra @ ..] = *head else {
+        return Err("not a gzip member");
+    };
+    let [12, 0, b'Q', b'Z', 8, 0, p0, p1, p2, p3, d0, d1, d2, d3] = extra else {
+        return Err("no QATzip extra field");
+    };
+    if flags != FEXTRA {
+        return Err("fields that QATzip never writes");
+    }
+    let plain_len = u32::from_le_bytes([p0, p1, p2, p3]);
+    let deflate_len = u32::from_le_bytes([d0, d1, d2, d3]);
+    let (deflate, after) = usize::try_from(deflate_len)
+        .ok()
+        .and_then(|len| body.split_at_checked(len))
+        .ok_or("compressed length runs past the end")?;
+    let Some([c0, c1, c2, c3, l0, l1, l2, l3]) = after.first_chunk::<FOOTER_LEN>().copied() else {
+        return Err("footer cut short");
+    };
+    if u32::from_le_bytes([l0, l1, l2, l3]) != plain_len {
+        return Err("header and footer state different lengths");
+    }
+    if plain_len == 0 || deflate.is_empty() {
+        return Err("empty");
+    }
+    Ok(Member {
+        at,
+        deflate,
+        plain_len: usize::try_from(plain_len).map_err(|_| LONGER_THAN_UNIT)?,
+        crc32: u32::from_le_bytes([c0, c1, c2, c3]),
+        bytes: bytes.get(..MEMBER_OVERHEAD + deflate.len()).ok_or("footer cut short")?,
+    })
+}
+
+/// A payload that is not sound members. The peer's doing or the link's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("member at byte {at}: {reason}")]
+pub struct MemberError {
+    /// Where the member starts in the payload.
+    pub at: usize,
+    /// What is wrong with it.
+    pub reason: &'static str,
+}
+
+/// The gzip flag of an extra field.
+const FEXTRA: u8 = 4;
+const LONGER_THAN_UNIT: &str = "more plain bytes than the unit has";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An empty last block with fixed codes, then bytes of no meaning: `members` does not look.
+    const STREAM: [u8; 5] = [3, 0, 1, 2, 3];
+
+    fn member(plain_len: u32) -> Vec<u8> {
+        let mut out = vec![0xee; 64];
+        let len = write_member(&mut out, &STREAM, 0xa1b2_c3d4, plain_len).unwrap();
+        out.truncate(len);
+        out
+    }
+
+    #[test]
+    fn the_layout_is_the_documented_one() {
+        let expected = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x0c\0QZ\x08\0\x00\x10\0\0\x05\0\0\0\
+            \x03\0\x01\x02\x03\xd4\xc3\xb2\xa1\x00\x10\0\0";
+        assert_eq!(member(4096), expected);
+    }
+
+    #[test]
+    fn a_member_is_written_only_where_it_fits() {
+        for room in 0..64 {
+            let mut out = vec![0xee; room];
+            let written = write_member(&mut out, &STREAM, 7, 4096);
+            assert_eq!(written, (room >= 37).then_some(37), "{room} bytes of room");
+            let touched = written.unwrap_or(0);
+            assert!(out[touched..].iter().all(|&byte| byte == 0xee), "{room} bytes of room");
+        }
+    }
+
+    #[test]
+    fn members_come_out_as_they_went_in() {
+        let payload = [member(4096), member(1), member(1 << 20)].concat();
+        let plain_len = 4097 + (1 << 20);
+        let all: Vec<_> = members(&payload, plain_len).unwrap().collect();
+        assert_eq!(all.iter().map(|m| m.plain_len).collect::<Vec<_>>(), [4096, 1, 1 << 20]);
+        assert_eq!(all.iter().map(|m| m.at).collect::<Vec<_>>(), [0, 37, 74]);
+        assert!(all.iter().all(|m| m.deflate == STREAM && m.crc32 == 0xa1b2_c3d4));
+        assert_eq!(members(&[], 0).unwrap().count(), 0);
+    }
+
+    #[track_caller]
+    fn refused(payload: &[u8], plain_len: usize, at: usize, reason: &'static str) {
+        assert_eq!(members(payload, plain_len).unwrap_err(), MemberError { at, reason });
+    }
+
+    #[test]
+    fn lengths_that_do_not_add_up_are_refused() {
+        let payload = [member(4096), member(100)].concat();
+        refused(&payload, 4195, 37, LONGER_THAN_UNIT);
+        refused(&payload, 4197, 74, "the members end before the unit");
+        refused(&payload, 0, 0, LONGER_THAN_UNIT);
+        refused(&[], 1, 0, "the members end before the unit");
+        refused(&member(0), 0, 0, "empty");
+        for (lie, reason) in [
+            (u32::MAX, "compressed length runs past the end"),
+            (14, "compressed length runs past the end"),
+            (13, "footer cut short"),
+            (6, "footer cut short"),
+            (4, "header and footer state different lengths"),
+            (0, "header and footer state different lengths"),
+        ] {
+            let mut payload = member(4096);
+            payload[20..24].copy_from_slice(&lie.to_le_bytes());
+            refused(&payload, 4096, 0, reason);
+            // The same with a member behind it, over which the lie reaches.
+            payload.extend(member(100));
+            assert!(members(&payload, 4196).is_err(), "{lie} was believed");
+        }
+        let mut payload = member(u32::MAX);
+        payload.extend(member(u32::MAX));
+        refused(&payload, 4096, 0, LONGER_THAN_UNIT);
+        let empty = [&header(9, 0)[..], &footer(0, 9)].concat();
+        refused(&empty, 9, 0, "empty");
+    }
+
+    #[test]
+    fn every_byte_that_is_looked_at_matters_and_the_rest_does_not() {
+        let sound = member(4096);
+        for at in 0..sound.len() {
+            for bit in 0..8 {
+                let mut payload = sound.clone();
+                payload[at] ^= 1 << bit;
+                let read = members(&payload, 4096).map(|mut members| members.next().unwrap());
+                let free = matches!(at, 4..10) || (24..29).contains(&at) || (29..33).contains(&at);
+                assert_eq!(read.is_ok(), free, "byte {at}, bit {bit}");
+            }
+        }
+        for cut in 1..sound.len() {
+            assert!(members(&sound[..cut], 4096).is_err(), "cut to {cut} bytes");
+        }
+    }
+
+    #[test]
+    fn other_extra_fields_are_refused() {
+        let with = |flags: u8, extra: &[u8]| {
+            let mut bytes = vec![0x1f, 0x8b, 8, flags, 0, 0, 0, 0, 0, 3];
+            bytes.extend(extra);
+            bytes.extend(STREAM);
+            bytes.extend(footer(0, 4096));
+            bytes.resize(bytes.len().max(64), 0);
+            bytes
+        };
+        for (flags, extra) in [
+            (0, &b""[..]),
+            (4, b"\x08\0QZ\x04\0\0\x10\0\0"),
+            (4, b"\x0c\0BC\x08\0\0\x10\0\0\x05\0\0\0"),
+            (4, b"\x12\0BC\x02\0\0\0QZ\x08\0\0\x10\0\0\x05\0\0\0"),
+            (4, b"\x0c\0QZ\x09\0\0\x10\0\0\x05\0\0\0"),
+            (12, b"\x0c\0QZ\x08\0\0\x10\0\0\x05\0\0\0name\0"),
+            (0x84, b"\x0c\0QZ\x08\0\0\x10\0\0\x05\0\0\0"),
+        ] {
+            let error = members(&with(flags, extra), 4096).unwrap_err();
+            assert_eq!(error.at, 0);
+            assert!(error.reason.contains("QATzip"), "{flags} {extra:x?}: {error}");
+        }
+    }
+}
