@@ -15,7 +15,7 @@ use crate::results::Results;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Padded};
 
 /// A piece of work for one worker.
-pub trait Job: Send + 'static {
+pub trait Job: Sized + Send + 'static {
     /// What it gives back.
     type Output: Send + 'static;
     /// What a worker owns and lends to each job in turn: codec contexts, scratch.
@@ -23,6 +23,48 @@ pub trait Job: Send + 'static {
 
     /// Does the work. It must not wait for another job of the same lanes, and must not panic.
     fn run(self, context: &mut Self::Context) -> Self::Output;
+
+    /// Begins the work of a job whose context may hand it to a device. Gives the output where it is there at once, with
+    /// the ticket; else the context keeps the ticket, and [`poll`](Self::poll) gives both back.
+    ///
+    /// What is not said otherwise is done here, by [`run`](Self::run).
+    fn start(
+        self,
+        context: &mut Self::Context,
+        ticket: Ticket<Self::Output>,
+    ) -> Option<(Ticket<Self::Output>, Self::Output)> {
+        Some((ticket, self.run(context)))
+    }
+
+    /// Jobs that `context` keeps: their tickets have not come back.
+    fn kept(_context: &Self::Context) -> usize {
+        0
+    }
+
+    /// Whether `context` can be given another job. It may say no only while it keeps one.
+    fn has_room(_context: &Self::Context) -> bool {
+        true
+    }
+
+    /// Looks after the jobs that `context` keeps, and gives what is finished to `done`.
+    ///
+    /// With `idle` the worker has nothing else to do: this may then sleep, but not for longer than a new job may wait
+    /// (some 50 us), since nobody wakes it.
+    fn poll(
+        _context: &mut Self::Context,
+        _idle: bool,
+        _done: &mut dyn FnMut(Ticket<Self::Output>, Self::Output),
+    ) {
+    }
+}
+
+/// Where the output of a job that a device has is to go.
+pub struct Ticket<T>(Arc<Results<T>>);
+
+impl<T> fmt::Debug for Ticket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket")
+    }
 }
 
 /// How many workers, and how much each may have waiting.
@@ -211,7 +253,7 @@ impl<J: Job> Lanes<J> {
         self.shared.workers.len()
     }
 
-    /// How many workers are running a job at this moment.
+    /// How many workers are running a job, or have one with a device, at this moment.
     pub fn busy_workers(&self) -> usize {
         let busy = |worker: &&Worker<J>| worker.state.0.busy.load(Ordering::Relaxed);
         self.shared.workers.iter().filter(busy).count()
@@ -305,16 +347,46 @@ impl<J: Job> Shared<J> {
         let worker = &self.workers[number];
         let state = &worker.state.0;
         state.tid.store(gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
-        while let Some(task) = self.next_task(number) {
-            // When several workers count at the same moment each may miss what the others took, and
-            // nobody notifies; then more jobs follow, and at the last `next_task` does.
-            if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
-                self.room.notify_one();
+        loop {
+            let kept = J::kept(&context);
+            let task = if kept == 0 {
+                // Nothing to look after: this may sleep.
+                let Some(task) = self.next_task(number) else { break };
+                Some(task)
+            } else if J::has_room(&context) {
+                self.waiting_task(number)
+            } else {
+                None
+            };
+            let idle = task.is_none();
+            if let Some(Task { job, results }) = task {
+                // When several workers count at the same moment each may miss what the others took, and
+                // nobody notifies; then more jobs follow, and at the last `next_task` does.
+                if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
+                    self.room.notify_one();
+                }
+                state.busy.store(true, Ordering::Relaxed);
+                let finished = job.start(&mut context, Ticket(results));
+                if J::kept(&context) == 0 {
+                    // Before the output can be seen: who has all outputs finds no worker busy.
+                    state.busy.store(false, Ordering::Relaxed);
+                }
+                if let Some((Ticket(results), output)) = finished {
+                    results.finish_one(output);
+                }
             }
-            state.busy.store(true, Ordering::Relaxed);
-            let output = task.job.run(&mut context);
-            state.busy.store(false, Ordering::Relaxed);
-            task.results.finish_one(output);
+            if J::kept(&context) > 0 {
+                if idle {
+                    // As the last `next_task` before a sleep does.
+                    self.room.notify_one();
+                }
+                J::poll(&mut context, idle, &mut |Ticket(results), output| {
+                    results.finish_one(output);
+                });
+                if J::kept(&context) == 0 {
+                    state.busy.store(false, Ordering::Relaxed);
+                }
+            }
         }
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
         let cpu = Duration::try_from(cpu).unwrap_or_default();
@@ -322,16 +394,18 @@ impl<J: Job> Shared<J> {
         state.tid.store(0, Ordering::Relaxed);
     }
 
+    /// A job that waits: for worker `number`, or else for another.
+    fn waiting_task(&self, number: usize) -> Option<Task<J>> {
+        let (before, from) = self.workers.split_at(number);
+        from.iter().chain(before).find_map(|worker| worker.ring.pop())
+    }
+
     /// The next job for worker `number`; `None` when there will never be one.
     fn next_task(&self, number: usize) -> Option<Task<J>> {
+        if let Some(task) = self.waiting_task(number) {
+            return Some(task);
+        }
         let worker = &self.workers[number];
-        if let Some(task) = worker.ring.pop() {
-            return Some(task);
-        }
-        let (before, from) = self.workers.split_at(number);
-        if let Some(task) = from.iter().chain(before).find_map(|other| other.ring.pop()) {
-            return Some(task);
-        }
         self.room.notify_one();
         let next = worker.work.wait_until(None, || {
             // Before the look: a sealed ring that is empty stays empty.

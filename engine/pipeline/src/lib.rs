@@ -12,7 +12,9 @@
 //! ```
 //!
 //! Nothing here knows pages or codecs: a [`Job`] runs once, with its worker's own context, and
-//! gives an output. While both sides are busy a job costs no allocation, no lock and no system
+//! gives an output. A context may own an accelerator and keep several jobs in flight on it: its worker
+//! then goes on taking jobs while there is room ([`Job::start`]) and collects what is finished
+//! ([`Job::poll`]). While both sides are busy a job costs no allocation, no lock and no system
 //! call; a side with nothing to do spins briefly and then sleeps on a futex.
 //!
 //! # What fails
@@ -32,7 +34,7 @@ mod results;
 mod submitter;
 mod sync;
 
-pub use lanes::{Job, Lanes, LanesConfig};
+pub use lanes::{Job, Lanes, LanesConfig, Ticket};
 pub use reorder::{Reorder, ReorderError};
 pub use results::{Popped, Results};
 pub use submitter::{Counters, Submitted, Submitter};
