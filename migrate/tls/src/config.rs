@@ -1,0 +1,253 @@
+//! How rustls is set up: the only place that chooses versions, suites and checks.
+
+use crate::error::{names, TlsError};
+use crate::files::Credentials;
+use crate::handshake;
+use crate::record::Channel;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::{verify_server_name, Resumption, UnbufferedClientConnection};
+use rustls::crypto::{aws_lc_rs as suites, CryptoProvider};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::sign::SingleCertAndKey;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
+};
+use std::net::TcpStream;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// aws-lc by name: no default of the process decides. AES-128 first, a quarter less work than AES-256 and beyond reach
+/// all the same; the key exchange resists a quantum computer that reads today's recording, as memory holds keys.
+pub(crate) fn provider() -> CryptoProvider {
+    let mut provider = suites::default_provider();
+    provider.cipher_suites = vec![
+        suites::cipher_suite::TLS13_AES_128_GCM_SHA256,
+        suites::cipher_suite::TLS13_AES_256_GCM_SHA384,
+        suites::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+    ];
+    provider.kx_groups = vec![
+        suites::kx_group::X25519MLKEM768,
+        suites::kx_group::X25519,
+        suites::kx_group::SECP256R1,
+        suites::kx_group::SECP384R1,
+    ];
+    provider
+}
+
+/// The certificate at the other end of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The host names and addresses it is for.
+    pub names: Vec<String>,
+    certificate: CertificateDer<'static>,
+}
+
+impl Peer {
+    pub(crate) fn new(certificate: &CertificateDer<'_>) -> Self {
+        Self { names: presented(certificate), certificate: certificate.clone().into_owned() }
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.names.first() {
+            Some(name) => f.write_str(name),
+            None => f.write_str("a certificate without names"),
+        }
+    }
+}
+
+/// The names of a certificate; webpki tells them when asked for one that it does not have.
+fn presented(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return Vec::new() };
+    let Ok(nobody) = ServerName::try_from("no-such-name.invalid") else { return Vec::new() };
+    match verify_server_name(&parsed, &nobody) {
+        Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext {
+            presented,
+            ..
+        })) => names(&presented),
+        _ => Vec::new(),
+    }
+}
+
+/// Parses a name that a certificate can hold.
+pub(crate) fn parse_name(name: &str) -> Result<ServerName<'static>, TlsError> {
+    ServerName::try_from(name.to_string()).map_err(|_| TlsError::Name { name: name.into() })
+}
+
+/// This end's own certificate against its own CA, as a server's.
+pub(crate) fn check(credentials: &Credentials) -> Result<(), Error> {
+    let chain = &credentials.key.cert;
+    let Some((own, between)) = chain.split_first() else {
+        return Err(Error::NoCertificatesPresented);
+    };
+    rustls::client::verify_server_cert_signed_by_trust_anchor(
+        &ParsedCertificate::try_from(own)?,
+        &credentials.roots,
+        between,
+        UnixTime::now(),
+        provider().signature_verification_algorithms.all,
+    )
+}
+
+/// The client's side.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl Connector {
+    /// Links to a server that must prove to be `name` (a host name or an address).
+    ///
+    /// # Errors
+    /// `name` can be in no certificate.
+    pub fn new(credentials: &Credentials, name: &str) -> Result<Self, TlsError> {
+        let name = parse_name(name)?;
+        let refused = |error: Error| TlsError::Broken { reason: error.to_string() };
+        let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(refused)?
+            .with_root_certificates(credentials.roots.clone())
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(credentials.key.clone())));
+        config.resumption = Resumption::disabled();
+        // Lets `handshake` take the keys out of rustls.
+        config.enable_secret_extraction = true;
+        Ok(Self { config: Arc::new(config), name })
+    }
+
+    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for messages.
+    ///
+    /// # Errors
+    /// The peer speaks no TLS, is not whom it should be, or the connection ends.
+    pub fn connect(
+        &self,
+        socket: &TcpStream,
+        peer: &str,
+        deadline: Instant,
+    ) -> Result<Channel, TlsError> {
+        let failed = |error: Error| TlsError::Broken { reason: error.to_string() };
+        let connection = UnbufferedClientConnection::new(self.config.clone(), self.name.clone());
+        handshake::run(connection.map_err(failed)?, socket, peer, deadline, |error| {
+            crate::error::words(error)
+        })
+    }
+}
+
+/// The server's side.
+#[derive(Debug, Clone)]
+pub struct Acceptor {
+    provider: Arc<CryptoProvider>,
+    resolver: Arc<SingleCertAndKey>,
+    chain: Arc<dyn ClientCertVerifier>,
+    allowed: Arc<[ServerName<'static>]>,
+}
+
+impl Acceptor {
+    /// Takes clients with a certificate of the CA: any, or when `allowed` is not empty one for a name in it.
+    ///
+    /// # Errors
+    /// A name can be in no certificate.
+    pub fn new(credentials: &Credentials, allowed: &[String]) -> Result<Self, TlsError> {
+        let provider = Arc::new(provider());
+        let roots = credentials.roots.clone();
+        let chain = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+            .build()
+            .map_err(|error| TlsError::Broken { reason: error.to_string() })?;
+        let allowed: Result<Vec<_>, _> = allowed.iter().map(|name| parse_name(name)).collect();
+        let resolver = Arc::new(SingleCertAndKey::from(credentials.key.clone()));
+        Ok(Self { provider, resolver, chain, allowed: allowed?.into() })
+    }
+
+    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for messages.
+    ///
+    /// # Errors
+    /// The peer speaks no TLS 1.3, shows no certificate or none that is allowed, or the connection ends.
+    pub fn accept(
+        &self,
+        socket: &TcpStream,
+        peer: &str,
+        deadline: Instant,
+    ) -> Result<Channel, TlsError> {
+        let failed = |error: Error| TlsError::Broken { reason: error.to_string() };
+        // A verifier for this handshake alone, so that it can say what it saw.
+        let verifier = Arc::new(NamedClients {
+            chain: self.chain.clone(),
+            allowed: self.allowed.clone(),
+            refused: OnceLock::new(),
+        });
+        let mut config = ServerConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(failed)?
+            .with_client_cert_verifier(verifier.clone())
+            .with_cert_resolver(self.resolver.clone());
+        config.send_tls13_tickets = 0;
+        config.enable_secret_extraction = true;
+        let connection = UnbufferedServerConnection::new(Arc::new(config)).map_err(failed)?;
+        handshake::run(connection, socket, peer, deadline, |error| {
+            verifier.refused.get().cloned().unwrap_or_else(|| crate::error::words(error))
+        })
+    }
+}
+
+/// A chain to the CA, and a name that is allowed.
+#[derive(Debug)]
+struct NamedClients {
+    chain: Arc<dyn ClientCertVerifier>,
+    allowed: Arc<[ServerName<'static>]>,
+    /// Why a certificate of the CA was refused.
+    refused: OnceLock<String>,
+}
+
+impl ClientCertVerifier for NamedClients {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        // With hints a client whose certificate is of another CA would send none, and be told less.
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
+        let parsed = ParsedCertificate::try_from(end_entity)?;
+        let fits = |name: &ServerName<'_>| verify_server_name(&parsed, name).is_ok();
+        if self.allowed.is_empty() || self.allowed.iter().any(fits) {
+            return Ok(verified);
+        }
+        let allowed: Vec<_> = self.allowed.iter().map(ServerName::to_str).collect();
+        let _ = self.refused.set(format!(
+            "its certificate is for {}; allowed by --peer-name: {}",
+            presented(end_entity).join(", "),
+            allowed.join(", ")
+        ));
+        Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not spoken".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chain.supported_verify_schemes()
+    }
+}

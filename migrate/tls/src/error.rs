@@ -1,0 +1,183 @@
+//! Everything that can go wrong, in words for the person who has to mend it.
+
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Why a certificate cannot be used or made, or why a link could not be secured.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// A file that is needed does not exist.
+    #[error("there is no {what} at {}: make one with `platen cert`, or say where it is with {flag}", path.display())]
+    Missing {
+        /// What it should hold.
+        what: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+        /// The flag that names another place.
+        flag: &'static str,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// read, write, make.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: Arc<io::Error>,
+    },
+    /// A file does not hold what it should.
+    #[error("{} cannot be used: {detail}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// Something is there already.
+    #[error("{} exists: nothing is overwritten without --force", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A name that no certificate can hold.
+    #[error("'{name}' is neither a host name nor an IP address")]
+    Name {
+        /// As given.
+        name: String,
+    },
+    /// The peer answered without TLS.
+    #[error("{peer} speaks platen without TLS: it was started with --insecure")]
+    Plain {
+        /// The other end.
+        peer: String,
+    },
+    /// The handshake failed.
+    #[error("no TLS with {peer}: {reason}")]
+    Refused {
+        /// The other end.
+        peer: String,
+        /// What was seen, or what the peer says.
+        reason: String,
+    },
+    /// A secured link ended by something other than its end.
+    #[error("TLS: {reason}")]
+    Broken {
+        /// What came.
+        reason: String,
+    },
+}
+
+impl TlsError {
+    pub(crate) fn file(
+        action: &'static str,
+        path: &std::path::Path,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::File { action, path, source: Arc::new(source) }
+    }
+
+    /// As an error of a socket, from which [`TlsError::of`] finds it again.
+    pub(crate) fn into_io(self) -> io::Error {
+        let kind = match self {
+            Self::Broken { .. } => io::ErrorKind::InvalidData,
+            _ => io::ErrorKind::PermissionDenied,
+        };
+        io::Error::new(kind, self)
+    }
+
+    /// The TLS error behind an error of [`Reader`](crate::Reader) or [`Writer`](crate::Writer), if that is what it is.
+    pub fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+/// What an alert of the peer means for the person on this side.
+pub(crate) fn alert_words(alert: AlertDescription) -> String {
+    let words = match alert {
+        AlertDescription::UnknownCA => {
+            "it does not know the CA of this end's certificate: both hosts need certificates of the same CA"
+        }
+        AlertDescription::CertificateExpired => {
+            "it says that this end's certificate is out of date (if not, look at the clocks)"
+        }
+        AlertDescription::CertificateRequired => "it wants a certificate from this end",
+        AlertDescription::AccessDenied => {
+            "this end's certificate has none of the names that it allows (its --peer-name)"
+        }
+        AlertDescription::BadCertificate => {
+            "it refuses this end's certificate: its name is not the one by which it was called, or it is damaged"
+        }
+        AlertDescription::UnsupportedCertificate => {
+            "it refuses this end's certificate: it is not made for this use (it needs serverAuth and clientAuth)"
+        }
+        AlertDescription::DecryptError => {
+            "it finds a signature wrong: this end's certificate is not signed by the CA it knows by that name"
+        }
+        AlertDescription::ProtocolVersion => "it does not take TLS 1.3",
+        AlertDescription::HandshakeFailure => "it has no cipher in common with this end",
+        other => return format!("it sends the alert {other:?}"),
+    };
+    words.into()
+}
+
+/// What rustls found, in words.
+pub(crate) fn words(error: &Error) -> String {
+    match error {
+        Error::AlertReceived(alert) => alert_words(*alert),
+        Error::NoCertificatesPresented => "it shows no certificate".into(),
+        Error::InvalidCertificate(error) => certificate_words(error),
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => "it does not speak TLS".into(),
+        Error::PeerIncompatible(rustls::PeerIncompatible::SupportedVersionsExtensionRequired)
+        | Error::PeerIncompatible(rustls::PeerIncompatible::Tls13RequiredForQuic)
+        | Error::PeerIncompatible(rustls::PeerIncompatible::ServerDoesNotSupportTls12Or13)
+        | Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOfferedOrEnabled) => {
+            "it offers no TLS 1.3".into()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn certificate_words(error: &CertificateError) -> String {
+    match error {
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "its certificate is not signed by the CA that this end knows".into()
+        }
+        CertificateError::Expired => "its certificate has expired".into(),
+        CertificateError::ExpiredContext { not_after, .. } => {
+            format!("its certificate expired on {}", day(not_after.as_secs()))
+        }
+        CertificateError::NotValidYet => "its certificate is not valid yet".into(),
+        CertificateError::NotValidYetContext { not_before, .. } => {
+            format!("its certificate is valid from {} on: look at the clocks", day(not_before.as_secs()))
+        }
+        CertificateError::NotValidForName => "its certificate is for another name".into(),
+        CertificateError::NotValidForNameContext { expected, presented } => format!(
+            "its certificate is for {}, not for {}: use that name, or give the right one by --peer-name",
+            names(presented).join(", "),
+            expected.to_str()
+        ),
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "its certificate is not made for this use (it needs serverAuth and clientAuth)".into()
+        }
+        other => format!("its certificate cannot be used: {other}"),
+    }
+}
+
+/// The bare names of what webpki shows as `DnsName("a")` and `IpAddress(1.2.3.4)`.
+pub(crate) fn names(presented: &[String]) -> Vec<String> {
+    let bare = |shown: &String| {
+        let inner = shown.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+        inner.unwrap_or(shown).trim_matches('"').to_string()
+    };
+    presented.iter().map(bare).collect()
+}
+
+/// A day as 2026-11-21, from seconds since 1970.
+pub(crate) fn day(seconds: u64) -> String {
+    let (year, month, day) = crate::issue::civil(i64::try_from(seconds / 86_400).unwrap_or(0));
+    format!("{year}-{month:02}-{day:02}")
+}

@@ -1,0 +1,123 @@
+//! The three files a relay needs: its CA's certificate, its own, and its key.
+
+use crate::error::TlsError;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use rustls::RootCertStore;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where a relay looks for its files unless told otherwise.
+pub const DEFAULT_DIR: &str = "/etc/platen/tls";
+/// The CA's certificate in such a folder.
+pub const CA_FILE: &str = "ca.pem";
+/// The relay's certificate (and chain) in such a folder.
+pub const CERT_FILE: &str = "cert.pem";
+/// The relay's key in such a folder.
+pub const KEY_FILE: &str = "key.pem";
+/// A PEM file larger than this is none of ours.
+const MAX_FILE: u64 = 4 << 20;
+
+/// Who this end is and whom it believes.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    pub(crate) roots: Arc<RootCertStore>,
+    pub(crate) key: Arc<CertifiedKey>,
+    cert_path: PathBuf,
+}
+
+impl Credentials {
+    /// Reads PEM files: `ca` holds the certificates to believe, `cert` this end's own and any between it and the CA,
+    /// `key` its key (PKCS#8, SEC1 or PKCS#1).
+    ///
+    /// # Errors
+    /// A file is missing, cannot be read, does not hold what it should, or the key can be read by everybody or does not
+    /// belong to the certificate.
+    pub fn load(ca: &Path, cert: &Path, key: &Path) -> Result<Self, TlsError> {
+        let authorities = read(ca, "CA certificate", "--tls-ca")?;
+        let chain = read(cert, "certificate of this host", "--tls-cert")?;
+        let secret = read(key, "key of this host", "--tls-key")?;
+        let mode =
+            std::fs::metadata(key).map_err(TlsError::file("read", key))?.permissions().mode();
+        if mode & 0o007 != 0 {
+            let detail =
+                format!("everybody may read this key (mode {:o}): chmod 600", mode & 0o777);
+            return Err(TlsError::Content { path: key.into(), detail });
+        }
+        let mut roots = RootCertStore::empty();
+        for root in certificates(ca, &authorities)? {
+            roots.add(root).map_err(|error| content(ca, &error))?;
+        }
+        let chain = certificates(cert, &chain)?;
+        let secret =
+            PrivateKeyDer::from_pem_slice(&secret).map_err(|error| content(key, &error))?;
+        let provider = crate::config::provider();
+        let key =
+            CertifiedKey::from_der(chain, secret, &provider).map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => TlsError::Content {
+                    path: key.into(),
+                    detail: format!(
+                        "the key does not belong to the certificate {}",
+                        cert.display()
+                    ),
+                },
+                error => content(key, &error),
+            })?;
+        Ok(Self { roots: Arc::new(roots), key: Arc::new(key), cert_path: cert.into() })
+    }
+
+    /// Refuses a certificate of this end that is out of date, which every peer would refuse one by one.
+    ///
+    /// # Errors
+    /// It has expired, or is not valid yet.
+    pub fn check_dates(&self) -> Result<(), TlsError> {
+        match crate::config::check(self) {
+            Err(rustls::Error::InvalidCertificate(
+                error @ (rustls::CertificateError::Expired
+                | rustls::CertificateError::ExpiredContext { .. }
+                | rustls::CertificateError::NotValidYet
+                | rustls::CertificateError::NotValidYetContext { .. }),
+            )) => {
+                let detail = crate::error::words(&rustls::Error::InvalidCertificate(error));
+                let detail = detail.replacen("its certificate", "this host's certificate", 1);
+                Err(TlsError::Content { path: self.cert_path.clone(), detail })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn content(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
+    TlsError::Content { path: path.into(), detail: error.to_string() }
+}
+
+/// Reads a file of bounded size.
+pub(crate) fn read(
+    path: &Path,
+    what: &'static str,
+    flag: &'static str,
+) -> Result<Vec<u8>, TlsError> {
+    let found = match std::fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(TlsError::Missing { what, path: path.into(), flag })
+        }
+        Err(error) => return Err(TlsError::file("read", path)(error)),
+    };
+    if !found.is_file() || found.len() > MAX_FILE {
+        let detail = format!("it is not a file of at most {MAX_FILE} bytes");
+        return Err(TlsError::Content { path: path.into(), detail });
+    }
+    std::fs::read(path).map_err(TlsError::file("read", path))
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| content(path, &error))?;
+    if found.is_empty() {
+        return Err(content(path, &"it holds no certificate in PEM"));
+    }
+    Ok(found)
+}

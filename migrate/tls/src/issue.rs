@@ -1,0 +1,342 @@
+//! A small CA: one key that signs the certificates of the hosts between which VMs move.
+
+use crate::config::parse_name;
+use crate::error::TlsError;
+use crate::files::{read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
+use rcgen::{
+    date_time_ymd, BasicConstraints, CertificateParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use std::fs::{self, DirBuilder, File};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The CA's key, beside its certificate; it never leaves the folder.
+const CA_KEY_FILE: &str = "ca-key.pem";
+/// Ten years: a new CA means new certificates on every host at once.
+const CA_DAYS: u32 = 3653;
+
+/// A CA in a folder: `ca.pem`, `ca-key.pem`, and a folder for each host.
+#[derive(Debug)]
+pub struct Authority {
+    dir: PathBuf,
+}
+
+/// A host's files.
+#[derive(Debug)]
+pub struct Issued {
+    /// The folder with `ca.pem`, `cert.pem` and `key.pem`.
+    pub dir: PathBuf,
+    /// The day with whose beginning the certificate is no longer good, as 2026-11-21.
+    pub until: String,
+}
+
+impl Authority {
+    /// The CA in `dir`, which need not exist yet.
+    pub fn at(dir: &Path) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// Makes the CA. With `force` one that is there is replaced, and all its certificates are worth nothing.
+    ///
+    /// # Errors
+    /// One is there already, or the files cannot be written.
+    pub fn init(&self, force: bool) -> Result<(), TlsError> {
+        let (cert, key) = (self.dir.join(CA_FILE), self.dir.join(CA_KEY_FILE));
+        refuse_existing(&[&cert, &key], force)?;
+        let pair = KeyPair::generate().map_err(|error| made(&key, &error))?;
+        let mut params = self.params(&pair)?;
+        good_between(&mut params, -1, i64::from(CA_DAYS));
+        let signed = params.self_signed(&pair).map_err(|error| made(&cert, &error))?;
+        private_folder(&self.dir)?;
+        write(&key, pair.serialize_pem().as_bytes(), 0o600)?;
+        write(&cert, signed.pem().as_bytes(), 0o644)
+    }
+
+    /// Signs a certificate for a host that is called by any of `names`; the first names its folder. It is good for
+    /// `days` from now, and as client and server.
+    ///
+    /// # Errors
+    /// There is no CA, a name can be in no certificate, the host has one already (without `force`), or the files cannot
+    /// be written.
+    pub fn issue(&self, names: &[String], days: u32, force: bool) -> Result<Issued, TlsError> {
+        self.issue_between(names, -1, i64::from(days), force)
+    }
+
+    /// `issue` for days counted from today, for tests.
+    pub(crate) fn issue_between(
+        &self,
+        names: &[String],
+        from: i64,
+        to: i64,
+        force: bool,
+    ) -> Result<Issued, TlsError> {
+        let first = names.first().ok_or_else(|| TlsError::Name { name: String::new() })?;
+        // No name that gets through has a slash in it, so it can name a folder.
+        names.iter().try_for_each(|name| parse_name(name).map(drop))?;
+        let ca_path = self.dir.join(CA_FILE);
+        let key_path = self.dir.join(CA_KEY_FILE);
+        let ca = read(&ca_path, "CA", "--dir")?;
+        let ca_key = read(&key_path, "CA key", "--dir")?;
+        let unusable = |error: &dyn std::fmt::Display| TlsError::Content {
+            path: key_path.clone(),
+            detail: error.to_string(),
+        };
+        let ca_key = String::from_utf8(ca_key).map_err(|error| unusable(&error))?;
+        let ca_key = KeyPair::from_pem(&ca_key).map_err(|error| unusable(&error))?;
+        let issuer_params = self.params(&ca_key)?;
+        let issuer = Issuer::from_params(&issuer_params, &ca_key);
+
+        let dir = self.dir.join(first);
+        let (cert, key) = (dir.join(CERT_FILE), dir.join(KEY_FILE));
+        refuse_existing(&[&cert, &key], force)?;
+        let mut params =
+            CertificateParams::new(names.to_vec()).map_err(|error| made(&cert, &error))?;
+        params.distinguished_name = called(first);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        good_between(&mut params, from, to);
+        let pair = KeyPair::generate().map_err(|error| made(&key, &error))?;
+        let signed = params.signed_by(&pair, &issuer).map_err(|error| made(&cert, &error))?;
+        private_folder(&dir)?;
+        write(&key, pair.serialize_pem().as_bytes(), 0o600)?;
+        write(&cert, signed.pem().as_bytes(), 0o644)?;
+        write(&dir.join(CA_FILE), &ca, 0o644)?;
+        self.check(&dir, &cert, &key, &key_path)?;
+        let (year, month, day) = civil(today() + to);
+        Ok(Issued { dir, until: format!("{year}-{month:02}-{day:02}") })
+    }
+
+    /// A certificate that does not follow from `ca.pem` would only be found out by a peer: the key may be another CA's.
+    fn check(&self, dir: &Path, cert: &Path, key: &Path, ca_key: &Path) -> Result<(), TlsError> {
+        let credentials = Credentials::load(&dir.join(CA_FILE), cert, key)?;
+        match crate::config::check(&credentials) {
+            Err(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
+            )) => {
+                for file in [cert, key] {
+                    let _ = fs::remove_file(file);
+                }
+                let detail = format!("it is not the key of {}", self.dir.join(CA_FILE).display());
+                Err(TlsError::Content { path: ca_key.into(), detail })
+            }
+            // Out of date, when a test wants it so.
+            _ => Ok(()),
+        }
+    }
+
+    /// The CA's certificate but for its dates: all else follows from the key, so it need not be parsed to sign with it.
+    fn params(&self, key: &KeyPair) -> Result<CertificateParams, TlsError> {
+        let mut params =
+            CertificateParams::new(Vec::new()).map_err(|error| made(&self.dir, &error))?;
+        let id: String =
+            params.key_identifier(key).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        // Two CAs with one name would be told apart by a wrong signature only.
+        params.distinguished_name = called(&format!("platen CA {id}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Ok(params)
+    }
+}
+
+fn called(name: &str) -> DistinguishedName {
+    let mut called = DistinguishedName::new();
+    called.push(DnType::CommonName, name);
+    called
+}
+
+fn made(path: &Path, error: &rcgen::Error) -> TlsError {
+    TlsError::Content { path: path.into(), detail: format!("it cannot be made: {error}") }
+}
+
+fn refuse_existing(paths: &[&Path], force: bool) -> Result<(), TlsError> {
+    match paths.iter().find(|path| !force && path.exists()) {
+        Some(path) => Err(TlsError::Exists { path: path.to_path_buf() }),
+        None => Ok(()),
+    }
+}
+
+/// Makes a folder that only its owner enters; one that is there is left as it is.
+fn private_folder(dir: &Path) -> Result<(), TlsError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(TlsError::file("make", dir))
+}
+
+/// Writes a file whole or not at all, with its mode from the first moment.
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), TlsError> {
+    let fresh = path.with_extension("new");
+    // Left behind by a run that was killed.
+    let _ = fs::remove_file(&fresh);
+    let open = File::options().write(true).create_new(true).mode(mode).open(&fresh);
+    open.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&fresh, path))
+        .map_err(TlsError::file("write", path))
+}
+
+fn today() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs() / 86_400).unwrap_or(0)
+}
+
+/// Sets from and until the beginning of which day, counted from today, a certificate is good.
+fn good_between(params: &mut CertificateParams, from: i64, to: i64) {
+    let at = |day: i64| {
+        let (year, month, day) = civil(today() + day);
+        date_time_ymd(year, month, day)
+    };
+    params.not_before = at(from);
+    params.not_after = at(to);
+}
+
+/// Year, month and day of a day since 1970-01-01, in the Gregorian calendar.
+pub(crate) fn civil(day: i64) -> (i32, u8, u8) {
+    let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let mut left = day;
+    let mut year = 1970;
+    loop {
+        let length = if leap(year) { 366 } else { 365 };
+        if left < 0 {
+            year -= 1;
+            left += if leap(year) { 366 } else { 365 };
+        } else if left >= length {
+            left -= length;
+            year += 1;
+        } else {
+            break;
+        }
+    }
+    let february = if leap(year) { 29 } else { 28 };
+    let mut month = 1u8;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if left < length {
+            break;
+        }
+        left -= length;
+        month += 1;
+    }
+    (i32::try_from(year).unwrap_or(i32::MAX), month, u8::try_from(left + 1).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Acceptor, Connector};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, Instant};
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_string()).collect()
+    }
+
+    fn load(dir: &Path) -> Result<Credentials, TlsError> {
+        Credentials::load(&dir.join(CA_FILE), &dir.join(CERT_FILE), &dir.join(KEY_FILE))
+    }
+
+    #[test]
+    fn days_are_counted_as_the_calendar_does() {
+        assert_eq!(civil(0), (1970, 1, 1));
+        assert_eq!(civil(-1), (1969, 12, 31));
+        assert_eq!(civil(11_016), (2000, 2, 29));
+        assert_eq!(civil(19_782), (2024, 2, 29));
+        assert_eq!(civil(47_540), (2100, 2, 28));
+        assert_eq!(civil(47_541), (2100, 3, 1));
+    }
+
+    #[test]
+    fn keys_are_private_and_nothing_is_overwritten_unasked() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(&folder.path().join("ca"));
+        assert!(authority
+            .issue(&names(&["a"]), 9, false)
+            .unwrap_err()
+            .to_string()
+            .contains("--dir"));
+        authority.init(false).unwrap();
+        let issued = authority.issue(&names(&["a.example", "10.0.0.1"]), 9, false).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&folder.path().join("ca")), 0o700);
+        assert_eq!(mode(&folder.path().join("ca/ca-key.pem")), 0o600);
+        assert_eq!(mode(&issued.dir.join(KEY_FILE)), 0o600);
+        let before = fs::read(issued.dir.join(CERT_FILE)).unwrap();
+        let again = authority.issue(&names(&["a.example"]), 9, false).unwrap_err().to_string();
+        assert!(again.contains("--force"), "{again}");
+        assert!(authority.init(false).unwrap_err().to_string().contains("--force"));
+        assert_eq!(fs::read(issued.dir.join(CERT_FILE)).unwrap(), before);
+        authority.issue(&names(&["a.example"]), 9, true).unwrap();
+        assert_ne!(fs::read(issued.dir.join(CERT_FILE)).unwrap(), before);
+        for bad in ["", "a/b", "../x", ".", "a b"] {
+            assert!(authority.issue(&names(&[bad]), 9, false).is_err(), "'{bad}'");
+        }
+        // A CA replaced half-way is noticed, and leaves no certificate behind.
+        let other = Authority::at(&folder.path().join("other"));
+        other.init(false).unwrap();
+        fs::copy(folder.path().join("other/ca-key.pem"), folder.path().join("ca/ca-key.pem"))
+            .unwrap();
+        let wrong = authority.issue(&names(&["b"]), 9, false).unwrap_err().to_string();
+        assert!(wrong.contains("not the key of"), "{wrong}");
+        assert!(!folder.path().join("ca/b/cert.pem").exists());
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let a = authority.issue(&names(&["a"]), 9, false).unwrap().dir;
+        let b = authority.issue(&names(&["b"]), 9, false).unwrap().dir;
+        load(&a).unwrap().check_dates().unwrap();
+        let said = |ca: &Path, cert: &Path, key: &Path| {
+            Credentials::load(ca, cert, key).unwrap_err().to_string()
+        };
+        let (ca, cert, key) = (a.join(CA_FILE), a.join(CERT_FILE), a.join(KEY_FILE));
+        assert!(said(&ca, &cert, &b.join(KEY_FILE)).contains("does not belong"));
+        assert!(said(&ca, &a.join("none"), &key).contains("platen cert"));
+        assert!(said(&ca, &key, &key).contains("no certificate in PEM"));
+        assert!(said(&a, &cert, &key).contains("not a file"));
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(said(&ca, &cert, &key).contains("chmod 600"));
+    }
+
+    /// What client and server say when one of them shows a certificate good for days `from` to `to`.
+    fn out_of_date(from: i64, to: i64, server_is: bool) -> (String, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let good = load(&authority.issue(&names(&["a"]), 9, false).unwrap().dir).unwrap();
+        let bad = authority.issue_between(&names(&["b"]), from, to, false).unwrap();
+        let bad = load(&bad.dir).unwrap();
+        assert!(bad.check_dates().unwrap_err().to_string().contains("this host's certificate"));
+        let (server, client, name) = if server_is { (bad, good, "b") } else { (good, bad, "a") };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (at, _) = listener.accept().unwrap();
+        let soon = Instant::now() + Duration::from_secs(5);
+        let acceptor = Acceptor::new(&server, &[]).unwrap();
+        let serving = std::thread::spawn(move || {
+            acceptor.accept(&at, "client", soon).unwrap_err().to_string()
+        });
+        let connector = Connector::new(&client, name).unwrap();
+        let client = match connector.connect(&to, "server", soon) {
+            Err(error) => error.to_string(),
+            Ok(mut channel) => channel.reader.read(&to, &mut [0; 9]).unwrap_err().to_string(),
+        };
+        (client, serving.join().unwrap())
+    }
+
+    #[test]
+    fn certificates_out_of_date_are_refused_in_words_on_both_sides() {
+        let (client, server) = out_of_date(-10, -2, true);
+        assert!(client.contains("expired on"), "{client}");
+        assert!(server.contains("this end's certificate is out of date"), "{server}");
+        let (client, server) = out_of_date(-10, -2, false);
+        assert!(server.contains("expired on"), "{server}");
+        assert!(client.contains("this end's certificate is out of date"), "{client}");
+        let (client, server) = out_of_date(2, 9, false);
+        assert!(server.contains("clocks"), "{server}");
+        assert!(client.contains("out of date"), "{client}");
+    }
+}

@@ -1,0 +1,472 @@
+//! Links over real sockets: what is refused and in which words on both sides, what goes through, what damage does. The
+//! record layer is held against rustls's own connections, so that both ends cannot be wrong in the same way.
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use tls::{Acceptor, Authority, Channel, Connector, Credentials, TlsError};
+
+struct Hosts {
+    folder: tempfile::TempDir,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Authority::at(folder.path()).init(false).unwrap();
+        Self { folder }
+    }
+
+    fn host(&self, name: &str) -> PathBuf {
+        Authority::at(self.folder.path()).issue(&[name.into()], 30, true).unwrap().dir
+    }
+
+    fn credentials(&self, name: &str) -> Credentials {
+        load(&self.host(name))
+    }
+}
+
+fn load(dir: &Path) -> Credentials {
+    Credentials::load(&dir.join("ca.pem"), &dir.join("cert.pem"), &dir.join("key.pem")).unwrap()
+}
+
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(5)
+}
+
+type Shaken = Result<Channel, TlsError>;
+
+/// Both handshakes, and the sockets.
+fn shake(connector: Connector, acceptor: Acceptor) -> ((Shaken, TcpStream), (Shaken, TcpStream)) {
+    let (client, server) = sockets();
+    let serving = thread::spawn(move || (acceptor.accept(&server, "client", soon()), server));
+    let shaken = connector.connect(&client, "server", soon());
+    ((shaken, client), serving.join().unwrap())
+}
+
+/// What both sides say when the server turns the client away, or the other way round.
+fn refusal(connector: Connector, acceptor: Acceptor) -> (String, String) {
+    let (client, server) = sockets();
+    let serving =
+        thread::spawn(move || acceptor.accept(&server, "client", soon()).unwrap_err().to_string());
+    let client_says = match connector.connect(&client, "server", soon()) {
+        Err(error) => error.to_string(),
+        // In TLS 1.3 a client is through before its certificate has been looked at; the alert comes with the first read.
+        Ok(mut channel) => {
+            client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            channel.reader.read(&client, &mut [0; 9]).unwrap_err().to_string()
+        }
+    };
+    (client_says, serving.join().unwrap())
+}
+
+fn both(hosts: &Hosts) -> (Connector, Acceptor) {
+    let (a, b) = (hosts.credentials("a.example"), hosts.credentials("b.example"));
+    (Connector::new(&a, "b.example").unwrap(), Acceptor::new(&b, &[]).unwrap())
+}
+
+fn never(_: &io::Error) -> bool {
+    false
+}
+
+/// Reads to the end in pieces of odd sizes.
+fn read_all(channel: &mut tls::Reader, socket: &TcpStream) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    let sizes = [1, 48, 20, 557_056, 7, 16_385, 16_384, 100_000];
+    let mut piece = vec![0; 557_056];
+    for size in sizes.into_iter().cycle() {
+        match channel.read(socket, &mut piece[..size])? {
+            0 => return Ok(all),
+            n => all.extend_from_slice(&piece[..n]),
+        }
+    }
+    unreachable!("the sizes go round")
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[2]
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+#[test]
+fn bytes_go_both_ways_at_once_and_the_end_is_told() {
+    let hosts = Hosts::new();
+    let (connector, acceptor) = both(&hosts);
+    let ((client, client_socket), (server, server_socket)) = shake(connector, acceptor);
+    let (mut client, mut server) = (client.unwrap(), server.unwrap());
+    assert_eq!(client.peer.names, ["b.example"]);
+    assert_eq!(server.peer.names, ["a.example"]);
+    let sent = noise(3_000_001);
+    thread::scope(|scope| {
+        for (writer, socket) in
+            [(&mut client.writer, &client_socket), (&mut server.writer, &server_socket)]
+        {
+            let sent = &sent;
+            scope.spawn(move || {
+                let mut rest = &sent[..];
+                for size in [0, 1, 68, 16_384, 544_324, 16_383, 16_385, usize::MAX] {
+                    let (now, behind) = rest.split_at(size.min(rest.len()));
+                    let (head, body) = now.split_at(now.len().min(48));
+                    writer.write_all(socket, &[head, &[], body], never).unwrap();
+                    rest = behind;
+                }
+                writer.close(socket);
+                socket.shutdown(Shutdown::Write).unwrap();
+            });
+        }
+        for (reader, socket) in
+            [(&mut client.reader, &client_socket), (&mut server.reader, &server_socket)]
+        {
+            let sent = &sent;
+            scope.spawn(move || {
+                assert!(read_all(reader, socket).unwrap() == *sent);
+                assert_eq!(reader.read(socket, &mut [0; 5]).unwrap(), 0, "the end stays the end");
+            });
+        }
+    });
+}
+
+fn stock_client(dir: &Path) -> rustls::ClientConfig {
+    let certificate = CertificateDer::from_pem_file(dir.join("cert.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(dir.join("key.pem")).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.join("ca.pem")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate], key)
+        .unwrap()
+}
+
+/// rustls's own client against our server, with every suite; `change` acts in the middle.
+fn against_rustls(suite: rustls::SupportedCipherSuite, rekey: bool) {
+    let hosts = Hosts::new();
+    let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
+    let (client, server) = sockets();
+    let sent = noise(700_000);
+    let expected = sent.clone();
+    let serving = thread::spawn(move || {
+        let mut channel = acceptor.accept(&server, "client", soon()).unwrap();
+        let mut got = vec![0; expected.len()];
+        let mut done = 0;
+        while done < got.len() {
+            done += channel.reader.read(&server, &mut got[done..]).unwrap();
+        }
+        assert!(got == expected);
+        // And back, under new keys of ours when the client asked for them.
+        channel.writer.write_all(&server, &[&got[..5], &got[5..]], never).unwrap();
+        channel.writer.close(&server);
+        server.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(channel.reader.read(&server, &mut got).unwrap(), 0, "a clean end");
+    });
+    let dir = hosts.host("a.example");
+    let mut config = stock_client(&dir);
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    provider.cipher_suites = vec![suite];
+    let roots = {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(dir.join("ca.pem")).unwrap()).unwrap();
+        roots
+    };
+    let fresh = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots);
+    config = fresh.with_client_cert_resolver(config.client_auth_cert_resolver.clone());
+    let name = ServerName::try_from("b.example").unwrap();
+    let connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(connection, client);
+    stream.write_all(&sent[..300_000]).unwrap();
+    if rekey {
+        stream.conn.refresh_traffic_keys().unwrap();
+    }
+    stream.write_all(&sent[300_000..]).unwrap();
+    stream.flush().unwrap();
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back).unwrap();
+    assert!(back == sent);
+    stream.conn.send_close_notify();
+    stream.flush().unwrap();
+    serving.join().unwrap();
+}
+
+#[test]
+fn records_are_those_of_the_standard_for_every_cipher() {
+    use rustls::crypto::aws_lc_rs::cipher_suite as suites;
+    for suite in [
+        suites::TLS13_AES_128_GCM_SHA256,
+        suites::TLS13_AES_256_GCM_SHA384,
+        suites::TLS13_CHACHA20_POLY1305_SHA256,
+    ] {
+        against_rustls(suite, false);
+    }
+}
+
+#[test]
+fn a_peer_that_takes_new_keys_is_followed_and_answered() {
+    against_rustls(rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256, true);
+}
+
+#[test]
+fn a_certificate_of_another_ca_is_refused_in_words_on_both_sides() {
+    let (ours, theirs) = (Hosts::new(), Hosts::new());
+    // The client finds the server's wrong.
+    let connector = Connector::new(&theirs.credentials("a.example"), "b.example").unwrap();
+    let acceptor = Acceptor::new(&ours.credentials("b.example"), &[]).unwrap();
+    let (client, server) = refusal(connector, acceptor);
+    assert!(client.contains("not signed by the CA that this end knows"), "{client}");
+    assert!(server.contains("does not know the CA of this end's certificate"), "{server}");
+    // The server finds the client's wrong.
+    let mixed = theirs.host("a.example");
+    std::fs::copy(ours.folder.path().join("ca.pem"), mixed.join("ca.pem")).unwrap();
+    let connector = Connector::new(&load(&mixed), "b.example").unwrap();
+    let acceptor = Acceptor::new(&ours.credentials("b.example"), &[]).unwrap();
+    let (client, server) = refusal(connector, acceptor);
+    assert!(server.contains("not signed by the CA that this end knows"), "{server}");
+    assert!(client.contains("does not know the CA of this end's certificate"), "{client}");
+}
+
+#[test]
+fn a_wrong_name_is_refused_in_words_on_both_sides() {
+    let hosts = Hosts::new();
+    let (a, b) = (hosts.credentials("a.example"), hosts.credentials("10.0.0.2"));
+    let connector = Connector::new(&a, "c.example").unwrap();
+    let (client, server) = refusal(connector, Acceptor::new(&b, &[]).unwrap());
+    assert!(client.contains("is for 10.0.0.2, not for c.example"), "{client}");
+    assert!(server.contains("its name is not the one by which it was called"), "{server}");
+
+    let connector = Connector::new(&a, "10.0.0.2").unwrap();
+    let allowed = ["c.example".to_string(), "d.example".to_string()];
+    let (client, server) = refusal(connector, Acceptor::new(&b, &allowed).unwrap());
+    assert!(
+        server.contains("is for a.example; allowed by --peer-name: c.example, d.example"),
+        "{server}"
+    );
+    assert!(client.contains("none of the names that it allows"), "{client}");
+
+    let connector = Connector::new(&a, "10.0.0.2").unwrap();
+    let allowed = ["c.example".to_string(), "a.example".to_string()];
+    let ((client, _), (server, _)) = shake(connector, Acceptor::new(&b, &allowed).unwrap());
+    client.unwrap();
+    server.unwrap();
+}
+
+#[test]
+fn a_client_without_a_certificate_is_refused_in_words() {
+    let hosts = Hosts::new();
+    let (client, server) = sockets();
+    let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
+    let serving =
+        thread::spawn(move || acceptor.accept(&server, "client", soon()).unwrap_err().to_string());
+    let mut config = stock_client(&hosts.host("a.example"));
+    config.client_auth_cert_resolver = Arc::new(NoCertificate);
+    let name = ServerName::try_from("b.example").unwrap();
+    let connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(connection, client);
+    let error = stream.read(&mut [0; 9]).unwrap_err().to_string();
+    assert!(error.contains("CertificateRequired"), "{error}");
+    let server = serving.join().unwrap();
+    assert!(server.contains("shows no certificate"), "{server}");
+}
+
+#[derive(Debug)]
+struct NoCertificate;
+
+impl rustls::client::ResolvesClientCert for NoCertificate {
+    fn resolve(
+        &self,
+        _: &[&[u8]],
+        _: &[rustls::SignatureScheme],
+    ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
+/// A ClientHello of TLS 1.2 as OpenSSL makes it: no supported_versions.
+fn old_client_hello() -> Vec<u8> {
+    let mut body = vec![3, 3];
+    body.extend([0x42; 32]);
+    body.push(0);
+    body.extend([0, 4, 0xc0, 0x2f, 0xc0, 0x2b]);
+    body.extend([1, 0]);
+    let extensions: &[u8] = &[
+        0, 10, 0, 4, 0, 2, 0, 29, // supported_groups: x25519
+        0, 11, 0, 2, 1, 0, // ec_point_formats
+        0, 13, 0, 6, 0, 4, 4, 3, 8, 4, // signature_algorithms
+    ];
+    body.extend(u16::try_from(extensions.len()).unwrap().to_be_bytes());
+    body.extend(extensions);
+    let length = u32::try_from(body.len()).unwrap().to_be_bytes();
+    let message = [&[1, length[1], length[2], length[3]][..], &body].concat();
+    let length = u16::try_from(message.len()).unwrap().to_be_bytes();
+    [&[22, 3, 1, length[0], length[1]][..], &message].concat()
+}
+
+/// What the server says of a peer that sends `bytes` and closes, or waits when `stay`; and what the peer gets.
+fn stranger(bytes: &[u8], stay: bool) -> (String, Vec<u8>) {
+    let hosts = Hosts::new();
+    let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
+    let (mut client, server) = sockets();
+    let serving = thread::spawn(move || {
+        let limit = Instant::now() + Duration::from_millis(700);
+        acceptor.accept(&server, "client", limit).unwrap_err().to_string()
+    });
+    client.write_all(bytes).unwrap();
+    if !stay {
+        client.shutdown(Shutdown::Write).unwrap();
+    }
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer);
+    (serving.join().unwrap(), answer)
+}
+
+#[test]
+fn peers_that_speak_something_else_are_named() {
+    let (said, answer) = stranger(&old_client_hello(), false);
+    assert!(said.contains("no TLS 1.3"), "{said}");
+    assert_eq!(answer, [21, 3, 3, 0, 2, 2, 70], "a fatal alert: protocol_version");
+    let (said, _) = stranger(b"PLATEN\r\n\0\x01\0\0\0\0\0\x02 {}", true);
+    assert!(said.contains("--insecure"), "{said}");
+    let (said, _) = stranger(b"GET / HTTP/1.1\r\n\r\n", false);
+    assert!(said.contains("does not speak TLS"), "{said}");
+    let (said, _) = stranger(&[22, 3, 1, 0xff, 0xff], false);
+    assert!(said.contains("does not speak TLS"), "a record of 65535 bytes: {said}");
+    let (said, _) = stranger(&old_client_hello()[..20], false);
+    assert!(said.contains("closed the connection during the handshake"), "{said}");
+    let (said, _) = stranger(b"", true);
+    assert!(said.contains("did not come in time"), "{said}");
+    // A handshake message of 64 KiB, in pieces that never end.
+    let piece = [&[22, 3, 1, 0x40, 0][..], &[1, 0, 0xff, 0xff], &[0; 0x4000 - 4]].concat();
+    let (said, _) = stranger(&piece.repeat(12), false);
+    assert!(said.contains("no TLS with client"), "{said}");
+}
+
+/// The client writes `sent` through something that changes the ciphertext; what the server makes of it.
+fn damaged(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (Vec<u8>, io::Error) {
+    let hosts = Hosts::new();
+    let (connector, acceptor) = both(&hosts);
+    let ((client, client_socket), (server, server_socket)) = shake(connector, acceptor);
+    let (mut client, mut server) = (client.unwrap(), server.unwrap());
+    // What the writer puts on the wire is taken off again, changed and sent by hand.
+    let (mut wire, tap) = sockets();
+    let len = client.writer.write_all(&tap, &[&noise(100_000)], never).unwrap();
+    client.writer.close(&tap);
+    drop(tap);
+    let mut bytes = Vec::new();
+    wire.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len() as u64, len + 24);
+    (&client_socket).write_all(&change(bytes)).unwrap();
+    client_socket.shutdown(Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    let mut piece = [0; 70_000];
+    loop {
+        match server.reader.read(&server_socket, &mut piece) {
+            Ok(0) => return (got, io::Error::other("a clean end")),
+            Ok(n) => got.extend_from_slice(&piece[..n]),
+            Err(error) => return (got, error),
+        }
+    }
+}
+
+#[test]
+fn damage_and_truncation_are_found_and_nothing_behind_them_is_read() {
+    const RECORD: usize = 16_384 + 22;
+    let plain = noise(100_000);
+    let (got, error) = damaged(|bytes| bytes);
+    assert!(got == plain && error.to_string() == "a clean end", "{error}");
+    // Every kind of place in the second record: header, first and last byte, type, tag.
+    for at in [0, 1, 3, 4, 5, 5 + 16_383, 5 + 16_384, RECORD - 1] {
+        let (got, error) = damaged(|mut bytes| {
+            bytes[RECORD + at] ^= 1;
+            bytes
+        });
+        assert!(got == plain[..16_384], "{} bytes, changed at {at}", got.len());
+        assert!(
+            TlsError::of(&error).is_some() || error.kind() == io::ErrorKind::UnexpectedEof,
+            "{error}"
+        );
+    }
+    // Cut at a record's end and within one: both are no end.
+    for cut in [RECORD, RECORD + 1, 3 * RECORD - 1, 5 * RECORD + 700] {
+        let (got, error) = damaged(|mut bytes| {
+            bytes.truncate(cut);
+            bytes
+        });
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
+        assert!(got == plain[..cut / RECORD * 16_384]);
+    }
+    // A record twice, left out, or in another's place.
+    let twice = damaged(|bytes| [&bytes[..RECORD], &bytes].concat());
+    let missing = damaged(|bytes| [&bytes[..RECORD], &bytes[2 * RECORD..]].concat());
+    let swapped = damaged(|bytes| {
+        [&bytes[..RECORD], &bytes[2 * RECORD..3 * RECORD], &bytes[RECORD..]].concat()
+    });
+    for (got, error) in [twice, missing, swapped] {
+        assert!(got == plain[..16_384]);
+        assert!(error.to_string().contains("does not authenticate"), "{error}");
+    }
+}
+
+#[test]
+fn a_socket_that_takes_little_at_a_time_loses_nothing() {
+    let hosts = Hosts::new();
+    let (connector, acceptor) = both(&hosts);
+    let ((client, client_socket), (server, server_socket)) = shake(connector, acceptor);
+    let (mut client, mut server) = (client.unwrap(), server.unwrap());
+    client_socket.set_write_timeout(Some(Duration::from_millis(3))).unwrap();
+    server_socket.set_read_timeout(Some(Duration::from_millis(2))).unwrap();
+    let sent = noise(8_000_000);
+    let expected = sent.clone();
+    let reading = thread::spawn(move || {
+        let mut got = vec![0; expected.len()];
+        let (mut done, mut timeouts) = (0, 0);
+        while done < got.len() {
+            let end = got.len().min(done + 557_056);
+            match server.reader.read(&server_socket, &mut got[done..end]) {
+                Ok(0) => panic!("it ended after {done} bytes"),
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => timeouts += 1,
+                Err(error) => panic!("{error}"),
+            }
+            if timeouts < 20 {
+                // Lets the writer run into its timeout.
+                thread::sleep(Duration::from_millis(5));
+                timeouts += 1;
+            }
+        }
+        assert!(got == expected);
+    });
+    let mut blocked = 0;
+    for frame in sent.chunks(557_056) {
+        let go_on = |error: &io::Error| {
+            blocked += 1;
+            error.kind() == io::ErrorKind::WouldBlock
+        };
+        client.writer.write_all(&client_socket, &[frame], go_on).unwrap();
+    }
+    reading.join().unwrap();
+    assert!(blocked > 0, "the socket never was full, so this has shown nothing");
+}
