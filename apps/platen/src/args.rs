@@ -86,12 +86,20 @@ pub(crate) struct SourceOptions {
     /// Which of the receiver's targets
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// none, lz4, zlib or zstd
+    /// none, lz4, zlib, zstd or qatzip
     #[arg(long, default_value = "zstd", visible_alias = "multifd-compression")]
     pub(crate) codec: Codec,
-    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19]
+    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
     #[arg(long, allow_negative_numbers = true, visible_alias = "compress-level")]
     pub(crate) level: Option<i32>,
+    /// Level of codec qatzip, as QEMU names it
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        visible_alias = "multifd-qatzip-level",
+        conflicts_with = "level"
+    )]
+    pub(crate) qatzip_level: Option<i32>,
     /// Compression threads [default: the cores, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) compress_threads: Option<u16>,
@@ -114,7 +122,12 @@ pub(crate) struct SourceOptions {
 
 impl SourceOptions {
     pub(crate) fn settings(&self) -> anyhow::Result<Settings> {
-        Ok(Settings::new(self.codec, self.level)?)
+        if let Some(level) = self.qatzip_level {
+            if self.codec != Codec::DeflateQz {
+                bail!("--qatzip-level {level} goes with --codec qatzip, not with {}", self.codec);
+            }
+        }
+        Ok(Settings::new(self.codec, self.qatzip_level.or(self.level))?)
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -9,18 +9,24 @@ use crate::stage::{Stage, LOAD};
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let moves: [(&str, bool, &[&str]); 16] = [
+    let moves: [(&str, bool, &[&str]); 18] = [
         ("idle_single_zstd", false, &["--channels", "0", "--codec", "zstd"]),
         ("idle_2_channels_zstd", false, &["--channels", "2", "--codec", "zstd"]),
         ("dirtying_defaults", true, &[]),
         ("dirtying_single_zstd", true, &["--channels", "0", "--codec", "zstd"]),
         ("dirtying_single_lz4", true, &["--channels", "0", "--codec", "lz4"]),
         ("dirtying_single_zlib", true, &["--channels", "0", "--codec", "zlib"]),
+        ("dirtying_single_qatzip", true, &["--channels", "0", "--codec", "qatzip"]),
         ("dirtying_single_none", true, &["--channels", "0", "--codec", "none"]),
         ("dirtying_1_channel_zstd", true, &["--channels", "1", "--codec", "zstd"]),
         ("dirtying_2_channels_zstd", true, &["--channels", "2", "--codec", "zstd"]),
         ("dirtying_2_channels_lz4", true, &["--channels", "2", "--codec", "lz4"]),
         ("dirtying_2_channels_zlib", true, &["--channels", "2", "--codec", "zlib"]),
+        (
+            "dirtying_2_channels_qatzip",
+            true,
+            &["--channels", "2", "--codec", "qatzip", "--qatzip-level", "3"],
+        ),
         ("dirtying_2_channels_none", true, &["--channels", "2", "--codec", "none"]),
         ("dirtying_8_channels_zstd", true, &["--channels", "8", "--codec", "zstd"]),
         ("dirtying_single_one_link", true, &["--channels", "0", "--links", "1"]),
