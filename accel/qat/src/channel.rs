@@ -1,0 +1,377 @@
+//! One session on one instance, and the pinned slots its requests live in. Everything here talks to the C interface;
+//! what to submit, and what to do with the answers, is `device`'s.
+//!
+//! A slot is one pinned allocation: the two buffer lists and their flat buffers, what the library needs with each, the
+//! operation, the results, the source bytes, the destination bytes. From a successful submission until its callback it
+//! belongs to the device. The driver may read the source meanwhile, which the device only reads too; it touches nothing
+//! else of it.
+
+#![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
+
+use crate::instance::Instance;
+use crate::load::Api;
+use crate::mailbox::{on_completion, MAX_SLOTS};
+use crate::memory::{Pinned, ALIGN};
+use qat_abi as abi;
+use qat_abi::{CpaBufferList, CpaDcOpData, CpaDcRqResults, CpaFlatBuffer, CpaStatus};
+use std::sync::Arc;
+
+/// Why an instance that was free could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ChannelError {
+    /// Pinned memory ran out: the memlock limit, or the libraries' own.
+    #[error("instance {instance}: no pinned memory ({len} bytes wanted); raise the memlock limit (ulimit -l)")]
+    Memory { instance: String, len: usize },
+    /// A call failed.
+    #[error("instance {instance}: {call} answered {status}")]
+    Call { instance: String, call: &'static str, status: CpaStatus },
+}
+
+/// How a session is set up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setup {
+    /// Compression level, 1 to 12.
+    pub(crate) level: u32,
+    /// `CpaDcSessionDir`.
+    pub(crate) direction: u32,
+    /// Slots, at most `MAX_SLOTS`.
+    pub(crate) slots: usize,
+    /// Plain bytes of a request at most.
+    pub(crate) max_plain: usize,
+    /// Bytes that a slot's source and its destination have at least, each.
+    pub(crate) room: usize,
+}
+
+/// Offsets within a slot, bytes.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    source_meta: usize,
+    dest_meta: usize,
+    source: usize,
+    dest: usize,
+    end: usize,
+}
+
+/// A bound above this is not believed, bytes: twice the largest piece.
+const MAX_BOUND: u32 = 128 << 10;
+const SOURCE_LIST: usize = 0;
+const DEST_LIST: usize = 32;
+const SOURCE_FLAT: usize = 64;
+const DEST_FLAT: usize = 80;
+const OP_DATA: usize = 128;
+const RESULTS: usize = 192;
+const CONTROL_END: usize = 256;
+
+impl Layout {
+    fn new(meta: usize, room: usize) -> Self {
+        let round = |len: usize| len.next_multiple_of(ALIGN);
+        let source_meta = CONTROL_END;
+        let dest_meta = source_meta + round(meta);
+        let source = dest_meta + round(meta);
+        // The destination comes last: a device that writes too far leaves the allocation instead of hitting a list.
+        let dest = source + round(room);
+        Self { source_meta, dest_meta, source, dest, end: dest + room }
+    }
+}
+
+/// The device's half of an engine.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    api: &'static Api,
+    instance: Arc<Instance>,
+    session: Pinned,
+    slots: Vec<Pinned>,
+    layout: Layout,
+    room: usize,
+    /// Requests the device has accepted and not called back for.
+    owned: usize,
+}
+
+impl Channel {
+    /// Starts the instance where that is needed, and a session on it. The caller has claimed the instance.
+    pub(crate) fn new(
+        api: &'static Api,
+        instance: Arc<Instance>,
+        setup: &Setup,
+    ) -> Result<Self, ChannelError> {
+        let name = || instance.info.name.clone();
+        let call = |call: &'static str, status: CpaStatus| match status {
+            abi::CPA_STATUS_SUCCESS => Ok(()),
+            status => Err(ChannelError::Call { instance: name(), call, status }),
+        };
+        let pinned = |len: usize| {
+            Pinned::new(api, len, instance.info.node)
+                .ok_or_else(|| ChannelError::Memory { instance: name(), len })
+        };
+        instance.start(api)?;
+        let handle = instance.handle();
+        let mut meta = 0;
+        // SAFETY: the handle came from the library and is not stopped before the last channel is gone.
+        let status = unsafe { (api.meta_size)(handle, 1, &raw mut meta) };
+        call("cpaDcBufferListGetMetaSize", status)?;
+        let mut data = abi::CpaDcSessionSetupData {
+            compLevel: setup.level,
+            compType: abi::CPA_DC_DEFLATE,
+            huffType: abi::CPA_DC_HT_FULL_DYNAMIC,
+            // Bytes that do not shrink come back as stored blocks, which every inflater reads.
+            autoSelectBestHuffmanTree: abi::CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS,
+            sessDirection: setup.direction,
+            sessState: abi::CPA_DC_STATELESS,
+            windowSize: abi::CPA_DC_WINSIZE_32K,
+            checksum: abi::CPA_DC_CRC32,
+            ..Default::default()
+        };
+        let (mut session_len, mut context_len) = (0, 0);
+        // SAFETY: as above; the three pointers are to live locals.
+        let status = unsafe {
+            (api.session_size)(handle, &raw mut data, &raw mut session_len, &raw mut context_len)
+        };
+        call("cpaDcGetSessionSize", status)?;
+        let session = pinned((session_len as usize).max(ALIGN))?;
+        let mut bound = 0;
+        if let (Some(compress_bound), Ok(plain)) =
+            (api.compress_bound, u32::try_from(setup.max_plain))
+        {
+            // SAFETY: as above.
+            let status = unsafe {
+                compress_bound(handle, abi::CPA_DC_HT_FULL_DYNAMIC, plain, &raw mut bound)
+            };
+            // A library that does not know leaves it to `setup.room`; an output that does not fit is an error answer.
+            bound = if status == abi::CPA_STATUS_SUCCESS { bound.min(MAX_BOUND) } else { 0 };
+        }
+        let room = setup.room.max(bound as usize);
+        let layout = Layout::new(meta as usize, room);
+        assert!(setup.slots <= MAX_SLOTS, "{} slots, {MAX_SLOTS} at most", setup.slots);
+        let slots = (0..setup.slots)
+            .map(|_| pinned(layout.end))
+            .collect::<Result<Vec<_>, ChannelError>>()?;
+        // SAFETY: the session's memory is of the size asked for and lives until the session has been removed;
+        // stateless sessions have no context; the callback does not unwind.
+        let status = unsafe {
+            (api.init_session)(
+                handle,
+                session.start().cast(),
+                &raw mut data,
+                std::ptr::null_mut(),
+                Some(on_completion),
+            )
+        };
+        call("cpaDcInitSession", status)?;
+        let channel = Self { api, instance, session, slots, layout, room, owned: 0 };
+        // The claim makes this the only owner.
+        channel.instance.mailbox.clear();
+        for slot in 0..channel.slots.len() {
+            channel.describe(slot);
+        }
+        Ok(channel)
+    }
+
+    pub(crate) fn instance(&self) -> &Arc<Instance> {
+        &self.instance
+    }
+
+    /// Requests the device has not called back for.
+    pub(crate) fn owned(&self) -> usize {
+        self.owned
+    }
+
+    /// Words of the mailbox that can have bits of this channel's slots.
+    pub(crate) fn words(&self) -> usize {
+        self.slots.len().div_ceil(64)
+    }
+
+    /// Bytes of a slot's source and of its destination.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// The source of a slot, to be filled. The slot is not with the device.
+    pub(crate) fn source_mut(&mut self, slot: u16) -> &mut [u8] {
+        let start = self.at(slot, self.layout.source);
+        // SAFETY: `room` initialised bytes of the slot; the device does not have the slot, and the borrow of `self`
+        // keeps it from being submitted.
+        unsafe { std::slice::from_raw_parts_mut(start, self.room) }
+    }
+
+    /// The first `len` bytes of a slot's source; also while the device reads them.
+    pub(crate) fn source(&self, slot: u16, len: usize) -> &[u8] {
+        assert!(len <= self.room, "{len} bytes of source, the slot has {}", self.room);
+        // SAFETY: `len` initialised bytes, written by this thread only and not while borrowed.
+        unsafe { std::slice::from_raw_parts(self.at(slot, self.layout.source), len) }
+    }
+
+    /// The first `len` bytes of a slot's destination, after its callback.
+    pub(crate) fn output(&self, slot: u16, len: usize) -> &[u8] {
+        assert!(len <= self.room, "{len} bytes of output, the slot has {}", self.room);
+        // SAFETY: `len` initialised bytes (zeroed when made); the callback has come, so nobody writes to them.
+        unsafe { std::slice::from_raw_parts(self.at(slot, self.layout.dest), len) }
+    }
+
+    /// What the library wrote about the request in `slot`, after its callback.
+    pub(crate) fn results(&self, slot: u16) -> CpaDcRqResults {
+        // SAFETY: aligned, initialised; the callback has come. Volatile because a device wrote it.
+        unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().read_volatile() }
+    }
+
+    /// Compresses `len` bytes of the slot's source. SUCCESS: the slot is the device's.
+    pub(crate) fn compress(&mut self, slot: u16, len: usize) -> CpaStatus {
+        self.prepare(slot, len);
+        let tag = self.expect(slot);
+        let session = self.session.start().cast();
+        let [source, dest] = [SOURCE_LIST, DEST_LIST].map(|list| self.at(slot, list).cast());
+        // SAFETY: all of it is pinned memory of this slot, described by `describe` and `prepare`, and stays untouched
+        // until the callback; `owned` keeps it from being freed before.
+        let status = unsafe {
+            (self.api.compress)(
+                self.instance.handle(),
+                session,
+                source,
+                dest,
+                self.at(slot, OP_DATA).cast(),
+                self.at(slot, RESULTS).cast(),
+                tag,
+            )
+        };
+        self.submitted(slot, status)
+    }
+
+    /// Decompresses `len` bytes of the slot's source. SUCCESS: the slot is the device's.
+    pub(crate) fn decompress(&mut self, slot: u16, len: usize) -> CpaStatus {
+        self.prepare(slot, len);
+        let tag = self.expect(slot);
+        let session = self.session.start().cast();
+        let [source, dest] = [SOURCE_LIST, DEST_LIST].map(|list| self.at(slot, list).cast());
+        // SAFETY: as in `compress`.
+        let status = unsafe {
+            (self.api.decompress)(
+                self.instance.handle(),
+                session,
+                source,
+                dest,
+                self.at(slot, RESULTS).cast(),
+                abi::CPA_DC_FLUSH_FINAL,
+                tag,
+            )
+        };
+        self.submitted(slot, status)
+    }
+
+    /// Runs the callbacks of whatever the device has finished.
+    pub(crate) fn poll(&self) -> CpaStatus {
+        self.instance.poll(self.api)
+    }
+
+    /// Takes the callback of `slot`: the slot is the driver's again. Returns the callback's status.
+    pub(crate) fn take_back(&mut self, slot: u16) -> CpaStatus {
+        self.owned -= 1;
+        self.instance.mailbox.status(slot)
+    }
+
+    /// Polls and takes back all callbacks without looking at them; returns the requests still out.
+    pub(crate) fn drain(&mut self) -> usize {
+        if self.owned > 0 {
+            self.poll();
+        }
+        for word in 0..self.words() {
+            let mut done = self.instance.mailbox.take_done(word);
+            while done != 0 {
+                self.take_back(slot_of(word, done));
+                done &= done - 1;
+            }
+        }
+        self.owned
+    }
+
+    /// Ends the session and gives the instance back. `Err` with the channel while the device still has requests.
+    pub(crate) fn close(mut self) -> Result<(), Self> {
+        if self.drain() > 0 {
+            return Err(self);
+        }
+        // SAFETY: the session was initialised, and nothing is submitted to it any more.
+        let status = unsafe {
+            (self.api.remove_session)(self.instance.handle(), self.session.start().cast())
+        };
+        match status {
+            abi::CPA_STATUS_RETRY | abi::CPA_STATUS_RESTARTING => Err(self),
+            _ => {
+                self.instance.release();
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the memory up for good: the device may still write to it. For requests that never came back.
+    pub(crate) fn abandon(self) -> usize {
+        let bytes = self.slots.iter().map(Pinned::len).sum();
+        std::mem::forget(self);
+        bytes
+    }
+
+    fn expect(&self, slot: u16) -> *mut std::ffi::c_void {
+        self.instance.mailbox.expect(self.instance.ordinal, slot)
+    }
+
+    fn submitted(&mut self, slot: u16, status: CpaStatus) -> CpaStatus {
+        if status == abi::CPA_STATUS_SUCCESS {
+            self.owned += 1;
+        } else {
+            self.instance.mailbox.forget(slot);
+        }
+        status
+    }
+
+    /// What a request changes: the source's length, and clean results (`checksum` is the seed).
+    fn prepare(&mut self, slot: u16, len: usize) {
+        let len = u32::try_from(len).expect("a slot is far below 4 GiB");
+        let flat = CpaFlatBuffer { dataLenInBytes: len, pData: self.at(slot, self.layout.source) };
+        // SAFETY: aligned, within the slot, and the slot is the driver's.
+        unsafe { self.at(slot, SOURCE_FLAT).cast::<CpaFlatBuffer>().write(flat) };
+        // SAFETY: as above.
+        unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().write(CpaDcRqResults::default()) };
+    }
+
+    /// What stays the same over all requests of a slot.
+    fn describe(&self, slot: usize) {
+        let slot = u16::try_from(slot).expect("at most MAX_SLOTS slots");
+        let list = |flat, meta| CpaBufferList {
+            numBuffers: 1,
+            pBuffers: self.at(slot, flat).cast(),
+            pUserData: std::ptr::null_mut(),
+            pPrivateMetaData: self.at(slot, meta).cast(),
+        };
+        let room = u32::try_from(self.room).expect("a slot is far below 4 GiB");
+        let dest = CpaFlatBuffer { dataLenInBytes: room, pData: self.at(slot, self.layout.dest) };
+        let operation = CpaDcOpData {
+            flushFlag: abi::CPA_DC_FLUSH_FINAL,
+            compressAndVerify: abi::CPA_TRUE,
+            compressAndVerifyAndRecover: u32::from(self.instance.info.recovers),
+            integrityCrcCheck: abi::CPA_FALSE,
+            verifyHwIntegrityCrcs: abi::CPA_FALSE,
+            integrityCrcSize: 0,
+            inputSkipData: abi::CpaDcSkipData::default(),
+            outputSkipData: abi::CpaDcSkipData::default(),
+            pCrcData: std::ptr::null_mut(),
+        };
+        // SAFETY: all four are aligned, within the slot, do not overlap, and the slot is the driver's.
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "four writes of the same kind")]
+        unsafe {
+            let source_list = list(SOURCE_FLAT, self.layout.source_meta);
+            self.at(slot, SOURCE_LIST).cast::<CpaBufferList>().write(source_list);
+            let dest_list = list(DEST_FLAT, self.layout.dest_meta);
+            self.at(slot, DEST_LIST).cast::<CpaBufferList>().write(dest_list);
+            self.at(slot, DEST_FLAT).cast::<CpaFlatBuffer>().write(dest);
+            self.at(slot, OP_DATA).cast::<CpaDcOpData>().write(operation);
+        }
+    }
+
+    fn at(&self, slot: u16, offset: usize) -> *mut u8 {
+        let slot = &self.slots[usize::from(slot)];
+        debug_assert!(offset < slot.len());
+        slot.start().wrapping_add(offset)
+    }
+}
+
+/// The slot of the lowest bit set in `bits` of word `word`.
+pub(crate) fn slot_of(word: usize, bits: u64) -> u16 {
+    u16::try_from(word * 64 + bits.trailing_zeros() as usize).expect("at most MAX_SLOTS slots")
+}

@@ -1,0 +1,151 @@
+//! What an engine has done, readable from any thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a piece was done in software.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The engine has no instance: there is none, or others have them all.
+    NoInstance,
+    /// Load sharing: the device is full, and this CPU is done before the device would be.
+    Busy,
+    /// The device refused the request (submission not SUCCESS, or RETRY with nothing in flight).
+    Refused,
+    /// The device answered with an error.
+    Failed,
+    /// The device answered with a wrong checksum, length or content.
+    Wrong,
+    /// No answer within the deadline.
+    Late,
+    /// Polling the instance failed.
+    Poll,
+    /// The device died with the request in it, or is dead.
+    Fatal,
+    /// The device is being reset.
+    Restarting,
+    /// The instance is under suspicion and has not answered a probe yet.
+    Suspect,
+    /// Not a request for a device: no bytes.
+    Unfit,
+}
+
+impl Reason {
+    /// All, in the order of [`Snapshot::by_software`].
+    pub const ALL: [Self; 11] = [
+        Self::NoInstance,
+        Self::Busy,
+        Self::Refused,
+        Self::Failed,
+        Self::Wrong,
+        Self::Late,
+        Self::Poll,
+        Self::Fatal,
+        Self::Restarting,
+        Self::Suspect,
+        Self::Unfit,
+    ];
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters of one engine. Written by the engine's thread only, so a count costs no locked instruction.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+            pub(crate) software: [AtomicU64; Reason::ALL.len()],
+        }
+
+        /// The counters at one moment.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+        pub struct Snapshot {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Pieces done in software, by reason, reasons that did not occur left out.
+            #[serde(serialize_with = "as_map")]
+            pub by_software: Vec<(Reason, u64)>,
+        }
+
+        impl Counters {
+            /// Reads all counters; each is exact, together they are as of about the same moment.
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                    by_software: Reason::ALL
+                        .into_iter()
+                        .map(|reason| (reason, self.software[reason as usize].load(Ordering::Relaxed)))
+                        .filter(|&(_, count)| count > 0)
+                        .collect(),
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Pieces taken by `submit`.
+    submitted,
+    /// Pieces delivered, however they were done.
+    delivered,
+    /// Pieces delivered as the device made them.
+    by_device,
+    /// Pieces delivered as an error: data that no decoder takes.
+    bad_data,
+    /// Bytes of those taken.
+    bytes_in,
+    /// Bytes of those delivered.
+    bytes_out,
+    /// Submissions that the device answered with RETRY.
+    retries,
+    /// Submissions that the device refused otherwise.
+    refusals,
+    /// Polls of the instance that failed.
+    poll_failures,
+    /// Requests without an answer when their deadline came.
+    deadlines,
+    /// Callbacks that came after their piece had been redone in software.
+    late,
+    /// Slots that are the device's although their piece has been delivered (now, not ever).
+    quarantined,
+    /// Times the engine stopped trusting its instance.
+    suspicions,
+    /// Probes sent to an instance under suspicion.
+    probes,
+    /// Times a probe or a restart brought the device back into use.
+    recoveries,
+    /// Outputs of the device that were decompressed and compared.
+    verified,
+    /// Pieces under way in the device (now).
+    in_flight,
+    /// Longest time from `submit` to delivery, microseconds.
+    longest_wait_us,
+    /// Estimate: the device's time for 1 KiB of input while it is busy, nanoseconds. 0 before the first.
+    device_ns_per_kib,
+    /// Estimate: this CPU's time for 1 KiB of input, nanoseconds. 0 before the first.
+    software_ns_per_kib,
+}
+
+impl Snapshot {
+    /// Pieces done in software, for all reasons.
+    pub fn software(&self) -> u64 {
+        self.by_software.iter().map(|&(_, count)| count).sum()
+    }
+
+    /// Pieces done in software for `reason`.
+    pub fn software_for(&self, reason: Reason) -> u64 {
+        self.by_software.iter().find(|&&(this, _)| this == reason).map_or(0, |&(_, count)| count)
+    }
+}
+
+fn as_map<S: serde::Serializer>(pairs: &[(Reason, u64)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(reason, count)| (reason, count)))
+}
+
+/// Adds to a counter that only this thread writes.
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+/// Sets a gauge.
+pub(crate) fn set(counter: &AtomicU64, value: u64) {
+    counter.store(value, Ordering::Relaxed);
+}

@@ -1,0 +1,205 @@
+//! What the device's and the software's side of an engine share: the clock, the counters, the pieces that wait for
+//! software, and the delivery.
+
+use crate::counters::{add, set, Counters, Reason};
+use crate::engine::{By, Finished, Op};
+use crate::software::Software;
+use crate::BadData;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A piece under way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) op: Op,
+    /// Bytes of the source.
+    pub(crate) len: usize,
+    pub(crate) tag: u64,
+    /// CRC-32 of the plain bytes: of the source when compressing, not known before the end otherwise.
+    pub(crate) crc32: u32,
+    /// When it was submitted, nanoseconds of the desk's clock.
+    pub(crate) at: u64,
+}
+
+impl Work {
+    pub(crate) const NONE: Self = Self { op: Op::Compress, len: 0, tag: 0, crc32: 0, at: 0 };
+
+    /// Plain bytes: what the times of both sides are measured by.
+    pub(crate) fn plain_len(&self) -> usize {
+        match self.op {
+            Op::Compress => self.len,
+            Op::Decompress { plain_len } => plain_len,
+        }
+    }
+}
+
+/// Where a piece's source is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A slot of the device.
+    Pinned(u16),
+    /// A slot of ordinary memory.
+    Plain(u16),
+}
+
+/// A piece that waits for software.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Queued {
+    pub(crate) place: Place,
+    /// The slot's own number must still be this, else the piece has been delivered meanwhile.
+    pub(crate) number: u64,
+    pub(crate) reason: Reason,
+    plain_len: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) software: Software,
+    /// Time of the last `tick`, nanoseconds since the engine was made.
+    pub(crate) now: u64,
+    /// Pieces submitted and not delivered.
+    pub(crate) outstanding: usize,
+    queue: VecDeque<Queued>,
+    queued_bytes: usize,
+    numbers: u64,
+    /// Software's nanoseconds for 1 KiB of plain bytes, compressing and decompressing.
+    rates: [u64; 2],
+    base: Instant,
+}
+
+/// Before the first measurement: libdeflate level 1 on a server of today, nanoseconds for 1 KiB.
+const FIRST_RATES: [u64; 2] = [3500, 1000];
+
+impl Desk {
+    /// `pieces`: how many can be queued without allocating.
+    pub(crate) fn new(software: Software, pieces: usize) -> Self {
+        Self {
+            counters: Arc::default(),
+            software,
+            now: 0,
+            outstanding: 0,
+            queue: VecDeque::with_capacity(pieces),
+            queued_bytes: 0,
+            numbers: 0,
+            rates: FIRST_RATES,
+            base: Instant::now(),
+        }
+    }
+
+    /// Reads the clock.
+    pub(crate) fn tick(&mut self) {
+        // 584 years until this wraps.
+        self.now = u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// Puts a piece behind the others that wait for software; returns the number its slot must keep.
+    pub(crate) fn queue(&mut self, place: Place, plain_len: usize, reason: Reason) -> u64 {
+        self.numbers += 1;
+        self.queue.push_back(Queued { place, number: self.numbers, reason, plain_len });
+        self.queued_bytes += plain_len;
+        self.numbers
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Queued> {
+        let queued = self.queue.pop_front()?;
+        self.queued_bytes -= queued.plain_len;
+        Some(queued)
+    }
+
+    pub(crate) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Nanoseconds that software needs for what is queued and `len` plain bytes more.
+    pub(crate) fn software_ns(&self, op: Op, len: usize) -> u64 {
+        (self.queued_bytes + len) as u64 * self.rates[kind(op)] / 1024
+    }
+
+    /// Does a piece in software and delivers it; true when the data was good.
+    pub(crate) fn redo(
+        &mut self,
+        work: &Work,
+        source: &[u8],
+        reason: Reason,
+        done: &mut impl Done,
+    ) -> bool {
+        self.tick();
+        let start = self.now;
+        let result = match work.op {
+            Op::Compress => Ok((self.software.compress(source), work.crc32)),
+            Op::Decompress { plain_len } => self
+                .software
+                .decompress(source, plain_len)
+                .map(|plain| (plain, libdeflater::crc32(plain))),
+        };
+        let end = u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let good = result.is_ok();
+        let counters = &*self.counters;
+        add(&counters.software[reason as usize], 1);
+        self.outstanding -= 1;
+        deliver(counters, work, end, By::Software(reason), result, done);
+        let rate = &mut self.rates[kind(work.op)];
+        *rate = smooth(*rate, start, end, work.plain_len());
+        set(&counters.software_ns_per_kib, *rate);
+        self.now = end;
+        good
+    }
+
+    /// Delivers a piece that the device has done.
+    pub(crate) fn deliver(&mut self, work: &Work, bytes: &[u8], done: &mut impl Done) {
+        add(&self.counters.by_device, 1);
+        self.outstanding -= 1;
+        deliver(&self.counters, work, self.now, By::Device, Ok((bytes, work.crc32)), done);
+    }
+}
+
+/// Who takes delivered pieces: their tag, and what they came to.
+pub(crate) trait Done: FnMut(u64, Result<Finished<'_>, BadData>) {}
+impl<F: FnMut(u64, Result<Finished<'_>, BadData>)> Done for F {}
+
+fn deliver(
+    counters: &Counters,
+    work: &Work,
+    now: u64,
+    by: By,
+    result: Result<(&[u8], u32), BadData>,
+    done: &mut impl Done,
+) {
+    let waited = now.saturating_sub(work.at) / 1000;
+    if waited > counters.longest_wait_us.load(Ordering::Relaxed) {
+        set(&counters.longest_wait_us, waited);
+    }
+    add(&counters.delivered, 1);
+    match result {
+        Ok((bytes, crc32)) => {
+            add(&counters.bytes_out, bytes.len() as u64);
+            done(work.tag, Ok(Finished { bytes, crc32, by }));
+        }
+        Err(bad) => {
+            add(&counters.bad_data, 1);
+            done(work.tag, Err(bad));
+        }
+    }
+}
+
+/// The new estimate of nanoseconds for 1 KiB after `len` bytes took from `start` to `end`.
+///
+/// One sample in eight; a sample of a thread that was put aside meanwhile counts as four times the estimate at most.
+pub(crate) fn smooth(rate: u64, start: u64, end: u64, len: usize) -> u64 {
+    let sample = end.saturating_sub(start).saturating_mul(1024) / (len as u64).max(64);
+    if rate == 0 {
+        return sample;
+    }
+    let sample = sample.min(rate.saturating_mul(4).max(64));
+    (rate * 7 + sample) / 8
+}
+
+fn kind(op: Op) -> usize {
+    match op {
+        Op::Compress => 0,
+        Op::Decompress { .. } => 1,
+    }
+}

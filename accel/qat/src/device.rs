@@ -1,0 +1,729 @@
+//! The device's side of an engine: what is in flight, when to stop trusting, how to come back.
+
+use crate::channel::{slot_of, Channel, ChannelError, Setup};
+use crate::counters::{add, set, Reason};
+use crate::desk::{smooth, Desk, Done, Place, Queued, Work};
+use crate::engine::{Direction, EngineOptions, Op};
+use crate::instance::Instance;
+use crate::load::Api;
+use crate::mailbox::{Mailbox, State};
+use crate::process::Qat;
+use qat_abi as abi;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who has a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Nobody.
+    Free,
+    /// The caller fills it.
+    Leased,
+    /// It waits for room in the ring.
+    Pending,
+    /// The device. `redo`: it is also queued for software, and whoever is first delivers it.
+    Flying { redo: bool },
+    /// The software's queue; the device is done with it or never had it.
+    Queued,
+    /// The device, and its piece has been delivered by software.
+    Lost,
+    /// The device, with a probe.
+    Probe,
+}
+
+#[derive(Debug)]
+struct Slot {
+    phase: Phase,
+    work: Work,
+    /// Number of its place in the software's queue.
+    number: u64,
+}
+
+/// Whether the device gets work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    Good,
+    /// Software does everything until a probe is answered. `since`: when it began. `sent`: the probe that is out.
+    Suspect {
+        since: u64,
+        probe_at: u64,
+        sent: Option<(u16, u64)>,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    channel: Channel,
+    mailbox: &'static Mailbox,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    probe_free: Vec<u16>,
+    pending: VecDeque<u16>,
+    /// Slots in phase `Flying`, and their plain bytes.
+    flying: usize,
+    flying_bytes: usize,
+    /// Slots leased, pending, queued: the caller's pieces that keep this device from being exchanged.
+    held: usize,
+    /// The device's nanoseconds for 1 KiB while it is busy; and since when it is.
+    rate: u64,
+    busy_since: u64,
+    last_answer: u64,
+    trust: Trust,
+    trusted_since: u64,
+    backoff: u64,
+    state: State,
+    /// When `state` left Running.
+    down_since: u64,
+    restarts: u64,
+    fatals: u64,
+    next_look: u64,
+    poll_failures: u32,
+    errors: u32,
+    idle_retries: u32,
+    until_verify: u32,
+    deadline: u64,
+    options: EngineOptions,
+    probe_plain: Vec<u8>,
+    probe_packed: Vec<u8>,
+}
+
+/// Slots kept for probes. A probe that is not answered keeps its slot, so more than one.
+const PROBE_SLOTS: usize = 2;
+/// Polls that fail in a row until the instance is under suspicion.
+const POLL_FAILURES: u32 = 3;
+/// Answers in a row that software could do and the device could not.
+const ERRORS: u32 = 8;
+/// RETRYs in a row with nothing of ours in the ring.
+const IDLE_RETRIES: u32 = 16;
+/// Pause before a probe: first, longest. It doubles while the device fails.
+const BACKOFF_NS: (u64, u64) = (20_000_000, 10_000_000_000);
+/// A device that has been good for so long starts with the shortest pause again.
+const FORGIVEN_NS: u64 = 10_000_000_000;
+
+impl Device {
+    pub(crate) fn new(
+        api: &'static Api,
+        instance: &Arc<Instance>,
+        options: &EngineOptions,
+        desk: &mut Desk,
+    ) -> Result<Self, ChannelError> {
+        let setup = Setup {
+            level: options.level,
+            direction: match options.direction {
+                Direction::Both => abi::CPA_DC_DIR_COMBINED,
+                Direction::Compress => abi::CPA_DC_DIR_COMPRESS,
+                Direction::Decompress => abi::CPA_DC_DIR_DECOMPRESS,
+            },
+            slots: options.depth + PROBE_SLOTS,
+            max_plain: options.max_plain,
+            room: options.room(),
+        };
+        let channel = Channel::new(api, Arc::clone(instance), &setup)?;
+        let mailbox = instance.mailbox;
+        let depth = u16::try_from(options.depth).expect("at most 256");
+        let probes = depth..depth + u16::try_from(PROBE_SLOTS).expect("a constant");
+        // Words of a small alphabet: matches, literals and a dynamic tree, whatever the length.
+        let probe_plain: Vec<u8> = (0..options.max_plain.min(4096) as u32)
+            .map(|i| b"platen looks whether the device is well"[(i * i >> 3) as usize % 39])
+            .collect();
+        let probe_packed = desk.software.compress(&probe_plain).to_vec();
+        let slot = |_| Slot { phase: Phase::Free, work: Work::NONE, number: 0 };
+        desk.tick();
+        Ok(Self {
+            mailbox,
+            slots: (0..setup.slots).map(slot).collect(),
+            free: (0..depth).rev().collect(),
+            probe_free: probes.collect(),
+            pending: VecDeque::with_capacity(options.depth),
+            flying: 0,
+            flying_bytes: 0,
+            held: 0,
+            rate: 0,
+            busy_since: desk.now,
+            last_answer: desk.now,
+            trust: Trust::Good,
+            trusted_since: desk.now,
+            backoff: BACKOFF_NS.0,
+            state: State::Running,
+            down_since: desk.now,
+            restarts: mailbox.restarts.load(Ordering::Relaxed),
+            fatals: mailbox.fatals.load(Ordering::Relaxed),
+            next_look: 0,
+            poll_failures: 0,
+            errors: 0,
+            idle_retries: 0,
+            until_verify: options.verify_every,
+            deadline: u64::try_from(options.deadline.as_nanos()).expect("at most 60 s"),
+            options: options.clone(),
+            probe_plain,
+            probe_packed,
+            channel,
+        })
+    }
+
+    pub(crate) fn usable(&self) -> bool {
+        self.trust == Trust::Good && self.state == State::Running
+    }
+
+    /// Why it is not.
+    pub(crate) fn unusable(&self) -> Option<Reason> {
+        match (self.state, self.trust) {
+            (State::Fatal, _) => Some(Reason::Fatal),
+            (State::Restarting, _) => Some(Reason::Restarting),
+            (State::Running, Trust::Suspect { .. }) => Some(Reason::Suspect),
+            (State::Running, Trust::Good) => None,
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.flying
+    }
+
+    /// Nothing of this engine's is with the device or on its way to it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flying == 0 && self.held == 0
+    }
+
+    /// It has been unusable for `ns`, and no piece of the caller's is in one of its slots.
+    pub(crate) fn is_useless_since(&self, now: u64, ns: u64) -> bool {
+        let since = match (self.state, self.trust) {
+            (State::Running, Trust::Good) => return false,
+            (State::Running, Trust::Suspect { since, .. }) => since,
+            _ => self.down_since,
+        };
+        self.is_idle() && now >= since.saturating_add(ns)
+    }
+
+    /// Estimate: nanoseconds until the device has done what it has.
+    pub(crate) fn wait_ns(&self) -> u64 {
+        self.flying_bytes as u64 * self.rate / 1024
+    }
+
+    /// The longest wait with which a piece is still given to the device.
+    pub(crate) fn patience(&self) -> u64 {
+        self.deadline / 2
+    }
+
+    pub(crate) fn lease(&mut self) -> Option<u16> {
+        let slot = self.free.pop()?;
+        self.slots[usize::from(slot)].phase = Phase::Leased;
+        self.held += 1;
+        Some(slot)
+    }
+
+    pub(crate) fn unlease(&mut self, slot: u16) {
+        self.held -= 1;
+        self.recycle(slot);
+    }
+
+    pub(crate) fn source(&mut self, slot: u16) -> &mut [u8] {
+        debug_assert_eq!(self.slots[usize::from(slot)].phase, Phase::Leased);
+        self.channel.source_mut(slot)
+    }
+
+    /// A filled slot: to the device, or with a `reason` against that to software.
+    pub(crate) fn submit(
+        &mut self,
+        slot: u16,
+        work: Work,
+        reason: Option<Reason>,
+        desk: &mut Desk,
+    ) {
+        self.slots[usize::from(slot)].work = work;
+        match reason {
+            Some(reason) => self.to_software(slot, reason, desk),
+            // Behind those that wait already.
+            None if !self.pending.is_empty() => self.to_pending(slot),
+            None => match self.fly(slot, desk) {
+                Flown::Away => {}
+                Flown::Full => self.to_pending(slot),
+                Flown::Refused(reason) => self.to_software(slot, reason, desk),
+            },
+        }
+    }
+
+    /// Collects callbacks, delivers what the device did well, queues the rest for software.
+    pub(crate) fn collect(&mut self, desk: &mut Desk, done: &mut impl Done) {
+        if self.channel.owned() == 0 {
+            return;
+        }
+        match self.channel.poll() {
+            abi::CPA_STATUS_SUCCESS | abi::CPA_STATUS_RETRY => self.poll_failures = 0,
+            abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, desk),
+            abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, desk),
+            _ => {
+                add(&desk.counters.poll_failures, 1);
+                self.poll_failures += 1;
+                if self.poll_failures >= POLL_FAILURES {
+                    self.suspect(Reason::Poll, desk);
+                }
+            }
+        }
+        // Callbacks may have come all the same, or from the event thread's poll.
+        let before = self.flying_bytes;
+        for word in 0..self.channel.words() {
+            let mut bits = self.mailbox.take_done(word);
+            while bits != 0 {
+                self.called_back(slot_of(word, bits), desk, done);
+                bits &= bits - 1;
+            }
+        }
+        let got = before - self.flying_bytes;
+        if got > 0 {
+            self.rate = smooth(self.rate, self.busy_since, desk.now, got);
+            set(&desk.counters.device_ns_per_kib, self.rate);
+            self.busy_since = desk.now;
+            self.last_answer = desk.now;
+        }
+    }
+
+    /// Events, deadlines, slots that wait for room, probes.
+    pub(crate) fn tend(&mut self, desk: &mut Desk) {
+        self.look_at_events(desk);
+        if desk.now >= self.next_look {
+            self.look_at_deadlines(desk);
+        }
+        if !self.pending.is_empty() {
+            self.try_pending(desk);
+        }
+        if let Trust::Suspect { probe_at, sent, .. } = self.trust {
+            if self.state == State::Running {
+                self.probe(probe_at, sent, desk);
+            }
+        }
+    }
+
+    /// Does a queued piece in software, unless its callback came meanwhile.
+    pub(crate) fn redo(
+        &mut self,
+        slot: u16,
+        queued: &Queued,
+        desk: &mut Desk,
+        done: &mut impl Done,
+    ) {
+        let at = &mut self.slots[usize::from(slot)];
+        if at.number != queued.number {
+            return;
+        }
+        let work = at.work;
+        let good = desk.redo(&work, self.channel.source(slot, work.len), queued.reason, done);
+        match self.slots[usize::from(slot)].phase {
+            Phase::Flying { .. } => {
+                self.slots[usize::from(slot)].phase = Phase::Lost;
+                self.landed(&work);
+                add(&desk.counters.quarantined, 1);
+            }
+            _ => {
+                self.held -= 1;
+                self.recycle(slot);
+            }
+        }
+        // Only an error that software does not make is the device's: a peer's broken data is not.
+        if good && matches!(queued.reason, Reason::Failed | Reason::Wrong | Reason::Refused) {
+            self.errors += 1;
+            if self.errors >= ERRORS {
+                self.suspect(queued.reason, desk);
+            }
+        }
+    }
+
+    /// The engine goes, or takes another instance.
+    pub(crate) fn leave(mut self, qat: &Qat, desk: &mut Desk) {
+        desk.tick();
+        let end = desk.now + self.deadline;
+        while self.usable() && self.channel.drain() > 0 && desk.now < end {
+            std::thread::sleep(Duration::from_micros(50));
+            desk.tick();
+            self.state = self.mailbox.state();
+        }
+        set(&desk.counters.quarantined, 0);
+        set(&desk.counters.in_flight, 0);
+        qat.leave(self.channel);
+    }
+
+    fn fly(&mut self, slot: u16, desk: &mut Desk) -> Flown {
+        let work = self.slots[usize::from(slot)].work;
+        let status = match work.op {
+            Op::Compress => self.channel.compress(slot, work.len),
+            Op::Decompress { .. } => self.channel.decompress(slot, work.len),
+        };
+        match status {
+            abi::CPA_STATUS_SUCCESS => {
+                if self.flying == 0 {
+                    self.busy_since = desk.now;
+                    self.last_answer = desk.now;
+                }
+                self.idle_retries = 0;
+                self.flying += 1;
+                self.flying_bytes += work.plain_len();
+                self.held -= 1;
+                self.slots[usize::from(slot)].phase = Phase::Flying { redo: false };
+                Flown::Away
+            }
+            abi::CPA_STATUS_RETRY => {
+                add(&desk.counters.retries, 1);
+                Flown::Full
+            }
+            status => {
+                add(&desk.counters.refusals, 1);
+                match status {
+                    abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, desk),
+                    abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, desk),
+                    _ => {}
+                }
+                Flown::Refused(self.unusable().unwrap_or(Reason::Refused))
+            }
+        }
+    }
+
+    /// A callback came for `slot`: it is the driver's again.
+    fn called_back(&mut self, slot: u16, desk: &mut Desk, done: &mut impl Done) {
+        let status = self.channel.take_back(slot);
+        match self.slots[usize::from(slot)].phase {
+            Phase::Flying { redo } => {
+                let mut work = self.slots[usize::from(slot)].work;
+                self.landed(&work);
+                match self.judge(slot, &mut work, status, false, desk) {
+                    Ok(len) => {
+                        self.errors = 0;
+                        // A place in the software's queue is void from here on.
+                        self.slots[usize::from(slot)].number = 0;
+                        desk.deliver(&work, self.channel.output(slot, len), done);
+                        self.recycle(slot);
+                    }
+                    Err(_) if redo => {
+                        self.held += 1;
+                        self.slots[usize::from(slot)].phase = Phase::Queued;
+                    }
+                    Err(reason) => {
+                        self.held += 1;
+                        // A dying device answers with FAIL before its event is seen.
+                        let reason = self.unusable().unwrap_or(reason);
+                        self.to_software(slot, reason, desk);
+                    }
+                }
+            }
+            Phase::Lost => {
+                add(&desk.counters.late, 1);
+                let left = desk.counters.quarantined.load(Ordering::Relaxed).saturating_sub(1);
+                set(&desk.counters.quarantined, left);
+                self.recycle(slot);
+                self.sign_of_life(status, desk.now);
+            }
+            Phase::Probe => {
+                let mut work = self.slots[usize::from(slot)].work;
+                let well = self.judge(slot, &mut work, status, true, desk).is_ok();
+                self.recycle(slot);
+                match self.trust {
+                    Trust::Suspect { sent: Some((this, _)), since, .. } if this == slot => {
+                        if well {
+                            self.recover(desk);
+                        } else {
+                            let probe_at = self.next_probe(desk.now);
+                            self.trust = Trust::Suspect { since, probe_at, sent: None };
+                        }
+                    }
+                    _ => self.sign_of_life(status, desk.now),
+                }
+            }
+            // `take_done` reports only announced requests, and those are in one of the phases above.
+            phase => unreachable!("callback of slot {slot} in phase {phase:?}"),
+        }
+    }
+
+    /// Looks at what the device says it did. `Ok` with the length of the output, or why it is not to be used.
+    fn judge(
+        &mut self,
+        slot: u16,
+        work: &mut Work,
+        status: abi::CpaStatus,
+        verify: bool,
+        desk: &mut Desk,
+    ) -> Result<usize, Reason> {
+        let results = self.channel.results(slot);
+        if status != abi::CPA_STATUS_SUCCESS || results.status != abi::CPA_DC_OK {
+            return Err(Reason::Failed);
+        }
+        let (produced, consumed) = (results.produced as usize, results.consumed as usize);
+        if consumed != work.len || produced == 0 || produced > self.channel.room() {
+            return Err(Reason::Wrong);
+        }
+        let output = self.channel.output(slot, produced);
+        match work.op {
+            Op::Compress => {
+                if results.checksum != work.crc32 {
+                    return Err(Reason::Wrong);
+                }
+                if verify || self.is_verified() {
+                    add(&desk.counters.verified, 1);
+                    let output = self.channel.output(slot, produced);
+                    let plain = self.channel.source(slot, work.len);
+                    if desk.software.decompress(output, work.len) != Ok(plain) {
+                        // Its checksum and its own verification were fine: nothing it says can be believed.
+                        self.suspect(Reason::Wrong, desk);
+                        return Err(Reason::Wrong);
+                    }
+                }
+            }
+            Op::Decompress { plain_len } => {
+                let ended = results.endOfLastBlock == abi::CPA_TRUE
+                    || !self.channel.instance().info.reports_end;
+                if produced != plain_len || !ended {
+                    return Err(Reason::Wrong);
+                }
+                work.crc32 = libdeflater::crc32(output);
+                if results.checksum != work.crc32 {
+                    return Err(Reason::Wrong);
+                }
+            }
+        }
+        Ok(produced)
+    }
+
+    /// Whether this output is one of those that are decompressed and compared.
+    fn is_verified(&mut self) -> bool {
+        if self.options.verify_every == 0 {
+            return false;
+        }
+        self.until_verify -= 1;
+        if self.until_verify > 0 {
+            return false;
+        }
+        self.until_verify = self.options.verify_every;
+        true
+    }
+
+    fn look_at_events(&mut self, desk: &mut Desk) {
+        let state = self.mailbox.state();
+        let restarts = self.mailbox.restarts.load(Ordering::Relaxed);
+        let fatals = self.mailbox.fatals.load(Ordering::Relaxed);
+        // A death between two polls counts although the state is Running again: what was in flight is gone.
+        if (state != self.state && state != State::Running) || fatals != self.fatals {
+            if self.state == State::Running {
+                self.down_since = desk.now;
+            }
+            self.flush(
+                if state == State::Restarting { Reason::Restarting } else { Reason::Fatal },
+                desk,
+            );
+        }
+        (self.state, self.fatals) = (state, fatals);
+        if restarts != self.restarts {
+            self.restarts = restarts;
+            if state == State::Running {
+                self.recover(desk);
+            }
+        }
+    }
+
+    /// Redoes what is due. No answer to anything for half the deadline: the device is silent, so redoes everything.
+    fn look_at_deadlines(&mut self, desk: &mut Desk) {
+        // Seldom enough to cost nothing, early by the pause so that nothing is late by it.
+        let pause = self.deadline / 16;
+        self.next_look = desk.now + pause;
+        // Redoing takes time as well: begin early enough for the last one.
+        let op = if self.options.direction == Direction::Decompress {
+            Op::Decompress { plain_len: 0 }
+        } else {
+            Op::Compress
+        };
+        let lead = desk.software_ns(op, self.flying_bytes).min(self.deadline / 4) + pause;
+        let mut silent = false;
+        for slot in 0..self.options.depth {
+            let at = &self.slots[slot];
+            let due = at.work.at + self.deadline <= desk.now + lead;
+            let slot = u16::try_from(slot).expect("at most 256");
+            match at.phase {
+                Phase::Flying { redo: false } if due => {
+                    add(&desk.counters.deadlines, 1);
+                    self.also_to_software(slot, Reason::Late, desk);
+                    silent |= self.last_answer + self.deadline / 2 <= desk.now;
+                }
+                Phase::Pending if due => {
+                    self.pending.retain(|&pending| pending != slot);
+                    self.to_software(slot, Reason::Busy, desk);
+                }
+                _ => {}
+            }
+        }
+        if silent {
+            self.suspect(Reason::Late, desk);
+        }
+    }
+
+    fn try_pending(&mut self, desk: &mut Desk) {
+        while let Some(&slot) = self.pending.front() {
+            match self.fly(slot, desk) {
+                Flown::Away => {
+                    self.pending.pop_front();
+                }
+                Flown::Refused(reason) => {
+                    // A suspicion raised meanwhile has emptied the queue already.
+                    if self.pending.front() == Some(&slot) {
+                        self.pending.pop_front();
+                        self.to_software(slot, reason, desk);
+                    }
+                }
+                Flown::Full => {
+                    if self.channel.owned() == 0 {
+                        self.idle_retries += 1;
+                        if self.idle_retries >= IDLE_RETRIES {
+                            // Full of nothing.
+                            self.suspect(Reason::Refused, desk);
+                        }
+                        return;
+                    }
+                    let work = self.slots[usize::from(slot)].work;
+                    if self.options.share
+                        && !desk.has_queued()
+                        && desk.software_ns(work.op, work.plain_len()) < self.wait_ns()
+                    {
+                        self.pending.pop_front();
+                        self.to_software(slot, Reason::Busy, desk);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Stops giving the device work, and redoes what it has.
+    fn suspect(&mut self, reason: Reason, desk: &mut Desk) {
+        if self.trust == Trust::Good {
+            if desk.now >= self.trusted_since.saturating_add(FORGIVEN_NS) {
+                self.backoff = BACKOFF_NS.0;
+            }
+            let probe_at = self.next_probe(desk.now);
+            self.trust = Trust::Suspect { since: desk.now, probe_at, sent: None };
+            add(&desk.counters.suspicions, 1);
+            // The event thread keeps polling it: an engine with nothing to do does not.
+            self.channel.instance().neglected.store(true, Ordering::Release);
+        }
+        self.flush(reason, desk);
+    }
+
+    fn recover(&mut self, desk: &mut Desk) {
+        self.trust = Trust::Good;
+        self.trusted_since = desk.now;
+        self.channel.instance().neglected.store(false, Ordering::Release);
+        (self.errors, self.poll_failures, self.idle_retries) = (0, 0, 0);
+        add(&desk.counters.recoveries, 1);
+    }
+
+    fn flush(&mut self, reason: Reason, desk: &mut Desk) {
+        while let Some(slot) = self.pending.pop_front() {
+            self.to_software(slot, reason, desk);
+        }
+        if self.flying == 0 {
+            return;
+        }
+        for slot in 0..self.options.depth {
+            if self.slots[slot].phase == (Phase::Flying { redo: false }) {
+                self.also_to_software(u16::try_from(slot).expect("at most 256"), reason, desk);
+            }
+        }
+    }
+
+    fn next_probe(&mut self, now: u64) -> u64 {
+        let probe_at = now + self.backoff;
+        self.backoff = (self.backoff * 2).min(BACKOFF_NS.1);
+        probe_at
+    }
+
+    /// A request given up has been answered: ask again soon.
+    fn sign_of_life(&mut self, status: abi::CpaStatus, now: u64) {
+        if let (Trust::Suspect { since, sent: None, .. }, abi::CPA_STATUS_SUCCESS) =
+            (self.trust, status)
+        {
+            self.trust = Trust::Suspect { since, probe_at: now, sent: None };
+        }
+    }
+
+    /// Sends made-up data, so that no page waits for a device that may be dead.
+    fn probe(&mut self, probe_at: u64, sent: Option<(u16, u64)>, desk: &mut Desk) {
+        let Trust::Suspect { since, .. } = self.trust else { return };
+        if let Some((_, at)) = sent {
+            if desk.now >= at + self.deadline {
+                // Not answered. Its slot stays with the device; the answer, should it come, is a sign of life.
+                let probe_at = self.next_probe(desk.now);
+                self.trust = Trust::Suspect { since, probe_at, sent: None };
+            }
+            return;
+        }
+        if desk.now < probe_at {
+            return;
+        }
+        let Some(slot) = self.probe_free.pop() else {
+            let probe_at = self.next_probe(desk.now);
+            self.trust = Trust::Suspect { since, probe_at, sent: None };
+            return;
+        };
+        let (op, bytes) = match self.options.direction {
+            Direction::Decompress => {
+                (Op::Decompress { plain_len: self.probe_plain.len() }, &self.probe_packed)
+            }
+            _ => (Op::Compress, &self.probe_plain),
+        };
+        let len = bytes.len();
+        self.channel.source_mut(slot)[..len].copy_from_slice(bytes);
+        let crc32 = libdeflater::crc32(&self.probe_plain);
+        self.slots[usize::from(slot)].work = Work { op, len, tag: 0, crc32, at: desk.now };
+        add(&desk.counters.probes, 1);
+        let status = match op {
+            Op::Compress => self.channel.compress(slot, len),
+            Op::Decompress { .. } => self.channel.decompress(slot, len),
+        };
+        self.trust = if status == abi::CPA_STATUS_SUCCESS {
+            self.slots[usize::from(slot)].phase = Phase::Probe;
+            Trust::Suspect { since, probe_at, sent: Some((slot, desk.now)) }
+        } else {
+            self.recycle(slot);
+            Trust::Suspect { since, probe_at: self.next_probe(desk.now), sent: None }
+        };
+    }
+
+    fn to_pending(&mut self, slot: u16) {
+        self.slots[usize::from(slot)].phase = Phase::Pending;
+        self.pending.push_back(slot);
+    }
+
+    /// The slot, which the device does not have, waits for software.
+    fn to_software(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
+        let at = &mut self.slots[usize::from(slot)];
+        at.phase = Phase::Queued;
+        at.number = desk.queue(Place::Pinned(slot), at.work.plain_len(), reason);
+    }
+
+    /// The slot, which the device has, waits for software as well.
+    fn also_to_software(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
+        let at = &mut self.slots[usize::from(slot)];
+        at.phase = Phase::Flying { redo: true };
+        at.number = desk.queue(Place::Pinned(slot), at.work.plain_len(), reason);
+    }
+
+    fn landed(&mut self, work: &Work) {
+        self.flying -= 1;
+        self.flying_bytes -= work.plain_len();
+    }
+
+    fn recycle(&mut self, slot: u16) {
+        self.slots[usize::from(slot)].phase = Phase::Free;
+        if usize::from(slot) < self.options.depth {
+            self.free.push(slot);
+        } else {
+            self.probe_free.push(slot);
+        }
+    }
+}
+
+/// What became of a submission.
+enum Flown {
+    /// The device has it.
+    Away,
+    /// No room.
+    Full,
+    /// Not by this device.
+    Refused(Reason),
+}

@@ -1,0 +1,421 @@
+//! One worker's engine: slots to fill, submission, delivery. It has a device when there is one to have.
+
+use crate::counters::{add, set, Counters, Reason};
+use crate::desk::{Desk, Place, Work};
+use crate::device::Device;
+use crate::instance::MAX_PIECE;
+use crate::process::Qat;
+use crate::software::Software;
+use crate::BadData;
+use std::cell::Cell;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How an engine works. Values out of range are brought into it.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Deflate level of device and software, 1 to 9. Default 1.
+    pub level: u32,
+    /// Requests in flight at most, 1 to 256. Default 128; the device's ring holds 511.
+    pub depth: usize,
+    /// Plain bytes of a piece at most, 1 to 64 KiB. Default 64 KiB. A slot takes a good two times that.
+    pub max_plain: usize,
+    /// No piece waits longer for the device, 1 ms to 60 s. Default 100 ms.
+    pub deadline: Duration,
+    /// What the session is set up for. Default both.
+    pub direction: Direction,
+    /// While the device is full, do pieces in software that are done sooner that way. Default true.
+    pub share: bool,
+    /// Of the device's compressed outputs, decompress each n-th and compare: 1 for all, 0 for none. Default 64.
+    ///
+    /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is compared always; this
+    /// finds what goes wrong after that, at about 4 µs for a page.
+    pub verify_every: u32,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            level: 1,
+            depth: 128,
+            max_plain: MAX_PIECE,
+            deadline: Duration::from_millis(100),
+            direction: Direction::Both,
+            share: true,
+            verify_every: 64,
+        }
+    }
+}
+
+impl EngineOptions {
+    fn in_range(mut self) -> Self {
+        self.level = self.level.clamp(1, 9);
+        self.depth = self.depth.clamp(1, 256);
+        self.max_plain = self.max_plain.clamp(1, MAX_PIECE);
+        self.deadline = self.deadline.clamp(Duration::from_millis(1), Duration::from_secs(60));
+        self
+    }
+
+    /// Bytes of a slot's source and destination: the expansion of deflate (stored blocks, the device's 9-bit literals)
+    /// and a margin above the device's least destination.
+    pub(crate) fn room(&self) -> usize {
+        (self.max_plain + self.max_plain / 8 + 1024).next_multiple_of(64)
+    }
+}
+
+/// Directions a session is set up for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Both.
+    Both,
+    /// Compression only.
+    Compress,
+    /// Decompression only.
+    Decompress,
+}
+
+/// What to do with a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Plain bytes to a raw deflate stream.
+    Compress,
+    /// A raw deflate stream to its plain bytes.
+    Decompress {
+        /// How many they are, exactly.
+        plain_len: usize,
+    },
+}
+
+/// A piece that is done.
+#[derive(Debug, Clone, Copy)]
+pub struct Finished<'a> {
+    /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes: up to the caller then.
+    pub bytes: &'a [u8],
+    /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
+    pub crc32: u32,
+    /// Who did it.
+    pub by: By,
+}
+
+/// Who did a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The device.
+    Device,
+    /// libdeflate on this CPU.
+    Software(Reason),
+}
+
+/// A slot to fill and submit. Give it to the engine it came from; a lease that is dropped loses its slot.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped loses its slot: submit it or give it back"]
+pub struct Lease {
+    engine: u32,
+    place: Place,
+}
+
+/// One worker, one instance, one session. Used by one thread at a time.
+#[derive(Debug)]
+pub struct Engine {
+    id: u32,
+    options: EngineOptions,
+    qat: Option<Arc<Qat>>,
+    device: Option<Device>,
+    desk: Desk,
+    plain: Vec<PlainSlot>,
+    plain_free: Vec<u16>,
+    /// What the last piece was, for estimates.
+    last_op: Op,
+    /// The clock has been read since the last poll.
+    ticked: bool,
+    /// When to look for an instance again, and the pause after that.
+    claim_at: u64,
+    claim_pause: u64,
+    /// Waits in a row that nothing came of.
+    waits: u32,
+}
+
+#[derive(Debug)]
+struct PlainSlot {
+    source: Box<[u8]>,
+    work: Work,
+    number: u64,
+}
+
+/// Slots of ordinary memory: what can wait for software at once. The device's own slots come on top.
+const PLAIN_SLOTS: u16 = 16;
+/// Software work of one `poll`, after which the caller gets its thread back.
+const POLL_BUDGET_NS: u64 = 1_000_000;
+const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
+/// An instance that has been of no use for so long is exchanged for a free one.
+const EXCHANGE_AFTER_NS: u64 = 1_000_000_000;
+
+impl Engine {
+    /// An engine on a free instance of `qat`, or without one: it works in software then, and looks again now and then.
+    pub fn new(qat: Option<&Arc<Qat>>, options: EngineOptions) -> Self {
+        static IDS: AtomicU32 = AtomicU32::new(0);
+        let options = options.in_range();
+        let room = options.room();
+        let plain = (0..PLAIN_SLOTS)
+            .map(|_| PlainSlot { source: vec![0; room].into(), work: Work::NONE, number: 0 })
+            .collect();
+        let software = Software::new(options.level, options.max_plain);
+        let pieces = options.depth + usize::from(PLAIN_SLOTS);
+        let mut engine = Self {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            qat: qat.map(Arc::clone),
+            device: None,
+            desk: Desk::new(software, pieces),
+            plain,
+            plain_free: (0..PLAIN_SLOTS).rev().collect(),
+            last_op: match options.direction {
+                Direction::Decompress => Op::Decompress { plain_len: 0 },
+                _ => Op::Compress,
+            },
+            ticked: false,
+            claim_at: 0,
+            claim_pause: CLAIM_PAUSE_NS.0,
+            waits: 0,
+            options,
+        };
+        engine.look_for_instance();
+        engine
+    }
+
+    /// Gives an engine that was made without one a device to look for instances on.
+    pub fn attach(&mut self, qat: &Arc<Qat>) {
+        if self.qat.is_none() {
+            self.qat = Some(Arc::clone(qat));
+            self.claim_at = 0;
+        }
+    }
+
+    /// Whether the next piece would go to a device.
+    pub fn on_device(&self) -> bool {
+        self.device.as_ref().is_some_and(Device::usable)
+    }
+
+    /// A slot for a piece of `plain_len` plain bytes. `None`: poll (and wait) first.
+    pub fn take(&mut self, plain_len: usize) -> Option<Lease> {
+        let place = match self.device.as_mut().filter(|device| device.usable()) {
+            None => self.plain_free.pop().map(Place::Plain),
+            Some(device) => {
+                let wait = device.wait_ns();
+                // More than half the deadline ahead of it: full, however many slots are free.
+                let slot = if wait <= device.patience() { device.lease() } else { None };
+                match slot {
+                    Some(slot) => Some(Place::Pinned(slot)),
+                    // Full. The CPU takes this piece if it is done before the device would be: then the device still
+                    // has work while the CPU is busy, so that neither stands still.
+                    None if device.is_idle()
+                        || self.options.share
+                            && self.desk.software_ns(self.last_op, plain_len) < wait =>
+                    {
+                        self.plain_free.pop().map(Place::Plain)
+                    }
+                    None => None,
+                }
+            }
+        };
+        place.map(|place| Lease { engine: self.id, place })
+    }
+
+    /// Bytes that `source` has: enough for any piece, compressed or plain.
+    pub fn capacity(&self) -> usize {
+        self.options.room()
+    }
+
+    /// The slot's source memory. Holds anything before it is filled.
+    ///
+    /// # Panics
+    ///
+    /// When the lease is another engine's.
+    pub fn source(&mut self, lease: &Lease) -> &mut [u8] {
+        assert_eq!(lease.engine, self.id, "a lease of another engine");
+        match lease.place {
+            Place::Pinned(slot) => {
+                self.device.as_mut().expect("a leased slot keeps its device").source(slot)
+            }
+            Place::Plain(slot) => &mut self.plain[usize::from(slot)].source,
+        }
+    }
+
+    /// Gives a slot back that is not needed after all.
+    ///
+    /// # Panics
+    ///
+    /// When the lease is another engine's.
+    pub fn give_back(&mut self, lease: Lease) {
+        assert_eq!(lease.engine, self.id, "a lease of another engine");
+        match lease.place {
+            Place::Pinned(slot) => {
+                self.device.as_mut().expect("a leased slot keeps its device").unlease(slot)
+            }
+            Place::Plain(slot) => self.plain_free.push(slot),
+        }
+    }
+
+    /// Takes the first `len` bytes of the slot's source as a piece. It is delivered by a later `poll`, once, with `tag`.
+    ///
+    /// # Panics
+    ///
+    /// When the lease is another engine's, or `len` is above `capacity` (compressing: above `max_plain`). A `plain_len`
+    /// above `max_plain` may come from a peer: it is delivered as bad data.
+    pub fn submit(&mut self, lease: Lease, len: usize, op: Op, tag: u64) {
+        assert_eq!(lease.engine, self.id, "a lease of another engine");
+        let limit = if op == Op::Compress { self.options.max_plain } else { self.capacity() };
+        assert!(len <= limit, "a piece of {len} bytes, {limit} at most");
+        if !self.ticked {
+            // Pieces submitted between two polls share one reading of the clock.
+            self.desk.tick();
+            self.ticked = true;
+        }
+        self.last_op = op;
+        let mut work = Work { op, len, tag, crc32: 0, at: self.desk.now };
+        if op == Op::Compress {
+            work.crc32 = libdeflater::crc32(&self.source(&lease)[..len]);
+        }
+        add(&self.desk.counters.submitted, 1);
+        add(&self.desk.counters.bytes_in, len as u64);
+        self.desk.outstanding += 1;
+        let plain_len = work.plain_len();
+        let fit = len > 0 && plain_len > 0 && plain_len <= self.options.max_plain;
+        let reason = match &self.device {
+            _ if !fit => Some(Reason::Unfit),
+            None => Some(Reason::NoInstance),
+            Some(device) => device.unusable(),
+        };
+        match lease.place {
+            Place::Pinned(slot) => {
+                let device = self.device.as_mut().expect("a leased slot keeps its device");
+                device.submit(slot, work, reason, &mut self.desk);
+            }
+            Place::Plain(slot) => {
+                let reason = reason.unwrap_or(Reason::Busy);
+                let number = self.desk.queue(lease.place, plain_len, reason);
+                let slot = &mut self.plain[usize::from(slot)];
+                (slot.work, slot.number) = (work, number);
+            }
+        }
+    }
+
+    /// Collects what the device has done, looks after the device, does some of the pieces that wait for software.
+    /// `done` gets each piece's tag and what it came to; the bytes are valid during the call. Returns how many there were.
+    pub fn poll(&mut self, mut done: impl FnMut(u64, Result<Finished<'_>, BadData>)) -> usize {
+        self.desk.tick();
+        let before = self.desk.outstanding;
+        if let Some(device) = &mut self.device {
+            device.collect(&mut self.desk, &mut done);
+            device.tend(&mut self.desk);
+            set(&self.desk.counters.in_flight, device.in_flight() as u64);
+        }
+        if self.desk.now >= self.claim_at {
+            self.look_for_instance();
+        }
+        self.run_software(&mut done);
+        self.ticked = false;
+        let delivered = before - self.desk.outstanding;
+        if delivered > 0 {
+            self.waits = 0;
+        }
+        delivered
+    }
+
+    /// Sleeps 20 to 50 µs when there is nothing to do but wait for the device; call it when `poll` returned 0.
+    ///
+    /// Sets the calling thread's timer slack to 1 µs, once: with the default of 50 µs the sleep would be three times as long.
+    pub fn wait(&mut self) {
+        thread_local! {
+            static SLACK_SET: Cell<bool> = const { Cell::new(false) };
+        }
+        if self.desk.outstanding == 0 || self.desk.has_queued() {
+            return;
+        }
+        if !SLACK_SET.replace(true) {
+            // Refused only by a kernel that does not know it; the sleeps are longer then, nothing else.
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
+        }
+        // A device that is busy answers soon; one that has been quiet for some sleeps gets longer ones.
+        let pause = if self.waits < 4 { 20 } else { 50 };
+        self.waits += 1;
+        std::thread::sleep(Duration::from_micros(pause));
+    }
+
+    /// Pieces submitted and not delivered.
+    pub fn in_flight(&self) -> usize {
+        self.desk.outstanding
+    }
+
+    /// The engine's counters.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.desk.counters
+    }
+
+    fn run_software(&mut self, done: &mut impl FnMut(u64, Result<Finished<'_>, BadData>)) {
+        let end = self.desk.now + POLL_BUDGET_NS;
+        while let Some(queued) = self.desk.next() {
+            match queued.place {
+                Place::Plain(slot) => {
+                    let at = &self.plain[usize::from(slot)];
+                    debug_assert_eq!(
+                        at.number, queued.number,
+                        "a plain slot has one piece at a time"
+                    );
+                    self.desk.redo(&at.work, &at.source[..at.work.len], queued.reason, done);
+                    self.plain_free.push(slot);
+                }
+                Place::Pinned(slot) => {
+                    let device = self.device.as_mut().expect("a queued slot keeps its device");
+                    device.redo(slot, &queued, &mut self.desk, done);
+                }
+            }
+            // Load sharing: back to the device after each piece, lest it runs dry meanwhile.
+            if queued.reason == Reason::Busy || self.desk.now >= end {
+                break;
+            }
+        }
+    }
+
+    /// Claims a free instance, if this engine has none or one that has been dead for a while.
+    fn look_for_instance(&mut self) {
+        let Some(qat) = &self.qat else {
+            self.claim_at = u64::MAX;
+            return;
+        };
+        if self
+            .device
+            .as_ref()
+            .is_some_and(|device| !device.is_useless_since(self.desk.now, EXCHANGE_AFTER_NS))
+        {
+            self.claim_at = self.desk.now + EXCHANGE_AFTER_NS;
+            return;
+        }
+        self.claim_at = self.desk.now + self.claim_pause;
+        self.claim_pause = (self.claim_pause * 2).min(CLAIM_PAUSE_NS.1);
+        let Some(instance) = qat.claim() else { return };
+        match Device::new(qat.api(), &instance, &self.options, &mut self.desk) {
+            Ok(device) => {
+                instance.report(Some(Arc::clone(&self.desk.counters)), None);
+                if let Some(old) = self.device.replace(device) {
+                    old.leave(qat, &mut self.desk);
+                }
+                self.claim_pause = CLAIM_PAUSE_NS.0;
+            }
+            Err(error) => {
+                instance.release();
+                instance.report(None, Some(error.to_string()));
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// Pieces that were not delivered are given up. Waits for the device as long as the deadline, when it works.
+    fn drop(&mut self) {
+        if let (Some(device), Some(qat)) = (self.device.take(), &self.qat) {
+            device.leave(qat, &mut self.desk);
+        }
+    }
+}

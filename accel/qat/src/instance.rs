@@ -1,0 +1,250 @@
+//! One instance: its handle, what it can do, who has it.
+
+#![expect(unsafe_code, reason = "the C interface of libqat")]
+
+use crate::channel::ChannelError;
+use crate::counters::Counters;
+use crate::load::Api;
+use crate::mailbox::{on_event, Mailbox};
+use crate::memory::{Pinned, ALIGN};
+use qat_abi as abi;
+use qat_abi::{CpaBufferList, CpaFlatBuffer, CpaInstanceHandle, CpaStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What an instance is, as the library tells.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct InstanceInfo {
+    /// The library's name for it.
+    pub name: String,
+    /// The kind of device.
+    pub part: String,
+    /// Which device (`packageId`).
+    pub package: u16,
+    /// PCI bus, device and function, as in `bus:device.function`.
+    pub address: String,
+    /// NUMA node.
+    pub node: i32,
+    /// A compression that fails the device's own check comes back as stored blocks.
+    pub recovers: bool,
+    /// Decompression tells whether the final block was reached.
+    pub reports_end: bool,
+}
+
+/// An instance of the process.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    handle: CpaInstanceHandle,
+    pub(crate) ordinal: u16,
+    pub(crate) mailbox: &'static Mailbox,
+    pub(crate) info: InstanceInfo,
+    /// Under suspicion by its engine, or left behind by one: the event thread polls it.
+    pub(crate) neglected: AtomicBool,
+    claimed: AtomicBool,
+    /// Set once `cpaDcStartInstance` succeeded; the intermediate buffers live as long.
+    started: Mutex<Option<Vec<Pinned>>>,
+    counters: Mutex<Option<Arc<Counters>>>,
+    problem: Mutex<Option<String>>,
+}
+
+// SAFETY: the handle is a token for the library, whose functions may be called from any thread.
+unsafe impl Send for Instance {}
+// SAFETY: as above; everything else in it is atomic or behind a lock.
+unsafe impl Sync for Instance {}
+
+/// An instance that is there and cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Unfit {
+    /// The library's name for it.
+    pub name: String,
+    /// What it lacks.
+    pub lacks: String,
+}
+
+/// Largest piece an engine takes, plain bytes: what intermediate buffers are made for.
+pub const MAX_PIECE: usize = 64 << 10;
+
+impl Instance {
+    /// Asks the library about `handle`; `Err` for an instance that cannot do the work.
+    pub(crate) fn probe(api: &Api, handle: CpaInstanceHandle, ordinal: u16) -> Result<Self, Unfit> {
+        let nameless = || format!("instance {ordinal}");
+        let unfit = |name: String, lacks: &str| Unfit { name, lacks: lacks.to_owned() };
+        let mailbox = Mailbox::of(usize::from(ordinal))
+            .ok_or_else(|| unfit(nameless(), "a place: more instances than this driver counts"))?;
+        let mut info = abi::CpaInstanceInfo2::ZERO;
+        // SAFETY: the handle came from the library; the pointer is to a live local.
+        if unsafe { (api.info2)(handle, &raw mut info) } != abi::CPA_STATUS_SUCCESS {
+            return Err(unfit(nameless(), "an answer to cpaDcInstanceGetInfo2"));
+        }
+        let mut name = text(&info.instName);
+        if name.is_empty() {
+            name = nameless();
+        }
+        let mut can = abi::CpaDcInstanceCapabilities::default();
+        // SAFETY: as above.
+        if unsafe { (api.capabilities)(handle, &raw mut can) } != abi::CPA_STATUS_SUCCESS {
+            return Err(unfit(name, "an answer to cpaDcQueryCapabilities"));
+        }
+        for (has, what) in [
+            (can.statelessDeflateCompression, "stateless deflate compression"),
+            (can.statelessDeflateDecompression, "stateless deflate decompression"),
+            (can.checksumCRC32, "CRC-32"),
+            (can.dynamicHuffman, "dynamic Huffman trees"),
+            (can.compressAndVerify, "compress-and-verify"),
+            (info.isPolled, "polling"),
+        ] {
+            if has != abi::CPA_TRUE {
+                return Err(unfit(name, what));
+            }
+        }
+        let bus = info.physInstId.busAddress;
+        let info = InstanceInfo {
+            name,
+            part: text(&info.partName),
+            package: info.physInstId.packageId,
+            address: format!("{:02x}:{:02x}.{}", bus >> 8, bus >> 3 & 0x1f, bus & 7),
+            node: i32::try_from(info.nodeAffinity).unwrap_or(0),
+            recovers: can.compressAndVerifyAndRecover == abi::CPA_TRUE,
+            reports_end: can.endOfLastBlock == abi::CPA_TRUE,
+        };
+        mailbox.reset();
+        let tag = std::ptr::without_provenance_mut(usize::from(ordinal));
+        // SAFETY: the callback does not unwind and takes a number for its tag.
+        let status = unsafe { (api.set_notification)(handle, Some(on_event), tag) };
+        if status != abi::CPA_STATUS_SUCCESS {
+            // Without events a dead device would only be found by deadlines, and a restarted one by probes.
+            return Err(unfit(info.name, "events (cpaDcInstanceSetNotificationCb failed)"));
+        }
+        Ok(Self {
+            handle,
+            ordinal,
+            mailbox,
+            info,
+            neglected: AtomicBool::new(false),
+            claimed: AtomicBool::new(false),
+            started: Mutex::new(None),
+            counters: Mutex::new(None),
+            problem: Mutex::new(None),
+        })
+    }
+
+    pub(crate) fn handle(&self) -> CpaInstanceHandle {
+        self.handle
+    }
+
+    /// Takes the instance for one engine.
+    pub(crate) fn claim(&self) -> bool {
+        self.claimed.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn release(&self) {
+        self.neglected.store(false, Ordering::Relaxed);
+        *lock(&self.counters) = None;
+        self.claimed.store(false, Ordering::Release);
+    }
+
+    /// The counters of the engine that has it, and what went wrong when one tried.
+    pub(crate) fn report(&self, counters: Option<Arc<Counters>>, problem: Option<String>) {
+        *lock(&self.counters) = counters;
+        *lock(&self.problem) = problem;
+    }
+
+    pub(crate) fn reported(&self) -> (Option<Arc<Counters>>, Option<String>) {
+        (lock(&self.counters).clone(), lock(&self.problem).clone())
+    }
+
+    /// Runs callbacks. Safe from any thread; the library lets one poll at a time.
+    pub(crate) fn poll(&self, api: &Api) -> CpaStatus {
+        // SAFETY: the handle came from the library and is not stopped while this instance is in use.
+        unsafe { (api.poll_instance)(self.handle, 0) }
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        lock(&self.started).is_some()
+    }
+
+    /// Starts the instance unless an earlier engine has.
+    pub(crate) fn start(&self, api: &'static Api) -> Result<(), ChannelError> {
+        let mut started = lock(&self.started);
+        if started.is_some() {
+            return Ok(());
+        }
+        let call = |call: &'static str, status: CpaStatus| match status {
+            abi::CPA_STATUS_SUCCESS => Ok(()),
+            status => Err(ChannelError::Call { instance: self.info.name.clone(), call, status }),
+        };
+        // SAFETY: the handle came from the library; libusdm's function has the type asked for and lives for ever.
+        let status = unsafe { (api.set_translation)(self.handle, Some(api.virt_to_phys)) };
+        call("cpaDcSetAddressTranslation", status)?;
+        let mut count = 0;
+        // SAFETY: as above; the pointer is to a live local.
+        let status = unsafe { (api.num_intermediate)(self.handle, &raw mut count) };
+        call("cpaDcGetNumIntermediateBuffers", status)?;
+        let mut meta = 0;
+        // SAFETY: as above.
+        let status = unsafe { (api.meta_size)(self.handle, 1, &raw mut meta) };
+        call("cpaDcBufferListGetMetaSize", status)?;
+        let buffers = (0..count)
+            .map(|_| self.intermediate(api, meta as usize))
+            .collect::<Result<Vec<_>, ChannelError>>()?;
+        let mut lists: Vec<*mut CpaBufferList> =
+            buffers.iter().map(|buffer| buffer.start().cast()).collect();
+        let lists = if lists.is_empty() { std::ptr::null_mut() } else { lists.as_mut_ptr() };
+        // SAFETY: `lists` has `count` lists in pinned memory, which lives until the instance has been stopped.
+        let status = unsafe { (api.start_instance)(self.handle, count, lists) };
+        call("cpaDcStartInstance", status)?;
+        *started = Some(buffers);
+        Ok(())
+    }
+
+    /// Stops the instance if it was started. `leak`: the device may still write to the intermediate buffers.
+    pub(crate) fn stop(&self, api: &Api, leak: bool) {
+        let Some(buffers) = lock(&self.started).take() else { return };
+        // SAFETY: the handle came from the library, and no engine uses it any more.
+        let status = unsafe { (api.stop_instance)(self.handle) };
+        if leak || status != abi::CPA_STATUS_SUCCESS {
+            std::mem::forget(buffers);
+        }
+    }
+
+    /// A buffer for the device's first pass with dynamic trees: devices before 4xxx have no memory of their own.
+    fn intermediate(&self, api: &'static Api, meta: usize) -> Result<Pinned, ChannelError> {
+        // Twice the largest output, as Intel's API document asks.
+        let room = 2 * MAX_PIECE.next_multiple_of(4096) + 4096;
+        let data = 128 + meta.next_multiple_of(ALIGN);
+        let len = data + room;
+        let memory = Pinned::new(api, len, self.info.node)
+            .ok_or_else(|| ChannelError::Memory { instance: self.info.name.clone(), len })?;
+        let at = |offset: usize| memory.start().wrapping_add(offset);
+        let flat = CpaFlatBuffer {
+            dataLenInBytes: u32::try_from(room).expect("a constant"),
+            pData: at(data),
+        };
+        let list = CpaBufferList {
+            numBuffers: 1,
+            pBuffers: at(64).cast(),
+            pUserData: std::ptr::null_mut(),
+            pPrivateMetaData: at(128).cast(),
+        };
+        // SAFETY: aligned and within the new allocation.
+        unsafe { at(64).cast::<CpaFlatBuffer>().write(flat) };
+        // SAFETY: as above; the two do not overlap.
+        unsafe { at(0).cast::<CpaBufferList>().write(list) };
+        Ok(memory)
+    }
+}
+
+/// A text of the library, up to its 0 byte.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
+}
+
+/// These locks guard plain values that are whole at any time, so a panic elsewhere does not spoil them.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

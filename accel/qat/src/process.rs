@@ -1,0 +1,295 @@
+//! The device as the process has it: started once, its instances claimed by engines, its events polled by one thread,
+//! stopped when the last engine has gone.
+
+#![expect(unsafe_code, reason = "the C interface of libqat")]
+
+use crate::channel::Channel;
+use crate::instance::{lock, Instance, InstanceInfo, Unfit};
+use crate::load::{Api, Libraries};
+use crate::mailbox::State;
+use qat_abi as abi;
+use qat_abi::CpaStatus;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How to start the library.
+#[derive(Debug, Clone)]
+pub struct StartOptions {
+    /// Process name given to the library: a section of the configuration file where one is used. The default is the
+    /// environment's `QAT_SECTION_NAME`, or "SHIM", which is what QATzip uses.
+    pub section: String,
+    /// Time between two looks for events of the device. Default 10 ms.
+    pub event_interval: Duration,
+}
+
+impl Default for StartOptions {
+    fn default() -> Self {
+        let section = std::env::var("QAT_SECTION_NAME").unwrap_or_else(|_| "SHIM".into());
+        Self { section, event_interval: Duration::from_millis(10) }
+    }
+}
+
+/// Why the libraries are there and the device is not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// `icp_sal_userIsQatAvailable` says no: no device, no virtual functions, no permission on /dev/vfio.
+    #[error("libqat finds no usable QAT device on this host")]
+    Unavailable,
+    /// The process has it already; the library can be started once.
+    #[error("this process has started QAT already")]
+    AlreadyStarted,
+    /// `icp_sal_userStartMultiProcess` failed: all virtual functions are taken, or the service qat (qatmgr) is not there.
+    #[error("icp_sal_userStartMultiProcess(\"{section}\") answered {status}")]
+    Start {
+        /// The section asked for.
+        section: String,
+        /// `CpaStatus`.
+        status: CpaStatus,
+    },
+    /// The section's name has a NUL in it.
+    #[error("section name {0:?} has a NUL byte")]
+    Section(String),
+    /// No thread for the device's events: without it a dead device would look like a slow one.
+    #[error("cannot start the thread for device events: {0}")]
+    Thread(String),
+    /// It started, and there is no instance for compression.
+    #[error("no instance for compression ({} found that cannot be used); the device's service may be set to crypto only", .0.len())]
+    NoInstance(Vec<Unfit>),
+}
+
+/// The started device. Engines hold it; when the last of them and the caller have let go, it is stopped.
+#[derive(Debug)]
+pub struct Qat {
+    inner: Arc<Inner>,
+    events: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    api: &'static Api,
+    /// `icp_sal_userStartMultiProcess` succeeded, so a stop is owed.
+    running: bool,
+    instances: Vec<Arc<Instance>>,
+    unfit: Vec<Unfit>,
+    /// Channels of engines that have gone while the device still had requests.
+    orphans: Mutex<Vec<Channel>>,
+    stopping: AtomicBool,
+}
+
+/// One `Qat` per process: the library knows only one start.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// How long a stop waits for requests that are still with the device.
+const STOP_GRACE: Duration = Duration::from_millis(250);
+
+impl Qat {
+    /// Starts the library and asks it for instances.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no device; all of them are normal on a host without one.
+    pub fn start(libraries: &Libraries, options: &StartOptions) -> Result<Arc<Self>, StartError> {
+        let section = CString::new(options.section.clone())
+            .map_err(|_| StartError::Section(options.section.clone()))?;
+        let api = libraries.api;
+        if STARTED.swap(true, Ordering::AcqRel) {
+            return Err(StartError::AlreadyStarted);
+        }
+        let inner = Arc::new(Inner::start(api, &section)?);
+        let (of_thread, interval) = (Arc::clone(&inner), options.event_interval);
+        let events = std::thread::Builder::new()
+            .name("qat-events".into())
+            .spawn(move || of_thread.watch(interval))
+            .map_err(|error| StartError::Thread(error.to_string()))?;
+        Ok(Arc::new(Self { inner, events: Some(events) }))
+    }
+
+    /// Instances that engines can use.
+    pub fn instances(&self) -> impl ExactSizeIterator<Item = &InstanceInfo> {
+        self.inner.instances.iter().map(|instance| &instance.info)
+    }
+
+    /// Instances that are there and cannot be used.
+    pub fn unfit(&self) -> &[Unfit] {
+        &self.inner.unfit
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<Instance>] {
+        &self.inner.instances
+    }
+
+    pub(crate) fn api(&self) -> &'static Api {
+        self.inner.api
+    }
+
+    /// A free instance whose device runs, claimed.
+    pub(crate) fn claim(&self) -> Option<Arc<Instance>> {
+        self.inner
+            .instances
+            .iter()
+            .find(|instance| instance.mailbox.state() == State::Running && instance.claim())
+            .map(Arc::clone)
+    }
+
+    /// Takes a channel whose engine has gone. It is closed when the device has given everything back.
+    pub(crate) fn leave(&self, channel: Channel) {
+        if let Err(channel) = channel.close() {
+            channel.instance().neglected.store(true, Ordering::Release);
+            lock(&self.inner.orphans).push(channel);
+        }
+    }
+}
+
+impl Drop for Qat {
+    fn drop(&mut self) {
+        self.inner.stopping.store(true, Ordering::Release);
+        if let Some(events) = self.events.take() {
+            events.thread().unpark();
+            // A panic there has been reported already; the stop goes on.
+            let _ = events.join();
+        }
+        // The thread has let go, so this is the last owner: dropping it stops the library.
+    }
+}
+
+impl Inner {
+    fn start(api: &'static Api, section: &std::ffi::CStr) -> Result<Self, StartError> {
+        // From here on dropping `inner` undoes what has been done, also `STARTED`.
+        let mut inner = Self {
+            api,
+            running: false,
+            instances: Vec::new(),
+            unfit: Vec::new(),
+            orphans: Mutex::new(Vec::new()),
+            stopping: AtomicBool::new(false),
+        };
+        // SAFETY: no preconditions.
+        if unsafe { (api.is_available)() } != abi::CPA_TRUE {
+            return Err(StartError::Unavailable);
+        }
+        let start =
+            |status| StartError::Start { section: section.to_string_lossy().into_owned(), status };
+        // SAFETY: a NUL-terminated string, copied by the library.
+        let status = unsafe { (api.start)(section.as_ptr(), abi::CPA_FALSE) };
+        if status != abi::CPA_STATUS_SUCCESS {
+            return Err(start(status));
+        }
+        inner.running = true;
+        for (ordinal, handle) in Self::handles(api).map_err(start)?.into_iter().enumerate() {
+            let Ok(ordinal) = u16::try_from(ordinal) else { break };
+            match Instance::probe(api, handle, ordinal) {
+                Ok(instance) => inner.instances.push(Arc::new(instance)),
+                Err(unfit) => inner.unfit.push(unfit),
+            }
+        }
+        if inner.instances.is_empty() {
+            return Err(StartError::NoInstance(std::mem::take(&mut inner.unfit)));
+        }
+        spread(&mut inner.instances);
+        Ok(inner)
+    }
+
+    fn handles(api: &Api) -> Result<Vec<abi::CpaInstanceHandle>, CpaStatus> {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live local.
+        let status = unsafe { (api.num_instances)(&raw mut count) };
+        if status != abi::CPA_STATUS_SUCCESS {
+            return Err(status);
+        }
+        let mut handles = vec![std::ptr::null_mut(); usize::from(count)];
+        if handles.is_empty() {
+            return Ok(handles);
+        }
+        // SAFETY: room for `count` handles.
+        match unsafe { (api.instances)(count, handles.as_mut_ptr()) } {
+            abi::CPA_STATUS_SUCCESS => Ok(handles),
+            status => Err(status),
+        }
+    }
+
+    /// The event thread.
+    fn watch(&self, interval: Duration) {
+        while !self.stopping.load(Ordering::Acquire) {
+            std::thread::park_timeout(interval);
+            // SAFETY: the library is started. FAIL and RETRY both mean that there was nothing.
+            let _: CpaStatus = unsafe { (self.api.poll_events)() };
+            for instance in &self.instances {
+                let unwell = instance.mailbox.state() != State::Running;
+                // A device restarts only when its rings have been polled empty, and an engine without work does not
+                // poll. The engine polls as well; the library serves one of the two at a time.
+                if (unwell || instance.neglected.load(Ordering::Acquire)) && instance.is_started() {
+                    instance.poll(self.api);
+                }
+            }
+            self.bury();
+        }
+    }
+
+    /// Closes the orphans whose requests have all come back.
+    fn bury(&self) {
+        let mut orphans = lock(&self.orphans);
+        let left = std::mem::take(&mut *orphans);
+        orphans.extend(left.into_iter().filter_map(|channel| channel.close().err()));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let end = Instant::now() + STOP_GRACE;
+        loop {
+            self.bury();
+            if lock(&self.orphans).is_empty() || Instant::now() >= end {
+                break;
+            }
+            // SAFETY: the library is started.
+            let _: CpaStatus = unsafe { (self.api.poll_events)() };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // What has not come back by now may still be written to by the device: that memory is never given back.
+        let lost: Vec<u16> = std::mem::take(&mut *lock(&self.orphans))
+            .into_iter()
+            .map(|channel| {
+                let ordinal = channel.instance().ordinal;
+                channel.abandon();
+                ordinal
+            })
+            .collect();
+        for instance in &self.instances {
+            instance.stop(self.api, lost.contains(&instance.ordinal));
+        }
+        if self.running {
+            // SAFETY: started, all engines have gone, the event thread has been joined.
+            let _: CpaStatus = unsafe { (self.api.stop)() };
+        }
+        STARTED.store(false, Ordering::Release);
+    }
+}
+
+/// Orders the instances so that the first engines go to different devices.
+fn spread(instances: &mut [Arc<Instance>]) {
+    let mut seen: Vec<(u16, usize)> = Vec::new();
+    let turns: Vec<(u16, usize)> = instances
+        .iter()
+        .map(|instance| {
+            let package = instance.info.package;
+            let turn = match seen.iter_mut().find(|(this, _)| *this == package) {
+                Some((_, count)) => {
+                    *count += 1;
+                    *count
+                }
+                None => {
+                    seen.push((package, 0));
+                    0
+                }
+            };
+            (instance.ordinal, turn)
+        })
+        .collect();
+    instances.sort_by_key(|instance| {
+        turns.iter().find(|(ordinal, _)| *ordinal == instance.ordinal).map(|&(_, turn)| turn)
+    });
+}
