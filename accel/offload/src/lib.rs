@@ -1,0 +1,312 @@
+//! Units of deflate-qz, made and read by a QAT engine with many pieces in flight.
+//!
+//! A unit is up to a megabyte; a device works on pieces of 64 KiB. An [`Offload`] belongs to one worker thread. It cuts
+//! a unit into pieces, keeps several units in flight on its [`Engine`], and gives each back when its last piece is done:
+//!
+//! ```text
+//! compress(carry)   ─► pieces of 64 KiB ─► engine ─► streams, any order ─► poll: carry, Done::Streams ─► members
+//! decompress(carry) ─► one per member   ─► engine ─► plain, any order   ─► poll: carry, Done::Plain
+//! ```
+//!
+//! The *carry* is the caller's: it comes back with its unit, exactly once. The engine redoes in software what its device
+//! refuses, fails or is late with; here nobody knows.
+//!
+//! What fails: a payload whose members no device takes (above 64 KiB plain, or too many) is refused at once, and one
+//! that does not decode comes back as [`Done::Bad`]: in both cases the caller decodes it in software, which also finds
+//! the words for what is wrong. Nothing else fails.
+//!
+//! Limits: `units` in flight, each of at most `max_plain` bytes; all memory is allocated at the start.
+
+use codec::qz;
+use qat::{Engine, Op};
+
+/// What the caller gives along with a unit, and gets back with it.
+pub trait Carry {
+    /// The bytes to work on where the carry holds them; `None` when they are in the unit's buffer
+    /// ([`Offload::buffer`]). The same each time it is called.
+    fn input(&self) -> Option<&[u8]>;
+}
+
+/// What a unit came to.
+#[derive(Debug)]
+pub enum Done<'a> {
+    /// Compressed.
+    Streams(Streams<'a>),
+    /// Decompressed, and each member's CRC-32 checked.
+    Plain(&'a [u8]),
+    /// A member that does not decode to what it states.
+    Bad,
+}
+
+/// The deflate streams of a unit, in order.
+#[derive(Debug)]
+pub struct Streams<'a> {
+    pieces: &'a [Piece],
+    output: &'a [u8],
+    stride: usize,
+}
+
+impl Streams<'_> {
+    /// Length of the payload that [`write`](Self::write) makes, bytes.
+    pub fn payload_len(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.done_len + qz::MEMBER_OVERHEAD).sum()
+    }
+
+    /// Writes the members to the front of `out`, and returns their length; `None` if they do not fit.
+    pub fn write(&self, out: &mut [u8]) -> Option<usize> {
+        let mut at = 0;
+        for (number, piece) in self.pieces.iter().enumerate() {
+            let stream = &self.output[number * self.stride..][..piece.done_len];
+            let plain_len = u32::try_from(piece.plain_len).ok()?;
+            at += qz::write_member(out.get_mut(at..)?, stream, piece.crc32, plain_len)?;
+        }
+        Some(at)
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Piece {
+    /// Where its input begins, bytes.
+    at: usize,
+    input_len: usize,
+    plain_len: usize,
+    /// Where its output goes, bytes.
+    to: usize,
+    done_len: usize,
+    /// Compressing: of the plain bytes. Decompressing: what the member states.
+    crc32: u32,
+}
+
+#[derive(Debug)]
+struct Unit<C> {
+    carry: Option<C>,
+    decompress: bool,
+    input: Box<[u8]>,
+    output: Box<[u8]>,
+    pieces: Vec<Piece>,
+    /// Pieces that the engine has been given, and those it has given back.
+    submitted: usize,
+    done: usize,
+    bad: bool,
+}
+
+/// One worker's units in flight on its engine.
+#[derive(Debug)]
+pub struct Offload<C> {
+    engine: Engine,
+    units: Vec<Unit<C>>,
+    free: Vec<u16>,
+    /// Units with pieces that found no slot, oldest first.
+    waiting: Vec<u16>,
+    stride: usize,
+    max_pieces: usize,
+}
+
+impl<C: Carry> Offload<C> {
+    /// Keeps up to `units` units of at most `max_plain` bytes in flight on `engine`, whose pieces must be able to hold
+    /// [`qz::MEMBER_PLAIN`] bytes.
+    pub fn new(engine: Engine, units: u16, max_plain: usize) -> Self {
+        let stride = engine.capacity();
+        // A peer may cut finer than we do.
+        let max_pieces = max_plain.div_ceil(qz::MEMBER_PLAIN) * 2;
+        let unit = |_| Unit {
+            carry: None,
+            decompress: false,
+            input: vec![0; max_plain].into(),
+            output: vec![0; stride * max_plain.div_ceil(qz::MEMBER_PLAIN)].into(),
+            pieces: Vec::with_capacity(max_pieces),
+            submitted: 0,
+            done: 0,
+            bad: false,
+        };
+        Self {
+            engine,
+            units: (0..units).map(unit).collect(),
+            free: (0..units).rev().collect(),
+            waiting: Vec::with_capacity(usize::from(units)),
+            stride,
+            max_pieces,
+        }
+    }
+
+    /// Whether another unit can be begun.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Units begun and not given back.
+    pub fn kept(&self) -> usize {
+        self.units.len() - self.free.len()
+    }
+
+    /// The engine, for its counters.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Where the caller may build the bytes of the next unit, `max_plain` of them; `None` without room.
+    pub fn buffer(&mut self) -> Option<&mut [u8]> {
+        self.free.last().map(|&unit| &mut *self.units[usize::from(unit)].input)
+    }
+
+    /// Begins to compress `carry.input()`, or the first `len` bytes of the buffer.
+    ///
+    /// # Panics
+    ///
+    /// Without room, and when there are more than `max_plain` bytes.
+    pub fn compress(&mut self, carry: C, len: usize) {
+        let number = self.free.pop().expect("the caller asks has_room first");
+        let unit = &mut self.units[usize::from(number)];
+        let len = carry.input().map_or(len, <[u8]>::len);
+        assert!(len <= unit.input.len(), "a unit of {len} bytes, {} at most", unit.input.len());
+        unit.pieces.clear();
+        for (piece, at) in (0..len).step_by(qz::MEMBER_PLAIN).enumerate() {
+            let plain_len = qz::MEMBER_PLAIN.min(len - at);
+            let to = piece * self.stride;
+            unit.pieces.push(Piece { at, input_len: plain_len, plain_len, to, ..Piece::default() });
+        }
+        unit.begin(carry, false);
+        self.submit(number);
+    }
+
+    /// Begins to decompress the members in `carry.input()` to `plain_len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Gives the carry back when a device cannot take these members, or they are malformed.
+    ///
+    /// # Panics
+    ///
+    /// Without room, and when the carry has no input of its own.
+    pub fn decompress(&mut self, carry: C, plain_len: usize) -> Result<(), C> {
+        let number = *self.free.last().expect("the caller asks has_room first");
+        let unit = &mut self.units[usize::from(number)];
+        if plain_len > unit.output.len() || !self.engine.on_device() {
+            return Err(carry);
+        }
+        let payload = carry.input().expect("the payload is the carry's");
+        unit.pieces.clear();
+        let Ok(members) = qz::members(payload, plain_len) else { return Err(carry) };
+        let mut to = 0;
+        for member in members {
+            let fits = member.plain_len <= qz::MEMBER_PLAIN
+                && member.deflate.len() <= self.stride
+                && unit.pieces.len() < self.max_pieces;
+            if !fits {
+                return Err(carry);
+            }
+            unit.pieces.push(Piece {
+                at: member.at + qz::HEADER_LEN,
+                input_len: member.deflate.len(),
+                plain_len: member.plain_len,
+                to,
+                done_len: 0,
+                crc32: member.crc32,
+            });
+            to += member.plain_len;
+        }
+        if unit.pieces.is_empty() {
+            return Err(carry);
+        }
+        self.free.pop();
+        unit.begin(carry, true);
+        self.submit(number);
+        Ok(())
+    }
+
+    /// Gives back what is done. With `idle` the caller has nothing else to do, and this may sleep for some 50 us.
+    pub fn poll(&mut self, idle: bool, done: &mut dyn FnMut(C, Done<'_>)) {
+        let Self { engine, units, free, stride, .. } = self;
+        let delivered = engine.poll(|tag, finished| {
+            let (number, piece) = untag(tag);
+            let unit = &mut units[number];
+            unit.take(piece, finished.map(|finished| (finished.bytes, finished.crc32)).ok());
+            if unit.done < unit.pieces.len() {
+                return;
+            }
+            let carry = unit.carry.take().expect("a unit in flight has its carry");
+            let len = unit.pieces.last().map_or(0, |last| last.to + last.done_len);
+            done(
+                carry,
+                match (unit.bad, unit.decompress) {
+                    (true, _) => Done::Bad,
+                    (false, true) => Done::Plain(&unit.output[..len]),
+                    (false, false) => Done::Streams(Streams {
+                        pieces: &unit.pieces,
+                        output: &unit.output,
+                        stride: *stride,
+                    }),
+                },
+            );
+            // Below `units.len()`, which is a u16.
+            free.push(u16::try_from(number).unwrap_or(u16::MAX));
+        });
+        for _ in 0..self.waiting.len() {
+            let number = self.waiting.remove(0);
+            self.submit(number);
+        }
+        if idle && delivered == 0 {
+            self.engine.wait();
+        }
+    }
+
+    /// Gives the engine the pieces of a unit that it has room for.
+    fn submit(&mut self, number: u16) {
+        let unit = &mut self.units[usize::from(number)];
+        while let Some(piece) = unit.pieces.get(unit.submitted) {
+            let Some(lease) = self.engine.take(piece.plain_len) else {
+                self.waiting.push(number);
+                return;
+            };
+            let own = unit.carry.as_ref().and_then(Carry::input);
+            let input = &own.unwrap_or(&unit.input)[piece.at..][..piece.input_len];
+            self.engine.source(&lease)[..input.len()].copy_from_slice(input);
+            let op = if unit.decompress {
+                Op::Decompress { plain_len: piece.plain_len }
+            } else {
+                Op::Compress
+            };
+            self.engine.submit(lease, piece.input_len, op, tag(number, unit.submitted));
+            unit.submitted += 1;
+        }
+    }
+}
+
+impl<C> Unit<C> {
+    fn begin(&mut self, carry: C, decompress: bool) {
+        self.carry = Some(carry);
+        self.decompress = decompress;
+        (self.submitted, self.done, self.bad) = (0, 0, false);
+    }
+
+    /// Keeps the output of a piece: its bytes and the CRC-32 of its plain bytes; `None` for one that does not decode.
+    fn take(&mut self, piece: usize, output: Option<(&[u8], u32)>) {
+        self.done += 1;
+        let piece = &mut self.pieces[piece];
+        let Some((bytes, crc32)) = output else {
+            self.bad = true;
+            return;
+        };
+        if self.decompress {
+            self.bad |= crc32 != piece.crc32 || bytes.len() != piece.plain_len;
+        }
+        // A stream is never longer than the engine's own buffers, which is what the stride is.
+        match self.output.get_mut(piece.to..piece.to + bytes.len()) {
+            Some(place) => place.copy_from_slice(bytes),
+            None => self.bad = true,
+        }
+        piece.done_len = bytes.len();
+        if !self.decompress {
+            piece.crc32 = crc32;
+        }
+    }
+}
+
+fn tag(unit: u16, piece: usize) -> u64 {
+    (u64::from(unit) << 32) | piece as u64
+}
+
+fn untag(tag: u64) -> (usize, usize) {
+    let [_, _, b0, b1, p0, p1, p2, p3] = tag.to_be_bytes();
+    (usize::from(u16::from_be_bytes([b0, b1])), u32::from_be_bytes([p0, p1, p2, p3]) as usize)
+}
