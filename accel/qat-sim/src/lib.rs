@@ -1,1 +1,50 @@
-//! A simulated QAT device behind the C interface of qatlib.
+//! A simulated QAT device behind the C interface of qatlib: for tests, and for measuring software without hardware.
+//!
+//! Two shared objects are made of this crate, under the names that the real ones have: `libusdm.so.0` holds
+//! [`Usdm`], the pinned memory with its IOVAs; `libqat.so.4` holds [`Device`], the instances and their engine
+//! threads. Programs that were built for QAT (Intel's QATzip and `qzip` among them) run on it unmodified:
+//!
+//! ```text
+//!  cpaDcCompressData2 ─► checks, cookie, task ─► ring ─► engine thread ─► copies by IOVA, deflates, verifies
+//!  icp_sal_DcPollInstance ◄─ callbacks, results ◄──────── responses, due by the service model
+//! ```
+//!
+//! What is as on the real thing: ring and RETRY, callbacks only from polls, completions in any order, the statuses
+//! of good and bad requests, memory that must be pinned, events, death and reset of a device. What is stricter: the
+//! device refuses what a real one would read or overwrite. What is missing: stateful sessions, LZ4, LZ4s, skip data,
+//! integrity CRCs, the data-plane API. Faults come from a script; `SCRIPT.md` describes it.
+//!
+//! Figures taken on it show the cost of software and scheduling. They are never a device's throughput.
+
+mod counters;
+mod deflate;
+mod device;
+mod engine;
+mod faults;
+mod instance;
+mod libraries;
+mod random;
+pub mod script;
+mod sgl;
+mod usdm;
+
+pub use counters::Counters;
+pub use device::{Device, Dma};
+pub use libraries::libraries;
+pub use usdm::Usdm;
+
+/// The environment's script: the value of `PLATEN_QAT_SIM`, or the file that it names.
+///
+/// # Errors
+/// A file of that name that cannot be read.
+pub fn script_from_environment() -> Result<Option<String>, String> {
+    let Some(value) = std::env::var_os("PLATEN_QAT_SIM") else { return Ok(None) };
+    let path = std::path::Path::new(&value);
+    if path.is_file() {
+        let text = std::fs::read_to_string(path);
+        return text
+            .map(Some)
+            .map_err(|error| format!("PLATEN_QAT_SIM={}: {error}", path.display()));
+    }
+    value.into_string().map(Some).map_err(|_| "PLATEN_QAT_SIM is no text".into())
+}

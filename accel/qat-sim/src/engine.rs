@@ -1,0 +1,431 @@
+//! The device's own threads, and its time.
+//!
+//! An engine thread looks at all rings in turn, takes a batch of tasks, carries each out on copies of the data, and
+//! queues the responses. What a request costs in simulated time is worked out apart from what the thread takes: a
+//! response is not delivered before it is due. The threads' CPU time is known apart from the process's.
+
+#![expect(unsafe_code, reason = "reads per-thread CPU clocks")]
+
+use crate::counters::{add, Tallies};
+use crate::deflate::{self, Slices};
+use crate::device::Machine;
+use crate::faults::Effect;
+use crate::instance::{Instance, Response, Task};
+use crate::random::Random;
+use crate::script::{Direction, Engine, Order};
+use crate::sgl::{ENTRY, HEADER, MAX_BYTES, MAX_FLATS};
+use qat_abi::{
+    CpaDcRqResults, CPA_DC_FATALERR, CPA_DC_OK, CPA_DC_OVERFLOW, CPA_STATUS_FAIL,
+    CPA_STATUS_SUCCESS,
+};
+use std::sync::atomic::{fence, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Tasks taken at once: few enough that a second thread finds some, many enough to pay for the lock.
+const BATCH: usize = 32;
+/// Looks at empty rings, 20 us apart, before a thread waits to be woken.
+const IDLE_LOOKS: usize = 50;
+const IDLE_SLEEP: Duration = Duration::from_micros(20);
+const PARK: Duration = Duration::from_millis(100);
+
+/// Where idle engine threads wait.
+#[derive(Debug, Default)]
+pub(crate) struct Doorbell {
+    parked: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Doorbell {
+    /// Wakes parked threads. Costs one load when there are none.
+    pub(crate) fn ring(&self) {
+        // Pairs with the fence in `park`: either we see the parked thread, or it sees our task.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) > 0 {
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.wake.notify_all();
+        }
+    }
+
+    fn park(&self, longest: Duration, idle: impl Fn() -> bool) {
+        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.parked.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if idle() {
+            drop(self.wake.wait_timeout(guard, longest));
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// CPU clocks of the device's threads.
+#[derive(Debug, Default)]
+pub(crate) struct Clocks(Mutex<Vec<libc::clockid_t>>);
+
+impl Clocks {
+    /// CPU time of the threads that run, nanoseconds.
+    pub(crate) fn read(&self) -> u64 {
+        let clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        clocks.iter().map(|clock| clock_ns(*clock)).sum()
+    }
+
+    fn enter(&self) -> libc::clockid_t {
+        let mut clock = libc::CLOCK_THREAD_CPUTIME_ID;
+        // SAFETY: the calling thread exists.
+        let me = unsafe { libc::pthread_self() };
+        // SAFETY: the out pointer is a local.
+        unsafe { libc::pthread_getcpuclockid(me, &raw mut clock) };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(clock);
+        clock
+    }
+
+    fn leave(&self, clock: libc::clockid_t, tallies: &Tallies) {
+        let mut clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        clocks.retain(|other| *other != clock);
+        add(&tallies.device_cpu_ns, clock_ns(clock));
+    }
+}
+
+/// A clock in nanoseconds; 0 for one that is gone.
+pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the out pointer is a local.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return 0;
+    }
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// One device's time: when each of its engines is free again.
+#[derive(Debug)]
+pub(crate) struct Service {
+    free_ns: Mutex<Vec<u64>>,
+    latency_ns: u64,
+    /// Gbit/s of one engine are bits per nanosecond; 0 for no limit. In thousandths.
+    milli_gbps: u64,
+}
+
+impl Service {
+    pub(crate) fn new(engines: usize, latency_ns: u64, gbps: u64) -> Self {
+        Self {
+            free_ns: Mutex::new(vec![0; engines]),
+            latency_ns,
+            milli_gbps: gbps * 1000 / engines as u64,
+        }
+    }
+
+    /// Requests take time.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.latency_ns > 0 || self.milli_gbps > 0
+    }
+
+    /// When a request of so many plain bytes is answered, if it came in at `submitted_ns`.
+    fn due(&self, submitted_ns: u64, bytes: usize) -> u64 {
+        if self.milli_gbps == 0 {
+            return submitted_ns + self.latency_ns;
+        }
+        let mut free = self.free_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = free.iter_mut().min().expect("at least one engine");
+        let start = submitted_ns.max(*first);
+        *first = start + bytes as u64 * 8000 / self.milli_gbps;
+        *first + self.latency_ns
+    }
+}
+
+/// A thread of the device, from start to stop.
+pub(crate) fn run(machine: &Machine, seed: u64) {
+    let clock = machine.clocks.enter();
+    // SAFETY: a thread may set its own timer slack; sleeps of 20 us are to be 20 us.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
+    let mut worker = Worker {
+        machine,
+        random: Random::new(seed),
+        slices: Slices::new(),
+        batch: Vec::with_capacity(BATCH),
+        responses: Vec::with_capacity(BATCH),
+        plain: Vec::new(),
+        out: Vec::new(),
+        list: Vec::new(),
+        last_due_ns: vec![0; machine.instances.len()],
+    };
+    let mut idle = 0;
+    while !machine.stopping.load(Ordering::Acquire) {
+        if worker.round() {
+            idle = 0;
+            continue;
+        }
+        idle += 1;
+        if idle < IDLE_LOOKS {
+            std::thread::sleep(IDLE_SLEEP);
+        } else {
+            let longest = machine.until_late().map_or(PARK, |wait| wait.min(PARK));
+            machine.doorbell.park(longest, || !machine.has_work());
+        }
+    }
+    machine.clocks.leave(clock, machine.tallies);
+}
+
+struct Worker<'a> {
+    machine: &'a Machine,
+    random: Random,
+    slices: Slices,
+    batch: Vec<Task>,
+    responses: Vec<Response>,
+    plain: Vec<u8>,
+    out: Vec<u8>,
+    list: Vec<u8>,
+    /// By instance, for order `fifo`, in which one thread serves: a small request does not overtake a large one.
+    last_due_ns: Vec<u64>,
+}
+
+impl Worker<'_> {
+    /// One look at all rings; false when there was nothing.
+    fn round(&mut self) -> bool {
+        let machine = self.machine;
+        let mut worked = false;
+        for instance in &machine.instances {
+            if instance.silent.load(Ordering::Acquire) {
+                continue;
+            }
+            // Pairs with the Release in `submit`.
+            if instance.queued.load(Ordering::Acquire) > 0 {
+                let mut queue = instance.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                let taken = queue.len().min(BATCH);
+                self.batch.extend(queue.drain(..taken));
+                instance.queued.store(queue.len(), Ordering::Release);
+            }
+            machine.take_late(instance, &mut self.batch);
+            if self.batch.is_empty() {
+                continue;
+            }
+            worked = true;
+            let mut batch = std::mem::take(&mut self.batch);
+            if machine.settings.order == Order::Shuffled {
+                self.random.shuffle(&mut batch);
+            }
+            for task in batch.drain(..) {
+                self.serve(instance, task);
+            }
+            self.batch = batch;
+            self.deliver(instance);
+        }
+        worked
+    }
+
+    fn deliver(&mut self, instance: &Instance) {
+        let _gate = instance.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let epoch = instance.epoch();
+        let mut done = instance.done.lock().unwrap_or_else(PoisonError::into_inner);
+        done.extend(self.responses.drain(..).filter(|response| response.epoch == epoch));
+        instance.done_count.store(done.len(), Ordering::Release);
+    }
+
+    fn serve(&mut self, instance: &Instance, mut task: Task) {
+        if task.epoch != instance.epoch() {
+            return;
+        }
+        if let Effect::Late(ms) = task.effect {
+            task.effect = Effect::None;
+            self.machine.delay(instance.index, task, ms);
+            return;
+        }
+        let (status, results) = match self.perform(instance, &task) {
+            Ok(results) => (CPA_STATUS_SUCCESS, results),
+            Err((status, code)) => (
+                status,
+                CpaDcRqResults { status: code, checksum: task.seed, ..CpaDcRqResults::default() },
+            ),
+        };
+        let service = &self.machine.services[instance.package];
+        let mut due_ns = 0;
+        if service.is_timed() {
+            let bytes = match task.direction {
+                Direction::Compress => results.consumed,
+                Direction::Decompress => results.produced,
+            };
+            due_ns = service.due(task.submitted_ns, bytes as usize);
+            match self.machine.settings.order {
+                Order::Shuffled => due_ns += self.random.below(service.latency_ns / 2 + 1),
+                Order::Fifo => {
+                    due_ns = due_ns.max(self.last_due_ns[instance.index]);
+                    self.last_due_ns[instance.index] = due_ns;
+                }
+            }
+        }
+        let tie = match self.machine.settings.order {
+            Order::Shuffled => self.random.next(),
+            Order::Fifo => task.sequence,
+        };
+        let Task { slot, epoch, sequence, .. } = task;
+        self.responses.push(Response { slot, epoch, sequence, due_ns, tie, status, results });
+    }
+
+    /// Carries a request out; the callback's status and the results' one when it fails.
+    fn perform(&mut self, instance: &Instance, task: &Task) -> Result<CpaDcRqResults, (i32, i32)> {
+        let violation = (CPA_STATUS_FAIL, CPA_DC_FATALERR);
+        let Some((source, source_bytes)) = self.read_list(instance, task.source) else {
+            return Err(violation);
+        };
+        let mut input = std::mem::take(&mut self.plain);
+        input.resize(source_bytes, 0);
+        let read = self.read_data(instance, &source, &mut input);
+        let target = self.read_list(instance, task.target);
+        let mut out = std::mem::take(&mut self.out);
+        let result = match (read, target) {
+            (true, Some((target, room))) => {
+                self.transform(instance, task, &input, &target, room, &mut out)
+            }
+            _ => Err(violation),
+        };
+        self.plain = input;
+        self.out = out;
+        result
+    }
+
+    fn transform(
+        &mut self,
+        instance: &Instance,
+        task: &Task,
+        input: &[u8],
+        target: &[(u64, usize)],
+        room: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<CpaDcRqResults, (i32, i32)> {
+        if let Effect::Status(code) | Effect::Error(code) = task.effect {
+            // What a failing device leaves behind is not what anybody wants to read.
+            out.clear();
+            out.resize(room.min(64), 0xdb);
+            self.write_data(instance, task, target, out);
+            let status = match task.effect {
+                Effect::Status(_) => CPA_STATUS_SUCCESS,
+                _ => CPA_STATUS_FAIL,
+            };
+            return Err((status, code));
+        }
+        let stored = self.machine.settings.engine == Engine::Stored;
+        let done = match task.direction {
+            Direction::Compress if stored => deflate::store(input, task.params.last, room, out),
+            Direction::Compress => self.slices.compress(input, task.params, room, out),
+            Direction::Decompress => self.slices.decompress(input, room, out),
+        };
+        let done = done.map_err(|code| match (task.direction, code) {
+            // Gen4 as the traditional API shows it: an overflow of a stateless compression is no failure.
+            (Direction::Compress, CPA_DC_OVERFLOW) => (CPA_STATUS_SUCCESS, code),
+            _ => (CPA_STATUS_FAIL, code),
+        })?;
+        let (plain, deflated) = match task.direction {
+            Direction::Compress => (&input[..done.consumed], out.len()),
+            Direction::Decompress => (&out[..], done.consumed),
+        };
+        let tally = &self.machine.tallies.instances[instance.index];
+        add(&tally.plain_bytes, plain.len() as u64);
+        add(&tally.deflated_bytes, deflated as u64);
+        let mut checksum = deflate::checksum(task.params.checksum, task.seed, plain);
+        match task.effect {
+            Effect::Crc => checksum ^= 1,
+            Effect::Flip if !out.is_empty() => {
+                let bit = self.random.below(out.len() as u64 * 8);
+                let index = usize::try_from(bit / 8).unwrap_or(0);
+                out[index] ^= 1 << (bit % 8);
+            }
+            _ => {}
+        }
+        if !self.write_data(instance, task, target, out) {
+            return Err((CPA_STATUS_FAIL, CPA_DC_FATALERR));
+        }
+        let compress = task.direction == Direction::Compress;
+        Ok(CpaDcRqResults {
+            status: CPA_DC_OK,
+            produced: u32::try_from(out.len()).unwrap_or(u32::MAX),
+            consumed: u32::try_from(done.consumed).unwrap_or(u32::MAX),
+            checksum,
+            endOfLastBlock: u32::from(!compress && done.flag),
+            dataUncompressed: u32::from(compress && done.flag),
+        })
+    }
+
+    /// Reads a list from metadata: runs, and their sum.
+    fn read_list(
+        &mut self,
+        instance: &Instance,
+        address: u64,
+    ) -> Option<(Vec<(u64, usize)>, usize)> {
+        let machine = self.machine;
+        let mut list = std::mem::take(&mut self.list);
+        list.resize(HEADER, 0);
+        let header = machine.dma.read(address, &mut list);
+        let flats = u32_at(&list, 0) as usize;
+        let entries = header && flats <= MAX_FLATS && {
+            list.resize(HEADER + flats * ENTRY, 0);
+            machine.dma.read(address, &mut list)
+        };
+        let mut runs = Vec::with_capacity(if entries { flats } else { 0 });
+        let mut sum = 0_u64;
+        if entries {
+            for entry in list[HEADER..].chunks_exact(ENTRY) {
+                let length = u32_at(entry, 0);
+                let address = u64::from(u32_at(entry, 8)) | u64::from(u32_at(entry, 12)) << 32;
+                sum += u64::from(length);
+                runs.push((address, length as usize));
+            }
+        }
+        self.list = list;
+        // Metadata that its owner reuses too early can say anything.
+        if !entries || sum > MAX_BYTES {
+            self.violation(instance, "a buffer list", address);
+            return None;
+        }
+        Some((runs, usize::try_from(sum).ok()?))
+    }
+
+    fn read_data(&self, instance: &Instance, runs: &[(u64, usize)], into: &mut [u8]) -> bool {
+        let mut rest = into;
+        for (address, length) in runs {
+            let (part, after) = rest.split_at_mut(*length);
+            if !self.machine.dma.read(*address, part) {
+                self.violation(instance, "a source", *address);
+                return false;
+            }
+            rest = after;
+        }
+        true
+    }
+
+    /// Writes the output, unless its request died meanwhile.
+    fn write_data(
+        &self,
+        instance: &Instance,
+        task: &Task,
+        runs: &[(u64, usize)],
+        from: &[u8],
+    ) -> bool {
+        let _gate = instance.gate.read().unwrap_or_else(PoisonError::into_inner);
+        if instance.epoch() != task.epoch {
+            return true;
+        }
+        let mut rest = from;
+        for (address, length) in runs {
+            let (part, after) = rest.split_at(rest.len().min(*length));
+            if part.is_empty() {
+                break;
+            }
+            if !self.machine.dma.write(*address, part) {
+                self.violation(instance, "a destination", *address);
+                return false;
+            }
+            rest = after;
+        }
+        true
+    }
+
+    fn violation(&self, instance: &Instance, what: &str, address: u64) {
+        add(&self.machine.tallies.instances[instance.index].violations, 1);
+        let index = instance.index;
+        eprintln!("qat-sim: instance {index}: {what} at IOVA {address:#x} is not pinned memory");
+    }
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
+}

@@ -1,0 +1,586 @@
+//! One compression instance: its ring, its sessions, its polls.
+//!
+//! A submission takes a cookie (what the answer needs) and queues a task (what the device needs); an engine thread
+//! carries the task out and queues a response; a poll matches it with the cookie, writes the results, runs the
+//! callback and only then gives the ring entry back. Whatever dies with the device keeps its cookie, and a poll in
+//! state ERROR answers it as a dummy. The epoch tells the dead from the living: an answer of an older epoch is
+//! dropped before it touches memory.
+
+#![expect(unsafe_code, reason = "runs the caller's callbacks and writes its results")]
+
+use crate::counters::{add, Tally};
+use crate::deflate::Params;
+use crate::faults::Effect;
+use crate::script::{Direction, Order};
+use crate::sgl;
+use qat_abi::*;
+use std::cmp::Ordering as By;
+use std::collections::{BinaryHeap, VecDeque};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// State of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Running = 0,
+    Error = 1,
+    Restarting = 2,
+}
+
+/// What the device gets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Task {
+    pub(crate) slot: usize,
+    pub(crate) epoch: u32,
+    pub(crate) sequence: u64,
+    pub(crate) direction: Direction,
+    pub(crate) source: u64,
+    pub(crate) target: u64,
+    pub(crate) seed: u32,
+    pub(crate) params: Params,
+    pub(crate) effect: Effect,
+    pub(crate) submitted_ns: u64,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Response {
+    pub(crate) slot: usize,
+    pub(crate) epoch: u32,
+    pub(crate) sequence: u64,
+    /// Not to be delivered before.
+    pub(crate) due_ns: u64,
+    /// Order among those due at once.
+    pub(crate) tie: u64,
+    pub(crate) status: CpaStatus,
+    pub(crate) results: CpaDcRqResults,
+}
+
+/// A request as libqat knows it.
+#[derive(Debug, Clone, Copy)]
+struct Cookie {
+    state: CookieState,
+    epoch: u32,
+    sequence: u64,
+    session: usize,
+    callback: CpaDcCallbackFn,
+    tag: *mut c_void,
+    results: *mut CpaDcRqResults,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CookieState {
+    Free,
+    InFlight,
+    /// Its callback runs or ran; the entry is given back when the poll ends.
+    Answered,
+}
+
+/// A session of this instance.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Session {
+    /// The caller's memory: the handle.
+    handle: CpaDcSessionHandle,
+    setup: CpaDcSessionSetupData,
+    callback: CpaDcCallbackFn,
+    pending: usize,
+}
+
+#[derive(Debug)]
+struct Requests {
+    cookies: Vec<Cookie>,
+    free: Vec<usize>,
+    sessions: Vec<Option<Session>>,
+    sequence: u64,
+}
+
+// SAFETY: the pointers are the caller's, kept for its callbacks; the API lets any thread poll.
+unsafe impl Send for Requests {}
+
+/// Where responses wait in a poll's hands.
+#[derive(Debug, Default)]
+struct Poller {
+    /// By due time.
+    waiting: BinaryHeap<Waiting>,
+    /// In the order of delivery.
+    ready: VecDeque<Response>,
+    gathered: Vec<Response>,
+    answers: Vec<Answer>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Waiting(Response);
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> By {
+        // The heap's greatest is what is due first.
+        (other.0.due_ns, other.0.tie).cmp(&(self.0.due_ns, self.0.tie))
+    }
+}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<By> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == By::Equal
+    }
+}
+
+impl Eq for Waiting {}
+
+/// What an answer tells its caller.
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    slot: usize,
+    session: usize,
+    callback: CpaDcCallbackFn,
+    tag: *mut c_void,
+    results: *mut CpaDcRqResults,
+    status: CpaStatus,
+    /// `None` for a dummy: the results stay as they are.
+    values: Option<CpaDcRqResults>,
+}
+
+// SAFETY: the pointers are the caller's, for its callback; the API lets any thread poll.
+unsafe impl Send for Answer {}
+
+/// A call of `cpaDcCompressData2` or `cpaDcDecompressData`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) direction: Direction,
+    pub(crate) session: CpaDcSessionHandle,
+    pub(crate) source: *mut CpaBufferList,
+    pub(crate) target: *mut CpaBufferList,
+    pub(crate) results: *mut CpaDcRqResults,
+    pub(crate) flush: u32,
+    pub(crate) recover: bool,
+    pub(crate) tag: *mut c_void,
+}
+
+/// The callback for events, with its tag.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Notify(pub(crate) CpaDcInstanceNotificationCbFunc, pub(crate) *mut c_void);
+
+// SAFETY: the tag is the caller's, handed back to its callback only.
+unsafe impl Send for Notify {}
+
+/// One instance.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Instance {
+    pub(crate) index: usize,
+    pub(crate) package: usize,
+    ring: usize,
+    order: Order,
+    state: AtomicU8,
+    /// Nothing is carried out or delivered.
+    pub(crate) silent: AtomicBool,
+    started: AtomicBool,
+    translation: AtomicUsize,
+    in_flight: AtomicU32,
+    /// Some cookies are of an epoch that is over: they are due as dummies.
+    orphans: AtomicBool,
+    /// Written with both `gate` and `requests` held, so it may be read with either.
+    epoch: AtomicU32,
+    requests: Mutex<Requests>,
+    /// Tasks for the engines, with their number for a look without the lock.
+    pub(crate) queue: Mutex<Vec<Task>>,
+    pub(crate) queued: AtomicUsize,
+    /// Responses of the engines, likewise.
+    pub(crate) done: Mutex<Vec<Response>>,
+    pub(crate) done_count: AtomicUsize,
+    poller: Mutex<Poller>,
+    /// Held for reading by an engine that writes to memory and answers, for writing by whoever ends an epoch.
+    pub(crate) gate: RwLock<()>,
+    pub(crate) notify: Mutex<Notify>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Instance {
+    pub(crate) fn new(index: usize, package: usize, ring: usize, order: Order) -> Self {
+        let cookie = Cookie {
+            state: CookieState::Free,
+            epoch: 0,
+            sequence: 0,
+            session: 0,
+            callback: None,
+            tag: std::ptr::null_mut(),
+            results: std::ptr::null_mut(),
+        };
+        Self {
+            index,
+            package,
+            ring,
+            order,
+            state: AtomicU8::new(State::Running as u8),
+            silent: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            translation: AtomicUsize::new(0),
+            in_flight: AtomicU32::new(0),
+            orphans: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
+            requests: Mutex::new(Requests {
+                cookies: vec![cookie; ring - 1],
+                free: (0..ring - 1).rev().collect(),
+                sessions: Vec::new(),
+                sequence: 0,
+            }),
+            queue: Mutex::new(Vec::with_capacity(ring)),
+            queued: AtomicUsize::new(0),
+            done: Mutex::new(Vec::with_capacity(ring)),
+            done_count: AtomicUsize::new(0),
+            poller: Mutex::new(Poller::default()),
+            gate: RwLock::new(()),
+            notify: Mutex::new(Notify(None, std::ptr::null_mut())),
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        match self.state.load(Ordering::Acquire) {
+            0 => State::Running,
+            1 => State::Error,
+            _ => State::Restarting,
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// What the state has to say against a call that needs a running device.
+    pub(crate) fn objection(&self) -> Option<CpaStatus> {
+        match self.state() {
+            State::Running => None,
+            State::Error => Some(CPA_STATUS_FAIL),
+            State::Restarting => Some(CPA_STATUS_RESTARTING),
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed).into()
+    }
+
+    pub(crate) fn session_count(&self) -> u64 {
+        lock(&self.requests).sessions.iter().flatten().count() as u64
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn start(&self) {
+        self.started.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn set_translation(&self, translation: CpaVirtualToPhysical) {
+        let address = translation.map_or(0, |function| function as usize);
+        self.translation.store(address, Ordering::Release);
+    }
+
+    pub(crate) fn translation(&self) -> Option<sgl::Translation> {
+        let address = self.translation.load(Ordering::Acquire);
+        if address == 0 {
+            return None;
+        }
+        // SAFETY: only `set_translation` writes it, from a function pointer of this very type.
+        Some(unsafe { std::mem::transmute::<usize, sgl::Translation>(address) })
+    }
+
+    /// The epoch, for an engine that holds the gate.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Ends the epoch: what is in flight will never be carried out. With `answered`, polls answer it as dummies.
+    pub(crate) fn end_epoch(&self, answered: bool) {
+        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let requests = lock(&self.requests);
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        if answered {
+            self.orphans.store(true, Ordering::Release);
+        }
+        drop(requests);
+    }
+
+    /// Stops the instance: nothing in flight is answered any more. False while a poll runs.
+    pub(crate) fn stop(&self) -> bool {
+        let Ok(mut poller) = self.poller.try_lock() else { return false };
+        self.end_epoch(false);
+        let mut requests = lock(&self.requests);
+        requests.free = (0..self.ring - 1).rev().collect();
+        requests.cookies.iter_mut().for_each(|cookie| cookie.state = CookieState::Free);
+        requests.sessions.iter_mut().flatten().for_each(|session| session.pending = 0);
+        *poller = Poller::default();
+        self.in_flight.store(0, Ordering::Relaxed);
+        self.orphans.store(false, Ordering::Release);
+        self.started.store(false, Ordering::Release);
+        true
+    }
+
+    /// Makes a session; one that exists under this handle is replaced.
+    pub(crate) fn open_session(
+        &self,
+        handle: CpaDcSessionHandle,
+        setup: CpaDcSessionSetupData,
+        callback: CpaDcCallbackFn,
+    ) {
+        let mut requests = lock(&self.requests);
+        let session = Some(Session { handle, setup, callback, pending: 0 });
+        let same =
+            |slot: &&mut Option<Session>| slot.is_none_or(|session| session.handle == handle);
+        match requests.sessions.iter_mut().find(same) {
+            Some(slot) => *slot = session,
+            None => requests.sessions.push(session),
+        }
+    }
+
+    /// `cpaDcRemoveSession`.
+    pub(crate) fn close_session(&self, handle: CpaDcSessionHandle) -> CpaStatus {
+        let mut requests = lock(&self.requests);
+        let of = |slot: &&mut Option<Session>| slot.is_some_and(|open| open.handle == handle);
+        match requests.sessions.iter_mut().find(of) {
+            None => CPA_STATUS_INVALID_PARAM,
+            Some(slot) if slot.is_some_and(|session| session.pending > 0) => CPA_STATUS_RETRY,
+            Some(slot) => {
+                *slot = None;
+                CPA_STATUS_SUCCESS
+            }
+        }
+    }
+
+    /// Takes a request, or says why not. The caller has looked at the state.
+    ///
+    /// # Safety
+    /// The pointers of `call` are null or valid as Intel's API states it, the results until the callback.
+    pub(crate) unsafe fn submit(
+        &self,
+        call: &Call,
+        effect: Effect,
+        submitted_ns: u64,
+        tally: &Tally,
+    ) -> CpaStatus {
+        if !self.is_started() {
+            return CPA_STATUS_FAIL;
+        }
+        let Some(translation) = self.translation() else { return CPA_STATUS_FAIL };
+        // SAFETY: the caller's promise.
+        let lists = match unsafe { sgl::check(call) } {
+            Ok(lists) => lists,
+            Err(status) => return status,
+        };
+
+        let mut requests = lock(&self.requests);
+        let of = |slot: &Option<Session>| slot.is_some_and(|open| open.handle == call.session);
+        let Some(session) = requests.sessions.iter().position(of) else {
+            return CPA_STATUS_INVALID_PARAM;
+        };
+        let Some(Session { setup, callback, .. }) = requests.sessions[session] else {
+            return CPA_STATUS_INVALID_PARAM;
+        };
+        if let Some(status) = sgl::against(&setup, call, &lists) {
+            return status;
+        }
+        let Some(slot) = requests.free.last().copied() else { return CPA_STATUS_RETRY };
+        // Writing the lists comes last, as in libqat: a request that is refused leaves no trace there.
+        // SAFETY: `check` has walked both lists.
+        let (source, target) = match unsafe { sgl::translate(call, translation) } {
+            Ok(both) => both,
+            Err(status) => return status,
+        };
+        // SAFETY: not null, and the caller's promise.
+        let seed = unsafe { (*call.results).checksum };
+        // The state again, now that an end of the epoch would have to wait for us.
+        if let Some(status) = self.objection() {
+            return status;
+        }
+        requests.free.pop();
+        requests.sequence += 1;
+        let (sequence, epoch) = (requests.sequence, self.epoch());
+        requests.cookies[slot] = Cookie {
+            state: CookieState::InFlight,
+            epoch,
+            sequence,
+            session,
+            callback,
+            tag: call.tag,
+            results: call.results,
+        };
+        if let Some(session) = &mut requests.sessions[session] {
+            session.pending += 1;
+        }
+        let task = Task {
+            slot,
+            epoch,
+            sequence,
+            direction: call.direction,
+            source,
+            target,
+            seed,
+            params: Params {
+                level: setup.compLevel,
+                huffman: setup.huffType,
+                best: setup.autoSelectBestHuffmanTree,
+                checksum: setup.checksum,
+                last: call.flush == CPA_DC_FLUSH_FINAL,
+                recover: call.recover,
+            },
+            effect,
+            submitted_ns,
+        };
+        let in_flight = u64::from(self.in_flight.fetch_add(1, Ordering::Relaxed) + 1);
+        if in_flight > tally.max_in_flight.load(Ordering::Relaxed) {
+            tally.max_in_flight.store(in_flight, Ordering::Relaxed);
+        }
+        // Queued with the requests held: the queue is in the order of the sequence.
+        let mut queue = lock(&self.queue);
+        queue.push(task);
+        self.queued.store(queue.len(), Ordering::Release);
+        CPA_STATUS_SUCCESS
+    }
+
+    /// `icp_sal_DcPollInstance`, after the script had its word.
+    pub(crate) fn poll(
+        &self,
+        quota: u32,
+        now_ns: &mut dyn FnMut() -> u64,
+        tally: &Tally,
+    ) -> CpaStatus {
+        if self.state() == State::Restarting {
+            return CPA_STATUS_RESTARTING;
+        }
+        // Held by another thread, or by the poll whose callback this is.
+        let Ok(mut poller) = self.poller.try_lock() else { return CPA_STATUS_RETRY };
+        let quota = if quota == 0 { usize::MAX } else { quota as usize };
+        let mut answers = std::mem::take(&mut poller.answers);
+        answers.clear();
+        if self.orphans.load(Ordering::Acquire)
+            && (self.state() == State::Error || !self.silent.load(Ordering::Acquire))
+        {
+            self.take_orphans(quota, &mut answers);
+            add(&tally.dummies, answers.len() as u64);
+        }
+        if answers.is_empty() {
+            if self.state() == State::Error || self.silent.load(Ordering::Acquire) {
+                poller.answers = answers;
+                return CPA_STATUS_RETRY;
+            }
+            self.take_responses(&mut poller, quota, now_ns, &mut answers);
+        }
+        if answers.is_empty() {
+            poller.answers = answers;
+            return CPA_STATUS_RETRY;
+        }
+
+        for answer in &answers {
+            if let Some(values) = answer.values {
+                // SAFETY: results stay valid until the callback, which is still to come.
+                unsafe { answer.results.write(values) };
+            }
+            if let Some(callback) = answer.callback {
+                // SAFETY: the callback and tag of this very request.
+                unsafe { callback(answer.tag, answer.status) };
+            }
+        }
+        add(&tally.callbacks, answers.len() as u64);
+
+        let mut requests = lock(&self.requests);
+        for answer in &answers {
+            let cookie = &mut requests.cookies[answer.slot];
+            assert_eq!(cookie.state, CookieState::Answered, "an entry is given back once");
+            cookie.state = CookieState::Free;
+            requests.free.push(answer.slot);
+            if let Some(session) = &mut requests.sessions[answer.session] {
+                session.pending = session.pending.saturating_sub(1);
+            }
+        }
+        drop(requests);
+        let count = u32::try_from(answers.len()).expect("no more than the ring has");
+        self.in_flight.fetch_sub(count, Ordering::Relaxed);
+        poller.answers = answers;
+        CPA_STATUS_SUCCESS
+    }
+
+    /// Dummies for what died with an epoch.
+    fn take_orphans(&self, quota: usize, answers: &mut Vec<Answer>) {
+        let mut requests = lock(&self.requests);
+        let epoch = self.epoch();
+        let dead = |cookie: &Cookie| cookie.state == CookieState::InFlight && cookie.epoch != epoch;
+        for slot in 0..requests.cookies.len() {
+            if answers.len() < quota && dead(&requests.cookies[slot]) {
+                answers.push(requests.cookies[slot].answer(slot, CPA_STATUS_FAIL, None));
+            }
+        }
+        if !requests.cookies.iter().any(dead) {
+            self.orphans.store(false, Ordering::Release);
+        }
+    }
+
+    fn take_responses(
+        &self,
+        poller: &mut Poller,
+        quota: usize,
+        now_ns: &mut dyn FnMut() -> u64,
+        answers: &mut Vec<Answer>,
+    ) {
+        // Pairs with the Release of the engine's push.
+        if self.done_count.load(Ordering::Acquire) > 0 {
+            let mut done = lock(&self.done);
+            std::mem::swap(&mut *done, &mut poller.gathered);
+            self.done_count.store(0, Ordering::Relaxed);
+            drop(done);
+            let mut gathered = std::mem::take(&mut poller.gathered);
+            for response in gathered.drain(..) {
+                if response.due_ns == 0 && self.order == Order::Shuffled {
+                    poller.ready.push_back(response);
+                } else {
+                    poller.waiting.push(Waiting(response));
+                }
+            }
+            poller.gathered = gathered;
+        }
+        if !poller.waiting.is_empty() {
+            let now = now_ns();
+            while let Some(Waiting(response)) = poller.waiting.peek().copied() {
+                if response.due_ns > now {
+                    break;
+                }
+                poller.waiting.pop();
+                poller.ready.push_back(response);
+            }
+        }
+        if poller.ready.is_empty() {
+            return;
+        }
+        let mut requests = lock(&self.requests);
+        let epoch = self.epoch();
+        while answers.len() < quota {
+            let Some(response) = poller.ready.pop_front() else { break };
+            if response.epoch != epoch {
+                continue;
+            }
+            let cookie = &mut requests.cookies[response.slot];
+            assert!(
+                cookie.state == CookieState::InFlight && cookie.sequence == response.sequence,
+                "instance {}: a request is answered exactly once",
+                self.index
+            );
+            answers.push(cookie.answer(response.slot, response.status, Some(response.results)));
+        }
+    }
+}
+
+impl Cookie {
+    fn answer(&mut self, slot: usize, status: CpaStatus, values: Option<CpaDcRqResults>) -> Answer {
+        self.state = CookieState::Answered;
+        let Self { session, callback, tag, results, .. } = *self;
+        Answer { slot, session, callback, tag, results, status, values }
+    }
+}

@@ -1,0 +1,429 @@
+//! Pinned memory: what `libusdm.so.0` hands out, and what the device may touch.
+//!
+//! All of it lies in one reserved range of the process. A table per page answers "which IOVA" without a lock, a
+//! second one "which address": device accesses are checked byte for byte against both. IOVAs have 39 bits, are
+//! contiguous within an allocation, run against the addresses between allocations and equal no address.
+//!
+//! Device accesses copy: the caller's memory is never borrowed, and a free waits for a copy in progress.
+
+#![expect(unsafe_code, reason = "maps memory and copies to and from what callers own")]
+
+use crate::script::MemoryMode;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+const PAGE: usize = 4096;
+/// Address space for pinned memory; reserved, not used.
+const SPAN: usize = 16 << 30;
+const PAGES: usize = SPAN / PAGE;
+/// The first IOVA: far from any address of a process, within 39 bits with the span.
+const IOVA_BASE: u64 = 0x41_0000_0000;
+const SLAB: usize = 2 << 20;
+/// Largest allocation of the real library.
+const MAX_BYTES: usize = 64 << 20;
+/// Largest alignment of the real library.
+const MAX_ALIGN: usize = 4 << 20;
+
+const _: () = assert!(IOVA_BASE + SPAN as u64 <= 1 << 39);
+
+/// The pinned memory of a process.
+#[derive(Debug, Default)]
+pub struct Usdm {
+    region: OnceLock<Option<Region>>,
+    /// Written to allocate and free, read for each device access.
+    heap: RwLock<Heap>,
+}
+
+/// The reserved range and its two tables.
+#[derive(Debug)]
+struct Region {
+    base: NonNull<u8>,
+    /// By page of the range: page of the IOVA space + 1 in the upper half, bytes that are valid in the lower one.
+    forward: &'static [AtomicU64],
+    /// By page of the IOVA space: page of the range + 1.
+    reverse: &'static [AtomicU32],
+}
+
+// SAFETY: the base is an address, never dereferenced without the checks of `resolve`; the tables are atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+#[derive(Debug, Default)]
+struct Heap {
+    mode: Option<MemoryMode>,
+    limit: Option<u64>,
+    /// Mapped runs: offset to bytes.
+    runs: BTreeMap<usize, usize>,
+    /// Where to look next: reuse comes as late as possible.
+    cursor: usize,
+    used: u64,
+    /// Allocations inside slabs: offset to (bytes, slab).
+    parts: BTreeMap<usize, (usize, usize)>,
+    violations: u64,
+}
+
+impl Usdm {
+    /// Sets layout and limit for what is allocated from now on.
+    pub fn configure(&self, mode: MemoryMode, limit: Option<u64>) {
+        let mut heap = self.heap.write().unwrap_or_else(PoisonError::into_inner);
+        heap.mode = Some(mode);
+        heap.limit = limit;
+    }
+
+    /// It was configured before.
+    pub fn is_configured(&self) -> bool {
+        self.heap.read().unwrap_or_else(PoisonError::into_inner).mode.is_some()
+    }
+
+    /// `qaeMemAllocNUMA`: null when the sizes are out of bounds or the memory is exhausted.
+    pub fn allocate(&self, bytes: usize, align: usize) -> *mut c_void {
+        if bytes == 0 || bytes > MAX_BYTES || !align.is_power_of_two() || align > MAX_ALIGN {
+            return ptr::null_mut();
+        }
+        let Some(region) = self.region() else { return ptr::null_mut() };
+        let mut heap = self.heap.write().unwrap_or_else(PoisonError::into_inner);
+        let offset = match heap.mode.unwrap_or(MemoryMode::Guard) {
+            MemoryMode::Guard => heap.map(region, bytes, align),
+            MemoryMode::Slab => heap.part(region, bytes, align),
+        };
+        match offset {
+            // SAFETY: the offset lies in the reserved range.
+            Some(offset) => unsafe { region.base.add(offset) }.as_ptr().cast(),
+            None => ptr::null_mut(),
+        }
+    }
+
+    /// `qaeMemFreeNUMA`; false when this is no allocation.
+    pub fn free(&self, address: *mut c_void) -> bool {
+        let Some(region) = self.region() else { return false };
+        let offset = (address as usize).wrapping_sub(region.base.as_ptr() as usize);
+        let mut heap = self.heap.write().unwrap_or_else(PoisonError::into_inner);
+        let freed = match heap.parts.remove(&offset) {
+            Some((_, slab)) => {
+                if !heap.parts.values().any(|(_, of)| *of == slab) {
+                    heap.unmap(region, slab);
+                }
+                true
+            }
+            None => heap.unmap(region, offset),
+        };
+        if !freed {
+            heap.violations += 1;
+        }
+        freed
+    }
+
+    /// `qaeVirtToPhysNUMA`: the IOVA of an address, 0 for one that is not pinned.
+    pub fn physical(&self, address: *const c_void) -> u64 {
+        let Some(Some(region)) = self.region.get() else { return 0 };
+        let offset = (address as usize).wrapping_sub(region.base.as_ptr() as usize);
+        let Some(entry) = region.forward.get(offset / PAGE) else { return 0 };
+        // Pairs with the Release in `map`; an entry says all there is to know.
+        let entry = entry.load(Ordering::Acquire);
+        let within = (offset % PAGE) as u64;
+        if within >= entry & 0xffff_ffff {
+            return 0;
+        }
+        IOVA_BASE + (((entry >> 32) - 1) << 12) + within
+    }
+
+    /// `qaePhysToVirtNUMA`: null for an IOVA that is not mapped.
+    pub fn address(&self, iova: u64) -> *mut c_void {
+        let _heap = self.heap.read().unwrap_or_else(PoisonError::into_inner);
+        self.resolve(iova, 1).map_or(ptr::null_mut(), |address| address.as_ptr().cast())
+    }
+
+    /// A device read; false, and nothing read, unless all of it is mapped.
+    pub fn read(&self, iova: u64, into: &mut [u8]) -> bool {
+        let _heap = self.heap.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(source) = self.resolve(iova, into.len()) else { return false };
+        // SAFETY: `resolve` found all of the range mapped, and the lock keeps it so; the destination is ours.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), into.len()) };
+        true
+    }
+
+    /// A device write; false, and nothing written, unless all of it is mapped.
+    pub fn write(&self, iova: u64, from: &[u8]) -> bool {
+        let _heap = self.heap.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(target) = self.resolve(iova, from.len()) else { return false };
+        // SAFETY: as in `read`; pinned memory belongs to the device for the time of a request.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), target.as_ptr(), from.len()) };
+        true
+    }
+
+    /// Frees of what was no allocation.
+    pub fn violations(&self) -> u64 {
+        self.heap.read().unwrap_or_else(PoisonError::into_inner).violations
+    }
+
+    /// Where a run of IOVAs lies. To be called with the heap's lock held.
+    fn resolve(&self, iova: u64, bytes: usize) -> Option<NonNull<u8>> {
+        let region = self.region.get()?.as_ref()?;
+        let start = usize::try_from(iova.checked_sub(IOVA_BASE)?).ok()?;
+        let end = start.checked_add(bytes.max(1))?;
+        let first = region.reverse.get(start / PAGE)?.load(Ordering::Relaxed);
+        let base = usize::try_from(first.checked_sub(1)?).ok()?;
+        let pages = start / PAGE..=(end - 1) / PAGE;
+        for (index, page) in pages.enumerate() {
+            // The lock is held: a page that is mapped stays so.
+            let mapped = region.reverse.get(page)?.load(Ordering::Relaxed) as usize;
+            if mapped != base + index + 1 {
+                return None;
+            }
+            let valid = region.forward[base + index].load(Ordering::Relaxed) & 0xffff_ffff;
+            if end.min((page + 1) * PAGE) - page * PAGE > valid as usize {
+                return None;
+            }
+        }
+        // SAFETY: the page is in the table, so the offset lies in the range.
+        Some(unsafe { region.base.add(base * PAGE + start % PAGE) })
+    }
+
+    fn region(&self) -> Option<&Region> {
+        self.region.get_or_init(Region::reserve).as_ref()
+    }
+}
+
+impl Heap {
+    /// Maps whole pages with unmapped ones around them.
+    fn map(&mut self, region: &Region, bytes: usize, align: usize) -> Option<usize> {
+        let pages = bytes.div_ceil(PAGE);
+        let used = self.used + (pages * PAGE) as u64;
+        if self.limit.is_some_and(|limit| used > limit) {
+            return None;
+        }
+        let align = align.max(PAGE);
+        let offset = self
+            .gap(self.cursor, pages * PAGE, align)
+            .or_else(|| self.gap(0, pages * PAGE, align))?;
+        if !region.open(offset, pages * PAGE) {
+            return None;
+        }
+        let iova_page = PAGES - offset / PAGE - pages;
+        for index in 0..pages {
+            let valid = (bytes - index * PAGE).min(PAGE) as u64;
+            let page = offset / PAGE + index;
+            // PAGES is below 2^32.
+            #[expect(clippy::cast_possible_truncation, reason = "below 2^22")]
+            region.reverse[iova_page + index].store(page as u32 + 1, Ordering::Relaxed);
+            let entry = ((iova_page + index) as u64 + 1) << 32 | valid;
+            // Pairs with the Acquire in `physical`.
+            region.forward[page].store(entry, Ordering::Release);
+        }
+        self.used = used;
+        self.cursor = offset + pages * PAGE;
+        self.runs.insert(offset, bytes);
+        Some(offset)
+    }
+
+    /// A free, aligned offset with a free page on both sides, from `from` on.
+    fn gap(&self, from: usize, bytes: usize, align: usize) -> Option<usize> {
+        let mut offset = (from + PAGE).next_multiple_of(align);
+        let before = self.runs.range(..offset).next_back();
+        let occupied = before.into_iter().chain(self.runs.range(offset..));
+        for (start, length) in occupied {
+            let end = start + length.next_multiple_of(PAGE);
+            if offset + bytes + PAGE <= *start {
+                break;
+            }
+            if offset < end + PAGE {
+                offset = (end + PAGE).next_multiple_of(align);
+            }
+        }
+        (offset + bytes + PAGE <= SPAN).then_some(offset)
+    }
+
+    fn unmap(&mut self, region: &Region, offset: usize) -> bool {
+        let Some(bytes) = self.runs.remove(&offset) else { return false };
+        let pages = bytes.div_ceil(PAGE);
+        let iova_page = PAGES - offset / PAGE - pages;
+        for index in 0..pages {
+            region.forward[offset / PAGE + index].store(0, Ordering::Release);
+            region.reverse[iova_page + index].store(0, Ordering::Relaxed);
+        }
+        region.close(offset, pages * PAGE);
+        self.used -= (pages * PAGE) as u64;
+        true
+    }
+
+    /// A part of a slab, or a slab of its own for what is larger.
+    fn part(&mut self, region: &Region, bytes: usize, align: usize) -> Option<usize> {
+        let rounded = bytes.next_multiple_of(64);
+        let mut slabs: Vec<usize> = self.parts.values().map(|(_, slab)| *slab).collect();
+        slabs.dedup();
+        for slab in slabs {
+            let size = self.runs.get(&slab).copied().unwrap_or(0);
+            let mut offset = slab;
+            for (start, (length, _)) in self.parts.range(slab..slab + size) {
+                if offset.next_multiple_of(align) + rounded <= *start {
+                    break;
+                }
+                offset = start + length;
+            }
+            let offset = offset.next_multiple_of(align);
+            if offset + rounded <= slab + size {
+                self.parts.insert(offset, (rounded, slab));
+                return Some(offset);
+            }
+        }
+        let slab = self.map(region, rounded.next_multiple_of(SLAB), align.max(SLAB))?;
+        self.parts.insert(slab, (rounded, slab));
+        Some(slab)
+    }
+}
+
+impl Region {
+    fn reserve() -> Option<Self> {
+        let range = reserve(SPAN + MAX_ALIGN, libc::PROT_NONE)?;
+        let aligned = range.as_ptr() as usize;
+        let skip = aligned.next_multiple_of(MAX_ALIGN) - aligned;
+        let forward = reserve(PAGES * size_of::<AtomicU64>(), libc::PROT_READ | libc::PROT_WRITE)?;
+        let reverse = reserve(PAGES * size_of::<AtomicU32>(), libc::PROT_READ | libc::PROT_WRITE)?;
+        // As the real library has it: a child of fork must not see memory that a device writes to.
+        // SAFETY: the range is ours.
+        unsafe { libc::madvise(range.as_ptr().cast(), SPAN + MAX_ALIGN, libc::MADV_DONTFORK) };
+        Some(Self {
+            // SAFETY: the reservation is larger than the span by one alignment.
+            base: unsafe { range.add(skip) },
+            // SAFETY: fresh zero pages of that size, never unmapped; zero is a valid atomic.
+            forward: unsafe { std::slice::from_raw_parts(forward.as_ptr().cast(), PAGES) },
+            // SAFETY: as above.
+            reverse: unsafe { std::slice::from_raw_parts(reverse.as_ptr().cast(), PAGES) },
+        })
+    }
+
+    fn open(&self, offset: usize, bytes: usize) -> bool {
+        // SAFETY: the run lies in the reserved range.
+        let start = unsafe { self.base.add(offset) };
+        // SAFETY: as above, and nothing else uses the run: it is in no allocation.
+        let result = unsafe {
+            libc::mprotect(start.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
+        };
+        result == 0
+    }
+
+    fn close(&self, offset: usize, bytes: usize) {
+        // SAFETY: the run lies in the reserved range.
+        let start = unsafe { self.base.add(offset) };
+        // Mapped anew instead of protected: the pages go back to the system, and a later use starts with zeros.
+        // SAFETY: the run was this allocation's; whoever still uses it is to fault.
+        let mapped = unsafe {
+            libc::mmap(
+                start.as_ptr().cast(),
+                bytes,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                -1,
+                0,
+            )
+        };
+        assert!(mapped != libc::MAP_FAILED, "a run of the reserved range can be mapped again");
+        // SAFETY: as above; the new mapping forgot the advice.
+        unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
+    }
+}
+
+fn reserve(bytes: usize, protection: i32) -> Option<NonNull<u8>> {
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+    let mapped = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            bytes,
+            protection,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (mapped != libc::MAP_FAILED).then(|| NonNull::new(mapped.cast())).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_sees_an_allocation_and_not_one_byte_more() {
+        let usdm = Usdm::default();
+        let memory = usdm.allocate(5000, 64);
+        let iova = usdm.physical(memory);
+        assert_ne!(iova, 0);
+        assert_ne!(iova, memory as u64);
+        assert!(iova < 1 << 39);
+        assert_eq!(usdm.address(iova), memory);
+        assert!(usdm.write(iova, &[7; 5000]));
+        let mut back = [0; 5000];
+        assert!(usdm.read(iova, &mut back));
+        assert_eq!(back, [7; 5000]);
+        assert!(!usdm.write(iova, &[1; 5001]));
+        assert!(!usdm.write(iova + 1, &[1; 5000]));
+        assert!(!usdm.read(iova - 1, &mut [0; 1]));
+        assert!(usdm.read(iova, &mut back));
+        assert_eq!(back, [7; 5000], "a refused write writes nothing");
+        assert_eq!(usdm.physical(memory.wrapping_byte_add(4999)), iova + 4999);
+        assert_eq!(usdm.physical(memory.wrapping_byte_add(5000)), 0);
+        assert!(usdm.free(memory));
+        assert!(!usdm.free(memory));
+        assert_eq!(usdm.physical(memory), 0);
+        assert!(!usdm.read(iova, &mut [0; 1]));
+        assert_eq!(usdm.violations(), 1);
+    }
+
+    #[test]
+    fn allocations_never_touch_each_other() {
+        let usdm = Usdm::default();
+        let mut all: Vec<(usize, usize)> = Vec::new();
+        for index in 1..200_usize {
+            let bytes = index * 977 % 20_000 + 1;
+            let align = 1 << (index % 23);
+            let memory = usdm.allocate(bytes, align) as usize;
+            assert_ne!(memory, 0);
+            assert_eq!(memory % align, 0);
+            assert!(all
+                .iter()
+                .all(|(start, size)| memory + bytes + PAGE <= start.next_multiple_of(PAGE)
+                    || start + size.next_multiple_of(PAGE) + PAGE <= memory));
+            all.push((memory, bytes));
+            if index % 3 == 0 {
+                let (start, _) = all.swap_remove(index % all.len());
+                assert!(usdm.free(start as *mut c_void));
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_and_limit_of_the_real_library_hold() {
+        let usdm = Usdm::default();
+        for (bytes, align) in [(0, 64), ((64 << 20) + 1, 64), (64, 0), (64, 3), (64, 8 << 20)] {
+            assert!(usdm.allocate(bytes, align).is_null(), "{bytes} bytes at {align}");
+        }
+        usdm.configure(MemoryMode::Guard, Some(8192));
+        let memory = usdm.allocate(8192, 64);
+        assert!(!memory.is_null());
+        assert!(usdm.allocate(1, 64).is_null());
+        assert!(usdm.free(memory));
+        assert!(!usdm.allocate(1, 64).is_null());
+    }
+
+    #[test]
+    fn slabs_are_shared_and_the_device_reaches_all_of_one() {
+        let usdm = Usdm::default();
+        usdm.configure(MemoryMode::Slab, None);
+        let first = usdm.allocate(100, 64);
+        let second = usdm.allocate(100, 64);
+        assert_eq!(second as usize - first as usize, 128);
+        assert_eq!(usdm.physical(second) - usdm.physical(first), 128);
+        assert!(usdm.write(usdm.physical(first), &[1; 300]));
+        assert!(!usdm.write(usdm.physical(first), &vec![1; SLAB + 1]));
+        let large = usdm.allocate(3 << 20, 4 << 20);
+        assert_eq!(large as usize % (4 << 20), 0);
+        for memory in [first, second, large] {
+            assert!(usdm.free(memory));
+        }
+        assert_eq!(usdm.physical(first), 0);
+    }
+}
