@@ -131,8 +131,6 @@ pub const QZ_DIR_BOTH: c_uint = 2;
 pub const QZ_DEFLATE_GZIP_EXT: c_uint = 2;
 /// The algorithm.
 pub const QZ_DEFLATE: u8 = 8;
-/// `PinMem_T`: memory the device can reach.
-pub const PINNED_MEM: c_int = 1;
 /// `QzLogLevel_T`: silent.
 pub const LOG_NONE: c_uint = 0;
 /// Bit of `ext_rc`: some of the work was done in software.
@@ -151,8 +149,6 @@ pub type SetupSessionDeflate =
     unsafe extern "C" fn(*mut QzSession, *mut QzSessionParamsDeflate) -> c_int;
 /// `qzTeardownSession`
 pub type TeardownSession = unsafe extern "C" fn(*mut QzSession) -> c_int;
-/// `qzMalloc`
-pub type Malloc = unsafe extern "C" fn(usize, c_int, c_int) -> *mut c_void;
 /// `qzCompressExt`
 pub type CompressExt = unsafe extern "C" fn(
     *mut QzSession,

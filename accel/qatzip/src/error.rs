@@ -92,8 +92,8 @@ pub enum QatZipError {
     /// A level that QATzip does not have.
     #[error("QATzip has no level {0}, expected 1 to 9")]
     Level(i32),
-    /// No memory that the device can reach.
-    #[error("no pinned memory for a session ({bytes} bytes)")]
+    /// No memory for the session's buffers.
+    #[error("no memory for a session ({bytes} bytes)")]
     Memory {
         /// Bytes wanted.
         bytes: usize,

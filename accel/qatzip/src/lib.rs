@@ -26,8 +26,7 @@
 //! | `sw_backup`: software without a word, and it goes on after errors | off; a result that was made in software is refused |
 //! | Fewer than 1024 bytes are done in software all the same | refused before the call ([`MIN_PLAIN`]) |
 //! | Pinned slots have the size of the first session's buffer; a larger one later overruns them | one size, [`HW_BUFFER`] |
-//! | Freed pinned memory still counts as pinned: malloc's next use of the page would go to the device as it is | never freed, kept for the next session |
-//! | Pinned memory is given without a device too | asked for only when a device was found |
+//! | Pinned memory of the caller (`qzMalloc`) goes into its slots as it is: after a call that never ended, its exit handler frees pointers into the middle of it (`munmap_chunk(): invalid pointer`); freed, its pages still count as pinned | ordinary memory, which QATzip copies: the device never sees ours |
 //! | `qzMaxCompressedLength` counts the header of one member only | not called; the buffer has room for all |
 //! | `qzGetStatus` answers `QZ_OK` and writes nothing | not called; the session's own state is looked at |
 //! | Log lines go to standard output | silenced when loaded |
@@ -36,8 +35,8 @@
 //! verifies that itself (compress and verify), and the receiver checks each unit: a bit flipped on
 //! the way costs the migration, not a byte.
 //!
-//! Limits: units up to [`codec::MAX_PLAIN`]; 2.2 MiB of pinned memory a session, besides the 5 MiB an
-//! instance that QATzip takes; as many sessions as instances, others find it [`QatZipError::Busy`].
+//! Limits: units up to [`codec::MAX_PLAIN`]; 2.2 MiB of memory a session, besides the 5 MiB of pinned
+//! memory that QATzip takes an instance; as many sessions as instances, others find it [`QatZipError::Busy`].
 //! A peer whose unit is not sound closes the gate too (it ends its own session as well): servers of
 //! several peers had better decode in software. QATzip's log and its wish to find `/dev/vfio` may
 //! write to standard error.
@@ -46,7 +45,6 @@ pub mod abi;
 mod error;
 mod gate;
 mod library;
-mod pinned;
 mod session;
 mod worker;
 

@@ -14,7 +14,6 @@ use libloading::os::unix::{Library, Symbol, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
 use crate::abi::{self, QzSessionParamsDeflate};
 use crate::gate::Gate;
-use crate::pinned::Buffers;
 use crate::{Closed, LoadError, MIN_PLAIN};
 
 /// Where the libraries are.
@@ -36,9 +35,6 @@ pub struct QatZip {
     /// Held while a session starts: without a device each `qzInit` eats a pthread key, so only one
     /// may find that out.
     pub(crate) starting: Mutex<()>,
-    /// Buffers of sessions that ended well. Pinned memory is never freed: QATzip's page table goes on
-    /// taking the addresses for pinned, and would hand whatever malloc puts there to the device.
-    pub(crate) spare: Mutex<Vec<Buffers>>,
 }
 
 static LOADED: Mutex<Option<Arc<QatZip>>> = Mutex::new(None);
@@ -72,7 +68,6 @@ impl QatZip {
             calls,
             gate: Gate::default(),
             starting: Mutex::new(()),
-            spare: Mutex::new(Vec::new()),
         });
         library.calls.probe(&name)?;
         Ok(Arc::clone(loaded.insert(library)))
@@ -109,7 +104,6 @@ pub(crate) struct Calls {
     pub(crate) init: abi::Init,
     pub(crate) setup: abi::SetupSessionDeflate,
     pub(crate) teardown: abi::TeardownSession,
-    pub(crate) malloc: abi::Malloc,
     pub(crate) compress: abi::CompressExt,
     pub(crate) decompress: abi::DecompressExt,
 }
@@ -124,7 +118,6 @@ impl Calls {
             init: function(&library, name, "qzInit")?,
             setup: function(&library, name, "qzSetupSessionDeflate")?,
             teardown: function(&library, name, "qzTeardownSession")?,
-            malloc: function(&library, name, "qzMalloc")?,
             compress: function(&library, name, "qzCompressExt")?,
             decompress: function(&library, name, "qzDecompressExt")?,
         };

@@ -1,15 +1,14 @@
 //! The caller's side of a session: copies, deadlines, and what may be asked for.
 
 use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use codec::{qz, MAX_PLAIN};
 
 use crate::error::silent;
-use crate::pinned::Buffers;
-use crate::worker::{self, Done, Job, Work};
+use crate::worker::{self, Buffers, Done, Job, Work};
 use crate::{Closed, QatZip, QatZipError, MIN_PLAIN};
 
 /// How long a call may take, unless [`Session::set_deadline`] says otherwise. A unit takes a device
@@ -77,6 +76,9 @@ impl Session {
         if plain.len() < MIN_PLAIN {
             return Err(QatZipError::TooShort { len: plain.len() });
         }
+        if plain.len() > MAX_PLAIN {
+            return Err(QatZipError::TooLong { len: plain.len() });
+        }
         self.call(Work::Compress { plain_len: plain.len() }, plain, |result| {
             let (len, room) = (result.len(), out.len());
             out.get_mut(..len).ok_or(QatZipError::NoRoom { len, room })?.copy_from_slice(result);
@@ -108,7 +110,7 @@ impl Session {
         let gone = || Closed::new(work.call(), "the session was given up before");
         let ticket = self.library.gate.enter()?;
         let ready = self.buffers.take().and_then(|mut buffers| {
-            buffers.input.bytes_mut().get_mut(..input.len())?.copy_from_slice(input);
+            buffers.input.get_mut(..input.len())?.copy_from_slice(input);
             Some(buffers)
         });
         let Some(buffers) = ready else {
@@ -124,9 +126,7 @@ impl Session {
             Ok(Done { buffers, result }) => {
                 let taken = match (&buffers, result) {
                     (_, Err(error)) => Err(error),
-                    (Some(buffers), Ok(len)) => {
-                        take(buffers.output.bytes().get(..len).unwrap_or_default())
-                    }
+                    (Some(buffers), Ok(len)) => take(buffers.output.get(..len).unwrap_or_default()),
                     (None, Ok(_)) => Err(gone().into()),
                 };
                 self.buffers = buffers;
@@ -143,9 +143,6 @@ impl Drop for Session {
         if self.library.gate.closed().is_some() {
             // Whatever the thread is in, it may stay in.
             return;
-        }
-        if let Some(buffers) = self.buffers.take() {
-            self.library.spare.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
         }
         // The thread tears the session down and ends, which disconnects us.
         let _ = self.done.recv_timeout(self.deadline);

@@ -6,11 +6,40 @@ use std::ffi::{c_int, c_uint};
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::PoisonError;
 
-use codec::qz;
+use codec::{qz, MAX_PLAIN};
 
 use crate::abi::{self, QzSession};
-use crate::pinned::Buffers;
 use crate::{Closed, QatZip, QatZipError};
+
+/// What one session works on. Our own copies: a call that hangs keeps them, and nobody else does.
+///
+/// Ordinary memory, not QATzip's: what comes from `qzMalloc(PINNED)` it gives to the device as it is,
+/// in the place of a slot of its own. A call that never ends leaves it there, and QATzip's exit
+/// handler then frees a pointer into the middle of ours. What is not pinned it copies.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    /// What goes in, at most a unit.
+    pub(crate) input: Vec<u8>,
+    /// What comes out. More than a unit, since data may grow, and not as `qzMaxCompressedLength`
+    /// says, which counts the header of one member only (an operator's precedence).
+    pub(crate) output: Vec<u8>,
+}
+
+impl Buffers {
+    fn new() -> Option<Self> {
+        let zeroed = |len| {
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(len).ok()?;
+            bytes.resize(len, 0);
+            Some(bytes)
+        };
+        Some(Self { input: zeroed(INPUT)?, output: zeroed(OUTPUT)? })
+    }
+}
+
+const INPUT: usize = MAX_PLAIN;
+/// Per piece QATzip's own bound (9/8 of the plain bytes and 1 KiB) and a header and footer.
+const OUTPUT: usize = MAX_PLAIN / 8 * 9 + MAX_PLAIN / qz::MEMBER_PLAIN * (1024 + 64);
 
 /// One call, on the session's own buffers.
 #[derive(Debug)]
@@ -80,9 +109,14 @@ pub(crate) fn run(
             }
         };
         let lost = matches!(result, Err(QatZipError::Closed(_)));
-        // Pinned memory has no destructor: dropping `buffers` leaves them to the device.
-        let report = Done { buffers: (!lost).then_some(buffers), result };
-        if done.send(report).is_err() || lost {
+        let buffers = if lost {
+            // A device with shared virtual memory may still be at work on them.
+            std::mem::forget(buffers);
+            None
+        } else {
+            Some(buffers)
+        };
+        if done.send(Done { buffers, result }).is_err() || lost {
             return;
         }
     }
@@ -117,12 +151,11 @@ impl<'a> Open<'a> {
             return Err(reason.into());
         }
         let open = Self { library, session };
-        let spare = library.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        match spare.or_else(|| Buffers::new(&library.calls)) {
+        match Buffers::new() {
             Some(buffers) => Ok((open, buffers)),
             None => {
                 open.close();
-                Err(QatZipError::Memory { bytes: Buffers::BYTES })
+                Err(QatZipError::Memory { bytes: INPUT + OUTPUT })
             }
         }
     }
@@ -159,7 +192,7 @@ impl<'a> Open<'a> {
     fn call(&mut self, work: Work, buffers: &mut Buffers) -> Result<usize, Failure> {
         let calls = &self.library.calls;
         let (input_len, room) = match work {
-            Work::Compress { plain_len } => (plain_len, buffers.output.bytes().len()),
+            Work::Compress { plain_len } => (plain_len, buffers.output.len()),
             Work::Decompress { payload_len, plain_len } => (payload_len, plain_len),
         };
         let fatal = |reason: String| Failure::Fatal(Closed::new(work.call(), reason));
@@ -169,13 +202,13 @@ impl<'a> Open<'a> {
             return Err(fatal(format!("lengths {input_len} and {room}")));
         };
         let mut extended = 0;
-        let src = buffers.input.bytes().as_ptr();
-        let dest = buffers.output.bytes_mut().as_mut_ptr();
+        let src = buffers.input.as_ptr();
+        let dest = buffers.output.as_mut_ptr();
         let session = &raw mut *self.session;
         let code = match work {
-            // SAFETY: a session that was set up and has had no error; `src` and `dest` are pinned
-            // memory of at least the lengths given, ours alone for as long as the device may use
-            // them: given up, not freed, on any error. Last argument but one: the data are whole.
+            // SAFETY: a session that was set up and has had no error; `src` and `dest` are memory of
+            // at least the lengths given, for as long as library or device may use them: on any error
+            // it is given up, not freed. Last argument but one: the data are whole.
             Work::Compress { .. } => unsafe {
                 (calls.compress)(
                     session,
@@ -211,9 +244,9 @@ impl<'a> Open<'a> {
         if consumed != input_len {
             return Err(fatal(format!("{consumed} of {input_len} bytes taken")));
         }
-        let input = buffers.input.bytes().get(..input_len).unwrap_or_default();
-        let output = buffers.output.bytes().get(..produced).ok_or_else(|| {
-            fatal(format!("{produced} bytes put into a buffer of {}", buffers.output.bytes().len()))
+        let input = buffers.input.get(..input_len).unwrap_or_default();
+        let output = buffers.output.get(..produced).ok_or_else(|| {
+            fatal(format!("{produced} bytes put into a buffer of {}", buffers.output.len()))
         })?;
         let (plain, payload) = match work {
             Work::Compress { .. } => (input, output),
