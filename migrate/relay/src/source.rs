@@ -8,6 +8,7 @@ use crate::jobs::{Arrived, EncodeContext, EncodeJob};
 use crate::unix::{Listening, UnixAddress};
 use codec::{Codec, Settings};
 use pipeline::{Lanes, LanesConfig, Results, Submitter};
+use qat::Qat;
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{
@@ -85,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) submitter: Submitter<EncodeJob>,
     pub(crate) spare: Arc<Ring<Vec<Token>>>,
     pub(crate) counters: Arc<Counters>,
+    /// Of each codec thread's accelerator.
+    accelerators: Vec<Arc<qat::Counters>>,
     pub(crate) settings: Settings,
     pub(crate) page_size: usize,
     streams: Mutex<Vec<Arc<SourceStream>>>,
@@ -228,6 +231,18 @@ impl Source {
     /// # Errors
     /// The peer cannot be reached or refuses; threads or memory cannot be had.
     pub fn connect(config: &SourceConfig) -> Result<Self, RelayError> {
+        Self::connect_with(config, None)
+    }
+
+    /// As [`connect`](Self::connect), with a QAT device that takes the work of codec qatzip. Without one that codec is
+    /// software, and what the device does not do, for whatever reason, is done in software.
+    ///
+    /// # Errors
+    /// As for `connect`.
+    pub fn connect_with(
+        config: &SourceConfig,
+        accelerator: Option<&Arc<Qat>>,
+    ) -> Result<Self, RelayError> {
         let links = config.links.clamp(1, MAX_LINKS);
         let mut hello = Hello {
             session: random_id()?,
@@ -252,11 +267,14 @@ impl Source {
         let settings = config.settings;
         // Contexts are made here once so that a bad level is an error and not a dead thread.
         let mut contexts = Vec::new();
+        let mut accelerators = Vec::new();
         for _ in 0..config.compress_threads.max(1) {
-            let context = EncodeContext::new(settings, grants.chunk_bytes).map_err(|error| {
+            let context = EncodeContext::new(settings, grants.chunk_bytes, accelerator);
+            let context = context.map_err(|error| {
                 let what = format!("cannot use codec {}: {error}", settings.codec().name());
                 RelayError::Unsupported { what }
             })?;
+            accelerators.extend(context.accelerator());
             contexts.push(context);
         }
         let lanes =
@@ -274,6 +292,7 @@ impl Source {
             submitter,
             spare: Arc::new(Ring::new(256)),
             counters: Arc::new(Counters::default()),
+            accelerators,
             settings,
             page_size: config.page_size as usize,
             streams: Mutex::new(Vec::new()),
@@ -341,6 +360,11 @@ impl Source {
     /// What it has counted.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.shared.counters
+    }
+
+    /// What the codec threads' accelerators did; empty without any.
+    pub fn accelerators(&self) -> Vec<qat::Snapshot> {
+        self.shared.accelerators.iter().map(|counters| counters.snapshot()).collect()
     }
 
     /// QEMU's busy and busy-rate over the whole migration.
