@@ -12,7 +12,7 @@ CARGO ?= cargo
 all: build
 
 build:
-	$(CARGO) build --release -p platen
+	$(CARGO) build --release -p platen -p qat-sim-libqat -p qat-sim-libusdm
 
 setup:
 	@scripts/setup

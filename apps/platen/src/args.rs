@@ -100,6 +100,11 @@ pub(crate) struct SourceOptions {
         conflicts_with = "level"
     )]
     pub(crate) qatzip_level: Option<i32>,
+    /// Who does codec qatzip: a QAT device if there is one (auto), must be (qat), or software (none)
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) accelerator: Accelerator,
+    #[command(flatten)]
+    pub(crate) qat: QatLibraries,
     /// Compression threads [default: the cores, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) compress_threads: Option<u16>,
@@ -133,6 +138,56 @@ impl SourceOptions {
     pub(crate) fn threads(&self) -> usize {
         self.compress_threads.map_or_else(default_threads, usize::from)
     }
+}
+
+/// Who does the work of codec qatzip.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accelerator {
+    /// A QAT device through libqat if there is one, else software.
+    Auto,
+    /// A QAT device, or the command fails before anything is touched.
+    Qat,
+    /// Software.
+    None,
+}
+
+/// Where libqat is.
+#[derive(Args, Debug)]
+pub(crate) struct QatLibraries {
+    /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) qat_libraries: Option<PathBuf>,
+}
+
+/// Arguments of `platen qat`.
+#[derive(Args, Debug)]
+pub(crate) struct QatArgs {
+    #[command(subcommand)]
+    pub(crate) command: QatCommand,
+}
+
+/// What to do with QAT.
+#[derive(clap::Subcommand, Debug)]
+pub(crate) enum QatCommand {
+    /// Run a command on a simulated QAT device
+    Sim(SimArgs),
+}
+
+/// Arguments of `platen qat sim`.
+#[derive(Args, Debug)]
+pub(crate) struct SimArgs {
+    /// What the device is and what goes wrong with it (accel/qat-sim/SCRIPT.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) script: Option<PathBuf>,
+    /// Where to leave the device's counters, JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Folder of the simulated libqat.so.4 and libusdm.so.0 [default: beside platen]
+    #[arg(long = "libraries", value_name = "DIR")]
+    pub(crate) simulated: Option<PathBuf>,
+    /// The command
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<std::ffi::OsString>,
 }
 
 /// Arguments of `platen migrate`.

@@ -7,6 +7,7 @@ mod bench;
 mod migrate;
 mod network;
 mod progress;
+mod qat_command;
 mod receive;
 mod relay_command;
 mod report;
@@ -33,6 +34,8 @@ enum Command {
     Relay(args::RelayArgs),
     /// Destination end: take migrations and hand them to QEMU
     Receive(args::ReceiveArgs),
+    /// Intel QAT: a simulated device to run things on
+    Qat(args::QatArgs),
     /// Measure
     Bench(bench::BenchArgs),
 }
@@ -42,10 +45,15 @@ fn main() -> ExitCode {
         Command::Migrate(args) => migrate::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
+        Command::Qat(args) => return finish(qat_command::run(args)),
         Command::Bench(args) => bench::run(args),
     };
+    finish(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("platen: {error:#}");
             ExitCode::FAILURE

@@ -3,6 +3,7 @@
 use crate::args::{MigrateArgs, OnOff};
 use crate::network;
 use crate::progress::Bar;
+use crate::qat_command;
 use crate::receive::open_monitor;
 use crate::report::{peer_cpu, process_cpu, Report};
 use anyhow::{bail, Context};
@@ -59,21 +60,25 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     let options = &args.source;
     let settings = options.settings()?;
     network::check(&options.peer, options.insecure)?;
+    let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
     let mut qmp = open_monitor(&args.qmp)?;
     let version = qmp.version();
     let channels = args.channels.count();
     set_up(&mut qmp, channels).with_context(|| format!("monitor {}", args.qmp))?;
     let cpu = process_cpu();
-    let source = Arc::new(Source::connect(&SourceConfig {
-        peer: options.peer.clone(),
-        settings,
-        compress_threads: options.threads(),
-        compress_wait_thread: options.compress_wait_thread == OnOff::On,
-        links: options.links,
-        page_size: options.page_size,
-        name: options.name.clone(),
-        setup: Some(Setup { channels, return_path: true }),
-    })?);
+    let source = Arc::new(Source::connect_with(
+        &SourceConfig {
+            peer: options.peer.clone(),
+            settings,
+            compress_threads: options.threads(),
+            compress_wait_thread: options.compress_wait_thread == OnOff::On,
+            links: options.links,
+            page_size: options.page_size,
+            name: options.name.clone(),
+            setup: Some(Setup { channels, return_path: true }),
+        },
+        accelerator.as_ref(),
+    )?);
     let dir = tempfile::Builder::new()
         .prefix("platen-")
         .tempdir()

@@ -2,6 +2,7 @@
 
 use crate::args::RelayArgs;
 use crate::network;
+use crate::qat_command;
 use crate::report::{peer_cpu, process_cpu, Report};
 use anyhow::Context;
 use relay::{Source, SourceConfig};
@@ -12,17 +13,21 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     let options = &args.source;
     let settings = options.settings()?;
     network::check(&options.peer, options.insecure)?;
+    let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
     args.listen.check_target()?;
-    let source = Source::connect(&SourceConfig {
-        peer: options.peer.clone(),
-        settings,
-        compress_threads: options.threads(),
-        compress_wait_thread: options.compress_wait_thread == crate::args::OnOff::On,
-        links: options.links,
-        page_size: options.page_size,
-        name: options.name.clone(),
-        setup: args.channels.map(|channels| Setup { channels, return_path: true }),
-    })?;
+    let source = Source::connect_with(
+        &SourceConfig {
+            peer: options.peer.clone(),
+            settings,
+            compress_threads: options.threads(),
+            compress_wait_thread: options.compress_wait_thread == crate::args::OnOff::On,
+            links: options.links,
+            page_size: options.page_size,
+            name: options.name.clone(),
+            setup: args.channels.map(|channels| Setup { channels, return_path: true }),
+        },
+        accelerator.as_ref(),
+    )?;
     source.listen(&args.listen)?;
     let handle = source.handle();
     ctrlc::set_handler(move || handle.stop()).context("cannot handle signals")?;

@@ -60,6 +60,9 @@ pub(crate) struct Report {
     pub(crate) dirty_sync_count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) compression: Option<Compression>,
+    /// Of each codec thread with an accelerator.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) accelerators: Vec<qat::Snapshot>,
     pub(crate) cpu_seconds: CpuSeconds,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) codec: Option<String>,
@@ -97,6 +100,7 @@ impl Report {
             compressed_size: size,
             compression_rate: ratio(plain, size),
         });
+        report.accelerators = source.accelerators();
         report.cpu_seconds.source = Some(cpu);
         report.codec = Some(settings.codec().name().to_string());
         report.level = Some(settings.level());

@@ -7,6 +7,7 @@
 //! A scenario runs when its name contains one of the filters. Needs what `scripts/setup` prepares and the release
 //! binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
+mod accelerator;
 mod bad_input;
 mod cancel;
 mod guest;
@@ -65,6 +66,7 @@ fn run() -> anyhow::Result<u32> {
     let all = [
         guest::scenarios(),
         moves::scenarios(),
+        accelerator::scenarios(),
         cancel::scenarios(),
         kill::scenarios(),
         several::scenarios(),

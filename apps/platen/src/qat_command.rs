@@ -1,0 +1,115 @@
+//! `platen qat`, and the device for a migration.
+
+use crate::args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
+use anyhow::{bail, ensure, Context};
+use codec::{Codec, Settings};
+use qat::{Libraries, Location, Qat, StartOptions};
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+impl QatLibraries {
+    fn location(&self) -> Location {
+        self.qat_libraries.clone().map_or(Location::System, Location::Folder)
+    }
+}
+
+/// The device for a migration, if one is wanted and there. Says on stderr what became of it when it was asked for.
+pub(crate) fn accelerator(
+    wanted: Accelerator,
+    libraries: &QatLibraries,
+    settings: Settings,
+) -> anyhow::Result<Option<Arc<Qat>>> {
+    if settings.codec() != Codec::DeflateQz || wanted == Accelerator::None {
+        ensure!(
+            wanted != Accelerator::Qat,
+            "--accelerator qat goes with --codec qatzip, not with {}",
+            settings.codec()
+        );
+        return Ok(None);
+    }
+    let started = Libraries::load(&libraries.location())
+        .map_err(anyhow::Error::from)
+        .and_then(|libraries| Ok(Qat::start(&libraries, &StartOptions::default())?));
+    match started {
+        Ok(qat) => Ok(Some(qat)),
+        Err(error) if wanted == Accelerator::Qat => {
+            Err(error.context("--accelerator qat: no QAT device"))
+        }
+        Err(error) => {
+            eprintln!("platen: codec qatzip in software: {error}");
+            Ok(None)
+        }
+    }
+}
+
+/// Runs the command; its exit status is that of the command that runs on the simulated device.
+pub(crate) fn run(args: QatArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        QatCommand::Sim(args) => simulate(&args),
+    }
+}
+
+/// File names that cargo gives the simulated libraries, and those that programs load.
+const SIMULATED: [(&str, &str); 2] =
+    [("libqat_sim_libqat.so", qat::QAT), ("libqat_sim_libusdm.so", qat::USDM)];
+
+fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
+    let private = tempfile::Builder::new()
+        .prefix("platen-qat-sim-")
+        .tempdir()
+        .context("cannot make a private folder")?;
+    let folder = simulated_libraries(args.simulated.as_deref(), private.path())?;
+    let mut search = OsString::from(&folder);
+    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+        search.push(":");
+        search.push(rest);
+    }
+    let Some((program, rest)) = args.command.split_first() else { bail!("no command to run") };
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_LIBRARY_PATH", search);
+    if let Some(script) = &args.script {
+        ensure!(script.is_file(), "script {}: no such file", script.display());
+        command.env("PLATEN_QAT_SIM", script);
+    }
+    if let Some(report) = &args.report {
+        command.env("PLATEN_QAT_SIM_REPORT", report);
+    }
+    let status =
+        command.status().with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// A folder with the simulated libraries by the names that programs load.
+fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
+    let beside = std::env::current_exe().context("cannot tell where platen is")?;
+    let beside = beside.parent().unwrap_or(Path::new("."));
+    let installed = [beside.join("qat-sim"), beside.join("../lib/platen/qat-sim")];
+    let folders = named.map(Path::to_owned).into_iter().chain(installed);
+    for folder in folders {
+        if SIMULATED.iter().all(|(_, name)| folder.join(name).is_file()) {
+            return folder.canonicalize().with_context(|| folder.display().to_string());
+        }
+        ensure!(
+            named.is_none(),
+            "{} does not hold {} and {}",
+            folder.display(),
+            qat::QAT,
+            qat::USDM
+        );
+    }
+    if !SIMULATED.iter().all(|(built, _)| beside.join(built).is_file()) {
+        bail!(
+            "the simulated libraries are not beside {}: `make build` makes them, or name their folder with --libraries",
+            beside.display()
+        );
+    }
+    for (built, name) in SIMULATED {
+        symlink(beside.join(built), private.join(name))?;
+    }
+    Ok(private.to_owned())
+}
