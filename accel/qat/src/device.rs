@@ -124,9 +124,10 @@ impl Device {
         let mailbox = instance.mailbox;
         let depth = u16::try_from(options.depth).expect("at most 256");
         let probes = depth..depth + u16::try_from(PROBE_SLOTS).expect("a constant");
-        // Words of a small alphabet: matches, literals and a dynamic tree, whatever the length.
-        let probe_plain: Vec<u8> = (0..options.max_plain.min(4096) as u32)
-            .map(|i| b"platen looks whether the device is well"[(i * i >> 3) as usize % 39])
+        // Letters in an order that has matches, literals and a dynamic tree in it, whatever the length.
+        let letters = b"platen looks whether the device is well";
+        let probe_plain: Vec<u8> = (0..options.max_plain.min(4096))
+            .map(|i| letters[(i * i / 8) % letters.len()])
             .collect();
         let probe_packed = desk.software.compress(&probe_plain).to_vec();
         let slot = |_| Slot { phase: Phase::Free, work: Work::NONE, number: 0 };
@@ -233,13 +234,13 @@ impl Device {
     ) {
         self.slots[usize::from(slot)].work = work;
         match reason {
-            Some(reason) => self.to_software(slot, reason, desk),
+            Some(reason) => self.hand_over(slot, reason, desk),
             // Behind those that wait already.
-            None if !self.pending.is_empty() => self.to_pending(slot),
+            None if !self.pending.is_empty() => self.pend(slot),
             None => match self.fly(slot, desk) {
                 Flown::Away => {}
-                Flown::Full => self.to_pending(slot),
-                Flown::Refused(reason) => self.to_software(slot, reason, desk),
+                Flown::Full => self.pend(slot),
+                Flown::Refused(reason) => self.hand_over(slot, reason, desk),
             },
         }
     }
@@ -401,7 +402,7 @@ impl Device {
                         self.held += 1;
                         // A dying device answers with FAIL before its event is seen.
                         let reason = self.unusable().unwrap_or(reason);
-                        self.to_software(slot, reason, desk);
+                        self.hand_over(slot, reason, desk);
                     }
                 }
             }
@@ -538,12 +539,12 @@ impl Device {
             match at.phase {
                 Phase::Flying { redo: false } if due => {
                     add(&desk.counters.deadlines, 1);
-                    self.also_to_software(slot, Reason::Late, desk);
+                    self.hedge(slot, Reason::Late, desk);
                     silent |= self.last_answer + self.deadline / 2 <= desk.now;
                 }
                 Phase::Pending if due => {
                     self.pending.retain(|&pending| pending != slot);
-                    self.to_software(slot, Reason::Busy, desk);
+                    self.hand_over(slot, Reason::Busy, desk);
                 }
                 _ => {}
             }
@@ -563,7 +564,7 @@ impl Device {
                     // A suspicion raised meanwhile has emptied the queue already.
                     if self.pending.front() == Some(&slot) {
                         self.pending.pop_front();
-                        self.to_software(slot, reason, desk);
+                        self.hand_over(slot, reason, desk);
                     }
                 }
                 Flown::Full => {
@@ -581,7 +582,7 @@ impl Device {
                         && desk.software_ns(work.op, work.plain_len()) < self.wait_ns()
                     {
                         self.pending.pop_front();
-                        self.to_software(slot, Reason::Busy, desk);
+                        self.hand_over(slot, Reason::Busy, desk);
                     }
                     return;
                 }
@@ -614,14 +615,14 @@ impl Device {
 
     fn flush(&mut self, reason: Reason, desk: &mut Desk) {
         while let Some(slot) = self.pending.pop_front() {
-            self.to_software(slot, reason, desk);
+            self.hand_over(slot, reason, desk);
         }
         if self.flying == 0 {
             return;
         }
         for slot in 0..self.options.depth {
             if self.slots[slot].phase == (Phase::Flying { redo: false }) {
-                self.also_to_software(u16::try_from(slot).expect("at most 256"), reason, desk);
+                self.hedge(u16::try_from(slot).expect("at most 256"), reason, desk);
             }
         }
     }
@@ -684,20 +685,20 @@ impl Device {
         };
     }
 
-    fn to_pending(&mut self, slot: u16) {
+    fn pend(&mut self, slot: u16) {
         self.slots[usize::from(slot)].phase = Phase::Pending;
         self.pending.push_back(slot);
     }
 
     /// The slot, which the device does not have, waits for software.
-    fn to_software(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
+    fn hand_over(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
         let at = &mut self.slots[usize::from(slot)];
         at.phase = Phase::Queued;
         at.number = desk.queue(Place::Pinned(slot), at.work.plain_len(), reason);
     }
 
     /// The slot, which the device has, waits for software as well.
-    fn also_to_software(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
+    fn hedge(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
         let at = &mut self.slots[usize::from(slot)];
         at.phase = Phase::Flying { redo: true };
         at.number = desk.queue(Place::Pinned(slot), at.work.plain_len(), reason);

@@ -49,8 +49,10 @@ mod instance;
 mod load;
 mod mailbox;
 mod memory;
+pub mod offload;
 mod process;
 mod software;
+pub mod status;
 
 pub use counters::{Counters, Reason, Snapshot};
 pub use engine::{By, Direction, Engine, EngineOptions, Finished, Lease, Op};

@@ -137,6 +137,10 @@ pub(crate) struct Api {
 
 impl Api {
     fn resolve(usdm: &Source<'_>, qat: &Source<'_>) -> Result<Self, LoadError> {
+        #[expect(
+            clippy::multiple_unsafe_ops_per_block,
+            reason = "the same promise for each symbol"
+        )]
         // SAFETY: each name is given the type that Intel's headers declare for it (`qat_abi` checks those headers).
         unsafe {
             Ok(Self {

@@ -148,9 +148,8 @@ impl Mailbox {
 
 /// Splits a tag into instance, slot, generation.
 fn parse(tag: *mut c_void) -> (usize, usize, u32) {
-    let tag = tag.addr() as u64;
-    #[expect(clippy::cast_possible_truncation, reason = "shifted and masked to their widths")]
-    ((tag >> 16 & 0xffff) as usize, (tag & 0xffff) as usize, (tag >> 32) as u32)
+    let tag = tag.addr();
+    (tag >> 16 & 0xffff, tag & 0xffff, u32::try_from(tag >> 32).unwrap_or(0))
 }
 
 /// `CpaDcCallbackFn` of every session.

@@ -1,0 +1,180 @@
+//! What offloading costs and brings, measured: the data of `platen bench offload`.
+//!
+//! *Direct*: submit one page, wait for it, take the next, as a caller of a synchronous interface does.
+//! *Asynchronous*: keep many in flight. Both use the same engine, without load sharing, so that the difference is the
+//! way of waiting and nothing else. On a simulated device the figures show software's cost and the effect of latency,
+//! never a device's throughput; with its `engine stored` at 128 in flight they show what this driver costs by itself.
+//!
+//! CPU time is the calling thread's: submission, both copies, polling, checks. The device's threads, if simulated, are
+//! other threads.
+
+use crate::{Engine, Op, Snapshot};
+use rustix::time::{clock_gettime, ClockId, Timespec};
+use std::time::{Duration, Instant};
+
+/// Page size measured, bytes.
+pub const PAGE: usize = 4096;
+
+/// How long to measure, and how deep.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Pages to do. They are taken from the given ones in turn.
+    pub pages: usize,
+    /// Pages in flight: 1 is direct offload. The engine's depth is the other limit.
+    pub in_flight: usize,
+    /// Poll without a pause instead of sleeping between polls that brought nothing: least latency, a whole CPU.
+    pub busy: bool,
+    /// Stop when this much time has passed, whatever the pages.
+    pub at_most: Duration,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Measured {
+    /// Pages in flight at most.
+    pub in_flight: usize,
+    /// Pages done.
+    pub pages: u64,
+    /// Of them by the device.
+    pub by_device: u64,
+    /// Wall time, seconds.
+    pub seconds: f64,
+    /// Pages for each second.
+    pub pages_per_second: f64,
+    /// CPU time of the calling thread for each page, microseconds.
+    pub cpu_us_per_page: f64,
+    /// Half of the pages took at most this long from submission to delivery, microseconds.
+    pub p50_us: f64,
+    /// 99 of 100 did.
+    pub p99_us: f64,
+    /// Plain bytes for each compressed byte.
+    pub ratio: f64,
+    /// The engine's counters after it.
+    pub counters: Snapshot,
+}
+
+/// Compresses pages of `pages`, `plan.in_flight` at a time. `pages` is whole pages, at least one.
+///
+/// Each result is copied out, as a relay copies it into its frame.
+pub fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
+    let (pages, _) = pages.as_chunks::<PAGE>();
+    assert!(!pages.is_empty(), "no whole page to compress");
+    let window = plan.in_flight.max(1);
+    // Everything that grows is made before the clock starts.
+    let mut waits: Vec<u32> = Vec::with_capacity(plan.pages);
+    let mut frame = vec![0; engine.capacity()];
+    let before = engine.counters().snapshot();
+    let (start, cpu) = (Instant::now(), thread_cpu());
+    let (mut submitted, mut compressed) = (0, 0u64);
+    let mut ended = start;
+    while waits.len() < submitted || submitted < plan.pages {
+        // One reading of the clock for the pages of a turn: the pages' own times are relative to it.
+        let now = micros(start);
+        let more = start.elapsed() < plan.at_most;
+        if !more && submitted == waits.len() {
+            break;
+        }
+        while more && submitted < plan.pages && engine.in_flight() < window {
+            let Some(lease) = engine.take(PAGE) else { break };
+            engine.source(&lease)[..PAGE].copy_from_slice(&pages[submitted % pages.len()]);
+            engine.submit(lease, PAGE, Op::Compress, u64::from(now));
+            submitted += 1;
+        }
+        let delivered = engine.poll(|at, result| {
+            if let Ok(finished) = result {
+                frame[..finished.bytes.len()].copy_from_slice(finished.bytes);
+                compressed += finished.bytes.len() as u64;
+            }
+            let since = micros(start).saturating_sub(u32::try_from(at).unwrap_or(0));
+            waits.push(since);
+        });
+        if delivered == 0 {
+            if plan.busy {
+                std::hint::spin_loop();
+            } else {
+                engine.wait();
+            }
+        } else {
+            ended = Instant::now();
+        }
+    }
+    let cpu = thread_cpu().saturating_sub(cpu);
+    let counters = engine.counters().snapshot();
+    let seconds = (ended - start).as_secs_f64();
+    let done = waits.len();
+    waits.sort_unstable();
+    Measured {
+        in_flight: window,
+        pages: done as u64,
+        by_device: counters.by_device - before.by_device,
+        seconds,
+        pages_per_second: done as f64 / seconds.max(1e-9),
+        cpu_us_per_page: cpu.as_secs_f64() * 1e6 / done.max(1) as f64,
+        p50_us: quantile(&waits, 50),
+        p99_us: quantile(&waits, 99),
+        ratio: (done * PAGE) as f64 / compressed.max(1) as f64,
+        counters,
+    }
+}
+
+/// Direct and asynchronous offload of the same pages on the same engine.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Comparison {
+    /// One page at a time, sleeping while it is with the device.
+    pub direct: Measured,
+    /// One page at a time, polling without a pause.
+    pub direct_busy: Measured,
+    /// Many in flight.
+    pub asynchronous: Measured,
+    /// Throughput of the last over that of `direct`.
+    pub gain: f64,
+    /// Throughput of the last over that of `direct_busy`.
+    pub gain_busy: f64,
+}
+
+/// Measures all ways, direct first. The engine should have load sharing off.
+pub fn compare(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Comparison {
+    let mut with =
+        |in_flight, busy| measure(engine, pages, &Plan { in_flight, busy, ..plan.clone() });
+    let (direct, direct_busy) = (with(1, false), with(1, true));
+    let asynchronous = with(plan.in_flight, plan.busy);
+    let over = |other: &Measured| asynchronous.pages_per_second / other.pages_per_second.max(1e-9);
+    let (gain, gain_busy) = (over(&direct), over(&direct_busy));
+    Comparison { direct, direct_busy, asynchronous, gain, gain_busy }
+}
+
+fn micros(start: Instant) -> u32 {
+    // 71 minutes: longer than any measurement here.
+    u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX)
+}
+
+fn thread_cpu() -> Duration {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(tv_nsec).unwrap_or(0))
+}
+
+/// Of sorted waits.
+fn quantile(waits: &[u32], percent: usize) -> f64 {
+    let at = (waits.len() * percent / 100).min(waits.len().saturating_sub(1));
+    waits.get(at).copied().map_or(0.0, f64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineOptions;
+
+    #[test]
+    fn every_page_is_counted_also_when_time_runs_out() {
+        let options = EngineOptions { max_plain: PAGE, ..EngineOptions::default() };
+        let mut engine = Engine::new(None, options);
+        let pages = vec![7; 3 * PAGE];
+        let plan = Plan { pages: 40, in_flight: 8, busy: false, at_most: Duration::from_secs(60) };
+        let measured = measure(&mut engine, &pages, &plan);
+        assert_eq!((measured.pages, measured.by_device), (40, 0));
+        assert!(measured.ratio > 100.0 && measured.cpu_us_per_page > 0.0);
+        let none = measure(&mut engine, &pages, &Plan { at_most: Duration::ZERO, ..plan });
+        assert_eq!((none.pages, engine.in_flight()), (0, 0));
+    }
+}

@@ -1,0 +1,135 @@
+//! What there is of QAT on this host, what it does, and what is missing: the data of `platen qat status`.
+//!
+//! Reading only: /sys, /proc, /dev and this process's own state. Every path is below a root that tests set.
+//! Sources: Linux `Documentation/ABI/testing/sysfs-driver-qat` and `debugfs-driver-qat_telemetry`; qatlib's INSTALL
+//! and `qat_init.sh`; PCI identifiers from the kernel's `adf_accel_devices.h`.
+
+mod host;
+
+pub use host::{Function, Host, Missing};
+
+use crate::counters::Snapshot;
+use crate::instance::{InstanceInfo, Unfit};
+use crate::load::{Libraries, LoadError};
+use crate::mailbox::State;
+use crate::process::{Qat, StartError};
+use std::path::Path;
+
+/// Everything, at one moment.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Status {
+    /// The libraries.
+    pub libraries: LibraryStatus,
+    /// Why the device could not be started, where that was tried.
+    pub start_error: Option<String>,
+    /// Instances of this process, in the order they are claimed in.
+    pub instances: Vec<InstanceStatus>,
+    /// Instances that cannot be used, and why.
+    pub unfit: Vec<Unfit>,
+    /// The host.
+    pub host: Host,
+    /// What is missing for QAT to be used, most basic first. Empty when it is used.
+    pub missing: Vec<Missing>,
+}
+
+/// The libraries.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct LibraryStatus {
+    /// Path of libusdm, as it was asked for; none when not loaded.
+    pub usdm: Option<String>,
+    /// Path of libqat.
+    pub qat: Option<String>,
+    /// Functions that only some versions have, and whether these do.
+    pub optional: Vec<(&'static str, bool)>,
+    /// Why they are not loaded.
+    pub error: Option<String>,
+}
+
+/// One instance.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct InstanceStatus {
+    /// What it is.
+    pub info: InstanceInfo,
+    /// What its notifications say.
+    pub state: State,
+    /// An engine has it.
+    pub claimed: bool,
+    /// Its engine does not give it work, or has gone while it still had requests.
+    pub neglected: bool,
+    /// FATAL_ERROR events.
+    pub fatals: u64,
+    /// RESTARTED events.
+    pub restarts: u64,
+    /// Callbacks that belonged to no request.
+    pub strays: u64,
+    /// Why the last engine that claimed it could not use it.
+    pub problem: Option<String>,
+    /// Counters of the engine that has it.
+    pub counters: Option<Snapshot>,
+}
+
+impl Status {
+    /// Looks at the host below `root` ("/" but in tests), and at the process's own libraries and device.
+    pub fn collect(
+        root: &Path,
+        libraries: Result<&Libraries, &LoadError>,
+        device: Option<Result<&Qat, &StartError>>,
+    ) -> Self {
+        let host = Host::look(root);
+        let mut missing = host.missing();
+        let library_status = match libraries {
+            Ok(libraries) => LibraryStatus {
+                usdm: Some(libraries.usdm().display().to_string()),
+                qat: Some(libraries.qat().display().to_string()),
+                optional: libraries.optional().to_vec(),
+                error: None,
+            },
+            Err(error) => {
+                missing.push(Missing::new(
+                    &error.to_string(),
+                    "install qatlib: `apt install libqat4 libusdm0 qatlib-service`, or `dnf install qatlib`",
+                ));
+                LibraryStatus { error: Some(error.to_string()), ..LibraryStatus::default() }
+            }
+        };
+        let (mut instances, mut unfit, mut start_error) = (Vec::new(), Vec::new(), None);
+        match device {
+            Some(Ok(qat)) => {
+                // It works, so nothing that the host lacks on paper matters.
+                missing.clear();
+                instances = qat.all().iter().map(|instance| InstanceStatus::of(instance)).collect();
+                unfit = qat.unfit().to_vec();
+            }
+            Some(Err(error)) => {
+                if let StartError::NoInstance(found) = error {
+                    unfit.clone_from(found);
+                    missing.push(Missing::new(
+                        "an instance for compression",
+                        "set ServicesEnabled=dc in /etc/sysconfig/qat (or /etc/default/qat) and restart the service qat",
+                    ));
+                }
+                start_error = Some(error.to_string());
+            }
+            None => {}
+        }
+        Self { libraries: library_status, start_error, instances, unfit, host, missing }
+    }
+}
+
+impl InstanceStatus {
+    fn of(instance: &crate::instance::Instance) -> Self {
+        use std::sync::atomic::Ordering::Relaxed;
+        let (counters, problem) = instance.reported();
+        Self {
+            info: instance.info.clone(),
+            state: instance.mailbox.state(),
+            claimed: instance.is_claimed(),
+            neglected: instance.neglected.load(Relaxed),
+            fatals: instance.mailbox.fatals.load(Relaxed),
+            restarts: instance.mailbox.restarts.load(Relaxed),
+            strays: instance.mailbox.strays.load(Relaxed),
+            problem,
+            counters: counters.map(|counters| counters.snapshot()),
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The host's side: PCI functions, VFIO, limits, the service, telemetry.
+
+use rustix::fs::Access;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+/// What the host has.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct Host {
+    /// QAT functions on PCI, physical and virtual, by address.
+    pub functions: Vec<Function>,
+    /// VFIO groups (/dev/vfio/N) there are, and how many of them this user may open.
+    pub vfio_groups: usize,
+    /// Groups that this user may open.
+    pub vfio_usable: usize,
+    /// The container device /dev/vfio/vfio is there and may be opened.
+    pub vfio: bool,
+    /// The kernel has IOMMU groups, which VFIO needs.
+    pub iommu: bool,
+    /// 2 MiB pages reserved; libusdm can do without.
+    pub hugepages: u64,
+    /// Memory this process may lock, bytes; none for no limit.
+    pub memlock: Option<u64>,
+    /// The service's socket /run/qat/qatmgr.sock is there. Without it libqat looks for devices itself.
+    pub service: bool,
+    /// Telemetry of each device, by its folder's name in debugfs: counter and value. Needs root.
+    pub telemetry: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+/// A QAT function on PCI.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Function {
+    /// PCI address.
+    pub address: String,
+    /// The generation's name.
+    pub part: &'static str,
+    /// A virtual function, as programs use; else a physical one, which the kernel drives.
+    pub is_virtual: bool,
+    /// The driver bound to it.
+    pub driver: Option<String>,
+    /// Virtual functions it has now; physical ones only.
+    pub virtual_functions: Option<u64>,
+    /// Virtual functions it could have.
+    pub virtual_functions_max: Option<u64>,
+    /// Services it is configured for (`qat/cfg_services`).
+    pub services: Option<String>,
+    /// Its state (`qat/state`): "up" or "down".
+    pub state: Option<String>,
+}
+
+/// Something that is missing, and how to get it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Missing {
+    /// What.
+    pub what: String,
+    /// The way to it.
+    pub remedy: String,
+}
+
+impl Missing {
+    pub(super) fn new(what: &str, remedy: &str) -> Self {
+        Self { what: what.to_owned(), remedy: remedy.to_owned() }
+    }
+}
+
+/// Device identifiers: physical function, virtual function, name, and whether qatlib drives it.
+const PARTS: [(u64, u64, &str, bool); 9] = [
+    (0x4940, 0x4941, "4xxx", true),
+    (0x4942, 0x4943, "401xx", true),
+    (0x4944, 0x4945, "402xx", true),
+    (0x4946, 0x4947, "420xx", true),
+    (0x4948, 0x4949, "6xxx", true),
+    (0x37c8, 0x37c9, "c62x", false),
+    (0x6f54, 0x6f55, "d15xx", false),
+    (0x19e2, 0x19e3, "c3xxx", false),
+    (0x0435, 0x0443, "dh895xcc", false),
+];
+const INTEL: u64 = 0x8086;
+/// A file of /sys or /proc is read up to here, bytes.
+const MAX_FILE: u64 = 64 << 10;
+/// Entries of a folder that are looked at.
+const MAX_ENTRIES: usize = 65_536;
+/// Pinned memory that an instance with a full set of slots takes, with qatlib's own; bytes, rounded up.
+const MEMLOCK_WANTED: u64 = 64 << 20;
+
+impl Host {
+    /// Looks below `root`; what cannot be read is taken as absent.
+    pub fn look(root: &Path) -> Self {
+        let mut functions: Vec<Function> = entries(&root.join("sys/bus/pci/devices"))
+            .into_iter()
+            .filter_map(|name| Function::look(&root.join("sys/bus/pci/devices").join(&name), name))
+            .collect();
+        functions.sort_by(|left, right| left.address.cmp(&right.address));
+        let vfio = root.join("dev/vfio");
+        let groups: Vec<String> = entries(&vfio)
+            .into_iter()
+            .filter(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
+            .collect();
+        let debug = root.join("sys/kernel/debug");
+        let telemetry = entries(&debug)
+            .into_iter()
+            .filter(|name| name.starts_with("qat_"))
+            .filter_map(|name| {
+                let text = text(&debug.join(&name).join("telemetry/device_data"))?;
+                Some((name, pairs(&text)))
+            })
+            .collect();
+        Self {
+            functions,
+            vfio_usable: groups.iter().filter(|group| may_open(&vfio.join(group))).count(),
+            vfio_groups: groups.len(),
+            vfio: may_open(&vfio.join("vfio")),
+            iommu: !entries(&root.join("sys/kernel/iommu_groups")).is_empty(),
+            hugepages: number(&root.join("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"))
+                .unwrap_or(0),
+            memlock: memlock(&root.join("proc/self/limits")),
+            service: root.join("run/qat/qatmgr.sock").exists(),
+            telemetry,
+        }
+    }
+
+    /// What libqat would need and does not find here, most basic first.
+    pub fn missing(&self) -> Vec<Missing> {
+        let mut missing = Vec::new();
+        let mut lacks = |what: &str, remedy: &str| missing.push(Missing::new(what, remedy));
+        let supported =
+            |function: &&Function| PARTS.iter().any(|part| part.2 == function.part && part.3);
+        let physical: Vec<&Function> = self
+            .functions
+            .iter()
+            .filter(supported)
+            .filter(|function| !function.is_virtual)
+            .collect();
+        let virtuals: Vec<&Function> = self
+            .functions
+            .iter()
+            .filter(supported)
+            .filter(|function| function.is_virtual)
+            .collect();
+        if self.functions.is_empty() {
+            lacks(
+                "a QAT device on PCI",
+                "4th generation Xeon Scalable or later has them (4xxx, 401xx, 402xx, 420xx, 6xxx); \
+                 enable them in the firmware set-up, or pass a virtual function through to this VM",
+            );
+            return missing;
+        }
+        if physical.is_empty() && virtuals.is_empty() {
+            let parts: Vec<&str> = self.functions.iter().map(|function| function.part).collect();
+            lacks(
+                &format!("a device that qatlib drives (found {})", parts.join(", ")),
+                "devices before 4xxx need Intel's driver package for hardware version 1.x with its own libqat",
+            );
+            return missing;
+        }
+        for function in physical.iter().filter(|function| function.driver.is_none()) {
+            lacks(
+                &format!("a driver for {} ({})", function.address, function.part),
+                "modprobe qat_4xxx (420xx: qat_420xx, 6xxx: qat_6xxx) and install linux-firmware",
+            );
+        }
+        for function in &physical {
+            if let Some(services) =
+                function.services.as_deref().filter(|services| !services.contains("dc"))
+            {
+                lacks(
+                    &format!("compression on {}: it is set up for {services}", function.address),
+                    "set ServicesEnabled=dc in /etc/sysconfig/qat (or /etc/default/qat) and restart the service qat",
+                );
+            }
+        }
+        if !self.iommu {
+            lacks(
+                "an IOMMU",
+                "enable VT-d in the firmware set-up and boot with intel_iommu=on (no-IOMMU mode needs qatlib 24.09)",
+            );
+        }
+        if virtuals.is_empty() {
+            lacks("virtual functions", "systemctl enable --now qat, which runs qat_init.sh");
+        } else if !virtuals.iter().any(|function| function.driver.as_deref() == Some("vfio-pci")) {
+            lacks(
+                "a virtual function bound to vfio-pci",
+                "systemctl restart qat, which runs qat_init.sh",
+            );
+        }
+        if !self.vfio || self.vfio_usable == 0 {
+            lacks(
+                &format!(
+                    "permission on /dev/vfio (of {} groups {} can be opened)",
+                    self.vfio_groups, self.vfio_usable
+                ),
+                "usermod -a -G qat USER, then log in again",
+            );
+        }
+        if let Some(limit) = self.memlock.filter(|&limit| limit < MEMLOCK_WANTED) {
+            lacks(
+                &format!("memory that may be locked: {} KiB, {} wanted", limit >> 10, MEMLOCK_WANTED >> 10),
+                "raise memlock in /etc/security/limits.conf, or LimitMEMLOCK= of the service; 16 MiB for each virtual function and more for data",
+            );
+        }
+        missing
+    }
+}
+
+impl Function {
+    fn look(folder: &Path, address: String) -> Option<Self> {
+        if number(&folder.join("vendor"))? != INTEL {
+            return None;
+        }
+        let device = number(&folder.join("device"))?;
+        let &(_, virtual_id, part, _) =
+            PARTS.iter().find(|part| part.0 == device || part.1 == device)?;
+        let driver = fs::read_link(folder.join("driver"))
+            .ok()
+            .and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
+        Some(Self {
+            address,
+            part,
+            is_virtual: device == virtual_id,
+            driver,
+            virtual_functions: number(&folder.join("sriov_numvfs")),
+            virtual_functions_max: number(&folder.join("sriov_totalvfs")),
+            services: text(&folder.join("qat/cfg_services")).map(|text| text.trim().to_owned()),
+            state: text(&folder.join("qat/state")).map(|text| text.trim().to_owned()),
+        })
+    }
+}
+
+/// Names in a folder; none when it cannot be read.
+fn entries(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .take(MAX_ENTRIES)
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect()
+}
+
+fn text(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    fs::File::open(path).ok()?.take(MAX_FILE).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// A file that holds one number, decimal or with 0x.
+fn number(path: &Path) -> Option<u64> {
+    let text = text(path)?;
+    match text.trim().strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.trim().parse().ok(),
+    }
+}
+
+/// Lines of a name and a number; other lines are left out.
+fn pairs(text: &str) -> BTreeMap<String, u64> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.split_once(char::is_whitespace)?;
+            Some((name.to_owned(), value.trim().parse().ok()?))
+        })
+        .collect()
+}
+
+/// The soft limit in /proc/self/limits; `None` for unlimited, or when it cannot be read.
+fn memlock(path: &Path) -> Option<u64> {
+    let text = text(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn may_open(path: &Path) -> bool {
+    rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A made tree; files with their contents.
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn file(self, path: &str, contents: &str) -> Self {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, contents).unwrap();
+            self
+        }
+
+        fn function(self, address: &str, device: &str, driver: Option<&str>) -> Self {
+            let folder = format!("sys/bus/pci/devices/{address}");
+            let tree = self.file(&format!("{folder}/vendor"), "0x8086\n");
+            let tree = tree.file(&format!("{folder}/device"), &format!("{device}\n"));
+            if let Some(driver) = driver {
+                let link = tree.0.path().join(folder).join("driver");
+                symlink(format!("../../../bus/pci/drivers/{driver}"), link).unwrap();
+            }
+            tree
+        }
+
+        fn working(self) -> Self {
+            self.function("0000:6b:00.0", "0x4940", Some("4xxx"))
+                .function("0000:6b:00.1", "0x4941", Some("vfio-pci"))
+                .file("sys/bus/pci/devices/0000:6b:00.0/sriov_numvfs", "16\n")
+                .file("sys/bus/pci/devices/0000:6b:00.0/qat/cfg_services", "dc\n")
+                .file("sys/kernel/iommu_groups/7/type", "DMA\n")
+                .file("dev/vfio/vfio", "")
+                .file("dev/vfio/7", "")
+                .file(
+                    "proc/self/limits",
+                    "Limit Soft Hard Units\nMax locked memory         unlimited            unlimited            bytes\n",
+                )
+        }
+
+        fn missing(&self) -> Vec<String> {
+            Host::look(self.0.path()).missing().into_iter().map(|missing| missing.what).collect()
+        }
+    }
+
+    #[test]
+    fn a_working_host_lacks_nothing() {
+        let tree = Tree::new().working();
+        assert_eq!(tree.missing(), Vec::<String>::new());
+        let host = Host::look(tree.0.path());
+        assert_eq!(host.functions[0].virtual_functions, Some(16));
+        assert_eq!(host.functions[1].driver.as_deref(), Some("vfio-pci"));
+        assert!(!host.functions[0].is_virtual && host.functions[1].is_virtual);
+        assert_eq!((host.vfio, host.vfio_groups, host.vfio_usable), (true, 1, 1));
+    }
+
+    #[test]
+    fn a_host_without_a_device_lacks_only_that() {
+        let tree = Tree::new().function("0000:00:00.0", "0x1237", None);
+        assert_eq!(tree.missing(), ["a QAT device on PCI"]);
+    }
+
+    #[test]
+    fn an_older_device_is_told_apart() {
+        let missing = Tree::new().function("0000:1a:00.0", "0x37c8", Some("c6xx")).missing();
+        assert_eq!(missing, ["a device that qatlib drives (found c62x)"]);
+    }
+
+    #[test]
+    fn each_step_of_the_set_up_is_named_until_it_is_done() {
+        let tree = Tree::new()
+            .function("0000:6b:00.0", "0x4944", None)
+            .file("sys/bus/pci/devices/0000:6b:00.0/qat/cfg_services", "sym;asym\n")
+            .file(
+                "proc/self/limits",
+                "Max locked memory         8388608              8388608              bytes\n",
+            );
+        let missing = tree.missing().join("\n");
+        for part in [
+            "a driver for 0000:6b:00.0 (402xx)",
+            "sym;asym",
+            "IOMMU",
+            "virtual functions",
+            "/dev/vfio",
+            "8192 KiB",
+        ] {
+            assert!(missing.contains(part), "{part} not in:\n{missing}");
+        }
+        let tree = tree.function("0000:6b:00.1", "0x4945", Some("qat_vfio_pci"));
+        assert!(tree.missing().join("\n").contains("bound to vfio-pci"));
+    }
+
+    #[test]
+    fn telemetry_is_read_and_what_is_no_number_left_out() {
+        let tree = Tree::new().file(
+            "sys/kernel/debug/qat_4xxx_0000:6b:00.0/telemetry/device_data",
+            "sample_cnt 54\nutil_cpr0 97\nlat_acc_avg 593\nbroken\nutil_cpr1 x\n",
+        );
+        let host = Host::look(tree.0.path());
+        let data = &host.telemetry["qat_4xxx_0000:6b:00.0"];
+        assert_eq!(
+            data.iter().map(|(name, &value)| (name.as_str(), value)).collect::<Vec<_>>(),
+            [("lat_acc_avg", 593), ("sample_cnt", 54), ("util_cpr0", 97)]
+        );
+    }
+}
