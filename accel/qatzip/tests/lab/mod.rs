@@ -48,11 +48,14 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
         }
         return;
     }
+    let folder = tempfile::tempdir().expect("a folder for the report");
+    let report = folder.path().join("report.json");
     let mut child = Command::new(std::env::current_exe().expect("this test"))
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env("QATZIP_TEST_CASE", &case)
         .env("QATZIP_TEST_DRIVERS", drivers())
         .env("PLATEN_QAT_SIM", script)
+        .env("PLATEN_QAT_SIM_REPORT", &report)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -91,6 +94,11 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
         None => panic!("{case}: did not end within two minutes\n{text}"),
     }
     assert!(text.contains("1 passed"), "{case}: the new process ran no test\n{text}");
+    // What a real device would have punished: accesses outside pinned memory, frees of nothing.
+    if let Ok(report) = std::fs::read_to_string(&report) {
+        let sound = report.replace(' ', "").contains("\"violations\":0,");
+        assert!(sound, "{case}: the device has complaints\n{report}");
+    }
 }
 
 /// Bytes that compress about as guest memory does, made from a seed.
