@@ -1,5 +1,7 @@
 //! The device's side of an engine: what is in flight, when to stop trusting, how to come back.
 
+mod care;
+
 use crate::channel::{slot_of, Channel, ChannelError, Setup};
 use crate::counters::{add, set, Reason};
 use crate::desk::{smooth, Desk, Done, Place, Queued, Work};
@@ -8,6 +10,7 @@ use crate::instance::Instance;
 use crate::load::Api;
 use crate::mailbox::{Mailbox, State};
 use crate::process::Qat;
+use care::BACKOFF_NS;
 use qat_abi as abi;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -97,10 +100,6 @@ const POLL_FAILURES: u32 = 3;
 const ERRORS: u32 = 8;
 /// RETRYs in a row with nothing of ours in the ring.
 const IDLE_RETRIES: u32 = 16;
-/// Pause before a probe: first, longest. It doubles while the device fails.
-const BACKOFF_NS: (u64, u64) = (20_000_000, 10_000_000_000);
-/// A device that has been good for so long starts with the shortest pause again.
-const FORGIVEN_NS: u64 = 10_000_000_000;
 
 impl Device {
     pub(crate) fn new(
@@ -496,64 +495,6 @@ impl Device {
         true
     }
 
-    fn look_at_events(&mut self, desk: &mut Desk) {
-        let state = self.mailbox.state();
-        let restarts = self.mailbox.restarts.load(Ordering::Relaxed);
-        let fatals = self.mailbox.fatals.load(Ordering::Relaxed);
-        // A death between two polls counts although the state is Running again: what was in flight is gone.
-        if (state != self.state && state != State::Running) || fatals != self.fatals {
-            if self.state == State::Running {
-                self.down_since = desk.now;
-            }
-            self.flush(
-                if state == State::Restarting { Reason::Restarting } else { Reason::Fatal },
-                desk,
-            );
-        }
-        (self.state, self.fatals) = (state, fatals);
-        if restarts != self.restarts {
-            self.restarts = restarts;
-            if state == State::Running {
-                self.recover(desk);
-            }
-        }
-    }
-
-    /// Redoes what is due. No answer to anything for half the deadline: the device is silent, so redoes everything.
-    fn look_at_deadlines(&mut self, desk: &mut Desk) {
-        // Seldom enough to cost nothing, early by the pause so that nothing is late by it.
-        let pause = self.deadline / 16;
-        self.next_look = desk.now + pause;
-        // Redoing takes time as well: begin early enough for the last one.
-        let op = if self.options.direction == Direction::Decompress {
-            Op::Decompress { plain_len: 0 }
-        } else {
-            Op::Compress
-        };
-        let lead = desk.software_ns(op, self.flying_bytes).min(self.deadline / 4) + pause;
-        let mut silent = false;
-        for slot in 0..self.options.depth {
-            let at = &self.slots[slot];
-            let due = at.work.at + self.deadline <= desk.now + lead;
-            let slot = u16::try_from(slot).expect("at most 256");
-            match at.phase {
-                Phase::Flying { redo: false } if due => {
-                    add(&desk.counters.deadlines, 1);
-                    self.hedge(slot, Reason::Late, desk);
-                    silent |= self.last_answer + self.deadline / 2 <= desk.now;
-                }
-                Phase::Pending if due => {
-                    self.pending.retain(|&pending| pending != slot);
-                    self.hand_over(slot, Reason::Busy, desk);
-                }
-                _ => {}
-            }
-        }
-        if silent {
-            self.suspect(Reason::Late, desk);
-        }
-    }
-
     fn try_pending(&mut self, desk: &mut Desk) {
         while let Some(&slot) = self.pending.front() {
             match self.fly(slot, desk) {
@@ -588,101 +529,6 @@ impl Device {
                 }
             }
         }
-    }
-
-    /// Stops giving the device work, and redoes what it has.
-    fn suspect(&mut self, reason: Reason, desk: &mut Desk) {
-        if self.trust == Trust::Good {
-            if desk.now >= self.trusted_since.saturating_add(FORGIVEN_NS) {
-                self.backoff = BACKOFF_NS.0;
-            }
-            let probe_at = self.next_probe(desk.now);
-            self.trust = Trust::Suspect { since: desk.now, probe_at, sent: None };
-            add(&desk.counters.suspicions, 1);
-            // The event thread keeps polling it: an engine with nothing to do does not.
-            self.channel.instance().neglected.store(true, Ordering::Release);
-        }
-        self.flush(reason, desk);
-    }
-
-    fn recover(&mut self, desk: &mut Desk) {
-        self.trust = Trust::Good;
-        self.trusted_since = desk.now;
-        self.channel.instance().neglected.store(false, Ordering::Release);
-        (self.errors, self.poll_failures, self.idle_retries) = (0, 0, 0);
-        add(&desk.counters.recoveries, 1);
-    }
-
-    fn flush(&mut self, reason: Reason, desk: &mut Desk) {
-        while let Some(slot) = self.pending.pop_front() {
-            self.hand_over(slot, reason, desk);
-        }
-        if self.flying == 0 {
-            return;
-        }
-        for slot in 0..self.options.depth {
-            if self.slots[slot].phase == (Phase::Flying { redo: false }) {
-                self.hedge(u16::try_from(slot).expect("at most 256"), reason, desk);
-            }
-        }
-    }
-
-    fn next_probe(&mut self, now: u64) -> u64 {
-        let probe_at = now + self.backoff;
-        self.backoff = (self.backoff * 2).min(BACKOFF_NS.1);
-        probe_at
-    }
-
-    /// A request given up has been answered: ask again soon.
-    fn sign_of_life(&mut self, status: abi::CpaStatus, now: u64) {
-        if let (Trust::Suspect { since, sent: None, .. }, abi::CPA_STATUS_SUCCESS) =
-            (self.trust, status)
-        {
-            self.trust = Trust::Suspect { since, probe_at: now, sent: None };
-        }
-    }
-
-    /// Sends made-up data, so that no page waits for a device that may be dead.
-    fn probe(&mut self, probe_at: u64, sent: Option<(u16, u64)>, desk: &mut Desk) {
-        let Trust::Suspect { since, .. } = self.trust else { return };
-        if let Some((_, at)) = sent {
-            if desk.now >= at + self.deadline {
-                // Not answered. Its slot stays with the device; the answer, should it come, is a sign of life.
-                let probe_at = self.next_probe(desk.now);
-                self.trust = Trust::Suspect { since, probe_at, sent: None };
-            }
-            return;
-        }
-        if desk.now < probe_at {
-            return;
-        }
-        let Some(slot) = self.probe_free.pop() else {
-            let probe_at = self.next_probe(desk.now);
-            self.trust = Trust::Suspect { since, probe_at, sent: None };
-            return;
-        };
-        let (op, bytes) = match self.options.direction {
-            Direction::Decompress => {
-                (Op::Decompress { plain_len: self.probe_plain.len() }, &self.probe_packed)
-            }
-            _ => (Op::Compress, &self.probe_plain),
-        };
-        let len = bytes.len();
-        self.channel.source_mut(slot)[..len].copy_from_slice(bytes);
-        let crc32 = libdeflater::crc32(&self.probe_plain);
-        self.slots[usize::from(slot)].work = Work { op, len, tag: 0, crc32, at: desk.now };
-        add(&desk.counters.probes, 1);
-        let status = match op {
-            Op::Compress => self.channel.compress(slot, len),
-            Op::Decompress { .. } => self.channel.decompress(slot, len),
-        };
-        self.trust = if status == abi::CPA_STATUS_SUCCESS {
-            self.slots[usize::from(slot)].phase = Phase::Probe;
-            Trust::Suspect { since, probe_at, sent: Some((slot, desk.now)) }
-        } else {
-            self.recycle(slot);
-            Trust::Suspect { since, probe_at: self.next_probe(desk.now), sent: None }
-        };
     }
 
     fn pend(&mut self, slot: u16) {

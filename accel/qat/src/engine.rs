@@ -1,9 +1,10 @@
 //! One worker's engine: slots to fill, submission, delivery. It has a device when there is one to have.
 
+use crate::channel::ChannelError;
 use crate::counters::{add, set, Counters, Reason};
 use crate::desk::{Desk, Place, Work};
 use crate::device::Device;
-use crate::instance::MAX_PIECE;
+use crate::instance::{Instance, MAX_PIECE};
 use crate::process::Qat;
 use crate::software::Software;
 use crate::BadData;
@@ -149,6 +150,8 @@ const PLAIN_SLOTS: u16 = 16;
 /// Software work of one `poll`, after which the caller gets its thread back.
 const POLL_BUDGET_NS: u64 = 1_000_000;
 const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
+/// With less in flight than this an instance is not worth having.
+const LEAST_DEPTH: usize = 8;
 /// An instance that has been of no use for so long is exchanged for a free one.
 const EXCHANGE_AFTER_NS: u64 = 1_000_000_000;
 
@@ -380,7 +383,7 @@ impl Engine {
 
     /// Claims a free instance, if this engine has none or one that has been dead for a while.
     fn look_for_instance(&mut self) {
-        let Some(qat) = &self.qat else {
+        let Some(qat) = self.qat.clone() else {
             self.claim_at = u64::MAX;
             return;
         };
@@ -394,18 +397,44 @@ impl Engine {
         }
         self.claim_at = self.desk.now + self.claim_pause;
         self.claim_pause = (self.claim_pause * 2).min(CLAIM_PAUSE_NS.1);
-        let Some(instance) = qat.claim() else { return };
-        match Device::new(qat.api(), &instance, &self.options, &mut self.desk) {
-            Ok(device) => {
-                instance.report(Some(Arc::clone(&self.desk.counters)), None);
-                if let Some(old) = self.device.replace(device) {
-                    old.leave(qat, &mut self.desk);
+        for instance in qat.claims() {
+            match self.open(&qat, instance) {
+                Ok((device, depth)) => {
+                    let less = (depth < self.options.depth).then(|| {
+                        format!(
+                            "pinned memory for {depth} of {} requests; raise the memlock limit (ulimit -l)",
+                            self.options.depth
+                        )
+                    });
+                    instance.report(Some(Arc::clone(&self.desk.counters)), less);
+                    if let Some(old) = self.device.replace(device) {
+                        old.leave(&qat, &mut self.desk);
+                    }
+                    self.claim_pause = CLAIM_PAUSE_NS.0;
+                    return;
                 }
-                self.claim_pause = CLAIM_PAUSE_NS.0;
+                Err(error) => {
+                    instance.release();
+                    instance.report(None, Some(error.to_string()));
+                }
             }
-            Err(error) => {
-                instance.release();
-                instance.report(None, Some(error.to_string()));
+        }
+    }
+
+    /// A device on a claimed instance, with less depth where pinned memory does not reach for all of it.
+    fn open(
+        &mut self,
+        qat: &Qat,
+        instance: &Arc<Instance>,
+    ) -> Result<(Device, usize), ChannelError> {
+        let mut options = self.options.clone();
+        loop {
+            match Device::new(qat.api(), instance, &options, &mut self.desk) {
+                Ok(device) => return Ok((device, options.depth)),
+                Err(ChannelError::Memory { .. }) if options.depth >= 2 * LEAST_DEPTH => {
+                    options.depth /= 2
+                }
+                Err(error) => return Err(error),
             }
         }
     }

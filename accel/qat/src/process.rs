@@ -126,13 +126,12 @@ impl Qat {
         self.inner.api
     }
 
-    /// A free instance whose device runs, claimed.
-    pub(crate) fn claim(&self) -> Option<Arc<Instance>> {
+    /// Free instances whose device runs, each claimed as it is given out: use it or release it.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = &Arc<Instance>> {
         self.inner
             .instances
             .iter()
-            .find(|instance| instance.mailbox.state() == State::Running && instance.claim())
-            .map(Arc::clone)
+            .filter(|instance| instance.mailbox.state() == State::Running && instance.claim())
     }
 
     /// Takes a channel whose engine has gone. It is closed when the device has given everything back.

@@ -220,7 +220,7 @@ fn requests_left_behind_by_an_engine_free_the_instance_when_they_come() {
 #[test]
 fn too_little_pinned_memory_is_named_and_software_does_the_work() {
     let sim = Sim::turn();
-    sim.script("usdm 256K; instances 1");
+    sim.script("usdm 64K; instances 1");
     let qat = sim.start().unwrap();
     let mut engine = Engine::new(Some(&qat), options());
     assert!(!engine.on_device());
@@ -230,6 +230,22 @@ fn too_little_pinned_memory_is_named_and_software_does_the_work() {
     let problem = status.instances[0].problem.as_deref().unwrap();
     assert!(problem.contains("memlock"), "{problem}");
     assert!(serde_json::to_string(&status).unwrap().contains("memlock"));
+}
+
+#[test]
+fn a_little_pinned_memory_gives_an_engine_of_less_depth() {
+    let sim = Sim::turn();
+    sim.script("usdm 512K; instances 1");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), options());
+    assert!(engine.on_device());
+    sim::run(&mut engine, &sim::pieces(100, 4096, true, 59), 64);
+    assert_eq!(engine.counters().snapshot().by_device, 100);
+    assert!(sim.counters().max_in_flight <= 32);
+    let status =
+        Status::collect(std::path::Path::new("/nowhere"), Ok(&sim.libraries), Some(Ok(&qat)));
+    let problem = status.instances[0].problem.as_deref().unwrap();
+    assert!(problem.contains("of 128 requests"), "{problem}");
 }
 
 #[test]
