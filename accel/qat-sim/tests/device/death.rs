@@ -1,9 +1,10 @@
 //! A device that dies, and one that comes back.
 
-use crate::rig::{operation, text, Rig, Slot};
+use crate::rig::{operation, setup, text, Rig, Slot};
 use qat_abi::*;
 use std::ffi::c_void;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 type Events = Mutex<Vec<u32>>;
 
@@ -127,7 +128,7 @@ fn a_late_request_of_a_dead_device_writes_nothing() {
     rig.device.control("now restarting; now restarted").expect("a good script");
     rig.device.poll_events();
     // Past the time at which the late ones would have been carried out.
-    std::thread::sleep(std::time::Duration::from_millis(120));
+    std::thread::sleep(Duration::from_millis(120));
     rig.poll();
     for slot in &slots {
         assert_eq!(slot.times(), 1);
@@ -150,4 +151,47 @@ fn a_stopped_instance_forgets_and_can_start_again() {
     assert_eq!(rig.poll(), CPA_STATUS_RETRY);
     assert!(slots[1..].iter().all(|slot| slot.times() == 0));
     assert!(slots[1..].iter().all(|slot| slot.memory().iter().all(|byte| *byte == 0xee)));
+}
+
+#[test]
+fn answers_that_were_not_polled_in_time_die_with_the_device() {
+    let (rig, _) = rig("engine stored");
+    let slots = submit(&rig, 10);
+    // Carried out and answered, but nobody has polled.
+    let start = Instant::now();
+    while rig.counters().plain_bytes < 30_000 {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(5));
+    rig.device.control("now fatal").expect("a good script");
+    rig.device.poll_events();
+    assert_eq!(rig.poll(), CPA_STATUS_SUCCESS);
+    rig.device.control("now restarting; now restarted").expect("a good script");
+    rig.device.poll_events();
+    assert_eq!(rig.poll(), CPA_STATUS_RETRY, "nothing is left of the old answers");
+    for slot in &slots {
+        assert_eq!((slot.times(), slot.status(), slot.results.status), (1, CPA_STATUS_FAIL, 77));
+    }
+    assert_eq!(rig.compress_one(&text(100), 512).results.status, CPA_DC_OK);
+}
+
+#[test]
+fn a_dead_device_does_not_finish_what_it_was_at() {
+    // The slowest request there is, and death in the middle of it.
+    let slow = CpaDcSessionSetupData { compLevel: 12, ..setup() };
+    for pause_us in [200, 500, 1000, 2000, 3000] {
+        let rig = Rig::with("", slow);
+        let mut slot = Slot::new();
+        slot.fill(&text(78_000), 80_000);
+        assert_eq!(rig.compress(&mut slot), CPA_STATUS_SUCCESS);
+        std::thread::sleep(Duration::from_micros(pause_us));
+        rig.device.control("now fatal").expect("a good script");
+        rig.device.poll_events();
+        rig.wait(std::slice::from_ref(&slot), 1);
+        let before = slot.memory();
+        // From its answer on, memory is the caller's again.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(slot.memory() == before, "written after the answer");
+    }
 }
