@@ -67,11 +67,11 @@ struct Heap {
 }
 
 impl Usdm {
-    /// Sets layout and limit for what is allocated from now on.
+    /// Sets layout and limit for what is allocated from now on: what somebody left behind does not count.
     pub fn configure(&self, mode: MemoryMode, limit: Option<u64>) {
         let mut heap = self.heap.write().unwrap_or_else(PoisonError::into_inner);
         heap.mode = Some(mode);
-        heap.limit = limit;
+        heap.limit = limit.map(|limit| limit + heap.used);
     }
 
     /// It was configured before.

@@ -45,6 +45,23 @@ impl Reason {
         Self::Suspect,
         Self::Unfit,
     ];
+
+    /// In words, as they stand after a count.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::NoInstance => "without an instance",
+            Self::Busy => "while the device was full",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Wrong => "wrong",
+            Self::Late => "late",
+            Self::Poll => "after failed polls",
+            Self::Fatal => "after the device's death",
+            Self::Restarting => "during a reset",
+            Self::Suspect => "under suspicion",
+            Self::Unfit => "not for a device",
+        }
+    }
 }
 
 macro_rules! counters {

@@ -86,7 +86,7 @@ impl Status {
             },
             Err(error) => {
                 missing.push(Missing::new(
-                    &error.to_string(),
+                    "the libraries libqat and libusdm",
                     "install qatlib: `apt install libqat4 libusdm0 qatlib-service`, or `dnf install qatlib`",
                 ));
                 LibraryStatus { error: Some(error.to_string()), ..LibraryStatus::default() }

@@ -66,10 +66,10 @@ const FAULTS: [Fault; 23] = [
     },
     Fault {
         name: "silence and back",
-        script: "at 5 silence; after 100 revive",
+        script: "at 5 silence; after 600 revive",
         met: |sum| sum.software() > 0,
     },
-    Fault { name: "some late", script: "at 3 late 90 4", met: |sum| sum.software() > 0 },
+    Fault { name: "some late", script: "at 3 late 600 4", met: |sum| sum.software() > 0 },
     Fault {
         name: "a wrong bit",
         script: "at 3 flip 3",
