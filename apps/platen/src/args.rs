@@ -100,7 +100,7 @@ pub(crate) struct SourceOptions {
         conflicts_with = "level"
     )]
     pub(crate) qatzip_level: Option<i32>,
-    /// Who does codec qatzip: a QAT device if there is one (auto), must be (qat), or software (none)
+    /// Who does codec qatzip: a QAT device if there is one (auto), must be (qat), Intel's QATzip (qatzip), or software
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
@@ -147,16 +147,33 @@ pub(crate) enum Accelerator {
     Auto,
     /// A QAT device, or the command fails before anything is touched.
     Qat,
+    /// A QAT device through Intel's QATzip library, or the command fails.
+    Qatzip,
     /// Software.
     None,
 }
 
-/// Where libqat is.
+impl Accelerator {
+    /// As it is given.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Qat => "qat",
+            Self::Qatzip => "qatzip",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Where the QAT libraries are.
 #[derive(Args, Debug)]
 pub(crate) struct QatLibraries {
     /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
+    /// File of libqatzip.so.3, for --accelerator qatzip [default: where the dynamic linker looks]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) qatzip_library: Option<PathBuf>,
 }
 
 /// Arguments of `platen qat`.
@@ -169,8 +186,23 @@ pub(crate) struct QatArgs {
 /// What to do with QAT.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum QatCommand {
+    /// What there is of QAT on this host, what it does, and what is missing
+    Status(StatusArgs),
     /// Run a command on a simulated QAT device
     Sim(SimArgs),
+}
+
+/// Arguments of `platen qat status`.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// As JSON, one object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Look only: do not start the device. Its instances are then not known
+    #[arg(long)]
+    pub(crate) no_start: bool,
+    #[command(flatten)]
+    pub(crate) libraries: QatLibraries,
 }
 
 /// Arguments of `platen qat sim`.
@@ -234,6 +266,13 @@ pub(crate) struct ReceiveArgs {
     /// Decompression threads [default: the cores, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) decompress_threads: Option<u16>,
+    /// Who decompresses codec qatzip: software, or a QAT device if there is one (auto), or must be (qat)
+    // Not auto: a daemon would hold instances that a sender on this host may want, to save little. libdeflate decodes
+    // a gigabyte a second on a core.
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) accelerator: Accelerator,
+    #[command(flatten)]
+    pub(crate) qat: QatLibraries,
     /// Page size of the guests, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,

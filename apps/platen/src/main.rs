@@ -8,6 +8,7 @@ mod migrate;
 mod network;
 mod progress;
 mod qat_command;
+mod qat_status;
 mod receive;
 mod relay_command;
 mod report;

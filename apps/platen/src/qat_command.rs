@@ -1,9 +1,11 @@
 //! `platen qat`, and the device for a migration.
 
 use crate::args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
+use crate::qat_status;
 use anyhow::{bail, ensure, Context};
 use codec::{Codec, Settings};
 use qat::{Libraries, Location, Qat, StartOptions};
+use qatzip::QatZip;
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
@@ -12,43 +14,90 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 impl QatLibraries {
-    fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         self.qat_libraries.clone().map_or(Location::System, Location::Folder)
+    }
+
+    pub(crate) fn qatzip(&self) -> qatzip::Paths {
+        let (drivers, qatzip) = (self.qat_libraries.clone(), self.qatzip_library.clone());
+        qatzip::Paths { drivers, qatzip }
+    }
+
+    fn start(&self) -> anyhow::Result<Arc<Qat>> {
+        let libraries = Libraries::load(&self.location())?;
+        Ok(Qat::start(&libraries, &StartOptions::default())?)
     }
 }
 
-/// The device for a migration, if one is wanted and there. Says on stderr what became of it when it was asked for.
+/// The device for a source, if one is wanted and there. Says on stderr when software is left to do the work.
 pub(crate) fn accelerator(
     wanted: Accelerator,
     libraries: &QatLibraries,
     settings: Settings,
-) -> anyhow::Result<Option<Arc<Qat>>> {
-    if settings.codec() != Codec::DeflateQz || wanted == Accelerator::None {
+) -> anyhow::Result<Option<relay::Accelerator>> {
+    if settings.codec() != Codec::DeflateQz {
         ensure!(
-            wanted != Accelerator::Qat,
-            "--accelerator qat goes with --codec qatzip, not with {}",
+            matches!(wanted, Accelerator::Auto | Accelerator::None),
+            "--accelerator {} goes with --codec qatzip, not with {}",
+            wanted.name(),
             settings.codec()
         );
         return Ok(None);
     }
-    let started = Libraries::load(&libraries.location())
-        .map_err(anyhow::Error::from)
-        .and_then(|libraries| Ok(Qat::start(&libraries, &StartOptions::default())?));
-    match started {
-        Ok(qat) => Ok(Some(qat)),
-        Err(error) if wanted == Accelerator::Qat => {
-            Err(error.context("--accelerator qat: no QAT device"))
+    match wanted {
+        Accelerator::None => Ok(None),
+        Accelerator::Auto => match libraries.start() {
+            Ok(qat) => Ok(Some(relay::Accelerator::Qat(qat))),
+            Err(error) => {
+                eprintln!("platen: codec qatzip in software: {error}");
+                Ok(None)
+            }
+        },
+        Accelerator::Qat => {
+            let qat = libraries.start().context("--accelerator qat: no QAT device")?;
+            Ok(Some(relay::Accelerator::Qat(qat)))
         }
-        Err(error) => {
-            eprintln!("platen: codec qatzip in software: {error}");
-            Ok(None)
+        Accelerator::Qatzip => {
+            let library = QatZip::load(&libraries.qatzip())
+                .context("--accelerator qatzip: QATzip cannot be used")?;
+            // Whether there is a device only a session finds out. This one is for that alone.
+            drop(
+                qatzip::Session::new(&library, settings.level())
+                    .context("--accelerator qatzip: no QAT device")?,
+            );
+            Ok(Some(relay::Accelerator::QatZip(library)))
         }
+    }
+}
+
+/// The device for a receiver, likewise.
+pub(crate) fn receiver(
+    wanted: Accelerator,
+    libraries: &QatLibraries,
+) -> anyhow::Result<Option<Arc<Qat>>> {
+    match wanted {
+        Accelerator::None => Ok(None),
+        Accelerator::Auto => match libraries.start() {
+            Ok(qat) => Ok(Some(qat)),
+            Err(error) => {
+                eprintln!("platen: codec qatzip will be decompressed in software: {error}");
+                Ok(None)
+            }
+        },
+        Accelerator::Qat => {
+            Ok(Some(libraries.start().context("--accelerator qat: no QAT device")?))
+        }
+        Accelerator::Qatzip => bail!(
+            "--accelerator qatzip is for the sending end: QATzip is out of use for good after the first unit that is \
+             not sound, which any peer can send; use qat, auto or none"
+        ),
     }
 }
 
 /// Runs the command; its exit status is that of the command that runs on the simulated device.
 pub(crate) fn run(args: QatArgs) -> anyhow::Result<ExitCode> {
     match args.command {
+        QatCommand::Status(args) => qat_status::run(&args).map(|()| ExitCode::SUCCESS),
         QatCommand::Sim(args) => simulate(&args),
     }
 }
@@ -85,7 +134,7 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A folder with the simulated libraries by the names that programs load.
-fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
     let beside = std::env::current_exe().context("cannot tell where platen is")?;
     let beside = beside.parent().unwrap_or(Path::new("."));
     let installed = [beside.join("qat-sim"), beside.join("../lib/platen/qat-sim")];

@@ -2,6 +2,7 @@
 
 use crate::args::{shown, ReceiveArgs};
 use crate::network;
+use crate::qat_command;
 use crate::report::{process_cpu, Report};
 use anyhow::{bail, Context};
 use qmp::Qmp;
@@ -12,7 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a monitor may take to answer.
@@ -30,6 +31,8 @@ struct Receiver {
     writing: Mutex<()>,
     succeeded: AtomicU64,
     any_failed: AtomicBool,
+    /// Set once it is there, for its accelerators' counters.
+    server: OnceLock<Weak<Server>>,
 }
 
 impl Receiver {
@@ -108,6 +111,8 @@ impl Host for Receiver {
             let mut report = Report::of(destination.counters(), transferred, started.elapsed());
             report.cpu_seconds.destination = Some(process_cpu() - cpu);
             report.name.clone_from(target);
+            let server = self.server.get().and_then(Weak::upgrade);
+            report.accelerators = server.map_or(Vec::new(), |server| server.accelerators());
             report
         };
         let result = destination.run(|| {
@@ -171,6 +176,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         writing: Mutex::new(()),
         succeeded: AtomicU64::new(0),
         any_failed: AtomicBool::new(false),
+        server: OnceLock::new(),
     });
     for (_, monitor) in &receiver.monitors {
         open_monitor(monitor)?;
@@ -181,12 +187,14 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
     }
     let listener = network::listen(&args.listen, args.insecure)?;
     let config = ServerConfig {
+        qat: qat_command::receiver(args.accelerator, &args.qat)?,
         targets: receiver.targets.clone(),
         decompress_threads: args.threads(),
         page_size: args.page_size,
         grants: Grants::default(),
     };
     let server = Server::new(config, receiver.clone())?;
+    let _ = receiver.server.set(Arc::downgrade(&server));
     let stopper = server.clone();
     let interrupted = Arc::new(AtomicBool::new(false));
     let seen = interrupted.clone();

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use codec::Settings;
-use relay::{Counters, Source};
+use relay::{AcceleratorSnapshot, Counters, Source};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -60,9 +60,9 @@ pub(crate) struct Report {
     pub(crate) dirty_sync_count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) compression: Option<Compression>,
-    /// Of each codec thread with an accelerator.
+    /// Of each codec thread with an accelerator; at a receiver since it was started.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) accelerators: Vec<qat::Snapshot>,
+    pub(crate) accelerators: Vec<AcceleratorSnapshot>,
     pub(crate) cpu_seconds: CpuSeconds,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) codec: Option<String>,
@@ -157,6 +157,9 @@ impl Report {
             line("compression.compressed-size", format!("{} bytes", compression.compressed_size));
             line("compression.compression-rate", format!("{:.2}", compression.compression_rate));
         }
+        for (number, accelerator) in self.accelerators.iter().enumerate() {
+            line(&format!("accelerator of thread {number}"), summary(accelerator));
+        }
         let shown =
             |cpu: Option<f64>| cpu.map_or("unknown".into(), |seconds| format!("{seconds:.2} s"));
         if self.cpu_seconds.source.is_some() {
@@ -188,6 +191,33 @@ fn ratio(plain: u64, size: u64) -> f64 {
         return 1.0;
     }
     plain as f64 / size as f64
+}
+
+/// What one accelerator did, in a line.
+fn summary(accelerator: &AcceleratorSnapshot) -> String {
+    let (device, what, software) = match accelerator {
+        AcceleratorSnapshot::Qat(did) => {
+            let reasons: Vec<String> = did
+                .by_software
+                .iter()
+                .map(|(reason, count)| format!("{count} {}", reason.text()))
+                .collect();
+            (did.by_device, "pieces", reasons)
+        }
+        AcceleratorSnapshot::QatZip(did) => {
+            let by = &did.by_software;
+            let mut reasons: Vec<String> =
+                [(by.short, "too short"), (by.busy, "no instance free"), (by.closed, "out of use")]
+                    .into_iter()
+                    .filter(|&(count, _)| count > 0)
+                    .map(|(count, why)| format!("{count} {why}"))
+                    .collect();
+            reasons.extend(did.closed.clone());
+            (did.by_device, "units", reasons)
+        }
+    };
+    let software = if software.is_empty() { "none".to_owned() } else { software.join(", ") };
+    format!("{device} {what} by the device; in software: {software}")
 }
 
 /// CPU time of this process so far, user and system, seconds.

@@ -1,7 +1,7 @@
 //! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to W20.
 
+use crate::decode::Arrived;
 use crate::destination::{Event, Shared};
-use crate::jobs::Arrived;
 use pages::Slot;
 use pipeline::{Popped, Reorder, Results};
 use session::{FrameType, Header, RunningHash, SessionError};

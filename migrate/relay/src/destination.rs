@@ -2,9 +2,10 @@
 
 use crate::barrier::Barriers;
 use crate::counters::Counters;
+use crate::decode::{Arrived, DecodeJob};
 use crate::deliver;
 use crate::error::RelayError;
-use crate::jobs::{raw, Arrived, DecodeJob};
+use crate::jobs::raw;
 use crate::return_path::ReturnPath;
 use crate::source::thread;
 use crate::unix::UnixAddress;

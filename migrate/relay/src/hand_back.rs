@@ -1,6 +1,6 @@
 //! Handing the return path back to the source QEMU, success last of all.
 
-use crate::jobs::Arrived;
+use crate::decode::Arrived;
 use crate::return_path::ReturnPath;
 use crate::source::{Event, Shared, SourceStream};
 use pipeline::{Popped, Reorder, Results};

@@ -1,52 +1,64 @@
-//! What the codec threads do with a chunk: pack and encode it on the way out, decode and unpack it on the way in.
+//! What the codec threads of the source do with a chunk: pack and encode it.
 
+use crate::accelerator::{Accelerator, AcceleratorCounters, QatZipWorker};
 use crate::counters::Counters;
-use codec::{Codec, Decoder, Encoded, Encoder, Settings, UnitHeader};
+use codec::{Codec, Encoded, Encoder, Settings, UnitHeader};
 use offload::{Carry, Done, Offload, Streams};
 use pages::Slot;
 use pipeline::{Job, Ticket};
-use qat::{Direction, Engine, EngineOptions, Qat};
+use qat::{Direction, Engine, EngineOptions};
 use ring::Ring;
-use session::{Header, Outgoing, SessionError, FLAG_PACKED};
+use session::{Header, Outgoing, FLAG_PACKED};
 use std::sync::Arc;
 use stream::Token;
 
 /// Chunks that a codec thread keeps in flight on its QAT instance: with a latency of 100 us for nine pieces of 64 KiB,
 /// four would do for 20 Gbit/s; twice that covers the thread's absences.
-const CHUNKS_ON_DEVICE: u16 = 8;
+pub(crate) const CHUNKS_ON_DEVICE: u16 = 8;
 /// Pieces that the driver keeps in flight: those of all these chunks.
-const PIECES_ON_DEVICE: usize = 72;
+pub(crate) const PIECES_ON_DEVICE: usize = 72;
 
 /// A codec thread of the source.
 pub(crate) struct EncodeContext {
     encoder: Encoder,
     packed: Box<[u8]>,
     offload: Option<Offload<Encoding>>,
+    qatzip: Option<QatZipWorker>,
 }
 
 impl EncodeContext {
-    /// With `qat`, and a codec that it has, the thread looks for an instance.
+    /// With an accelerator, and a codec that it has, the thread looks for an instance.
     pub(crate) fn new(
         settings: Settings,
         chunk_bytes: usize,
-        qat: Option<&Arc<Qat>>,
+        accelerator: Option<&Accelerator>,
     ) -> Result<Self, codec::SettingsError> {
         let packed = vec![0; chunk_bytes].into_boxed_slice();
-        let offload = qat.filter(|_| settings.codec() == Codec::DeflateQz).map(|qat| {
-            let options = EngineOptions {
-                level: settings.level().unsigned_abs(),
-                depth: PIECES_ON_DEVICE,
-                direction: Direction::Compress,
-                ..EngineOptions::default()
-            };
-            Offload::new(Engine::new(Some(qat), options), CHUNKS_ON_DEVICE, chunk_bytes)
-        });
-        Ok(Self { encoder: Encoder::new(settings)?, packed, offload })
+        let (mut offload, mut qatzip) = (None, None);
+        match accelerator.filter(|_| settings.codec() == Codec::DeflateQz) {
+            Some(Accelerator::Qat(qat)) => {
+                let options = EngineOptions {
+                    level: settings.level().unsigned_abs(),
+                    depth: PIECES_ON_DEVICE,
+                    direction: Direction::Compress,
+                    ..EngineOptions::default()
+                };
+                let engine = Engine::new(Some(qat), options);
+                offload = Some(Offload::new(engine, CHUNKS_ON_DEVICE, chunk_bytes));
+            }
+            Some(Accelerator::QatZip(library)) => {
+                qatzip = Some(QatZipWorker::new(library, settings.level()));
+            }
+            None => {}
+        }
+        Ok(Self { encoder: Encoder::new(settings)?, packed, offload, qatzip })
     }
 
-    /// What the accelerator's engine counts, if there is one.
-    pub(crate) fn accelerator(&self) -> Option<Arc<qat::Counters>> {
-        self.offload.as_ref().map(|offload| offload.engine().counters().clone())
+    /// What the accelerator counts, if there is one.
+    pub(crate) fn accelerator(&self) -> Option<AcceleratorCounters> {
+        let driver = self.offload.as_ref().map(|offload| offload.engine().counters().clone());
+        let qatzip = self.qatzip.as_ref().map(QatZipWorker::counters);
+        driver.map(AcceleratorCounters::Qat).or(qatzip.map(AcceleratorCounters::QatZip))
     }
 }
 
@@ -159,7 +171,11 @@ impl Job for EncodeJob {
     type Context = EncodeContext;
 
     fn run(mut self, context: &mut EncodeContext) -> Outgoing {
-        let EncodeContext { encoder, packed, .. } = context;
+        let EncodeContext { encoder, packed, qatzip, .. } = context;
+        let mut encode = |plain: &[u8], out: &mut [u8]| {
+            let by_device = qatzip.as_mut().and_then(|qatzip| qatzip.encode(plain, out));
+            by_device.unwrap_or_else(|| encoder.encode(plain, out))
+        };
         let chunk = &self.chunk[..self.len];
         let packed_len = if self.is_structured() {
             stream::pack(chunk, &self.tokens, self.page_size, packed)
@@ -169,7 +185,7 @@ impl Job for EncodeJob {
         let (unit, flags) = match packed_len {
             Some(packed_len) => {
                 let plain = &packed[..packed_len];
-                let mut encoded = encoder.encode(plain, &mut self.payload);
+                let mut encoded = encode(plain, &mut self.payload);
                 if encoded.codec == Codec::Raw {
                     self.payload[..packed_len].copy_from_slice(plain);
                     encoded = Encoded { codec: Codec::Raw, len: packed_len };
@@ -177,7 +193,7 @@ impl Job for EncodeJob {
                 (UnitHeader::of(plain, encoded), FLAG_PACKED)
             }
             None => {
-                let encoded = encoder.encode(chunk, &mut self.payload);
+                let encoded = encode(chunk, &mut self.payload);
                 let plain_len = u32::try_from(self.len).unwrap_or(u32::MAX);
                 let payload_len = u32::try_from(encoded.len).unwrap_or(u32::MAX);
                 let codec = encoded.codec;
@@ -231,58 +247,5 @@ impl Job for EncodeJob {
             let (ticket, outgoing) = encoding.finish(streams);
             done(ticket, outgoing);
         });
-    }
-}
-
-/// A codec thread of the destination.
-pub(crate) struct DecodeContext {
-    decoder: Decoder,
-    packed: Box<[u8]>,
-}
-
-impl DecodeContext {
-    pub(crate) fn new() -> Self {
-        Self { decoder: Decoder::new(), packed: vec![0; codec::MAX_PLAIN].into_boxed_slice() }
-    }
-}
-
-/// A unit to turn back into its chunk.
-pub(crate) struct DecodeJob {
-    pub(crate) header: Header,
-    pub(crate) unit: UnitHeader,
-    pub(crate) payload: Slot,
-    pub(crate) chunk: Slot,
-}
-
-/// A sequenced frame on its way to the writer of its stream.
-pub(crate) struct Arrived {
-    pub(crate) header: Header,
-    /// DATA: the chunk in the first `plain_len` bytes, or why it cannot be decoded.
-    pub(crate) chunk: Option<Result<Slot, SessionError>>,
-}
-
-impl Job for DecodeJob {
-    type Output = Arrived;
-    type Context = DecodeContext;
-
-    fn run(self, context: &mut DecodeContext) -> Arrived {
-        let Self { header, unit, payload, mut chunk } = self;
-        let bad =
-            |detail: String| SessionError::Unit { stream: header.stream, seq: header.seq, detail };
-        let payload_bytes = &payload[..unit.payload_len as usize];
-        let out = &mut chunk[..header.plain_len as usize];
-        let result = if header.flags & FLAG_PACKED != 0 {
-            let packed = &mut context.packed[..unit.plain_len as usize];
-            match context.decoder.decode(&unit, payload_bytes, packed) {
-                Ok(()) => stream::unpack(packed, out).map_err(|error| bad(error.to_string())),
-                Err(error) => Err(bad(error.to_string())),
-            }
-        } else {
-            context
-                .decoder
-                .decode(&unit, payload_bytes, out)
-                .map_err(|error| bad(error.to_string()))
-        };
-        Arrived { header, chunk: Some(result.map(|()| chunk)) }
     }
 }

@@ -17,8 +17,10 @@
 //!
 //! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
 
+mod accelerator;
 mod barrier;
 mod counters;
+mod decode;
 mod deliver;
 mod destination;
 mod error;
@@ -30,6 +32,7 @@ mod server;
 mod source;
 mod unix;
 
+pub use accelerator::{Accelerator, AcceleratorSnapshot, QatZipSnapshot, QatZipSoftware};
 pub use counters::Counters;
 pub use destination::{Destination, DestinationEnd};
 pub use error::RelayError;

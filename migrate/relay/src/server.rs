@@ -1,12 +1,14 @@
 //! The listening end: links come in, sessions form, each to its target.
 
+use crate::accelerator::AcceleratorSnapshot;
+use crate::decode::{DecodeContext, DecodeJob};
 use crate::destination::Destination;
 use crate::error::RelayError;
-use crate::jobs::{DecodeContext, DecodeJob};
 use crate::source::thread;
 use crate::unix::UnixAddress;
 use codec::Codec;
 use pipeline::{Lanes, LanesConfig};
+use qat::Qat;
 use session::{
     random_id, read_preamble, write_preamble, Grants, Hello, SessionError, Welcome, HELLO_TIMEOUT,
     MAX_LINKS,
@@ -28,6 +30,8 @@ pub struct ServerConfig {
     pub targets: Vec<(Option<String>, UnixAddress)>,
     /// Codec threads, at least 1.
     pub decompress_threads: usize,
+    /// A device for units of codec qatzip; without it, and for what it does not do, software.
+    pub qat: Option<Arc<Qat>>,
     /// Page size of the guests, bytes.
     pub page_size: u32,
     /// What peers may have in flight.
@@ -59,6 +63,8 @@ pub struct Server {
     config: ServerConfig,
     host: Arc<dyn Host>,
     lanes: Arc<Lanes<DecodeJob>>,
+    /// Of each codec thread's engine.
+    accelerators: Vec<Arc<qat::Counters>>,
     sessions: Mutex<HashMap<String, Arc<Active>>>,
     busy: Mutex<Vec<Option<String>>>,
     /// Oldest first; out of it as soon as the hello is read.
@@ -87,9 +93,14 @@ impl Server {
             target.check_target()?;
         }
         let threads = config.decompress_threads.max(1);
+        let mut accelerators = Vec::new();
         let lanes = Lanes::new(
             LanesConfig { threads, name: "decompress", ..LanesConfig::default() },
-            |_| DecodeContext::new(),
+            |_| {
+                let context = DecodeContext::new(config.qat.as_ref());
+                accelerators.extend(context.accelerator());
+                context
+            },
         )
         .map_err(|source| RelayError::Resource {
             what: "cannot start the codec threads".into(),
@@ -99,6 +110,7 @@ impl Server {
             config,
             host,
             lanes,
+            accelerators,
             sessions: Mutex::new(HashMap::new()),
             busy: Mutex::new(Vec::new()),
             hellos: Mutex::new(VecDeque::new()),
@@ -107,6 +119,13 @@ impl Server {
             served: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         }))
+    }
+
+    /// What the codec threads' accelerators have done since the server was made; empty without any.
+    pub fn accelerators(&self) -> Vec<AcceleratorSnapshot> {
+        let snapshot =
+            |counters: &Arc<qat::Counters>| AcceleratorSnapshot::Qat(counters.snapshot());
+        self.accelerators.iter().map(snapshot).collect()
     }
 
     /// Accepts links until [`Server::stop`], or with `once` until the first session has ended.

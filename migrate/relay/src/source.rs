@@ -1,14 +1,15 @@
 //! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands the return path back.
 
+use crate::accelerator::{Accelerator, AcceleratorCounters, AcceleratorSnapshot};
 use crate::counters::Counters;
+use crate::decode::Arrived;
 use crate::error::RelayError;
 use crate::hand_back;
 use crate::intake;
-use crate::jobs::{Arrived, EncodeContext, EncodeJob};
+use crate::jobs::{EncodeContext, EncodeJob};
 use crate::unix::{Listening, UnixAddress};
 use codec::{Codec, Settings};
 use pipeline::{Lanes, LanesConfig, Results, Submitter};
-use qat::Qat;
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{
@@ -87,7 +88,7 @@ pub(crate) struct Shared {
     pub(crate) spare: Arc<Ring<Vec<Token>>>,
     pub(crate) counters: Arc<Counters>,
     /// Of each codec thread's accelerator.
-    accelerators: Vec<Arc<qat::Counters>>,
+    accelerators: Vec<AcceleratorCounters>,
     pub(crate) settings: Settings,
     pub(crate) page_size: usize,
     streams: Mutex<Vec<Arc<SourceStream>>>,
@@ -234,14 +235,14 @@ impl Source {
         Self::connect_with(config, None)
     }
 
-    /// As [`connect`](Self::connect), with a QAT device that takes the work of codec qatzip. Without one that codec is
+    /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one that codec is
     /// software, and what the device does not do, for whatever reason, is done in software.
     ///
     /// # Errors
     /// As for `connect`.
     pub fn connect_with(
         config: &SourceConfig,
-        accelerator: Option<&Arc<Qat>>,
+        accelerator: Option<&Accelerator>,
     ) -> Result<Self, RelayError> {
         let links = config.links.clamp(1, MAX_LINKS);
         let mut hello = Hello {
@@ -363,8 +364,8 @@ impl Source {
     }
 
     /// What the codec threads' accelerators did; empty without any.
-    pub fn accelerators(&self) -> Vec<qat::Snapshot> {
-        self.shared.accelerators.iter().map(|counters| counters.snapshot()).collect()
+    pub fn accelerators(&self) -> Vec<AcceleratorSnapshot> {
+        self.shared.accelerators.iter().map(AcceleratorCounters::snapshot).collect()
     }
 
     /// QEMU's busy and busy-rate over the whole migration.

@@ -2,6 +2,7 @@
 
 mod hop;
 mod lanes;
+mod offload;
 
 use clap::{Args, Subcommand};
 
@@ -18,11 +19,14 @@ enum What {
     Lanes(lanes::LanesArgs),
     /// The way through both relays: CPU seconds per GiB, GB/s
     Hop(hop::HopArgs),
+    /// A QAT device: what a page costs the host, and asynchronous against direct offload
+    Offload(offload::OffloadArgs),
 }
 
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.what {
         What::Lanes(args) => lanes::run(args),
         What::Hop(args) => hop::run(&args),
+        What::Offload(args) => offload::run(&args),
     }
 }

@@ -84,6 +84,7 @@ impl Receiving {
         let host =
             Arc::new(TestHost { ended: Mutex::new(sender), notices: Mutex::new(Vec::new()) });
         let config = ServerConfig {
+            qat: None,
             targets,
             decompress_threads: 2,
             page_size: u32::try_from(PAGE).unwrap(),
