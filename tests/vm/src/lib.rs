@@ -31,6 +31,7 @@ mod net;
 pub mod platen;
 mod process;
 mod qemu;
+mod simulated;
 pub mod table;
 
 pub use console::{Console, Verified};
@@ -40,3 +41,4 @@ pub use monitor::Monitor;
 pub use net::{Net, Rate, Side};
 pub use process::{Ended, Proc, Signal};
 pub use qemu::Vm;
+pub use simulated::SimulatedQat;

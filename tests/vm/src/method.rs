@@ -8,6 +8,7 @@ use serde_json::{json, Value};
 use crate::lab::Lab;
 use crate::platen;
 use crate::qemu::Vm;
+use crate::simulated::SimulatedQat;
 
 /// QEMU's own multifd compressors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub enum Method {
     QemuCompress,
     /// platen between the two QEMUs; further flags for `platen migrate`.
     Platen(Vec<String>),
+    /// The same with codec qatzip on a simulated QAT device at the source, which follows this script.
+    PlatenSimulatedQat(&'static str),
 }
 
 /// CPU seconds by process, without what the guest's own CPUs used.
@@ -40,7 +43,7 @@ pub struct Cost {
     pub source_qemu: f64,
     /// The QEMU it went to.
     pub destination_qemu: f64,
-    /// `platen migrate`, its whole life.
+    /// `platen migrate`, its whole life; without the threads of a simulated device.
     pub source_relay: f64,
     /// `platen receive`, its whole life.
     pub destination_relay: f64,
@@ -64,6 +67,8 @@ pub struct Outcome {
     pub wire: u64,
     /// CPU seconds.
     pub cost: Cost,
+    /// CPU seconds of a simulated device's threads, which no host would spend.
+    pub simulated: f64,
     /// The source QEMU's `query-migrate`.
     pub stats: Value,
     /// platen's report of the source end.
@@ -87,8 +92,19 @@ impl Method {
         let mut destination = lab.incoming_for(&vm)?;
         let wire = lab.net.crossed()?;
         let before = [vm.process.host_cpu()?, destination.process.host_cpu()?];
+        let mut simulated = 0.0;
         let (relays, report) = match self {
             Self::Platen(flags) => through_platen(lab, &mut vm, &destination, flags)?,
+            Self::PlatenSimulatedQat(script) => {
+                let qat = SimulatedQat::new(script, lab.folder())?;
+                let mut flags = qat.flags();
+                let qatzip = ["--codec", "qatzip", "--accelerator", "qat", "--channels", "0"];
+                flags.extend(qatzip.map(String::from));
+                let (mut relays, report) = through_platen(lab, &mut vm, &destination, &flags)?;
+                simulated = qat.device_cpu()?;
+                relays[0] -= simulated;
+                (relays, report)
+            }
             _ => {
                 self.by_qemu_alone(lab, &mut vm, &mut destination)?;
                 ([0.0; 2], None)
@@ -109,7 +125,7 @@ impl Method {
         let number =
             |key: &str| stats[key].as_u64().with_context(|| format!("no {key} in {stats}"));
         let (total_ms, downtime_ms) = (number("total-time")?, number("downtime")?);
-        Ok((destination, Outcome { total_ms, downtime_ms, wire, cost, stats, report }))
+        Ok((destination, Outcome { total_ms, downtime_ms, wire, cost, simulated, stats, report }))
     }
 
     fn by_qemu_alone(&self, lab: &Lab, vm: &mut Vm, destination: &mut Vm) -> Result<()> {
@@ -137,7 +153,9 @@ impl Method {
     pub fn prepare(&self, vm: &mut Vm) -> Result<()> {
         let (channels, compression) = match self {
             Self::QemuMultifd(channels, compression) => (Some(*channels), *compression),
-            Self::Qemu | Self::QemuCompress | Self::Platen(_) => (None, Compression::None),
+            Self::Qemu | Self::QemuCompress | Self::Platen(_) | Self::PlatenSimulatedQat(_) => {
+                (None, Compression::None)
+            }
         };
         let compression = match compression {
             Compression::None => "none",

@@ -50,6 +50,9 @@ fn catalogue() -> Vec<(&'static str, Method)> {
         ("platen-lz4-single", Method::platen(&["--codec", "lz4", "--channels", "0"])),
         ("platen-zlib-single", Method::platen(&["--codec", "zlib", "--channels", "0"])),
         ("platen-none-single", Method::platen(&["--codec", "none", "--channels", "0"])),
+        ("platen-qatzip-software", Method::platen(&["--codec", "qatzip", "--channels", "0"])),
+        ("platen-qatzip-simulated", Method::PlatenSimulatedQat("")),
+        ("platen-qatzip-simulated-silent", Method::PlatenSimulatedQat("at 2000 silence")),
         ("platen-default", Method::platen(&[])),
         ("qemu-multifd2", Method::QemuMultifd(2, Compression::None)),
     ]
@@ -100,7 +103,10 @@ fn bench(options: &Options) -> Result<()> {
         _ => bail!("--dirty takes three numbers: RATE,PERCENT,MIB"),
     };
     cleanup::install()?;
-    if measured.iter().any(|m| matches!(m.method, Method::Platen(_))) {
+    if measured
+        .iter()
+        .any(|m| matches!(m.method, Method::Platen(_) | Method::PlatenSimulatedQat(_)))
+    {
         platen::binary()?;
     }
 
@@ -264,6 +270,40 @@ fn report(measured: &[Measured]) {
         })
         .collect();
     println!("{}", render(&head, &rows));
+    for m in measured.iter().filter(|m| matches!(m.method, Method::PlatenSimulatedQat(_))) {
+        simulated(m, measured);
+    }
+}
+
+/// What the sender's host spends with a device, against a codec in software.
+fn simulated(m: &Measured, measured: &[Measured]) {
+    if m.runs.is_empty() {
+        return;
+    }
+    let relay = |m: &Measured| median(&sorted(&m.runs, |o| o.cost.source_relay));
+    print!(
+        "{}: SIMULATED device; source relay {:.2} CPU s without its threads ({:.2} s more)",
+        m.name,
+        relay(m),
+        median(&sorted(&m.runs, |o| o.simulated))
+    );
+    let zstd = measured.iter().find(|m| m.name == "platen-zstd-single" && !m.runs.is_empty());
+    if let Some(zstd) = zstd {
+        print!(", {:.2} of platen-zstd-single's", relay(m) / relay(zstd));
+    }
+    let engines = |run: &Outcome, name: &str| -> Vec<f64> {
+        let engines = run.report.as_ref().and_then(|report| report["accelerators"].as_array());
+        engines.into_iter().flatten().filter_map(|engine| engine[name].as_f64()).collect()
+    };
+    let most = |name: &str| {
+        let all = m.runs.iter().flat_map(|run| engines(run, name));
+        all.fold(0.0, f64::max)
+    };
+    println!(
+        "; of one instance in one run at most: {} suspicions, a piece waited {:.0} ms",
+        most("suspicions"),
+        most("longest_wait_us") / 1e3
+    );
 }
 
 fn sorted(runs: &[Outcome], pick: fn(&Outcome) -> f64) -> Vec<f64> {
@@ -287,6 +327,7 @@ fn to_json(options: &Options, lab: &Lab, measured: &[Measured]) -> Value {
             "total-time": o.total_ms,
             "downtime": o.downtime_ms,
             "wire": o.wire,
+            "simulated-device-cpu-seconds": o.simulated,
             "cpu-seconds": {
                 "total": o.cost.total(),
                 "source-qemu": o.cost.source_qemu,

@@ -4,67 +4,142 @@
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::path::PathBuf;
-use vm_tests::platen::binary;
-use vm_tests::Method;
+use std::time::Duration;
+use vm_tests::platen;
+use vm_tests::SimulatedQat;
 
-use crate::stage::{Stage, LOAD};
+use crate::stage::{Skip, Stage, LOAD};
 use crate::Scenario;
 
-/// A name, the device's script, and whether some pieces must have been done in software.
-const DEVICES: [(&str, &str, bool); 9] = [
-    ("healthy", "", false),
-    ("refusing", "at 200 fail 500", true),
-    ("erring", "every 7 error -13 1", true),
-    ("with_wrong_checksums", "every 9 crc 1", true),
-    ("full", "every 40 retry 30", false),
-    ("failing_polls", "at 300 pollfail 3", false),
-    ("late", "at 300 late 250 5", true),
-    ("silent", "at 300 silence", true),
-    ("reset", "at 300 reset 300", true),
+/// Who must have done some of the work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Device,
+    Both,
+    Software,
+}
+
+/// A name, the device's script, and who does the work at the source.
+const DEVICES: [(&str, &str, By); 16] = [
+    ("healthy", "", By::Device),
+    ("refusing", "at 200 fail 500", By::Both),
+    ("erring", "every 7 error -13 1", By::Both),
+    ("with_failed_verification", "every 11 status -18 1", By::Both),
+    ("with_wrong_checksums", "every 9 crc 1", By::Both),
+    ("full", "every 40 retry 30", By::Device),
+    ("full_for_ever", "at 300 retry forever", By::Both),
+    ("failing_polls", "at 300 pollfail 3", By::Device),
+    ("failing_all_polls", "at 300 pollfail 1000000", By::Both),
+    ("late", "at 300 late 250 5", By::Both),
+    ("silent", "at 300 silence", By::Both),
+    ("silent_for_a_while", "at 300 silence; after 500 revive", By::Both),
+    ("reset", "at 300 reset 300", By::Both),
+    ("dead", "at 300 fatal", By::Both),
+    ("with_little_pinned_memory", "usdm 3M", By::Device),
+    ("with_no_pinned_memory", "usdm 4K", By::Software),
+];
+
+/// The same for the destination, which decompresses.
+const AT_THE_DESTINATION: [(&str, &str, By); 5] = [
+    ("healthy", "", By::Device),
+    ("erring", "every 7 error -13 1", By::Both),
+    ("lying", "every 5 flip 1", By::Device),
+    ("silent", "at 300 silence", By::Both),
+    ("reset", "at 300 reset 300", By::Both),
+];
+
+/// And for Intel's library at the source, which is not called again after an error.
+const THROUGH_QATZIP: [(&str, &str, By); 3] = [
+    ("healthy", "", By::Device),
+    ("erring", "at 300 error -13 1", By::Both),
+    ("silent", "at 300 silence", By::Both),
 ];
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    DEVICES
-        .into_iter()
-        .map(|(name, script, software)| {
-            Scenario::new(format!("qatzip_on_a_simulated_device_{name}"), move |stage| {
-                moves(stage, script, software)
-            })
+    let source = DEVICES.into_iter().map(|(name, script, by)| {
+        Scenario::new(format!("qatzip_on_a_simulated_device_{name}"), move |stage| {
+            moves(stage, script, Ends { source: Some(by), destination: None }, &[])
         })
+    });
+    let destination = AT_THE_DESTINATION.into_iter().map(|(name, script, by)| {
+        Scenario::new(format!("qatzip_decompressed_on_a_simulated_device_{name}"), move |stage| {
+            moves(stage, script, Ends { source: None, destination: Some(by) }, &[])
+        })
+    });
+    let qatzip = THROUGH_QATZIP.into_iter().map(|(name, script, by)| {
+        Scenario::new(
+            format!("qatzip_by_intels_library_on_a_simulated_device_{name}"),
+            move |stage| {
+                let Some(library) = libqatzip() else {
+                    return Err(Skip("no libqatzip.so.3 (scripts/fetch-qat says why)").into());
+                };
+                let library = library.to_str().context("a file with a plain name")?;
+                let flags = ["--accelerator", "qatzip", "--qatzip-library", library];
+                moves(stage, script, Ends { source: Some(by), destination: None }, &flags)
+            },
+        )
+    });
+    source
+        .chain(destination)
+        .chain(qatzip)
+        .chain([
+            Scenario::new("a_simulated_device_that_lies_costs_the_migration_at_most", lies),
+            Scenario::new("qatzip_without_a_device_is_software_or_refused", absent),
+        ])
         .collect()
 }
 
-/// A folder with the simulated libraries, built beside the binary under test.
-fn libraries() -> Result<PathBuf> {
-    let binary = binary()?.canonicalize()?;
-    let beside = binary.parent().context("the binary lies in no folder")?;
-    let folder = beside.join("qat-sim");
-    std::fs::create_dir_all(&folder)?;
-    for (built, name) in
-        [("libqat_sim_libqat.so", "libqat.so.4"), ("libqat_sim_libusdm.so", "libusdm.so.0")]
-    {
-        let (built, link) = (beside.join(built), folder.join(name));
-        ensure!(built.exists(), "{} is missing: make build", built.display());
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(built, link)?;
-    }
-    Ok(folder)
+/// Intel's library: as fetched for the tests, or the system's.
+fn libqatzip() -> Option<PathBuf> {
+    let fetched = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/qat/root/usr/lib");
+    let below = [fetched, "/usr/lib"].map(|folder| PathBuf::from(folder).join("x86_64-linux-gnu"));
+    below.iter().map(|folder| folder.join("libqatzip.so.3")).find(|file| file.is_file())
 }
 
-fn moves(stage: &mut Stage, script: &str, software: bool) -> Result<()> {
-    let folder = libraries()?;
-    let folder = folder.to_str().context("a folder with a plain name")?;
-    // Inherited by the relay; scenarios run one at a time.
-    std::env::set_var("PLATEN_QAT_SIM", script);
+/// Which ends use a device, and who must have done their work.
+#[derive(Clone, Copy)]
+struct Ends {
+    source: Option<By>,
+    destination: Option<By>,
+}
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+fn moves(stage: &mut Stage, script: &str, ends: Ends, flags: &[&str]) -> Result<()> {
+    let qat = SimulatedQat::new(script, stage.lab.folder())?;
+    let libraries = qat.flags();
     let mut vm = stage.vm()?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
-    let flags =
-        ["--channels", "0", "--codec", "qatzip", "--accelerator", "qat", "--qat-libraries", folder];
-    let (mut vm, outcome) = Method::platen(&flags).run(&stage.lab, vm)?;
-    std::env::remove_var("PLATEN_QAT_SIM");
-    vm.guest.stop()?;
-    vm.guest.verify().context("in the destination")?;
-    let report = outcome.report.as_ref().context("no report")?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let libraries: Vec<&str> = libraries.iter().map(String::as_str).collect();
+    let accelerator = |end: Option<By>| match end {
+        Some(_) => ["--accelerator", "qat"],
+        None => ["--accelerator", "none"],
+    };
+    let sink = [libraries.as_slice(), &accelerator(ends.destination)].concat();
+    let mut receive = platen::receive(&stage.lab, &destination, &sink)?;
+    let driver = accelerator(ends.source);
+    let common = ["--channels", "0", "--codec", "qatzip"];
+    let source =
+        [common.as_slice(), &libraries, if flags.is_empty() { &driver } else { flags }].concat();
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &source)?;
+    migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+    receive.platen.succeed(Duration::from_secs(20))?;
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify().context("in the destination")?;
+    for (by, report) in
+        [(ends.source, migrate.report()?), (ends.destination, receive.platen.report()?)]
+    {
+        let Some(by) = by else { continue };
+        did(&report, by)?;
+    }
+    stage.park(destination);
+    Ok(())
+}
+
+/// Checks who did the work.
+fn did(report: &Value, by: By) -> Result<()> {
     let engines = report["accelerators"].as_array().context("no accelerators in the report")?;
     let sum = |of: &dyn Fn(&Value) -> Option<u64>| engines.iter().filter_map(of).sum::<u64>();
     let by_device = sum(&|engine| engine["by_device"].as_u64());
@@ -72,10 +147,68 @@ fn moves(stage: &mut Stage, script: &str, software: bool) -> Result<()> {
         let reasons = engine["by_software"].as_object()?;
         Some(reasons.values().filter_map(Value::as_u64).sum())
     });
-    ensure!(by_device > 0, "the device did nothing: {report}");
-    ensure!(!software || by_software > 0, "nothing was done in software: {report}");
+    ensure!((by_device > 0) == (by != By::Software), "{by_device} by the device: {report}");
+    ensure!(by == By::Device || by_software > 0, "nothing was done in software: {report}");
     let delivered = sum(&|engine| engine["delivered"].as_u64());
     ensure!(delivered == by_device + by_software, "{delivered} pieces: {report}");
+    Ok(())
+}
+
+/// A device whose output is not what it says, against its own verification: pieces that are looked at are redone, and
+/// a unit that got past is refused by the destination. The VM is whole, at one end or the other.
+fn lies(stage: &mut Stage) -> Result<()> {
+    let qat = SimulatedQat::new("at 500 flip 20", stage.lab.folder())?;
+    let libraries = qat.flags();
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let flags = [
+        ["--channels", "0", "--codec", "qatzip", "--accelerator", "qat"].as_slice(),
+        &[&libraries[0], &libraries[1]],
+    ];
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags.concat())?;
+    let ended = migrate.process.wait(LIMIT)?;
+    receive.platen.process.wait(Duration::from_secs(20))?;
+    if ended.status.success() {
+        destination.assert_running()?;
+        destination.guest.stop()?;
+        destination.guest.verify().context("in the destination")?;
+        stage.park(destination);
+        return Ok(());
+    }
+    let report = migrate.report()?;
+    let error = report["error"].as_str().unwrap_or_default();
+    ensure!(error.contains("checksum") || error.contains("unit"), "another error: {report}");
+    vm.assert_running()?;
+    vm.guest.stop()?;
+    vm.guest.verify().context("in the source, after a unit was refused")?;
     stage.park(vm);
+    Ok(())
+}
+
+/// Without a device: `auto` works in software and says so, `qat` and `qatzip` refuse before anything is touched.
+fn absent(stage: &mut Stage) -> Result<()> {
+    for script in ["absent", "instances 0"] {
+        let qat = SimulatedQat::new(script, stage.lab.folder())?;
+        let libraries = qat.flags();
+        let mut vm = stage.vm()?;
+        let mut destination = stage.lab.incoming_for(&vm)?;
+        let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+        let common = ["--channels", "0", "--codec", "qatzip", &libraries[0], &libraries[1]];
+        let strict = [common.as_slice(), &["--accelerator", "qat"]].concat();
+        let mut refused = platen::migrate(&stage.lab, &vm, receive.peer, &strict)?;
+        let complaints = refused.fail(LIMIT)?;
+        ensure!(complaints.contains("no QAT device"), "no reason: {complaints}");
+        vm.assert_running()?;
+        let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &common)?;
+        migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+        receive.platen.succeed(Duration::from_secs(20))?;
+        let said = migrate.process.output();
+        ensure!(said.contains("codec qatzip in software"), "it does not say so: {said}");
+        destination.assert_running()?;
+        destination.guest.verify().context("in the destination")?;
+        stage.park(destination);
+    }
     Ok(())
 }
