@@ -150,6 +150,9 @@ const PLAIN_SLOTS: u16 = 16;
 /// Software work of one `poll`, after which the caller gets its thread back.
 const POLL_BUDGET_NS: u64 = 1_000_000;
 const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
+/// Of a sleep between two looks at the device: what a new piece may have to wait beside a device that has work for four
+/// times as long.
+const LONGEST_PAUSE_NS: u64 = 500_000;
 /// With less in flight than this an instance is not worth having.
 const LEAST_DEPTH: usize = 8;
 /// An instance that has been of no use for so long is exchanged for a free one.
@@ -326,7 +329,8 @@ impl Engine {
         delivered
     }
 
-    /// Sleeps 20 to 50 µs when there is nothing to do but wait for the device; call it when `poll` returned 0.
+    /// Sleeps 20 to 500 µs when there is nothing to do but wait for the device, by what it has to do; call it when `poll`
+    /// returned 0.
     ///
     /// Sets the calling thread's timer slack to 1 µs, once: with the default of 50 µs the sleep would be three times as long.
     pub fn wait(&mut self) {
@@ -340,10 +344,13 @@ impl Engine {
             // Refused only by a kernel that does not know it; the sleeps are longer then, nothing else.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
         }
-        // A device that is busy answers soon; one that has been quiet for some sleeps gets longer ones.
-        let pause = if self.waits < 4 { 20 } else { 50 };
+        // A device that is busy answers soon; one that has been quiet for some sleeps gets longer ones. A wake-up costs
+        // as much as a page: one that is known to be at it for long is looked at four times until it is done.
+        let pause = if self.waits < 4 { 20_000 } else { 50_000 };
         self.waits += 1;
-        std::thread::sleep(Duration::from_micros(pause));
+        let work = self.device.as_ref().filter(|device| device.usable()).map_or(0, Device::wait_ns);
+        let pause = (work / 4).clamp(pause, LONGEST_PAUSE_NS);
+        std::thread::sleep(Duration::from_nanos(pause));
     }
 
     /// Pieces submitted and not delivered.
