@@ -152,7 +152,7 @@ const POLL_BUDGET_NS: u64 = 1_000_000;
 const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
 /// Of a sleep between two looks at the device: what a new piece may have to wait beside a device that has work for four
 /// times as long.
-const LONGEST_PAUSE_NS: u64 = 500_000;
+const LONGEST_PAUSE_NS: u64 = 1_000_000;
 /// With less in flight than this an instance is not worth having.
 const LEAST_DEPTH: usize = 8;
 /// An instance that has been of no use for so long is exchanged for a free one.
@@ -329,7 +329,7 @@ impl Engine {
         delivered
     }
 
-    /// Sleeps 20 to 500 µs when there is nothing to do but wait for the device, by what it has to do; call it when `poll`
+    /// Sleeps 20 µs to 1 ms when there is nothing to do but wait for the device, by what it has to do; call it when `poll`
     /// returned 0.
     ///
     /// Sets the calling thread's timer slack to 1 µs, once: with the default of 50 µs the sleep would be three times as long.
