@@ -77,6 +77,40 @@ impl FromStr for Named {
     }
 }
 
+/// Who this host is, and whom it believes.
+#[derive(Args, Debug)]
+pub(crate) struct TlsOptions {
+    /// Folder with this host's ca.pem, cert.pem and key.pem (see `platen cert`)
+    #[arg(long, value_name = "DIR", default_value = tls::DEFAULT_DIR)]
+    pub(crate) tls_dir: PathBuf,
+    /// Certificates of the CAs to believe, PEM [default: ca.pem in --tls-dir]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// Certificate of this host, PEM [default: cert.pem in --tls-dir]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key, PEM [default: key.pem in --tls-dir]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// No TLS: guest memory crosses the network in the clear, and whoever reaches the receiver can deliver a VM
+    #[arg(long, conflicts_with_all = ["tls_dir", "tls_ca", "tls_cert", "tls_key", "peer_name"])]
+    pub(crate) insecure: bool,
+}
+
+impl TlsOptions {
+    /// Where CA, certificate and key are.
+    pub(crate) fn paths(&self) -> (PathBuf, PathBuf, PathBuf) {
+        let of = |given: &Option<PathBuf>, name: &str| {
+            given.clone().unwrap_or_else(|| self.tls_dir.join(name))
+        };
+        (
+            of(&self.tls_ca, tls::CA_FILE),
+            of(&self.tls_cert, tls::CERT_FILE),
+            of(&self.tls_key, tls::KEY_FILE),
+        )
+    }
+}
+
 /// Everything about the way from one relay to the other.
 #[derive(Args, Debug)]
 pub(crate) struct SourceOptions {
@@ -117,9 +151,11 @@ pub(crate) struct SourceOptions {
     /// Page size of the guest, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
-    /// Allow a peer that is not this host: memory crosses the network unencrypted
-    #[arg(long)]
-    pub(crate) insecure: bool,
+    /// What the receiver's certificate must be for [default: the HOST of --peer]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) peer_name: Option<String>,
+    #[command(flatten)]
+    pub(crate) tls: TlsOptions,
     /// Write the report as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -255,8 +291,11 @@ pub(crate) struct ReceiveArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: String,
     /// Where the destination QEMU listens; repeat with names to serve several
-    #[arg(long, required = true, value_name = "[NAME=]unix:PATH")]
+    #[arg(long, required_unless_present = "allow", value_name = "[NAME=]unix:PATH")]
     pub(crate) deliver: Vec<Named>,
+    /// Allow the VM of this name to be delivered there (its QEMU may come up later); repeatable
+    #[arg(long, value_name = "NAME=unix:PATH", value_parser = with_name)]
+    pub(crate) allow: Vec<Named>,
     /// Its monitor: platen sets it up and says migrate-incoming (start it with -incoming defer)
     #[arg(long, value_name = "[NAME=]unix:PATH")]
     pub(crate) qmp: Vec<Named>,
@@ -276,10 +315,11 @@ pub(crate) struct ReceiveArgs {
     /// Page size of the guests, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
-    /// Allow to listen on an address that is not this host's loopback: memory crosses the network unencrypted, and
-    /// whoever reaches the port can deliver a VM
-    #[arg(long)]
-    pub(crate) insecure: bool,
+    /// Take sources with a certificate for this name only; repeatable [default: any that the CA has signed]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) peer_name: Vec<String>,
+    #[command(flatten)]
+    pub(crate) tls: TlsOptions,
     /// Write each migration's report to this file, a line of JSON each
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -288,24 +328,42 @@ pub(crate) struct ReceiveArgs {
 impl ReceiveArgs {
     /// Checks that names fit together.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        for (at, target) in self.deliver.iter().enumerate() {
-            if self.deliver[..at].iter().any(|earlier| earlier.name == target.name) {
+        let targets: Vec<_> = self.targets().collect();
+        for (at, target) in targets.iter().enumerate() {
+            if targets[..at].iter().any(|earlier| earlier.name == target.name) {
                 bail!(
-                    "--deliver is given twice for {}: name them, NAME=unix:PATH",
+                    "--deliver or --allow is given twice for {}: name them, NAME=unix:PATH",
                     shown(&target.name)
                 );
             }
         }
         for monitor in &self.qmp {
-            if !self.deliver.iter().any(|target| target.name == monitor.name) {
-                bail!("--qmp is given for {}, but no --deliver of that name", shown(&monitor.name));
+            if !targets.iter().any(|target| target.name == monitor.name) {
+                bail!(
+                    "--qmp is given for {}, but no --deliver or --allow of that name",
+                    shown(&monitor.name)
+                );
             }
         }
         Ok(())
     }
 
+    /// Everything that may be delivered to.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Named> {
+        self.deliver.iter().chain(&self.allow)
+    }
+
     pub(crate) fn threads(&self) -> usize {
         self.decompress_threads.map_or_else(default_threads, usize::from)
+    }
+}
+
+/// A target that has a name.
+fn with_name(text: &str) -> Result<Named, String> {
+    let named: Named = text.parse()?;
+    match named.name {
+        Some(_) => Ok(named),
+        None => Err(format!("'{text}' does not say which VM: NAME=unix:PATH")),
     }
 }
 
@@ -338,6 +396,8 @@ mod tests {
         );
         let odd: Named = "unix:/run/a=b".parse().unwrap();
         assert_eq!((odd.name, odd.address.to_string().as_str()), (None, "unix:/run/a=b"));
+        assert!(with_name("vm1=unix:/run/a").is_ok());
+        assert!(with_name("unix:/run/a").unwrap_err().contains("which VM"));
         assert!("=unix:/x".parse::<Named>().is_err());
         assert!("vm1=/x".parse::<Named>().is_err());
     }

@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod cert;
 mod migrate;
 mod network;
 mod progress;
@@ -37,6 +38,8 @@ enum Command {
     Receive(args::ReceiveArgs),
     /// Intel QAT: a simulated device to run things on
     Qat(args::QatArgs),
+    /// Make certificates for the hosts between which VMs move
+    Cert(cert::CertArgs),
     /// Measure
     Bench(bench::BenchArgs),
 }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
         Command::Qat(args) => return finish(qat_command::run(args)),
+        Command::Cert(args) => cert::run(&args),
         Command::Bench(args) => bench::run(args),
     };
     finish(result.map(|()| ExitCode::SUCCESS))

@@ -59,7 +59,7 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
 pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     let options = &args.source;
     let settings = options.settings()?;
-    network::check(&options.peer, options.insecure)?;
+    let connector = network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
     let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
     let mut qmp = open_monitor(&args.qmp)?;
     let version = qmp.version();
@@ -69,6 +69,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     let source = Arc::new(Source::connect_with(
         &SourceConfig {
             peer: options.peer.clone(),
+            connector,
             settings,
             compress_threads: options.threads(),
             compress_wait_thread: options.compress_wait_thread == OnOff::On,

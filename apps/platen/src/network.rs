@@ -1,8 +1,9 @@
-//! Who may be talked to without encryption (until TLS comes): this host, or anybody with `--insecure`.
+//! The way between the relays: mutual TLS, or plain TCP for who insists.
 
+use crate::args::TlsOptions;
 use anyhow::{bail, Context};
-use relay::RelayError;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use tls::{Acceptor, Connector, Credentials};
 
 fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().with_context(|| {
@@ -15,32 +16,91 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Refuses an address that is not loopback, unless the user insists.
-pub(crate) fn check(address: &str, insecure: bool) -> anyhow::Result<Vec<SocketAddr>> {
-    let found = resolve(address)?;
-    if !insecure && found.iter().any(|address| !address.ip().is_loopback()) {
-        return Err(RelayError::Insecure { address: address.to_string() }.into());
-    }
-    Ok(found)
+/// Reads this host's certificate; a host that has none is told what to do.
+fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {
+    let (ca, cert, key) = options.paths();
+    let credentials = Credentials::load(&ca, &cert, &key).context(
+        "relays prove to each other who they are (--insecure does without: guest memory then crosses the network \
+         in the clear, and whoever reaches the port can deliver a VM)",
+    )?;
+    credentials.check_dates()?;
+    Ok(credentials)
 }
 
-/// Listens on a checked address.
-pub(crate) fn listen(address: &str, insecure: bool) -> anyhow::Result<TcpListener> {
-    let found = check(address, insecure)?;
+/// The HOST of HOST:PORT, without the brackets of an IPv6 address.
+fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+/// What secures links to `peer`, which must be what it is called there or by `--peer-name`; none with `--insecure`.
+pub(crate) fn connector(
+    options: &TlsOptions,
+    peer: &str,
+    name: Option<&str>,
+) -> anyhow::Result<Option<Connector>> {
+    resolve(peer)?;
+    if options.insecure {
+        return Ok(None);
+    }
+    Ok(Some(Connector::new(&credentials(options)?, name.unwrap_or_else(|| host(peer)))?))
+}
+
+/// What secures links to this host; none with `--insecure`.
+pub(crate) fn acceptor(options: &TlsOptions, names: &[String]) -> anyhow::Result<Option<Acceptor>> {
+    if options.insecure {
+        return Ok(None);
+    }
+    Ok(Some(Acceptor::new(&credentials(options)?, names)?))
+}
+
+/// Listens for links.
+pub(crate) fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    let found = resolve(address)?;
     TcpListener::bind(&found[..]).with_context(|| format!("cannot listen on {address}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tls::Authority;
+
+    fn options(dir: &std::path::Path, insecure: bool) -> TlsOptions {
+        TlsOptions { tls_dir: dir.into(), tls_ca: None, tls_cert: None, tls_key: None, insecure }
+    }
 
     #[test]
-    fn only_loopback_without_insecure() {
-        assert!(check("127.0.0.1:1", false).is_ok());
-        assert!(check("[::1]:1", false).is_ok());
-        let error = check("192.0.2.1:1", false).unwrap_err().to_string();
-        assert!(error.contains("--insecure"), "{error}");
-        assert!(check("192.0.2.1:1", true).is_ok());
-        assert!(check("nonsense", true).is_err());
+    fn without_certificates_nothing_goes_without_insecure() {
+        let folder = tempfile::tempdir().unwrap();
+        let safe = options(folder.path(), false);
+        for peer in ["127.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {
+            let error = format!("{:#}", connector(&safe, peer, None).unwrap_err());
+            assert!(error.contains("--insecure") && error.contains("platen cert"), "{error}");
+            assert!(connector(&options(folder.path(), true), peer, None).unwrap().is_none());
+        }
+        let error = format!("{:#}", acceptor(&safe, &[]).unwrap_err());
+        assert!(error.contains("--insecure") && error.contains("ca.pem"), "{error}");
+        assert!(acceptor(&options(folder.path(), true), &[]).unwrap().is_none());
+        assert!(connector(&safe, "nonsense", None).is_err());
+    }
+
+    #[test]
+    fn with_certificates_links_are_secured() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let issued = authority.issue(&["127.0.0.1".into()], 9, false).unwrap();
+        let options = options(&issued.dir, false);
+        assert!(connector(&options, "127.0.0.1:1", None).unwrap().is_some());
+        assert!(connector(&options, "[::1]:1", Some("there")).unwrap().is_some());
+        assert!(connector(&options, "127.0.0.1:1", Some("not a name")).is_err());
+        assert!(acceptor(&options, &["here".into()]).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_host_of_a_peer_is_its_name() {
+        assert_eq!(host("there.example:4444"), "there.example");
+        assert_eq!(host("10.0.0.2:4444"), "10.0.0.2");
+        assert_eq!(host("[fe80::2]:4444"), "fe80::2");
     }
 }

@@ -170,7 +170,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         named.iter().map(|named| (named.name.clone(), named.address.clone())).collect()
     };
     let receiver = Arc::new(Receiver {
-        targets: of(&args.deliver),
+        targets: args.targets().map(|named| (named.name.clone(), named.address.clone())).collect(),
         monitors: of(&args.qmp),
         json: args.json.clone(),
         writing: Mutex::new(()),
@@ -185,10 +185,12 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         File::create(path)
             .with_context(|| format!("cannot write the report to {}", path.display()))?;
     }
-    let listener = network::listen(&args.listen, args.insecure)?;
+    let acceptor = network::acceptor(&args.tls, &args.peer_name)?;
+    let listener = network::listen(&args.listen)?;
     let config = ServerConfig {
         qat: qat_command::receiver(args.accelerator, &args.qat)?,
         targets: receiver.targets.clone(),
+        acceptor,
         decompress_threads: args.threads(),
         page_size: args.page_size,
         grants: Grants::default(),

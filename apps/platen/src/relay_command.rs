@@ -12,12 +12,13 @@ use std::time::Instant;
 pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     let options = &args.source;
     let settings = options.settings()?;
-    network::check(&options.peer, options.insecure)?;
+    let connector = network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
     let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
     args.listen.check_target()?;
     let source = Source::connect_with(
         &SourceConfig {
             peer: options.peer.clone(),
+            connector,
             settings,
             compress_threads: options.threads(),
             compress_wait_thread: options.compress_wait_thread == crate::args::OnOff::On,

@@ -30,12 +30,6 @@ pub enum RelayError {
         /// The cause.
         source: io::Error,
     },
-    /// A peer that is not this host, without leave to send memory in the clear.
-    #[error("{address} is not a loopback address, and guest memory would cross the network unencrypted and unauthenticated: give --insecure if that network is private, or tunnel the port (ssh -L, WireGuard)")]
-    Insecure {
-        /// As given.
-        address: String,
-    },
     /// The session failed.
     #[error(transparent)]
     Session(#[from] SessionError),

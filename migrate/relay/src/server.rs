@@ -10,14 +10,15 @@ use codec::Codec;
 use pipeline::{Lanes, LanesConfig};
 use qat::Qat;
 use session::{
-    random_id, read_preamble, write_preamble, Grants, Hello, SessionError, Welcome, HELLO_TIMEOUT,
-    MAX_LINKS,
+    random_id, read_preamble, write_preamble, Grants, Hello, Link, SessionError, Welcome,
+    HELLO_TIMEOUT, MAX_LINKS,
 };
 use std::collections::{HashMap, VecDeque};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tls::{Acceptor, Peer, TlsError};
 
 /// Connections that may be saying hello at once. When one more comes the oldest is closed: a peer that means it has said
 /// its hello long before, and idle connections keep nobody out.
@@ -28,6 +29,8 @@ const MAX_HELLOS: usize = 64;
 pub struct ServerConfig {
     /// Where each named QEMU listens; `None` is the target of a peer that gives no name.
     pub targets: Vec<(Option<String>, UnixAddress)>,
+    /// Secures the links and says who may deliver; none takes anybody, in the clear.
+    pub acceptor: Option<Acceptor>,
     /// Codec threads, at least 1.
     pub decompress_threads: usize,
     /// A device for units of codec qatzip; without it, and for what it does not do, software.
@@ -53,6 +56,8 @@ pub trait Host: Send + Sync + 'static {
 
 struct Active {
     token: String,
+    /// Whose session it is: its other links show the same certificate.
+    owner: Option<Peer>,
     links: u16,
     joined: Mutex<Vec<u16>>,
     destination: Arc<Destination>,
@@ -220,7 +225,7 @@ impl Server {
     #[allow(clippy::type_complexity, reason = "three things that only travel from here to `serve`")]
     fn hello(
         self: &Arc<Self>,
-        mut socket: TcpStream,
+        socket: TcpStream,
         peer: &str,
         number: u64,
     ) -> Result<Option<(Option<String>, String, Arc<Active>)>, SessionError> {
@@ -228,28 +233,45 @@ impl Server {
             what: "cannot set up a link's socket".into(),
             source,
         };
-        let hello = socket
+        let deadline = Instant::now() + HELLO_TIMEOUT;
+        let secured = socket
             .set_nonblocking(false)
             .and_then(|()| socket.set_write_timeout(Some(HELLO_TIMEOUT)))
             .map_err(failed)
-            .and_then(|()| read_preamble::<Hello>(&mut socket, peer, HELLO_TIMEOUT));
-        self.said_hello(number);
-        let hello = match hello {
-            Ok(hello) => hello,
-            Err(error @ SessionError::Version { .. }) => {
-                refuse(&mut socket, peer, &error.to_string());
+            .and_then(|()| self.secure(socket, peer, deadline));
+        let (mut link, hello) = match secured {
+            Ok(mut link) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let hello = read_preamble::<Hello>(&mut link, peer, left);
+                self.said_hello(number);
+                (link, hello)
+            }
+            Err(error) => {
+                self.said_hello(number);
                 return Err(error);
             }
-            Err(error) => return Err(error),
+        };
+        let hello = match hello {
+            Ok(hello) => hello,
+            Err(error) => {
+                // An answer for who understands it: another version, or one that wants TLS where there is none.
+                if matches!(
+                    &error,
+                    SessionError::Version { .. } | SessionError::Magic { first: [22, 3, ..], .. }
+                ) {
+                    refuse(&mut link, peer, &error.to_string());
+                }
+                return Err(error);
+            }
         };
         if let Some(token) = &hello.token {
-            let joined = self.join(socket, &hello, token, peer);
+            let joined = self.join(link, &hello, token, peer);
             return joined.map(|()| None);
         }
-        match self.open(&hello, peer) {
+        match self.open(&hello, peer, link.peer()) {
             Ok((target, active, welcome)) => {
-                let welcomed = write_preamble(&mut socket, peer, &welcome)
-                    .and_then(|()| active.destination.session().add_link(socket));
+                let welcomed = write_preamble(&mut link, peer, &welcome)
+                    .and_then(|()| active.destination.session().add_link(link));
                 if let Err(error) = welcomed {
                     let reason = "its first link could not be set up".into();
                     active.destination.session().fail(SessionError::Local { reason });
@@ -259,8 +281,29 @@ impl Server {
                 Ok(Some((target, hello.session, active)))
             }
             Err(reason) => {
-                refuse(&mut socket, peer, &reason);
+                refuse(&mut link, peer, &reason);
                 Err(SessionError::Hello { peer: peer.into(), detail: reason })
+            }
+        }
+    }
+
+    /// Shakes hands, unless this end was told to do without.
+    fn secure(
+        &self,
+        socket: TcpStream,
+        peer: &str,
+        deadline: Instant,
+    ) -> Result<Link, SessionError> {
+        let Some(acceptor) = &self.config.acceptor else { return Ok(socket.into()) };
+        match acceptor.accept(&socket, peer, deadline) {
+            Ok(channel) => Ok(Link::secured(socket, channel)),
+            Err(error) => {
+                if matches!(error, TlsError::Plain { .. }) {
+                    let reason = "this end takes TLS only: start the other without --insecure, with certificates \
+                                  of this end's CA (`platen cert`)";
+                    refuse(&mut socket.into(), peer, reason);
+                }
+                Err(error.into())
             }
         }
     }
@@ -268,18 +311,21 @@ impl Server {
     /// A further link of a session (W4).
     fn join(
         &self,
-        mut socket: TcpStream,
+        mut link: Link,
         hello: &Hello,
         token: &str,
         peer: &str,
     ) -> Result<(), SessionError> {
         let active = self.lock_sessions().get(&hello.session).cloned();
-        let refused = |socket: &mut TcpStream, reason: &str| {
-            refuse(socket, peer, reason);
+        let refused = |link: &mut Link, reason: &str| {
+            refuse(link, peer, reason);
             Err(SessionError::Hello { peer: peer.into(), detail: reason.into() })
         };
-        let Some(active) = active.filter(|active| same(&active.token, token)) else {
-            return refused(&mut socket, "no such session, or not yours");
+        let owns = |active: &Arc<Active>| {
+            same(&active.token, token) && active.owner.as_ref() == link.peer()
+        };
+        let Some(active) = active.filter(owns) else {
+            return refused(&mut link, "no such session, or not yours");
         };
         let mut joined = active.joined.lock().unwrap_or_else(PoisonError::into_inner);
         if hello.link >= active.links || joined.contains(&hello.link) {
@@ -288,13 +334,13 @@ impl Server {
                 hello.link, active.links
             );
             drop(joined);
-            return refused(&mut socket, &reason);
+            return refused(&mut link, &reason);
         }
         joined.push(hello.link);
         drop(joined);
         let welcome = self.welcome(&active.token);
-        write_preamble(&mut socket, peer, &welcome)?;
-        active.destination.session().add_link(socket)
+        write_preamble(&mut link, peer, &welcome)?;
+        active.destination.session().add_link(link)
     }
 
     fn welcome(&self, token: &str) -> Welcome {
@@ -314,6 +360,7 @@ impl Server {
         self: &Arc<Self>,
         hello: &Hello,
         peer: &str,
+        owner: Option<&Peer>,
     ) -> Result<(Option<String>, Arc<Active>, Welcome), String> {
         let ours = self.config.page_size;
         if hello.page_size != ours {
@@ -344,7 +391,7 @@ impl Server {
             let names: Vec<_> =
                 self.config.targets.iter().filter_map(|(name, _)| name.as_deref()).collect();
             return Err(match &hello.name {
-                Some(name) => format!("there is no target named '{name}' here"),
+                Some(name) => format!("no target named '{name}' is allowed here (--allow)"),
                 None => format!("say which target by --name; there are: {}", names.join(", ")),
             });
         };
@@ -355,7 +402,11 @@ impl Server {
             }
             busy.push(target.clone());
         }
-        let opened = self.open_target(hello, peer, target, address);
+        let peer = match owner {
+            Some(owner) => format!("{peer} ({owner})"),
+            None => peer.to_string(),
+        };
+        let opened = self.open_target(hello, (&peer, owner), target, address);
         if opened.is_err() {
             self.forget(target, &hello.session);
         }
@@ -365,7 +416,7 @@ impl Server {
     fn open_target(
         &self,
         hello: &Hello,
-        peer: &str,
+        (peer, owner): (&str, Option<&Peer>),
         target: &Option<String>,
         address: &UnixAddress,
     ) -> Result<(Arc<Active>, Welcome), String> {
@@ -382,7 +433,9 @@ impl Server {
         let token = random_id().map_err(|error| error.to_string())?;
         let welcome = self.welcome(&token);
         let joined = Mutex::new(vec![0]);
-        let active = Arc::new(Active { token, links: hello.links, joined, destination });
+        let active =
+            Active { token, owner: owner.cloned(), links: hello.links, joined, destination };
+        let active = Arc::new(active);
         self.lock_sessions().insert(hello.session.clone(), active.clone());
         Ok((active, welcome))
     }
@@ -401,10 +454,10 @@ impl Server {
 
 const DECODED: [Codec; 5] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz];
 
-fn refuse(socket: &mut TcpStream, peer: &str, reason: &str) {
+fn refuse(link: &mut Link, peer: &str, reason: &str) {
     let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
     // It may be gone already.
-    let _ = write_preamble(socket, peer, &welcome);
+    let _ = write_preamble(link, peer, &welcome);
 }
 
 /// Compares secrets without telling by time where they differ.

@@ -23,6 +23,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use stream::{Kind, Token};
+use tls::Connector;
 
 /// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -36,6 +37,8 @@ const REASON: Duration = Duration::from_secs(2);
 pub struct SourceConfig {
     /// HOST:PORT of `platen receive`.
     pub peer: String,
+    /// Secures the links; none sends memory in the clear.
+    pub connector: Option<Connector>,
     /// Codec and level.
     pub settings: Settings,
     /// Codec threads, at least 1.
@@ -255,7 +258,8 @@ impl Source {
             setup: config.setup.clone(),
             codecs: vec![config.settings.codec().name().to_string()],
         };
-        let (first, welcome) = dial(&config.peer, &hello)?;
+        let connector = config.connector.as_ref();
+        let (first, welcome) = dial(&config.peer, connector, &hello)?;
         let grants = session::Grants {
             chunk_bytes: welcome.chunk_bytes as usize,
             stream_frames: welcome.stream_frames,
@@ -311,7 +315,7 @@ impl Source {
         hello.token = Some(welcome.token);
         for link in 1..links {
             hello.link = link;
-            match dial(&config.peer, &hello) {
+            match dial(&config.peer, connector, &hello) {
                 Ok((socket, _)) => session.add_link(socket)?,
                 Err(error) => {
                     session.fail(SessionError::Local {

@@ -1,9 +1,13 @@
 //! Unix sockets by QEMU's notation, `unix:PATH`.
 
 use crate::error::RelayError;
+use rustix::fs::{fchmod, Mode};
+use rustix::net::{
+    bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -87,8 +91,7 @@ impl UnixAddress {
                 Err(error) => return Err(failed(error)),
             }
         }
-        let listener = UnixListener::bind(&self.0).map_err(failed)?;
-        fs::set_permissions(&self.0, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let listener = bind_private(&self.0).map_err(failed)?;
         Ok(Listening { listener, path: self.0.clone() })
     }
 
@@ -123,6 +126,17 @@ impl UnixAddress {
     }
 }
 
+/// Binds and listens, for the owner alone from the first moment: the path gets its mode from the socket's own, which is
+/// set before there is a path (unix(7) has Linux's rule; a mode set behind `bind` would come too late for somebody).
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // QEMU opens up to 257 connections in a row.
+    listen(&socket, 512)?;
+    Ok(socket.into())
+}
+
 /// A listening socket; its path goes when it does.
 #[derive(Debug)]
 pub struct Listening {
@@ -141,6 +155,7 @@ impl Drop for Listening {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn only_unix_paths_that_fit_are_taken() {

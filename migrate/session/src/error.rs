@@ -31,8 +31,14 @@ pub enum SessionError {
         /// For how long.
         seconds: u64,
     },
+    /// The link could not be secured, or the peer is not whom it should be.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
     /// The first bytes are not ours.
-    #[error("{peer} does not speak the platen protocol (its first bytes are {first:02x?})")]
+    #[error(
+        "{peer} does not speak the platen protocol{} (its first bytes are {first:02x?})",
+        tls_hint(first)
+    )]
     Magic {
         /// The other end.
         peer: String,
@@ -199,4 +205,12 @@ pub enum SessionError {
         /// The cause.
         source: io::Error,
     },
+}
+
+/// A TLS ClientHello where plain bytes were expected.
+fn tls_hint(first: &[u8; 8]) -> &'static str {
+    match first {
+        [22, 3, ..] => " without TLS, and this end was started with --insecure: leave it out here, or give it there",
+        _ => "",
+    }
 }

@@ -1,10 +1,12 @@
 //! Opening a link: preamble, hello and welcome (W1 to W5).
 
 use crate::error::SessionError;
+use crate::transport::Link;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
+use tls::{Connector, TlsError};
 
 /// The protocol version of this build (W1).
 pub const VERSION: u16 = 1;
@@ -89,7 +91,7 @@ pub fn random_id() -> Result<String, SessionError> {
 /// # Errors
 /// The link is lost.
 pub fn write_preamble<T: Serialize>(
-    link: &mut TcpStream,
+    link: &mut Link,
     peer: &str,
     body: &T,
 ) -> Result<(), SessionError> {
@@ -112,7 +114,7 @@ pub fn write_preamble<T: Serialize>(
 /// # Errors
 /// Anything that is not a preamble of our version with JSON we understand.
 pub fn read_preamble<T: DeserializeOwned>(
-    link: &mut TcpStream,
+    link: &mut Link,
     peer: &str,
     timeout: Duration,
 ) -> Result<T, SessionError> {
@@ -147,7 +149,7 @@ pub fn read_preamble<T: DeserializeOwned>(
 }
 
 fn read_by(
-    link: &mut TcpStream,
+    link: &mut Link,
     peer: &str,
     out: &mut [u8],
     deadline: Instant,
@@ -159,7 +161,7 @@ fn read_by(
             let detail = format!("only {done} of {} bytes came in time", out.len());
             return Err(SessionError::Hello { peer: peer.into(), detail });
         }
-        link.set_read_timeout(Some(left)).map_err(|error| lost(peer, &error))?;
+        link.socket().set_read_timeout(Some(left)).map_err(|error| lost(peer, &error))?;
         match link.read(&mut out[done..]) {
             Ok(0) => {
                 return Err(SessionError::LinkLost {
@@ -182,14 +184,22 @@ pub(crate) fn would_block(error: &std::io::Error) -> bool {
 }
 
 fn lost(peer: &str, error: &std::io::Error) -> SessionError {
+    // The server looks at a client's certificate when the client already believes all is well.
+    if let Some(TlsError::Broken { reason }) = TlsError::of(error) {
+        return TlsError::Refused { peer: peer.into(), reason: reason.clone() }.into();
+    }
     SessionError::LinkLost { peer: peer.into(), detail: error.to_string() }
 }
 
-/// Connects one link and exchanges hello and welcome.
+/// Connects one link, secures it unless `connector` is none, and exchanges hello and welcome.
 ///
 /// # Errors
-/// The peer cannot be reached, is no platen, or refuses; the message says which.
-pub fn dial(peer: &str, hello: &Hello) -> Result<(TcpStream, Welcome), SessionError> {
+/// The peer cannot be reached, is no platen, is not whom it should be, or refuses; the message says which.
+pub fn dial(
+    peer: &str,
+    connector: Option<&Connector>,
+    hello: &Hello,
+) -> Result<(Link, Welcome), SessionError> {
     let connect = |source| SessionError::Connect { peer: peer.into(), source };
     let addresses = peer.to_socket_addrs().map_err(connect)?;
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
@@ -203,10 +213,23 @@ pub fn dial(peer: &str, hello: &Hello) -> Result<(TcpStream, Welcome), SessionEr
             Err(error) => last = error,
         }
     }
-    let Some(mut link) = link else { return Err(connect(last)) };
-    link.set_nodelay(true).map_err(|error| lost(peer, &error))?;
-    write_preamble(&mut link, peer, hello)?;
-    let welcome: Welcome = read_preamble(&mut link, peer, WELCOME_TIMEOUT)?;
+    let Some(socket) = link else { return Err(connect(last)) };
+    socket.set_nodelay(true).map_err(|error| lost(peer, &error))?;
+    let mut link = match connector {
+        None => Link::from(socket),
+        Some(connector) => {
+            let channel = connector.connect(&socket, peer, Instant::now() + HELLO_TIMEOUT)?;
+            Link::secured(socket, channel)
+        }
+    };
+    let written = write_preamble(&mut link, peer, hello);
+    let welcome: Welcome = match (read_preamble(&mut link, peer, WELCOME_TIMEOUT), written) {
+        (Ok(welcome), _) => welcome,
+        // Why a hello could not be written may be there to be read.
+        (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {
+            return Err(error)
+        }
+    };
     if let Some(reason) = welcome.error {
         return Err(SessionError::Refused { peer: peer.into(), reason });
     }
@@ -246,7 +269,7 @@ mod tests {
     fn served(bytes: &[u8], close: bool) -> Result<Hello, SessionError> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut link, _) = listener.accept().unwrap();
+        let mut link = Link::from(listener.accept().unwrap().0);
         client.write_all(bytes).unwrap();
         if close {
             client.shutdown(Shutdown::Write).unwrap();
@@ -256,7 +279,7 @@ mod tests {
 
     fn recorded() -> Vec<u8> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut client = Link::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut link, _) = listener.accept().unwrap();
         write_preamble(&mut client, "x", &hello()).unwrap();
         drop(client);

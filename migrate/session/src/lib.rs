@@ -10,7 +10,7 @@
 //!                       Session::delivered ◄── writer of a QEMU socket
 //! ```
 //!
-//! This crate knows links, order numbers and buffers; it does not know QEMU, and it does not compress: a DATA frame
+//! A link is TCP, with TLS 1.3 of crate `tls` in it unless the user has said otherwise. This crate knows links, order numbers and buffers; it does not know QEMU, and it does not compress: a DATA frame
 //! carries a unit that somebody else made and somebody else decodes.
 //!
 //! **What fails.** Any error of any link ends the session ([`Session::fail`]): everybody who waits is woken, the peer is
@@ -27,6 +27,7 @@ mod hello;
 mod link;
 mod pacing;
 mod session;
+mod transport;
 
 pub use credit::{Credits, Grants, Permit, MAX_FRAMES_IN_FLIGHT};
 pub use error::SessionError;
@@ -40,3 +41,4 @@ pub use hello::{
 };
 pub use link::SILENCE;
 pub use session::{Incoming, Outgoing, Session, Sink};
+pub use transport::Link;

@@ -8,11 +8,12 @@ use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, HEADER_BYTES};
 use crate::hello::would_block;
 use crate::session::{AbortNote, Incoming, Outgoing, Session};
+use crate::transport::{Link, LinkReader, LinkWriter};
 use codec::{Codec, UnitHeader};
 use pipeline::Popped;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use socket2::SockRef;
-use std::io::{IoSlice, Read, Write};
+use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -46,28 +47,28 @@ pub(crate) fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
 /// Starts the writer and the reader of a link.
 pub(crate) fn start(
     session: &Arc<Session>,
-    socket: TcpStream,
+    link: Link,
 ) -> Result<[JoinHandle<()>; 2], SessionError> {
     let failed =
         |source| SessionError::Resource { what: "cannot start a link's threads".into(), source };
-    let write_half = socket.try_clone().map_err(failed)?;
+    let (reading, writing) = link.split().map_err(failed)?;
     let first = session.link_up();
     let reader = {
         let session = session.clone();
         std::thread::Builder::new()
             .name("link-rx".into())
-            .spawn(move || read_link(&session, socket))
+            .spawn(move || read_link(&session, reading))
             .map_err(failed)?
     };
     let session = session.clone();
     let writer = std::thread::Builder::new()
         .name("link-tx".into())
-        .spawn(move || write_link(&session, write_half, first))
+        .spawn(move || write_link(&session, writing, first))
         .map_err(failed)?;
     Ok([writer, reader])
 }
 
-fn write_link(session: &Session, mut socket: TcpStream, first: bool) {
+fn write_link(session: &Session, mut link: LinkWriter, first: bool) {
     let mut acks = Vec::new();
     let queue = if first { session.outbox() } else { session.spill() };
     loop {
@@ -75,13 +76,13 @@ fn write_link(session: &Session, mut socket: TcpStream, first: bool) {
             // A session that failed drops what it holds (W21).
             Popped::Item(_) if session.has_failed() => continue,
             Popped::Item(frame) => {
-                match if first { spill(session, &socket, frame) } else { Some(frame) } {
-                    Some(frame) => send(session, &mut socket, frame, &mut acks),
+                match if first { spill(session, &link, frame) } else { Some(frame) } {
+                    Some(frame) => send(session, &mut link, frame, &mut acks),
                     None => Ok(()),
                 }
             }
             Popped::Timeout => {
-                write_frame(session, &mut socket, &Header::free(FrameType::Heartbeat, 0), &[])
+                write_frame(session, &mut link, &Header::free(FrameType::Heartbeat, 0), [&[]; 2])
             }
             Popped::Closed => break,
         };
@@ -92,22 +93,24 @@ fn write_link(session: &Session, mut socket: TcpStream, first: bool) {
     }
     if let (true, Some(note)) = (session.has_failed(), session.abort_note()) {
         let length = u32::try_from(note.len()).unwrap_or(0);
-        let _ = socket.set_write_timeout(Some(LAST_WORDS));
+        let _ = link.socket.set_write_timeout(Some(LAST_WORDS));
         let header = Header::free(FrameType::Abort, length).to_bytes();
         // The peer may be gone; it will notice by itself.
-        let _ = socket.write_all(&[&header[..], &note[..]].concat());
+        let _ = link.write_all([&header, &note, &[]], |_| false);
     }
-    let _ = socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
+    link.close();
+    let _ =
+        link.socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
 }
 
 /// Passes a frame with a payload on to the other links when the first one would have to wait; gives it back if they have
 /// as much as they can do.
-fn spill(session: &Session, socket: &TcpStream, frame: Outgoing) -> Option<Outgoing> {
+fn spill(session: &Session, link: &LinkWriter, frame: Outgoing) -> Option<Outgoing> {
     let others = session.links() - 1;
     if others == 0 || !matches!(frame, Outgoing::Unit { .. }) || session.spill().len() >= others {
         return Some(frame);
     }
-    let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+    let mut fds = [PollFd::new(link, PollFlags::OUT)];
     match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
         Ok(0) => session.spill().push(frame).err(),
         _ => Some(frame),
@@ -116,22 +119,22 @@ fn spill(session: &Session, socket: &TcpStream, frame: Outgoing) -> Option<Outgo
 
 fn send(
     session: &Session,
-    socket: &mut TcpStream,
+    link: &mut LinkWriter,
     frame: Outgoing,
     acks: &mut Vec<u8>,
 ) -> Result<(), SessionError> {
     match frame {
-        Outgoing::Bare(header) => write_frame(session, socket, &header, &[]),
+        Outgoing::Bare(header) => write_frame(session, link, &header, [&[]; 2]),
         Outgoing::Unit { mut header, unit, body } => {
             let unit_bytes = unit.to_bytes();
             let payload = &body[..unit.payload_len as usize];
             header.payload_len =
                 u32::try_from(unit_bytes.len() + payload.len()).unwrap_or(u32::MAX);
-            write_frame(session, socket, &header, &[&unit_bytes, payload])
+            write_frame(session, link, &header, [&unit_bytes, payload])
         }
         Outgoing::Free(kind, payload) => {
             let header = Header::free(kind, u32::try_from(payload.len()).unwrap_or(u32::MAX));
-            write_frame(session, socket, &header, &[&payload])
+            write_frame(session, link, &header, [&payload, &[]])
         }
         Outgoing::Acks => {
             acks.clear();
@@ -141,43 +144,28 @@ fn send(
             }
             let header =
                 Header::free(FrameType::Ack, u32::try_from(acks.len()).unwrap_or(u32::MAX));
-            write_frame(session, socket, &header, &[acks])
+            write_frame(session, link, &header, [acks, &[]])
         }
     }
 }
 
 fn write_frame(
     session: &Session,
-    socket: &mut TcpStream,
+    link: &mut LinkWriter,
     header: &Header,
-    payload: &[&[u8]],
+    [first, second]: [&[u8]; 2],
 ) -> Result<(), SessionError> {
-    let head = header.to_bytes();
-    let mut parts = [IoSlice::new(&head), IoSlice::new(&[]), IoSlice::new(&[])];
-    for (part, bytes) in parts[1..].iter_mut().zip(payload) {
-        *part = IoSlice::new(bytes);
-    }
-    let mut rest = &mut parts[..];
-    let mut total = 0;
-    IoSlice::advance_slices(&mut rest, 0);
-    while !rest.is_empty() {
-        match socket.write_vectored(rest) {
-            Ok(0) => return Err(lost(session, "it takes no more bytes")),
-            Ok(n) => {
-                total += n as u64;
-                IoSlice::advance_slices(&mut rest, n);
-            }
-            // Back-pressure. A peer that never takes anything is found by its silence, not here.
-            Err(error) if would_block(&error) && !session.has_failed() => {}
-            Err(error) => return Err(lost(session, &error.to_string())),
-        }
-    }
-    session.bytes_out.fetch_add(total, Ordering::Relaxed);
+    // Back-pressure. A peer that never takes anything is found by its silence, not here.
+    let go_on = |error: &std::io::Error| would_block(error) && !session.has_failed();
+    let sent = link
+        .write_all([&header.to_bytes(), first, second], go_on)
+        .map_err(|error| lost(session, &error.to_string()))?;
+    session.bytes_out.fetch_add(sent, Ordering::Relaxed);
     Ok(())
 }
 
-fn read_link(session: &Session, mut socket: TcpStream) {
-    let result = read_frames(session, &mut socket);
+fn read_link(session: &Session, mut link: LinkReader) {
+    let result = read_frames(session, &mut link);
     let last = session.link_down();
     match result {
         // The peer has closed its half. Fine when both are leaving, a loss otherwise.
@@ -189,7 +177,7 @@ fn read_link(session: &Session, mut socket: TcpStream) {
         Ok(()) => end(session, lost(session, "closed by the other end")),
         Err(error) => end(session, error),
     }
-    let _ = socket.shutdown(Shutdown::Read);
+    let _ = link.socket.shutdown(Shutdown::Read);
 }
 
 /// Ends the session over a link's error, unless it is ending anyway.
@@ -199,12 +187,12 @@ fn end(session: &Session, error: SessionError) {
     }
 }
 
-fn read_frames(session: &Session, socket: &mut TcpStream) -> Result<(), SessionError> {
+fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionError> {
     let chunk_bytes = session.grants().chunk_bytes;
     let mut raw = [0; HEADER_BYTES];
     let mut free = Vec::new();
     loop {
-        if !fill(session, socket, &mut raw, true)? {
+        if !fill(session, link, &mut raw, true)? {
             return Ok(());
         }
         let header = Header::from_bytes(&raw, chunk_bytes)?;
@@ -212,14 +200,14 @@ fn read_frames(session: &Session, socket: &mut TcpStream) -> Result<(), SessionE
         if header.kind.is_sequenced() {
             session.arrived(&header)?;
             let unit = match header.kind {
-                FrameType::Data => Some(read_unit(session, socket, &header)?),
+                FrameType::Data => Some(read_unit(session, link, &header)?),
                 _ => None,
             };
             session.sink().frame(Incoming { header, unit })?;
             continue;
         }
         free.resize(length, 0);
-        fill(session, socket, &mut free, false)?;
+        fill(session, link, &mut free, false)?;
         match header.kind {
             FrameType::Ack => {
                 let now = Instant::now();
@@ -251,11 +239,11 @@ fn read_frames(session: &Session, socket: &mut TcpStream) -> Result<(), SessionE
 /// Reads the unit of a DATA frame into a buffer: a plain one when the payload is the chunk itself.
 fn read_unit(
     session: &Session,
-    socket: &mut TcpStream,
+    link: &mut LinkReader,
     header: &Header,
 ) -> Result<(UnitHeader, pages::Slot), SessionError> {
     let mut raw = [0; UnitHeader::LEN];
-    fill(session, socket, &mut raw, false)?;
+    fill(session, link, &mut raw, false)?;
     let bad =
         |detail: String| SessionError::Unit { stream: header.stream, seq: header.seq, detail };
     let unit = UnitHeader::from_bytes(&raw).map_err(|error| bad(error.to_string()))?;
@@ -282,21 +270,22 @@ fn read_unit(
         let closed = || lost(session, "the session has ended");
         session.payload().take_until(None, || session.has_failed()).ok_or_else(closed)?
     };
-    fill(session, socket, &mut slot[..length], false)?;
+    fill(session, link, &mut slot[..length], false)?;
     Ok((unit, slot))
 }
 
 /// Fills `out`. False when the peer closed before the first byte and `may_end` allows it.
 fn fill(
     session: &Session,
-    socket: &mut TcpStream,
+    link: &mut LinkReader,
     out: &mut [u8],
     may_end: bool,
 ) -> Result<bool, SessionError> {
+    let before = link.wire();
     let mut done = 0;
     let mut heard = Instant::now();
     while done < out.len() {
-        match socket.read(&mut out[done..]) {
+        match link.read(&mut out[done..]) {
             Ok(0) if done == 0 && may_end => return Ok(false),
             Ok(0) => return Err(lost(session, "cut inside a frame")),
             Ok(n) => {
@@ -307,6 +296,9 @@ fn fill(
                 if session.has_failed() {
                     return Err(lost(session, "the session has ended"));
                 }
+                if error.kind() == ErrorKind::Interrupted {
+                    heard = Instant::now();
+                }
                 if heard.elapsed() >= SILENCE {
                     return Err(SessionError::Silent {
                         peer: session.peer.clone(),
@@ -314,10 +306,13 @@ fn fill(
                     });
                 }
             }
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Err(lost(session, "cut off without a word"));
+            }
             Err(error) => return Err(lost(session, &error.to_string())),
         }
     }
-    session.bytes_in.fetch_add(out.len() as u64, Ordering::Relaxed);
+    session.bytes_in.fetch_add(link.wire() - before, Ordering::Relaxed);
     Ok(true)
 }
 

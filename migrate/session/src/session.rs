@@ -4,6 +4,7 @@ use crate::credit::{Credits, Grants};
 use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
 use crate::link;
+use crate::transport::Link;
 use codec::UnitHeader;
 use pages::{Arena, Slot};
 use pipeline::Results;
@@ -112,9 +113,9 @@ pub struct Session {
     sockets: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     links_up: AtomicU32,
-    /// Bytes given to the links, headers and hellos of frames included.
+    /// Bytes given to the links, headers and those of TLS included.
     pub bytes_out: AtomicU64,
-    /// Bytes taken from the links.
+    /// Bytes taken from the links, likewise.
     pub bytes_in: AtomicU64,
 }
 
@@ -173,9 +174,9 @@ impl Session {
     ///
     /// # Errors
     /// The socket or the threads cannot be had.
-    pub fn add_link(self: &Arc<Self>, socket: TcpStream) -> Result<(), SessionError> {
-        let kept = link::prepare(&socket)?;
-        let threads = link::start(self, socket)?;
+    pub fn add_link(self: &Arc<Self>, link: Link) -> Result<(), SessionError> {
+        let kept = link::prepare(link.socket())?;
+        let threads = link::start(self, link)?;
         lock(&self.sockets).push(kept);
         lock(&self.threads).extend(threads);
         if self.failure.get().is_some() {

@@ -98,6 +98,7 @@ impl Channel {
                 plain: 0..0,
                 empty: 0,
                 closed: false,
+                wire_bytes: end as u64,
             },
             writer: Writer {
                 half: Half::new(secrets.tx)?,
@@ -328,6 +329,7 @@ pub struct Reader {
     /// Records without data since the last one with some.
     empty: u32,
     closed: bool,
+    wire_bytes: u64,
 }
 
 impl std::fmt::Debug for Reader {
@@ -345,7 +347,8 @@ enum Opened {
 
 impl Reader {
     /// Reads plain bytes into `out`, as many as one record has for it; 0 once the peer has said that nothing more comes.
-    /// An error of the socket (a timeout) loses nothing: call again.
+    /// An error of the socket (a timeout) loses nothing: call again. `Interrupted` says that bytes came, but not yet a
+    /// whole record, so that the caller can look at its deadline.
     ///
     /// # Errors
     /// The socket's; `UnexpectedEof` when it ends without the peer having said so; [`TlsError`] as an error for a record
@@ -384,10 +387,21 @@ impl Reader {
             }
             match socket.read(&mut self.buffer[self.records.end..])? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => self.records.end += n,
+                n => {
+                    self.records.end += n;
+                    self.wire_bytes += n as u64;
+                    if self.whole_record().map_err(TlsError::into_io)?.is_none() {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                }
             }
         }
         Ok(0)
+    }
+
+    /// Bytes taken from the socket so far.
+    pub fn wire_bytes(&self) -> u64 {
+        self.wire_bytes
     }
 
     /// Where the body of the first record lies, if all of it is there.

@@ -65,7 +65,7 @@ fn refusal(connector: Connector, acceptor: Acceptor) -> (String, String) {
         // In TLS 1.3 a client is through before its certificate has been looked at; the alert comes with the first read.
         Ok(mut channel) => {
             client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-            channel.reader.read(&client, &mut [0; 9]).unwrap_err().to_string()
+            read(&mut channel.reader, &client, &mut [0; 9]).unwrap_err().to_string()
         }
     };
     (client_says, serving.join().unwrap())
@@ -74,6 +74,16 @@ fn refusal(connector: Connector, acceptor: Acceptor) -> (String, String) {
 fn both(hosts: &Hosts) -> (Connector, Acceptor) {
     let (a, b) = (hosts.credentials("a.example"), hosts.credentials("b.example"));
     (Connector::new(&a, "b.example").unwrap(), Acceptor::new(&b, &[]).unwrap())
+}
+
+/// Reads once there is something to read.
+fn read(reader: &mut tls::Reader, socket: &TcpStream, out: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match reader.read(socket, out) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
 }
 
 fn never(_: &io::Error) -> bool {
@@ -86,9 +96,11 @@ fn read_all(channel: &mut tls::Reader, socket: &TcpStream) -> io::Result<Vec<u8>
     let sizes = [1, 48, 20, 557_056, 7, 16_385, 16_384, 100_000];
     let mut piece = vec![0; 557_056];
     for size in sizes.into_iter().cycle() {
-        match channel.read(socket, &mut piece[..size])? {
-            0 => return Ok(all),
-            n => all.extend_from_slice(&piece[..n]),
+        match channel.read(socket, &mut piece[..size]) {
+            Ok(0) => return Ok(all),
+            Ok(n) => all.extend_from_slice(&piece[..n]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     unreachable!("the sizes go round")
@@ -169,14 +181,14 @@ fn against_rustls(suite: rustls::SupportedCipherSuite, rekey: bool) {
         let mut got = vec![0; expected.len()];
         let mut done = 0;
         while done < got.len() {
-            done += channel.reader.read(&server, &mut got[done..]).unwrap();
+            done += read(&mut channel.reader, &server, &mut got[done..]).unwrap();
         }
         assert!(got == expected);
         // And back, under new keys of ours when the client asked for them.
         channel.writer.write_all(&server, &[&got[..5], &got[5..]], never).unwrap();
         channel.writer.close(&server);
         server.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(channel.reader.read(&server, &mut got).unwrap(), 0, "a clean end");
+        assert_eq!(read(&mut channel.reader, &server, &mut got).unwrap(), 0, "a clean end");
     });
     let dir = hosts.host("a.example");
     let mut config = stock_client(&dir);
@@ -383,7 +395,7 @@ fn damaged(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (Vec<u8>, io::Error) {
     let mut got = Vec::new();
     let mut piece = [0; 70_000];
     loop {
-        match server.reader.read(&server_socket, &mut piece) {
+        match read(&mut server.reader, &server_socket, &mut piece) {
             Ok(0) => return (got, io::Error::other("a clean end")),
             Ok(n) => got.extend_from_slice(&piece[..n]),
             Err(error) => return (got, error),
@@ -445,7 +457,7 @@ fn a_socket_that_takes_little_at_a_time_loses_nothing() {
         let (mut done, mut timeouts) = (0, 0);
         while done < got.len() {
             let end = got.len().min(done + 557_056);
-            match server.reader.read(&server_socket, &mut got[done..end]) {
+            match read(&mut server.reader, &server_socket, &mut got[done..end]) {
                 Ok(0) => panic!("it ended after {done} bytes"),
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => timeouts += 1,

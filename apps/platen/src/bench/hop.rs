@@ -36,6 +36,9 @@ pub(crate) struct HopArgs {
     /// Multifd channels to run; 0 is a single stream
     #[arg(long, value_delimiter = ',', default_value = "0,2")]
     channels: Vec<u8>,
+    /// With mutual TLS between the relays
+    #[arg(long)]
+    tls: bool,
     /// Write the figures to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -71,10 +74,18 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     let cases: Vec<(usize, Codec)> = (0..streams.len())
         .flat_map(|at| args.codecs.iter().map(move |codec| (at, *codec)))
         .collect();
+    let ca = tempfile::Builder::new().prefix("platen-ca-").tempdir()?;
+    let certificates = if args.tls {
+        let authority = tls::Authority::at(&ca.path().join("ca"));
+        authority.init(false)?;
+        Some(authority.issue(&["127.0.0.1".into()], 2, false)?.dir)
+    } else {
+        None
+    };
     let mut runs: Vec<Vec<Run>> = cases.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.runs {
         for ((at, codec), runs) in cases.iter().zip(&mut runs) {
-            runs.push(one(&streams[*at], *codec)?);
+            runs.push(one(&streams[*at], *codec, certificates.as_deref())?);
         }
     }
     println!(
@@ -92,7 +103,7 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
         println!("{channels:<10} {:<6} {cpu:>22.3} {rate:>10.2} {ratio:>8.2}", codec.name());
         rows.push(json!({
             "channels": channels, "codec": codec.name(), "cpu-seconds-per-gib": cpu,
-            "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(),
+            "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(), "tls": args.tls,
         }));
     }
     println!(
@@ -142,11 +153,18 @@ fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
     Ok((relay, address))
 }
 
-fn one(streams: &[Vec<u8>], codec: Codec) -> anyhow::Result<Run> {
+/// One migration; with TLS by the files in `certificates`.
+fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow::Result<Run> {
     let dir = tempfile::Builder::new().prefix("platen-hop-").tempdir()?;
     let path = |name: &str| dir.path().join(name);
     let unix = |name: &str| format!("unix:{}", path(name).display());
-    let arguments = |list: &[&str]| list.iter().map(|word| (*word).to_string()).collect::<Vec<_>>();
+    let security = match certificates {
+        Some(dir) => vec!["--tls-dir".to_string(), dir.display().to_string()],
+        None => vec!["--insecure".to_string()],
+    };
+    let arguments = |list: &[&str]| {
+        list.iter().map(|word| (*word).to_string()).chain(security.clone()).collect::<Vec<_>>()
+    };
     let listener = UnixListener::bind(path("out"))?;
     let json = |name: &str| path(name).display().to_string();
     let (receive, address) = start(&arguments(&[

@@ -8,7 +8,7 @@ use crate::identity::single;
 use codec::{Codec, UnitHeader};
 use session::{
     dial, random_id, read_preamble, write_preamble, AckEntry, FrameType, Grants, Header, Hello,
-    RunningHash, SessionError, Welcome, HELLO_TIMEOUT,
+    Link, RunningHash, SessionError, Welcome, HELLO_TIMEOUT,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ fn hello() -> Hello {
 fn refused(to: SocketAddr, change: impl FnOnce(&mut Hello)) -> String {
     let mut hello = hello();
     change(&mut hello);
-    match dial(&to.to_string(), &hello) {
+    match dial(&to.to_string(), None, &hello) {
         Err(SessionError::Refused { reason, .. }) => reason,
         other => panic!("expected a refusal, got {:?}", other.map(|(_, welcome)| welcome)),
     }
@@ -66,7 +66,7 @@ fn still_serves(receiving: &Receiving) {
 
 fn recorded_hello() -> Vec<u8> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut client = Link::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
     let (mut link, _) = listener.accept().unwrap();
     write_preamble(&mut client, "x", &hello()).unwrap();
     drop(client);
@@ -136,7 +136,7 @@ fn a_hello_that_does_not_fit_is_told_why() {
 
         let mut first = hello();
         named(&mut first);
-        let (_link, welcome) = dial(&to.to_string(), &first).unwrap();
+        let (_link, welcome) = dial(&to.to_string(), None, &first).unwrap();
         assert!(refused(to, named).contains("in progress"), "a busy target");
         let stolen = |token: Option<&str>, link| {
             refused(to, |h| {
@@ -168,7 +168,7 @@ fn a_hundred_idle_connections_do_not_keep_a_migration_out() {
 
 /// A peer that speaks the protocol by hand.
 struct Liar {
-    link: TcpStream,
+    link: Link,
     hash: RunningHash,
 }
 
@@ -176,7 +176,7 @@ impl Liar {
     fn new(to: SocketAddr) -> Self {
         let mut hello = hello();
         hello.links = 1;
-        let (link, _) = dial(&to.to_string(), &hello).unwrap();
+        let (link, _) = dial(&to.to_string(), None, &hello).unwrap();
         Self { link, hash: RunningHash::default() }
     }
 
@@ -320,7 +320,7 @@ fn a_receiver_that_acknowledges_other_bytes_is_caught() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            let (mut link, _) = listener.accept().unwrap();
+            let mut link = Link::from(listener.accept().unwrap().0);
             let _: Hello = read_preamble(&mut link, "x", HELLO_TIMEOUT).unwrap();
             let welcome = Welcome {
                 token: "0".repeat(32),
@@ -330,7 +330,7 @@ fn a_receiver_that_acknowledges_other_bytes_is_caught() {
                 ..Welcome::default()
             };
             write_preamble(&mut link, "x", &welcome).unwrap();
-            link.set_read_timeout(None).unwrap();
+            link.socket().set_read_timeout(None).unwrap();
             // OPEN and the first DATA.
             let mut head = [0; 48];
             link.read_exact(&mut head).unwrap();

@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stream::{Kind, Token, Tokeniser};
+use tls::{Acceptor, Connector};
 
 pub(crate) const PAGE: usize = 4096;
 /// How long something that must not happen gets to happen.
@@ -74,6 +75,14 @@ pub(crate) struct Receiving {
 
 impl Receiving {
     pub(crate) fn with(names: &[Option<&str>], grants: Grants) -> Self {
+        Self::secured(names, grants, None)
+    }
+
+    pub(crate) fn secured(
+        names: &[Option<&str>],
+        grants: Grants,
+        acceptor: Option<Acceptor>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
         let targets = names
@@ -86,6 +95,7 @@ impl Receiving {
         let config = ServerConfig {
             qat: None,
             targets,
+            acceptor,
             decompress_threads: 2,
             page_size: u32::try_from(PAGE).unwrap(),
             grants,
@@ -135,17 +145,19 @@ pub(crate) struct Options {
     pub(crate) links: u16,
     pub(crate) wait: bool,
     pub(crate) name: Option<String>,
+    pub(crate) connector: Option<Connector>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { codec: Codec::Zstd, links: 2, wait: true, name: None }
+        Self { codec: Codec::Zstd, links: 2, wait: true, name: None, connector: None }
     }
 }
 
 pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
     SourceConfig {
         peer: peer.to_string(),
+        connector: options.connector,
         settings: Settings::new(options.codec, None).unwrap(),
         compress_threads: 2,
         compress_wait_thread: options.wait,
@@ -447,9 +459,19 @@ pub(crate) fn assert_same(got: &[u8], sent: &[u8], what: &str) {
 
 /// A whole migration that must succeed with every byte the same.
 pub(crate) fn carries(streams: &Streams, options: Options, piece: usize, reader: Reader) {
-    let receiving = Receiving::new();
+    carries_to(&Receiving::new(), streams, options, piece, reader);
+}
+
+/// The same to a receiver that runs already.
+pub(crate) fn carries_to(
+    receiving: &Receiving,
+    streams: &Streams,
+    options: Options,
+    piece: usize,
+    reader: Reader,
+) {
     let destination = destination_qemu(receiving.qemu(None), streams, reader);
-    let sending = Sending::new(&receiving, receiving.address, options);
+    let sending = Sending::new(receiving, receiving.address, options);
     let source = source_qemu(sending.path.clone(), streams.clone(), piece);
     let received = destination.join().unwrap();
     assert_same(&received.main, &streams.main, "main");

@@ -11,3 +11,4 @@ mod harness;
 mod identity;
 mod lost_peer;
 mod proxy;
+mod secured;

@@ -1,0 +1,73 @@
+//! `platen cert`: a small CA for the hosts between which VMs move.
+
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use tls::{Authority, DEFAULT_DIR};
+
+/// Arguments of `platen cert`.
+#[derive(Args)]
+pub(crate) struct CertArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Make a CA; its folder stays on one safe host
+    Init(InitArgs),
+    /// Sign a certificate for a host
+    Issue(IssueArgs),
+}
+
+#[derive(Args)]
+struct InitArgs {
+    /// The CA's folder
+    #[arg(long, value_name = "DIR", default_value = "platen-ca")]
+    dir: PathBuf,
+    /// Replace a CA that is there: every certificate it has signed is worth nothing then
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args)]
+struct IssueArgs {
+    /// What the host is called in --peer: host names, IP addresses
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// The CA's folder
+    #[arg(long, value_name = "DIR", default_value = "platen-ca")]
+    dir: PathBuf,
+    /// How long the certificate is good
+    #[arg(long, default_value_t = 825, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: u32,
+    /// Replace a certificate that is there
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(args: &CertArgs) -> anyhow::Result<()> {
+    match &args.what {
+        What::Init(args) => {
+            Authority::at(&args.dir).init(args.force)?;
+            let dir = args.dir.display();
+            println!(
+                "Made a CA in {dir}. Whoever has {dir}/ca-key.pem can deliver VMs to your hosts and take theirs:\n\
+                 keep the folder on one safe host. Next, for each host, by the name or address that --peer will give:\n  \
+                 platen cert issue NAME --dir {dir}"
+            );
+        }
+        What::Issue(args) => {
+            let issued = Authority::at(&args.dir).issue(&args.names, args.days, args.force)?;
+            let (dir, name) = (issued.dir.display(), &args.names[0]);
+            println!(
+                "Made a certificate for {}, good until {}. Next, put it on that host for root alone:\n  \
+                 ssh root@{name} mkdir -p -m 700 {DEFAULT_DIR}\n  \
+                 scp {dir}/*.pem root@{name}:{DEFAULT_DIR}/\n\
+                 or for another user anywhere, with --tls-dir; then delete {dir}/key.pem here.",
+                args.names.join(", "),
+                issued.until
+            );
+        }
+    }
+    Ok(())
+}
