@@ -207,6 +207,9 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
     .context("cannot handle signals")?;
     eprintln!("platen: listening on {}", listener.local_addr()?);
     server.run(&listener, args.once)?;
+    if server.strangers() > 0 {
+        eprintln!("platen: connections turned away: {}", server.strangers());
+    }
     if args.once && receiver.succeeded.load(Ordering::Acquire) == 0 {
         bail!("the migration did not succeed");
     }

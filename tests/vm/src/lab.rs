@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::certificates::Certificates;
 use crate::cleanup::{register, Leftover, Ticket};
 use crate::image;
 use crate::net::{self, Net, Side};
@@ -47,6 +48,7 @@ pub struct Lab {
     count: AtomicU32,
     /// By MiB of corpus; packing one takes a second or two.
     archives: Mutex<HashMap<u32, PathBuf>>,
+    certificates: OnceLock<Certificates>,
     _ticket: Ticket,
 }
 
@@ -63,8 +65,8 @@ impl Lab {
         let ticket = register(Leftover::Folder(folder.clone()));
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
-        let (count, archives) = (AtomicU32::new(0), Mutex::default());
-        Ok(Self { net: Net::new()?, folder, count, archives, _ticket: ticket })
+        let (count, archives, certificates) = Default::default();
+        Ok(Self { net: Net::new()?, folder, count, archives, certificates, _ticket: ticket })
     }
 
     /// The scratch folder.
@@ -75,6 +77,21 @@ impl Lab {
     /// A path in the scratch folder that was not given out before.
     pub fn scratch(&self, what: &str) -> PathBuf {
         self.folder.join(self.fresh_name(what))
+    }
+
+    /// A CA and a certificate for each end, by its address; made when first asked for.
+    ///
+    /// # Errors
+    /// When `platen cert` fails.
+    pub fn certificates(&self) -> Result<&Certificates> {
+        if self.certificates.get().is_none() {
+            let [source, destination] = self.net.addresses();
+            let ends = [&["source.test", &source][..], &["destination.test", &destination][..]];
+            let made = Certificates::new(&self.scratch("ca"), ends)?;
+            // Should another thread have been faster, its set is as good.
+            let _ = self.certificates.set(made);
+        }
+        self.certificates.get().context("just set")
     }
 
     fn fresh_name(&self, what: &str) -> String {

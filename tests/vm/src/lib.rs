@@ -20,6 +20,7 @@
 //! Limits: x86-64 Linux. Without root there are no namespaces and no shaped links: the two ends then meet on the
 //! loopback device through a throttling forwarder in this process, and the run says so.
 
+mod certificates;
 pub mod cleanup;
 mod console;
 mod forward;
@@ -34,6 +35,7 @@ mod qemu;
 mod simulated;
 pub mod table;
 
+pub use certificates::Certificates;
 pub use console::{Console, Verified};
 pub use lab::{Lab, VmSpec};
 pub use method::{Compression, Cost, Method, Outcome};

@@ -30,7 +30,7 @@ pub enum Method {
     QemuMultifd(u32, Compression),
     /// QEMU alone with its `compress` capability: zlib threads on the main connection, all at their defaults.
     QemuCompress,
-    /// platen between the two QEMUs; further flags for `platen migrate`.
+    /// platen between the two QEMUs, secured unless `--insecure` is among them; further flags for `platen migrate`.
     Platen(Vec<String>),
     /// The same with codec qatzip on a simulated QAT device at the source, which follows this script.
     PlatenSimulatedQat(&'static str),
@@ -188,7 +188,9 @@ fn through_platen(
     flags: &[String],
 ) -> Result<([f64; 2], Option<Value>)> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let mut receive = platen::receive(lab, destination, &[])?;
+    let insecure = flags.contains(&"--insecure");
+    let mut receive =
+        platen::receive(lab, destination, if insecure { &["--insecure"] } else { &[] })?;
     let mut migrate = platen::migrate(lab, vm, receive.peer, &flags)?;
     let source = migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
     let sink = receive.platen.succeed(Duration::from_secs(20))?;

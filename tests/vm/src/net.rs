@@ -133,6 +133,14 @@ impl Net {
         }
     }
 
+    /// The addresses of both ends, as the other side writes them: source, destination.
+    pub(crate) fn addresses(&self) -> [String; 2] {
+        match self.kind {
+            Kind::Namespaces { .. } => [SOURCE_IP, DESTINATION_IP].map(|ip| ip.to_string()),
+            Kind::Loopback { .. } => [Ipv4Addr::LOCALHOST; 2].map(|ip| ip.to_string()),
+        }
+    }
+
     /// The words that start a command at `side`.
     pub(crate) fn prefix(&self, side: Side) -> Vec<String> {
         match self.namespace(side) {

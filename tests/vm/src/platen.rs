@@ -66,15 +66,23 @@ pub fn receive(lab: &Lab, vm: &Vm, extra: &[&str]) -> Result<Receive> {
     receive_with(lab, vm.side(), &[flags.as_slice(), extra].concat())
 }
 
-/// Starts `platen receive` with these flags beside `--listen`, `--insecure` and `--json`.
+/// The flags that secure a relay at `side`, unless `flags` say otherwise (`--insecure`, `--tls-...`).
+fn security(lab: &Lab, side: Side, flags: &[&str]) -> Result<Vec<String>> {
+    if flags.iter().any(|flag| *flag == "--insecure" || flag.starts_with("--tls-")) {
+        return Ok(Vec::new());
+    }
+    Ok(vec!["--tls-dir".into(), lab.certificates()?.of(side).display().to_string()])
+}
+
+/// Starts `platen receive` with these flags beside `--listen`, `--tls-dir` and `--json`.
 ///
 /// # Errors
 /// When it does not come to listen.
 pub fn receive_with(lab: &Lab, side: Side, flags: &[&str]) -> Result<Receive> {
     let (listen, peer) = lab.net.meeting_point(side)?;
     let listen = listen.to_string();
-    let words = [&["receive", "--listen", &listen, "--insecure"], flags].concat();
-    let mut platen = Platen::start(lab, "receive", side, &words)?;
+    let words = [&["receive", "--listen", &listen], flags].concat();
+    let mut platen = Platen::secured(lab, "receive", side, &words)?;
     platen.process.wait_for_output("listening on", Duration::from_secs(10))?;
     Ok(Receive { platen, peer })
 }
@@ -86,8 +94,8 @@ pub fn receive_with(lab: &Lab, side: Side, flags: &[&str]) -> Result<Receive> {
 pub fn migrate(lab: &Lab, vm: &Vm, peer: SocketAddr, extra: &[&str]) -> Result<Platen> {
     let qmp = format!("unix:{}", vm.platen_monitor().display());
     let peer = peer.to_string();
-    let words = [&["migrate", "--qmp", &qmp, "--peer", &peer, "--insecure"], extra].concat();
-    Platen::start(lab, "migrate", vm.side(), &words)
+    let words = [&["migrate", "--qmp", &qmp, "--peer", &peer], extra].concat();
+    Platen::secured(lab, "migrate", vm.side(), &words)
 }
 
 /// Starts `platen relay`, listening at `socket` for the source QEMU.
@@ -101,15 +109,36 @@ pub fn relay(
     peer: SocketAddr,
     extra: &[&str],
 ) -> Result<Platen> {
-    let listen = format!("unix:{}", socket.display());
-    let peer = peer.to_string();
-    let words = [&["relay", "--listen", &listen, "--peer", &peer, "--insecure"], extra].concat();
-    let mut platen = Platen::start(lab, "relay", side, &words)?;
+    let mut platen = start_relay(lab, side, socket, peer, extra)?;
     platen.process.wait_for_output("listening on", Duration::from_secs(10))?;
     Ok(platen)
 }
 
+/// Starts `platen relay` and waits for nothing.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn start_relay(
+    lab: &Lab,
+    side: Side,
+    socket: &Path,
+    peer: SocketAddr,
+    extra: &[&str],
+) -> Result<Platen> {
+    let listen = format!("unix:{}", socket.display());
+    let peer = peer.to_string();
+    let words = [&["relay", "--listen", &listen, "--peer", &peer], extra].concat();
+    Platen::secured(lab, "relay", side, &words)
+}
+
 impl Platen {
+    /// As [`Self::start`], with the certificate of `side` unless the words say otherwise.
+    fn secured(lab: &Lab, what: &str, side: Side, words: &[&str]) -> Result<Self> {
+        let security = security(lab, side, words)?;
+        let security: Vec<&str> = security.iter().map(String::as_str).collect();
+        Self::start(lab, what, side, &[words, &security].concat())
+    }
+
     /// Starts `platen` with these words and a report file; `what` names its log.
     ///
     /// # Errors

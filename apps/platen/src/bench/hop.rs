@@ -36,7 +36,7 @@ pub(crate) struct HopArgs {
     /// Multifd channels to run; 0 is a single stream
     #[arg(long, value_delimiter = ',', default_value = "0,2")]
     channels: Vec<u8>,
-    /// With mutual TLS between the relays
+    /// Each kind also with mutual TLS between the relays, interleaved with that without
     #[arg(long)]
     tls: bool,
     /// Write the figures to this file as JSON
@@ -71,9 +71,13 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
         });
     }
     drop(pages);
-    let cases: Vec<(usize, Codec)> = (0..streams.len())
-        .flat_map(|at| args.codecs.iter().map(move |codec| (at, *codec)))
-        .collect();
+    let mut cases = Vec::new();
+    for at in 0..streams.len() {
+        for codec in &args.codecs {
+            cases.push((at, *codec, false));
+            cases.extend(args.tls.then_some((at, *codec, true)));
+        }
+    }
     let ca = tempfile::Builder::new().prefix("platen-ca-").tempdir()?;
     let certificates = if args.tls {
         let authority = tls::Authority::at(&ca.path().join("ca"));
@@ -84,26 +88,38 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     };
     let mut runs: Vec<Vec<Run>> = cases.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.runs {
-        for ((at, codec), runs) in cases.iter().zip(&mut runs) {
-            runs.push(one(&streams[*at], *codec, certificates.as_deref())?);
+        for ((at, codec, tls), runs) in cases.iter().zip(&mut runs) {
+            let certificates = certificates.as_deref().filter(|_| *tls);
+            runs.push(one(&streams[*at], *codec, certificates)?);
         }
     }
     println!(
-        "{:<10} {:<6} {:>22} {:>10} {:>8}",
-        "channels", "codec", "CPU s/GiB, both relays", "GB/s", "ratio"
+        "{:<10} {:<6} {:<4} {:>22} {:>10} {:>8} {:>10}",
+        "channels", "codec", "TLS", "CPU s/GiB, both relays", "GB/s", "ratio", "TLS costs"
     );
     let mut rows = Vec::new();
-    for ((at, codec), runs) in cases.iter().zip(&runs) {
+    let mut plain_cpu = 0.0;
+    for ((at, codec, tls), runs) in cases.iter().zip(&runs) {
         let plain: usize = streams[*at].iter().map(Vec::len).sum();
         let gib = plain as f64 / f64::from(1 << 30);
         let cpu = median(runs.iter().map(|run| run.cpu / gib));
         let rate = median(runs.iter().map(|run| plain as f64 / 1e9 / run.seconds));
         let ratio = median(runs.iter().map(|run| plain as f64 / run.wire as f64));
         let channels = args.channels[*at];
-        println!("{channels:<10} {:<6} {cpu:>22.3} {rate:>10.2} {ratio:>8.2}", codec.name());
+        // The case without TLS comes right before that with it.
+        let cost = if *tls {
+            format!("{:+.1} %", (cpu / plain_cpu - 1.0) * 100.0)
+        } else {
+            plain_cpu = cpu;
+            String::new()
+        };
+        let (name, with) = (codec.name(), if *tls { "yes" } else { "no" });
+        println!(
+            "{channels:<10} {name:<6} {with:<4} {cpu:>22.3} {rate:>10.2} {ratio:>8.2} {cost:>10}"
+        );
         rows.push(json!({
             "channels": channels, "codec": codec.name(), "cpu-seconds-per-gib": cpu,
-            "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(), "tls": args.tls,
+            "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(), "tls": tls,
         }));
     }
     println!(

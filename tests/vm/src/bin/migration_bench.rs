@@ -46,6 +46,10 @@ fn catalogue() -> Vec<(&'static str, Method)> {
         ("qemu-multifd2-zlib", Method::QemuMultifd(2, Compression::Zlib)),
         ("qemu-compress", Method::QemuCompress),
         ("platen-zstd-single", Method::platen(&["--codec", "zstd", "--channels", "0"])),
+        (
+            "platen-zstd-single-insecure",
+            Method::platen(&["--codec", "zstd", "--channels", "0", "--insecure"]),
+        ),
         ("platen-zstd-multifd2", Method::platen(&["--codec", "zstd", "--channels", "2"])),
         ("platen-lz4-single", Method::platen(&["--codec", "lz4", "--channels", "0"])),
         ("platen-zlib-single", Method::platen(&["--codec", "zlib", "--channels", "0"])),
@@ -59,18 +63,19 @@ fn catalogue() -> Vec<(&'static str, Method)> {
 }
 
 /// What is measured unless --methods says otherwise: the comparison the project is held to.
-const PLAIN: [&str; 7] = [
+const PLAIN: [&str; 8] = [
     "qemu",
     "qemu-multifd2-zstd",
     "qemu-multifd2-zlib",
     "qemu-compress",
     "platen-zstd-single",
+    "platen-zstd-single-insecure",
     "platen-zstd-multifd2",
     "platen-lz4-single",
 ];
 
 /// What others are compared with, where it was measured.
-const BASELINES: [&str; 2] = ["qemu-multifd2-zstd", "qemu-compress"];
+const BASELINES: [&str; 3] = ["qemu-multifd2-zstd", "qemu-compress", "platen-zstd-single-insecure"];
 
 fn main() -> ExitCode {
     match bench(&Options::parse()) {
@@ -92,7 +97,7 @@ struct Measured {
 fn bench(options: &Options) -> Result<()> {
     if options.list {
         for (name, method) in catalogue() {
-            println!("{name:22} {method:?}");
+            println!("{name:27} {method:?}");
         }
         return Ok(());
     }
@@ -135,7 +140,7 @@ fn bench(options: &Options) -> Result<()> {
             match one_move(&lab, here, &which.method, load) {
                 Ok((there, outcome)) => {
                     println!(
-                        "round {} {:22} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
+                        "round {} {:27} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
                         round + 1,
                         which.name,
                         seconds(outcome.total_ms),
@@ -147,7 +152,7 @@ fn bench(options: &Options) -> Result<()> {
                     vm = Some(there);
                 }
                 Err(error) => {
-                    println!("round {} {:22} FAILED: {error:#}", round + 1, which.name);
+                    println!("round {} {:27} FAILED: {error:#}", round + 1, which.name);
                     which.failures.push(format!("{error:#}"));
                 }
             }

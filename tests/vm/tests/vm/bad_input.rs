@@ -22,7 +22,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         Scenario::new("deliver_is_not_there", |stage| bad_deliver(stage, false)),
         Scenario::new("the_destination_has_other_memory", other_memory),
         Scenario::new("the_monitor_is_not_there", no_monitor),
-        Scenario::new("a_peer_beyond_loopback_needs_insecure", needs_insecure),
+        Scenario::new("nothing_starts_without_certificates", needs_certificates),
     ]
 }
 
@@ -234,22 +234,25 @@ fn no_monitor(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-fn needs_insecure(stage: &mut Stage) -> Result<()> {
-    let vm = stage.vm()?;
-    let qmp = format!("unix:{}", vm.platen_monitor().display());
-    let words = ["migrate", "--qmp", &qmp, "--peer", "192.0.2.1:4444"];
-    let mut run = Platen::start(&stage.lab, "migrate", vm.side(), &words)?;
-    names_the_cause(&run.fail(NOTICE)?, &["--insecure"])?;
-    // Nothing may have been started, or the VM's memory would be on its way in the clear.
-    let mut vm = vm;
+/// A host that was given no certificate says what to do, and nothing goes in the clear.
+fn needs_certificates(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let nothing = stage.lab.scratch("no-certificates").display().to_string();
+    let (listen, peer) = stage.lab.net.meeting_point(vm.side().other())?;
+    let listener = stage.lab.net.listen_at(vm.side().other(), listen)?;
+    listener.set_nonblocking(true)?;
+    let tls = ["--tls-dir", &nothing];
+    let said = platen::migrate(&stage.lab, &vm, peer, &tls)?.fail(NOTICE)?;
+    names_the_cause(&said, &["platen cert"])?;
+    names_the_cause(&said, &["--insecure"])?;
+    ensure!(listener.accept().is_err(), "it called the peer without a certificate");
     let status = vm.monitor.migration_status()?;
-    if status == "active" || status == "setup" {
-        bail!("the migration is {status}");
+    ensure!(status != "active" && status != "setup", "the migration is {status}");
+    let flags = [&["--deliver", "unix:/nonexistent", "--once"], &tls[..]].concat();
+    match platen::receive_with(&stage.lab, vm.side(), &flags) {
+        Ok(_) => bail!("it listens without a certificate"),
+        Err(refused) => names_the_cause(&format!("{refused:#}"), &["platen cert"])?,
     }
-    let listen =
-        ["receive", "--listen", "0.0.0.0:4444", "--deliver", "unix:/nonexistent", "--once"];
-    let mut run = Platen::start(&stage.lab, "receive", vm.side(), &listen)?;
-    names_the_cause(&run.fail(NOTICE)?, &["--insecure"])?;
     // And a move that is allowed works.
     let (mut vm, _) = Method::platen(&[]).run(&stage.lab, vm)?;
     vm.guest.verify()?;

@@ -13,6 +13,7 @@ mod cancel;
 mod guest;
 mod kill;
 mod moves;
+mod security;
 mod several;
 mod stage;
 
@@ -70,6 +71,7 @@ fn run() -> anyhow::Result<u32> {
         cancel::scenarios(),
         kill::scenarios(),
         several::scenarios(),
+        security::scenarios(),
         bad_input::scenarios(),
     ];
     // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean nothing here.

@@ -1,0 +1,165 @@
+//! Who may deliver a VM: the wrong CA, the wrong name, no TLS and a VM that is not allowed are turned away with the
+//! reason at both ends, and harm nobody who is being moved.
+
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use vm_tests::platen::{self, Receive};
+use vm_tests::{Certificates, Method, Rate, Side, Signal, Vm, VmSpec};
+
+use crate::stage::{names_the_cause, wait_crossed, Stage, DATA_MIB, HALF_WAY, LOAD, NOTICE};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for channels in ["0", "2"] {
+        all.push(Scenario::new(format!("moves_insecure_{channels}_channels"), move |stage| {
+            insecure(stage, channels)
+        }));
+    }
+    all.push(Scenario::new("intruders_are_turned_away_and_harm_nobody", intruders));
+    all.push(Scenario::new("receive_serves_the_vms_it_allows_and_no_other", allowed_only));
+    all
+}
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn insecure(stage: &mut Stage, channels: &str) -> Result<()> {
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let (mut vm, _) =
+        Method::platen(&["--channels", channels, "--insecure"]).run(&stage.lab, vm)?;
+    vm.guest.stop()?;
+    vm.guest.verify()?;
+    stage.park(vm);
+    Ok(())
+}
+
+/// Tries to get in by `platen relay` with `flags`; its complaint must hold `here`, and one of the receiver `there`.
+fn turned_away(
+    stage: &Stage,
+    from: Side,
+    receive: &mut Receive,
+    flags: &[&str],
+    (here, there): (&str, &str),
+) -> Result<()> {
+    let socket = stage.lab.scratch("intruder");
+    let mut relay = platen::start_relay(&stage.lab, from, &socket, receive.peer, flags)?;
+    let said = relay.fail(NOTICE)?;
+    names_the_cause(&said, &[here]).with_context(|| format!("with {flags:?}"))?;
+    receive.platen.process.wait_for_output(there, NOTICE).with_context(|| format!("with {flags:?}"))
+}
+
+/// Ends a `receive` that stays, which must have counted what it turned away.
+fn ends_having_counted(mut receive: Receive, count: u32) -> Result<()> {
+    receive.platen.process.signal(Signal::TERM)?;
+    receive.platen.process.wait(NOTICE)?;
+    let output = receive.platen.process.output();
+    let counted = format!("connections turned away: {count}");
+    ensure!(output.lines().any(|line| line.ends_with(&counted)), "not {counted}: {output}");
+    Ok(())
+}
+
+fn intruders(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let from = vm.side();
+    stage.lab.net.shape(Rate::Mbit(100))?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let deliver = format!("mine=unix:{}", destination.incoming_socket().display());
+    let qmp = format!("mine=unix:{}", destination.platen_monitor().display());
+    let address = format!("{}.test", if from == Side::Source { "source" } else { "destination" });
+    let flags = ["--deliver", &deliver, "--qmp", &qmp, "--peer-name", &address];
+    let mut receive = platen::receive_with(&stage.lab, from.other(), &flags)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let crossed = stage.lab.net.crossed()?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &["--name", "mine"])?;
+    wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
+
+    // Another site's CA: neither end believes the other.
+    let elsewhere = stage.lab.scratch("ca");
+    let ip = receive.peer.ip().to_string();
+    let foreign = Certificates::new(&elsewhere, [&[&address, &ip], &["nobody.test"]])?;
+    let tls = foreign.of(Side::Source).display().to_string();
+    let words = ("not signed by the CA that this end knows", "does not know the CA");
+    turned_away(stage, from, &mut receive, &["--tls-dir", &tls], words)?;
+    // It believes our CA, but has no certificate of it.
+    let ours = stage.lab.certificates()?;
+    let ca = ours.of(from).join("ca.pem").display().to_string();
+    let words = ("does not know the CA of this end", "not signed by the CA that this end knows");
+    turned_away(stage, from, &mut receive, &["--tls-dir", &tls, "--tls-ca", &ca], words)?;
+    // Our CA, but another host's name.
+    let other = ours.issue(&["other.test"])?.display().to_string();
+    let words = ("none of the names that it allows", "is for other.test; allowed by --peer-name");
+    turned_away(stage, from, &mut receive, &["--tls-dir", &other], words)?;
+    // The receiver is not whom the source wants.
+    let own = ours.of(from).display().to_string();
+    let words = ("not for elsewhere.test", "its name is not the one by which it was called");
+    let flags = ["--tls-dir", &own, "--peer-name", "elsewhere.test"];
+    turned_away(stage, from, &mut receive, &flags, words)?;
+    let words = ("this end takes TLS only", "started with --insecure");
+    turned_away(stage, from, &mut receive, &["--insecure"], words)?;
+
+    ensure!(migrate.process.poll()?.is_none(), "the migration ended meanwhile");
+    stage.lab.net.shape(Rate::Unlimited)?;
+    migrate.succeed(LIMIT)?;
+    ends_having_counted(receive, 5)?;
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify()?;
+    stage.park(destination);
+    Ok(())
+}
+
+const NAMES: [&str; 2] = ["alpha", "beta"];
+
+fn allowed_only(stage: &mut Stage) -> Result<()> {
+    let one = stage.vm()?;
+    let one = match one.side() {
+        Side::Source => one,
+        // The second boots at the source.
+        Side::Destination => Method::platen(&[]).run(&stage.lab, one)?.0,
+    };
+    let mut vms: [Vm; 2] = [one, stage.lab.boot(&VmSpec::small(), DATA_MIB / 2)?];
+    stage.lab.net.shape(Rate::Mbit(200))?;
+    let mut destinations = Vec::new();
+    let mut words = Vec::new();
+    for (vm, name) in vms.iter().zip(NAMES) {
+        let destination = stage.lab.incoming_for(vm)?;
+        let allow = format!("{name}=unix:{}", destination.incoming_socket().display());
+        let qmp = format!("{name}=unix:{}", destination.platen_monitor().display());
+        words.extend(["--allow".to_owned(), allow, "--qmp".to_owned(), qmp]);
+        destinations.push(destination);
+    }
+    let flags: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut receive = platen::receive_with(&stage.lab, Side::Destination, &flags)?;
+    let mut moves = Vec::new();
+    let crossed = stage.lab.net.crossed()?;
+    for ((vm, name), channels) in vms.iter_mut().zip(NAMES).zip(["0", "2"]) {
+        vm.guest.dirty(LOAD.0 / 2, LOAD.1, LOAD.2)?;
+        let flags = ["--name", name, "--channels", channels];
+        moves.push(platen::migrate(&stage.lab, vm, receive.peer, &flags)?);
+    }
+    wait_crossed(&stage.lab, crossed + HALF_WAY, &mut moves[0])?;
+    let words = ("no target named 'gamma' is allowed here", "no target named 'gamma'");
+    turned_away(stage, Side::Source, &mut receive, &["--name", "gamma"], words)?;
+    let words = ("alpha, beta", "say which target by --name");
+    turned_away(stage, Side::Source, &mut receive, &[], words)?;
+    for (migrate, name) in moves.iter_mut().zip(NAMES) {
+        ensure!(migrate.process.poll()?.is_none(), "{name} was moved too fast to be disturbed");
+    }
+    stage.lab.net.shape(Rate::Unlimited)?;
+    for (migrate, name) in moves.iter_mut().zip(NAMES) {
+        migrate.succeed(LIMIT).context(name)?;
+    }
+    ends_having_counted(receive, 2)?;
+    for (mut destination, name) in destinations.into_iter().zip(NAMES) {
+        destination.assert_running().context(name)?;
+        destination.guest.stop()?;
+        destination.guest.verify().context(name)?;
+        // The second is smaller than what other scenarios expect.
+        if name == NAMES[0] {
+            stage.park(destination);
+        }
+    }
+    Ok(())
+}
