@@ -129,9 +129,9 @@ impl<C: Carry> Offload<C> {
         }
     }
 
-    /// Whether another unit can be begun.
+    /// Whether another unit can be begun. Without a device one at a time: the others are for workers that have one.
     pub fn has_room(&self) -> bool {
-        !self.free.is_empty()
+        !self.free.is_empty() && (self.engine.on_device() || self.kept() == 0)
     }
 
     /// Units begun and not given back.
@@ -180,6 +180,10 @@ impl<C: Carry> Offload<C> {
     /// Without room, and when the carry has no input of its own.
     pub fn decompress(&mut self, carry: C, plain_len: usize) -> Result<(), C> {
         let number = *self.free.last().expect("the caller asks has_room first");
+        if self.kept() == 0 && !self.engine.on_device() {
+            // Nobody polls where nothing is kept: here the engine looks whether its device is back.
+            self.engine.poll(|_, _| {});
+        }
         let unit = &mut self.units[usize::from(number)];
         if plain_len > unit.output.len() || !self.engine.on_device() {
             return Err(carry);

@@ -7,7 +7,7 @@ mod matrix;
 mod sim;
 
 use codec::{Codec, Decoder, Encoder, Settings, UnitHeader};
-use matrix::{sum, Fault, DEADLINE, FAULTS, LONGEST_WAIT};
+use matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
 use offload::{Carry, Done, Offload};
 use qat::{Direction, Engine, EngineOptions, Snapshot};
 use sim::Sim;
@@ -48,7 +48,7 @@ fn run_case(sim: &Sim, fault: &Fault, compress: bool, workers: usize) {
     sim.script("instances 4; latency 30; seed 7");
     let options = EngineOptions {
         depth: 72,
-        deadline: DEADLINE,
+        deadline: fault.deadline(),
         direction: if compress { Direction::Compress } else { Direction::Decompress },
         share: false,
         verify_every: 1,
@@ -170,4 +170,38 @@ fn encode(plain: &[u8]) -> Vec<u8> {
     assert_eq!(encoded.codec, Codec::DeflateQz);
     payload.truncate(encoded.len);
     payload
+}
+
+#[test]
+fn a_receiver_uses_the_device_again_after_a_reset() {
+    let sim = Sim::turn();
+    sim.script("instances 1; latency 30");
+    let qat = sim.start().unwrap();
+    let options = EngineOptions { direction: Direction::Decompress, ..EngineOptions::default() };
+    let mut offload = Offload::new(Engine::new(Some(&qat), options), IN_FLIGHT, UNIT);
+    let plain: Vec<u8> =
+        sim::pieces(UNIT / 4096, 4096, true, 5).into_iter().flat_map(|piece| piece.plain).collect();
+    let payload = encode(&plain);
+    // As a codec thread does it: polling only while something is kept.
+    let mut step = || {
+        let job = Job { number: 0, input: payload.clone() };
+        let taken = offload.decompress(job, UNIT).is_ok();
+        while offload.kept() > 0 {
+            offload.poll(true, &mut |_, done| match done {
+                Done::Plain(bytes) => assert!(bytes == plain),
+                other => panic!("{other:?}"),
+            });
+        }
+        taken
+    };
+    assert!(step());
+    sim.script("at 4 reset 50");
+    let start = Instant::now();
+    while step() {
+        assert!(start.elapsed() < sim::HANG, "the reset did not act");
+    }
+    while !step() {
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(start.elapsed() < sim::HANG, "never used again");
+    }
 }

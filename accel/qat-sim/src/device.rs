@@ -514,17 +514,18 @@ impl Device {
         CPA_STATUS_SUCCESS
     }
 
-    /// `cpaDcRemoveSession`: RETRY while requests are pending.
+    /// `cpaDcRemoveSession`: RETRY while requests are pending, FAIL of a dead device.
     pub fn remove_session(
         &self,
         handle: CpaInstanceHandle,
         session: CpaDcSessionHandle,
     ) -> CpaStatus {
         let Some((_, instance)) = self.instance(handle) else { return CPA_STATUS_INVALID_PARAM };
-        if instance.state() == State::Restarting {
-            return CPA_STATUS_RESTARTING;
+        match instance.state() {
+            State::Restarting => CPA_STATUS_RESTARTING,
+            State::Error => CPA_STATUS_FAIL,
+            _ => instance.close_session(session),
         }
-        instance.close_session(session)
     }
 
     /// `cpaDcDeflateCompressBound` of Gen4; the handle does not matter.

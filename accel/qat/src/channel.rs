@@ -85,6 +85,8 @@ pub(crate) struct Channel {
     room: usize,
     /// Requests the device has accepted and not called back for.
     owned: usize,
+    /// This channel has the instance's turn.
+    turn: bool,
 }
 
 impl Channel {
@@ -157,7 +159,7 @@ impl Channel {
             )
         };
         call("cpaDcInitSession", status)?;
-        let channel = Self { api, instance, session, slots, layout, room, owned: 0 };
+        let channel = Self { api, instance, session, slots, layout, room, owned: 0, turn: false };
         // The claim makes this the only owner.
         channel.instance.mailbox.clear();
         for slot in 0..channel.slots.len() {
@@ -215,6 +217,7 @@ impl Channel {
 
     /// Compresses `len` bytes of the slot's source. SUCCESS: the slot is the device's.
     pub(crate) fn compress(&mut self, slot: u16, len: usize) -> CpaStatus {
+        self.take_turn();
         self.prepare(slot, len);
         let tag = self.expect(slot);
         let session = self.session.start().cast();
@@ -237,6 +240,7 @@ impl Channel {
 
     /// Decompresses `len` bytes of the slot's source. SUCCESS: the slot is the device's.
     pub(crate) fn decompress(&mut self, slot: u16, len: usize) -> CpaStatus {
+        self.take_turn();
         self.prepare(slot, len);
         let tag = self.expect(slot);
         let session = self.session.start().cast();
@@ -257,8 +261,27 @@ impl Channel {
     }
 
     /// Runs the callbacks of whatever the device has finished.
-    pub(crate) fn poll(&self) -> CpaStatus {
+    pub(crate) fn poll(&mut self) -> CpaStatus {
+        self.take_turn();
         self.instance.poll(self.api)
+    }
+
+    /// From here on nobody else submits to the instance or polls it, until `rest`.
+    fn take_turn(&mut self) {
+        while !self.turn {
+            self.turn = self.instance.try_turn();
+            if !self.turn {
+                // The event thread is at a poll: some microseconds.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Lets the event thread poll the instance.
+    pub(crate) fn rest(&mut self) {
+        if std::mem::take(&mut self.turn) {
+            self.instance.end_turn();
+        }
     }
 
     /// Takes the callback of `slot`: the slot is the driver's again. Returns the callback's status.
@@ -285,18 +308,21 @@ impl Channel {
     /// Ends the session and gives the instance back. `Err` with the channel while the device still has requests.
     pub(crate) fn close(mut self) -> Result<(), Self> {
         if self.drain() > 0 {
+            self.rest();
             return Err(self);
         }
         // SAFETY: the session was initialised, and nothing is submitted to it any more.
         let status = unsafe {
             (self.api.remove_session)(self.instance.handle(), self.session.start().cast())
         };
-        match status {
-            abi::CPA_STATUS_RETRY | abi::CPA_STATUS_RESTARTING => Err(self),
-            _ => {
-                self.instance.release();
-                Ok(())
-            }
+        self.rest();
+        // A dead device refuses (FAIL of qatlib 24.02 in its state ERROR), and may still write to what it had: the
+        // answers that came were the library's own.
+        if status == abi::CPA_STATUS_SUCCESS {
+            self.instance.release();
+            Ok(())
+        } else {
+            Err(self)
         }
     }
 

@@ -109,6 +109,12 @@ impl Desk {
         Some(queued)
     }
 
+    /// Forgets the places of a device that goes. All of them are void: none of its slots has a piece.
+    pub(crate) fn forget_pinned(&mut self) {
+        self.queue.retain(|queued| matches!(queued.place, Place::Plain(_)));
+        self.queued_bytes = self.queue.iter().map(|queued| queued.plain_len).sum();
+    }
+
     pub(crate) fn has_queued(&self) -> bool {
         !self.queue.is_empty()
     }

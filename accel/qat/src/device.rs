@@ -67,6 +67,11 @@ pub(crate) struct Device {
     /// Slots in phase `Flying`, and their plain bytes.
     flying: usize,
     flying_bytes: usize,
+    /// Slots in phase `Lost`.
+    lost: usize,
+    /// Looks that found a piece late, of those since `lates_since`.
+    lates: u32,
+    lates_since: u64,
     /// Slots leased, pending, queued: the caller's pieces that keep this device from being exchanged.
     held: usize,
     /// The device's nanoseconds for 1 KiB while it is busy; and since when it is.
@@ -139,6 +144,9 @@ impl Device {
             pending: VecDeque::with_capacity(options.depth),
             flying: 0,
             flying_bytes: 0,
+            lost: 0,
+            lates: 0,
+            lates_since: desk.now,
             held: 0,
             rate: 0,
             busy_since: desk.now,
@@ -175,6 +183,16 @@ impl Device {
             (State::Running, Trust::Suspect { .. }) => Some(Reason::Suspect),
             (State::Running, Trust::Good) => None,
         }
+    }
+
+    /// Half of its slots are with a device that does not give them back: no use going on with it.
+    pub(crate) fn is_worn(&self) -> bool {
+        self.lost * 2 >= self.options.depth
+    }
+
+    /// Nothing is to be done for a while: whoever watches may poll it.
+    pub(crate) fn rest(&mut self) {
+        self.channel.rest();
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -313,15 +331,22 @@ impl Device {
             Phase::Flying { .. } => {
                 self.slots[usize::from(slot)].phase = Phase::Lost;
                 self.landed(&work);
-                add(&desk.counters.quarantined, 1);
+                self.lost += 1;
+                set(&desk.counters.quarantined, self.lost as u64);
+                if self.is_worn() {
+                    self.suspect(Reason::Late, desk);
+                }
             }
             _ => {
                 self.held -= 1;
                 self.recycle(slot);
             }
         }
-        // Only an error that software does not make is the device's: a peer's broken data is not.
-        if good && matches!(queued.reason, Reason::Failed | Reason::Wrong | Reason::Refused) {
+        // Only an error that software does not make is the device's: a peer's broken data is not. Nor are data that
+        // software puts up with and a device need not, such as bytes after the end.
+        let data = queued.reason == Reason::Wrong && matches!(work.op, Op::Decompress { .. });
+        let error = matches!(queued.reason, Reason::Failed | Reason::Wrong | Reason::Refused);
+        if good && error && !data {
             self.errors += 1;
             if self.errors >= ERRORS {
                 self.suspect(queued.reason, desk);
@@ -407,8 +432,8 @@ impl Device {
             }
             Phase::Lost => {
                 add(&desk.counters.late, 1);
-                let left = desk.counters.quarantined.load(Ordering::Relaxed).saturating_sub(1);
-                set(&desk.counters.quarantined, left);
+                self.lost -= 1;
+                set(&desk.counters.quarantined, self.lost as u64);
                 self.recycle(slot);
                 self.sign_of_life(status, desk.now);
             }
@@ -418,7 +443,7 @@ impl Device {
                 self.recycle(slot);
                 match self.trust {
                     Trust::Suspect { sent: Some((this, _)), since, .. } if this == slot => {
-                        if well {
+                        if well && !self.is_worn() {
                             self.recover(desk);
                         } else {
                             let probe_at = self.next_probe(desk.now);
@@ -444,10 +469,11 @@ impl Device {
     ) -> Result<usize, Reason> {
         let results = self.channel.results(slot);
         if status != abi::CPA_STATUS_SUCCESS || results.status != abi::CPA_DC_OK {
-            return Err(Reason::Failed);
+            let data = matches!(work.op, Op::Decompress { .. }) && is_about_data(results.status);
+            return Err(if data { Reason::Wrong } else { Reason::Failed });
         }
         let (produced, consumed) = (results.produced as usize, results.consumed as usize);
-        if consumed != work.len || produced == 0 || produced > self.channel.room() {
+        if consumed != work.len || produced == 0 || produced > self.options.room() {
             return Err(Reason::Wrong);
         }
         let output = self.channel.output(slot, produced);
@@ -509,10 +535,10 @@ impl Device {
                     }
                 }
                 Flown::Full => {
-                    if self.channel.owned() == 0 {
+                    if self.flying == 0 {
                         self.idle_retries += 1;
                         if self.idle_retries >= IDLE_RETRIES {
-                            // Full of nothing.
+                            // Full of nothing, or of what it has lost.
                             self.suspect(Reason::Refused, desk);
                         }
                         return;
@@ -563,6 +589,12 @@ impl Device {
             self.probe_free.push(slot);
         }
     }
+}
+
+/// Whether a decompression answered so because of the stream (`CpaDcReqStatus`: invalid blocks, codes and distances,
+/// an incomplete stream, an empty dynamic block), and not because of the device.
+fn is_about_data(status: i32) -> bool {
+    matches!(status, -10..=-1 | -15 | -19)
 }
 
 /// What became of a submission.

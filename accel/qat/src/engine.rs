@@ -321,6 +321,9 @@ impl Engine {
             self.look_for_instance();
         }
         self.run_software(&mut done);
+        if let Some(device) = self.device.as_mut().filter(|_| self.desk.outstanding == 0) {
+            device.rest();
+        }
         self.ticked = false;
         let delivered = before - self.desk.outstanding;
         if delivered > 0 {
@@ -415,6 +418,7 @@ impl Engine {
                     });
                     instance.report(Some(Arc::clone(&self.desk.counters)), less);
                     if let Some(old) = self.device.replace(device) {
+                        self.desk.forget_pinned();
                         old.leave(&qat, &mut self.desk);
                     }
                     self.claim_pause = CLAIM_PAUSE_NS.0;

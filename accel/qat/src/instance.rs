@@ -41,6 +41,11 @@ pub(crate) struct Instance {
     /// Under suspicion by its engine, or left behind by one: the event thread polls it.
     pub(crate) neglected: AtomicBool,
     claimed: AtomicBool,
+    /// Somebody submits to it or polls it: its engine, from its first piece until it has none under way, or the event
+    /// thread for one poll. libqat lets two threads poll at once, but not while a device dies: that poll walks the
+    /// requests without the ring's lock, and a request that another thread is about to submit is then given back twice
+    /// (qatlib 24.02).
+    turn: AtomicBool,
     /// Set once `cpaDcStartInstance` succeeded; the intermediate buffers live as long.
     started: Mutex<Option<Vec<Pinned>>>,
     counters: Mutex<Option<Arc<Counters>>>,
@@ -122,6 +127,7 @@ impl Instance {
             info,
             neglected: AtomicBool::new(false),
             claimed: AtomicBool::new(false),
+            turn: AtomicBool::new(false),
             started: Mutex::new(None),
             counters: Mutex::new(None),
             problem: Mutex::new(None),
@@ -147,6 +153,15 @@ impl Instance {
         self.claimed.store(false, Ordering::Release);
     }
 
+    /// Takes the turn, unless somebody has it.
+    pub(crate) fn try_turn(&self) -> bool {
+        !self.turn.swap(true, Ordering::Acquire)
+    }
+
+    pub(crate) fn end_turn(&self) {
+        self.turn.store(false, Ordering::Release);
+    }
+
     /// The counters of the engine that has it, and what went wrong when one tried.
     pub(crate) fn report(&self, counters: Option<Arc<Counters>>, problem: Option<String>) {
         *lock(&self.counters) = counters;
@@ -157,7 +172,7 @@ impl Instance {
         (lock(&self.counters).clone(), lock(&self.problem).clone())
     }
 
-    /// Runs callbacks. Safe from any thread; the library lets one poll at a time.
+    /// Runs callbacks. The caller has the turn.
     pub(crate) fn poll(&self, api: &Api) -> CpaStatus {
         // SAFETY: the handle came from the library and is not stopped while this instance is in use.
         unsafe { (api.poll_instance)(self.handle, 0) }

@@ -57,8 +57,13 @@ pub enum StartError {
     #[error("cannot start the thread for device events: {0}")]
     Thread(String),
     /// It started, and there is no instance for compression.
-    #[error("no instance for compression ({} found that cannot be used); the device's service may be set to crypto only", .0.len())]
+    #[error("no instance for compression ({} found that cannot be used{}); the device's service may be set to crypto only", .0.len(), first(.0))]
     NoInstance(Vec<Unfit>),
+}
+
+/// The first instance that cannot be used, and why.
+fn first(unfit: &[Unfit]) -> String {
+    unfit.first().map_or(String::new(), |unfit| format!("; {} lacks {}", unfit.name, unfit.lacks))
 }
 
 /// The started device. Engines hold it; when the last of them and the caller have let go, it is stopped.
@@ -219,9 +224,11 @@ impl Inner {
             for instance in &self.instances {
                 let unwell = instance.mailbox.state() != State::Running;
                 // A device restarts only when its rings have been polled empty, and an engine without work does not
-                // poll. The engine polls as well; the library serves one of the two at a time.
-                if (unwell || instance.neglected.load(Ordering::Acquire)) && instance.is_started() {
+                // poll. One with work has the turn, and polls.
+                let watched = unwell || instance.neglected.load(Ordering::Acquire);
+                if watched && instance.is_started() && instance.try_turn() {
                     instance.poll(self.api);
+                    instance.end_turn();
                 }
             }
             self.bury();

@@ -29,6 +29,9 @@ impl QatLibraries {
     }
 }
 
+const NO_DEVICE: &str =
+    "--accelerator qat: no QAT device (`platen qat status` says what is missing)";
+
 /// The device for a source, if one is wanted and there. Says on stderr when software is left to do the work.
 pub(crate) fn accelerator(
     wanted: Accelerator,
@@ -54,7 +57,7 @@ pub(crate) fn accelerator(
             }
         },
         Accelerator::Qat => {
-            let qat = libraries.start().context("--accelerator qat: no QAT device")?;
+            let qat = libraries.start().context(NO_DEVICE)?;
             Ok(Some(relay::Accelerator::Qat(qat)))
         }
         Accelerator::Qatzip => {
@@ -85,7 +88,7 @@ pub(crate) fn receiver(
             }
         },
         Accelerator::Qat => {
-            Ok(Some(libraries.start().context("--accelerator qat: no QAT device")?))
+            Ok(Some(libraries.start().context(NO_DEVICE)?))
         }
         Accelerator::Qatzip => bail!(
             "--accelerator qatzip is for the sending end: QATzip is out of use for good after the first unit that is \

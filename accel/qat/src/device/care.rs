@@ -44,7 +44,7 @@ impl Device {
             Op::Compress
         };
         let lead = desk.software_ns(op, self.flying_bytes).min(self.deadline / 4) + pause;
-        let mut silent = false;
+        let (mut silent, mut late) = (false, false);
         for slot in 0..self.options.depth {
             let at = &self.slots[slot];
             let due = at.work.at + self.deadline <= desk.now + lead;
@@ -53,6 +53,7 @@ impl Device {
                 Phase::Flying { redo: false } if due => {
                     add(&desk.counters.deadlines, 1);
                     self.hedge(slot, Reason::Late, desk);
+                    late = true;
                     silent |= self.last_answer + self.deadline / 2 <= desk.now;
                 }
                 Phase::Pending if due => {
@@ -62,7 +63,14 @@ impl Device {
                 _ => {}
             }
         }
-        if silent {
+        if late {
+            if desk.now > self.lates_since.saturating_add(FORGIVEN_NS) {
+                (self.lates, self.lates_since) = (0, desk.now);
+            }
+            self.lates += 1;
+        }
+        // One that answers most and loses some would cost a deadline each time.
+        if silent || self.lates >= LATES {
             self.suspect(Reason::Late, desk);
         }
     }
@@ -86,7 +94,7 @@ impl Device {
         self.trust = Trust::Good;
         self.trusted_since = desk.now;
         self.channel.instance().neglected.store(false, Ordering::Release);
-        (self.errors, self.poll_failures, self.idle_retries) = (0, 0, 0);
+        (self.errors, self.poll_failures, self.idle_retries, self.lates) = (0, 0, 0, 0);
         add(&desk.counters.recoveries, 1);
     }
 
@@ -163,6 +171,8 @@ impl Device {
     }
 }
 
+/// Looks that find a piece late, within `FORGIVEN_NS`, until the instance is under suspicion.
+const LATES: u32 = 3;
 /// Pause before a probe: first, longest. It doubles while the device fails.
 pub(super) const BACKOFF_NS: (u64, u64) = (20_000_000, 10_000_000_000);
 /// A device that has been good for so long starts with the shortest pause again.

@@ -1,7 +1,7 @@
 //! Every fault of the simulated device against every shape of work: each piece comes back exactly once, right, and
 //! soon.
 
-use crate::matrix::{sum, Fault, DEADLINE, FAULTS, LONGEST_WAIT};
+use crate::matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
 use crate::sim::{self, Sim};
 use qat::{Direction, Engine, EngineOptions, Snapshot};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn run_case(
     sim.script("instances 4; latency 30; seed 7");
     let options = EngineOptions {
         max_plain: len,
-        deadline: DEADLINE,
+        deadline: fault.deadline(),
         direction: if compress { Direction::Compress } else { Direction::Decompress },
         share: false,
         verify_every: 1,

@@ -3,4 +3,5 @@
 mod faults;
 mod life;
 mod matrix;
+mod shortage;
 mod sim;

@@ -1,0 +1,151 @@
+//! Devices that keep a part of what they get, that are full of nothing, that are exchanged; data that are not their fault.
+
+use crate::sim::{self, Sim};
+use qat::{Direction, Engine, EngineOptions, Op, Reason};
+use std::time::{Duration, Instant};
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        max_plain: 4096,
+        depth: 72,
+        deadline: Duration::from_millis(60),
+        share: false,
+        ..EngineOptions::default()
+    }
+}
+
+/// Keeps `window` pieces in flight until `enough` says so, or calls it a hang.
+fn stream(engine: &mut Engine, window: usize, mut enough: impl FnMut(&Engine) -> bool) {
+    let start = Instant::now();
+    let mut tag = 0;
+    while !enough(engine) {
+        while engine.in_flight() < window {
+            let Some(lease) = engine.take(4096) else { break };
+            engine.source(&lease)[..4096].fill(tag as u8);
+            engine.submit(lease, 4096, Op::Compress, tag);
+            tag += 1;
+        }
+        if engine.poll(|_, result| drop(result.unwrap())) == 0 {
+            engine.wait();
+        }
+        assert!(start.elapsed() < sim::HANG, "{:#?}", engine.counters().snapshot());
+    }
+}
+
+#[test]
+fn a_device_that_loses_some_requests_is_exchanged_before_it_has_lost_all_slots() {
+    let sim = Sim::turn();
+    sim.script("instances 2; latency 30");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), options());
+    sim.script("every 40 instance=0 late 3600000 1");
+    // It loses what it gets; each time its probes are answered it gets more, until half of its slots are gone.
+    let mut before = 0;
+    stream(&mut engine, 32, |engine| {
+        let device = sim.counters();
+        before = before.max(device.sessions);
+        before > 1 || device.sessions == 1 && engine.counters().snapshot().suspicions >= 1
+    });
+    let counted = engine.counters().snapshot();
+    assert!(counted.suspicions >= 1 && counted.deadlines < 100, "{counted:#?}");
+}
+
+#[test]
+fn a_ring_that_is_full_of_lost_requests_is_not_waited_for() {
+    let sim = Sim::turn();
+    sim.script("instances 1; latency 30");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), options());
+    sim.script("at 100 late 3600000 1; at 400 retry forever");
+    stream(&mut engine, 32, |engine| engine.counters().snapshot().suspicions > 0);
+    // With its last request in flight given up, nothing waits for it any more.
+    let at = engine.counters().snapshot().submitted;
+    stream(&mut engine, 32, |engine| engine.counters().snapshot().delivered > at + 500);
+    let counted = engine.counters().snapshot();
+    assert!(counted.deadlines < 10 && counted.software() > 500, "{counted:#?}");
+}
+
+#[test]
+fn data_that_software_puts_up_with_do_not_cost_the_device_its_trust() {
+    let sim = Sim::turn();
+    let qat = sim.start().unwrap();
+    let options = EngineOptions {
+        direction: Direction::Decompress,
+        deadline: Duration::from_secs(20),
+        ..options()
+    };
+    let mut engine = Engine::new(Some(&qat), options);
+    let mut stream = sim::deflate(&[7; 4096]);
+    stream.push(0);
+    for tag in 0..40 {
+        let lease = engine.take(4096).expect("one at a time");
+        engine.source(&lease)[..stream.len()].copy_from_slice(&stream);
+        engine.submit(lease, stream.len(), Op::Decompress { plain_len: 4096 }, tag);
+        while engine.in_flight() > 0 {
+            if engine.poll(|_, result| drop(result.unwrap())) == 0 {
+                engine.wait();
+            }
+        }
+    }
+    let counted = engine.counters().snapshot();
+    assert_eq!((counted.suspicions, counted.software_for(Reason::Wrong)), (0, 40), "{counted:#?}");
+    assert!(engine.on_device());
+}
+
+#[test]
+fn an_exchange_for_an_instance_of_less_depth_forgets_the_places_of_the_old_one() {
+    let sim = Sim::turn();
+    // Enough for one engine of depth 32, and less than that for a second.
+    sim.script("usdm 800K; instances 2; latency 30");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), EngineOptions { depth: 32, ..options() });
+    assert!(engine.on_device());
+    sim.script("now instance=0 silence");
+    for tag in 0..30 {
+        let lease = engine.take(4096).expect("there are 32");
+        engine.source(&lease)[..4096].fill(3);
+        engine.submit(lease, 4096, Op::Compress, tag);
+    }
+    let mut delivered = 0;
+    let start = Instant::now();
+    while delivered < 30 {
+        let polled = engine.poll(|_, result| {
+            drop(result.unwrap());
+            delivered += 1;
+            if delivered == 1 {
+                // Who takes the results is held up, and the device answers meanwhile.
+                sim.script("now instance=0 revive");
+                std::thread::sleep(Duration::from_millis(1200));
+            }
+        });
+        if polled == 0 {
+            engine.wait();
+        }
+        assert!(start.elapsed() < sim::HANG);
+    }
+    // The exchange is made when the engine looks next.
+    sim::run(&mut engine, &sim::pieces(40, 4096, true, 61), 16);
+}
+
+#[test]
+fn a_dead_instance_keeps_its_memory_until_it_is_back() {
+    let sim = Sim::turn();
+    sim.script("instances 2; packages 2");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), options());
+    sim::run(&mut engine, &sim::pieces(20, 4096, true, 67), 16);
+    sim.script("now instance=0 fatal");
+    let start = Instant::now();
+    while engine.on_device() {
+        engine.poll(|_, _| {});
+        assert!(start.elapsed() < sim::HANG);
+    }
+    drop(engine);
+    // Its session could not be removed, and what the device may write to is not given back.
+    assert_eq!(sim.counters().sessions, 1);
+    sim.script("now instance=0 restarting; now instance=0 restarted");
+    while sim.counters().sessions > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(start.elapsed() < sim::HANG, "{:#?}", sim.counters());
+    }
+}
