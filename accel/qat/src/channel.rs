@@ -338,10 +338,10 @@ impl Channel {
     }
 
     fn submitted(&mut self, slot: u16, status: CpaStatus) -> CpaStatus {
-        if status == abi::CPA_STATUS_SUCCESS {
+        // A callback that came in spite of a refusal has the last word: it is taken back like any other.
+        if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.forget(slot) {
             self.owned += 1;
-        } else {
-            self.instance.mailbox.forget(slot);
+            return abi::CPA_STATUS_SUCCESS;
         }
         status
     }

@@ -53,6 +53,7 @@ pub mod offload;
 mod process;
 mod software;
 pub mod status;
+mod sync;
 
 pub use counters::{Counters, Reason, Snapshot};
 pub use engine::{By, Direction, Engine, EngineOptions, Finished, Lease, Op};

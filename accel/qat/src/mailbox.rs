@@ -4,17 +4,22 @@
 //! a pointer: instance, slot, generation. The mailbox of an instance is never freed, its generations never repeat
 //! within 2^32 requests of a slot, and a callback whose generation is not the expected one is counted and ignored.
 //! Any thread may run a callback; the engine that owns the instance collects.
+//!
+//! What a slot waits for and what came are one word, so that they change in one step: whoever changes it first, the
+//! callback, another callback or the owner that gives up, decides for all. The bit in `done` then carries what the
+//! library wrote to the owner. `loom.sh` proves that, and that nothing less would do.
 
+use crate::sync::{exchange, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering, Site};
 use qat_abi::CpaStatus;
+use std::array::from_fn;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::OnceLock;
 
-/// Slots an instance can have: its ring takes 511 requests, so more would be of no use.
-pub(crate) const MAX_SLOTS: usize = 512;
+/// Slots an instance can have: its ring takes 511 requests, so more would be of no use. A model needs two.
+pub(crate) const MAX_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
 /// Instances a process can have: 16 devices of 64.
 pub(crate) const MAX_INSTANCES: usize = 1024;
-const WORDS: usize = MAX_SLOTS / 64;
+const WORDS: usize = MAX_SLOTS.div_ceil(64);
 
 static MAILBOXES: [OnceLock<Box<Mailbox>>; MAX_INSTANCES] =
     [const { OnceLock::new() }; MAX_INSTANCES];
@@ -32,6 +37,16 @@ pub enum State {
     Restarting = 2,
 }
 
+/// What the notifications of an instance have said so far.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Events {
+    pub(crate) state: State,
+    /// FATAL_ERROR events.
+    pub(crate) fatals: u64,
+    /// RESTARTED events.
+    pub(crate) restarts: u64,
+}
+
 /// The mailbox of one instance.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
@@ -44,28 +59,29 @@ pub(crate) struct Mailbox {
     pub(crate) strays: AtomicU64,
     /// Last generation handed out per slot, over all engines that ever had this instance. Owner only.
     last: [AtomicU32; MAX_SLOTS],
-    /// Generation whose callback is awaited; 0 for none. Written by the owner.
-    expected: [AtomicU32; MAX_SLOTS],
-    /// Status the callback brought. Valid where the slot's bit in `done` is set.
-    status: [AtomicI32; MAX_SLOTS],
+    /// High half: the generation whose callback is awaited, 0 for none. Low half: the status that the callback brought,
+    /// valid from when the slot's bit has been taken until the next request.
+    requests: [AtomicU64; MAX_SLOTS],
+    /// A bit for each slot whose callback has come.
     done: [AtomicU64; WORDS],
 }
 
 impl Mailbox {
+    fn new() -> Self {
+        Self {
+            state: AtomicU8::new(State::Running as u8),
+            fatals: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+            strays: AtomicU64::new(0),
+            last: from_fn(|_| AtomicU32::new(0)),
+            requests: from_fn(|_| AtomicU64::new(0)),
+            done: from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
     /// The mailbox of the instance with this ordinal, made at first use; `None` above the limit.
     pub(crate) fn of(ordinal: usize) -> Option<&'static Self> {
-        Some(MAILBOXES.get(ordinal)?.get_or_init(|| {
-            Box::new(Self {
-                state: AtomicU8::new(State::Running as u8),
-                fatals: AtomicU64::new(0),
-                restarts: AtomicU64::new(0),
-                strays: AtomicU64::new(0),
-                last: [const { AtomicU32::new(0) }; MAX_SLOTS],
-                expected: [const { AtomicU32::new(0) }; MAX_SLOTS],
-                status: [const { AtomicI32::new(0) }; MAX_SLOTS],
-                done: [const { AtomicU64::new(0) }; WORDS],
-            })
-        }))
+        Some(MAILBOXES.get(ordinal)?.get_or_init(|| Box::new(Self::new())))
     }
 
     fn existing(ordinal: usize) -> Option<&'static Self> {
@@ -73,45 +89,58 @@ impl Mailbox {
     }
 
     pub(crate) fn state(&self) -> State {
-        match self.state.load(Ordering::Acquire) {
+        match self.state.load(Ordering::Relaxed) {
             0 => State::Running,
             1 => State::Fatal,
             _ => State::Restarting,
         }
     }
 
+    /// The state and the counts. A restart that is counted has changed the state, and its death is counted.
+    pub(crate) fn events(&self) -> Events {
+        // The count first: whoever sees a restart while the state is still the one before would take note of it, and
+        // have forgotten it when the state says that the device is back.
+        let restarts = self.restarts.load(strong(Site::RestartAcquire, Ordering::Acquire));
+        Events { state: self.state(), fatals: self.fatals.load(Ordering::Relaxed), restarts }
+    }
+
     /// A new start of the library: the state is what it was made with, whatever the last life ended in.
     pub(crate) fn reset(&self) {
-        self.state.store(State::Running as u8, Ordering::Release);
+        self.state.store(State::Running as u8, Ordering::Relaxed);
         self.fatals.store(0, Ordering::Relaxed);
         self.restarts.store(0, Ordering::Relaxed);
     }
 
-    /// Announces a request in `slot` and gives its tag. The slot has no request under way.
+    /// Announces a request in `slot` and gives its tag. The slot has no request under way, and no callback that
+    /// `take_done` has yet to report.
     pub(crate) fn expect(&self, ordinal: u16, slot: u16) -> *mut c_void {
         let at = usize::from(slot);
+        let count = u32::from(step(Site::Generation));
         // 0 means "none", so it is skipped when the count wraps.
-        let generation = self.last[at].load(Ordering::Relaxed).wrapping_add(1).max(1);
+        let generation = self.last[at].load(Ordering::Relaxed).wrapping_add(count).max(1);
         self.last[at].store(generation, Ordering::Relaxed);
-        self.expected[at].store(generation, Ordering::Release);
+        // Relaxed: the library takes it to the callback with the request, as it does everything the request points to.
+        self.requests[at].store(awaited(generation), Ordering::Relaxed);
         let tag = u64::from(generation) << 32 | u64::from(ordinal) << 16 | u64::from(slot);
         // Numbers, not an address: nobody dereferences it.
         std::ptr::without_provenance_mut(usize::try_from(tag).expect("64-bit pointers"))
     }
 
-    /// A new owner: nothing is awaited and nothing has come. Nobody may have requests on the instance.
+    /// A new owner: nothing is awaited and nothing has come. Nobody may have requests on the instance, and no thread may
+    /// be running its callbacks.
     pub(crate) fn clear(&self) {
-        for expected in &self.expected {
-            expected.store(0, Ordering::Release);
-        }
-        for done in &self.done {
-            done.store(0, Ordering::Release);
+        for word in self.requests.iter().chain(&self.done) {
+            word.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The request in `slot` was refused after all.
-    pub(crate) fn forget(&self, slot: u16) {
-        self.expected[usize::from(slot)].store(0, Ordering::Release);
+    /// The request in `slot` was refused after all. False when its callback has come nevertheless: `take_done` reports
+    /// it, and the slot has a request under way until then.
+    #[must_use = "a request whose callback has come is under way until it is taken"]
+    pub(crate) fn forget(&self, slot: u16) -> bool {
+        let at = usize::from(slot);
+        let request = awaited(self.last[at].load(Ordering::Relaxed));
+        exchange(Site::Forget, &self.requests[at], request, 0)
     }
 
     /// Slots whose callbacks have come in word `word`, each reported once.
@@ -120,30 +149,53 @@ impl Mailbox {
         if self.done[word].load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        self.done[word].swap(0, Ordering::AcqRel)
+        self.done[word].swap(0, strong(Site::DoneAcquire, Ordering::Acquire))
     }
 
     /// What the callback of a slot that `take_done` reported said.
     pub(crate) fn status(&self, slot: u16) -> CpaStatus {
-        self.status[usize::from(slot)].load(Ordering::Relaxed)
+        let request = self.requests[usize::from(slot)].load(Ordering::Relaxed);
+        (request & 0xffff_ffff) as CpaStatus
     }
 
     fn deliver(&self, slot: usize, generation: u32, status: CpaStatus) {
-        // The exchange makes "once" certain, whichever threads call. 0 is "none", so it claims nothing.
+        // One exchange claims the request and leaves the status: "once" is certain, whichever threads call, and the
+        // status is the claimant's. 0 is "none", so it claims nothing.
         let claimed = generation != 0
-            && self.expected.get(slot).is_some_and(|expected| {
-                expected
-                    .compare_exchange(generation, 0, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
+            && self.requests.get(slot).is_some_and(|request| {
+                let answered = u64::from(status.cast_unsigned());
+                exchange(Site::Claim, request, awaited(generation), answered)
             });
         if !claimed {
             self.strays.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        self.status[slot].store(status, Ordering::Relaxed);
         // Release: the results the library wrote before this callback are seen by whoever takes the bit.
-        self.done[slot / 64].fetch_or(1 << (slot % 64), Ordering::Release);
+        let release = strong(Site::DoneRelease, Ordering::Release);
+        self.done[slot / 64].fetch_or(1 << (slot % 64), release);
     }
+
+    fn event(&self, event: u32) {
+        let set = |state| self.state.store(state as u8, Ordering::Relaxed);
+        match event {
+            qat_abi::CPA_INSTANCE_EVENT_FATAL_ERROR => {
+                self.fatals.fetch_add(1, Ordering::Relaxed);
+                set(State::Fatal);
+            }
+            qat_abi::CPA_INSTANCE_EVENT_RESTARTING => set(State::Restarting),
+            qat_abi::CPA_INSTANCE_EVENT_RESTARTED => {
+                set(State::Running);
+                // Last, and Release: see `events`.
+                self.restarts.fetch_add(1, strong(Site::RestartRelease, Ordering::Release));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The word of a slot whose request of this generation is under way.
+fn awaited(generation: u32) -> u64 {
+    u64::from(generation) << 32
 }
 
 /// Splits a tag into instance, slot, generation.
@@ -162,23 +214,15 @@ pub(crate) extern "C" fn on_completion(tag: *mut c_void, status: CpaStatus) {
 
 /// `CpaDcInstanceNotificationCbFunc` of every instance; the tag is its ordinal.
 pub(crate) extern "C" fn on_event(_: qat_abi::CpaInstanceHandle, tag: *mut c_void, event: u32) {
-    let Some(mailbox) = Mailbox::existing(tag.addr()) else { return };
-    let state = match event {
-        qat_abi::CPA_INSTANCE_EVENT_FATAL_ERROR => {
-            mailbox.fatals.fetch_add(1, Ordering::Relaxed);
-            State::Fatal
-        }
-        qat_abi::CPA_INSTANCE_EVENT_RESTARTING => State::Restarting,
-        qat_abi::CPA_INSTANCE_EVENT_RESTARTED => {
-            mailbox.restarts.fetch_add(1, Ordering::Relaxed);
-            State::Running
-        }
-        _ => return,
-    };
-    mailbox.state.store(state as u8, Ordering::Release);
+    if let Some(mailbox) = Mailbox::existing(tag.addr()) {
+        mailbox.event(event);
+    }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -203,12 +247,31 @@ mod tests {
     fn a_late_callback_does_not_touch_the_slots_next_request() {
         let (mailbox, ordinal) = mailbox(1002);
         let old = mailbox.expect(ordinal, 3);
-        mailbox.forget(3);
+        assert!(mailbox.forget(3));
         let new = mailbox.expect(ordinal, 3);
         on_completion(old, -1);
         assert_eq!((mailbox.take_done(0), mailbox.strays.load(Ordering::Relaxed)), (0, 1));
         on_completion(new, 0);
         assert_eq!((mailbox.take_done(0), mailbox.status(3)), (1 << 3, 0));
+    }
+
+    #[test]
+    fn a_callback_before_the_refusal_counts() {
+        let (mailbox, ordinal) = mailbox(1004);
+        let tag = mailbox.expect(ordinal, 511);
+        on_completion(tag, i32::MIN);
+        assert!(!mailbox.forget(511));
+        assert_eq!((mailbox.take_done(7), mailbox.status(511)), (1 << 63, i32::MIN));
+    }
+
+    #[test]
+    fn a_new_owner_gets_nothing_of_the_last_one() {
+        let (mailbox, ordinal) = mailbox(1005);
+        let [came, late] = [1, 2].map(|slot| mailbox.expect(ordinal, slot));
+        on_completion(came, 0);
+        mailbox.clear();
+        on_completion(late, 0);
+        assert_eq!((mailbox.take_done(0), mailbox.strays.load(Ordering::Relaxed)), (0, 1));
     }
 
     #[test]

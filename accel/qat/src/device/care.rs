@@ -4,15 +4,13 @@ use super::{Device, Phase, Trust};
 use crate::counters::{add, Reason};
 use crate::desk::{Desk, Work};
 use crate::engine::{Direction, Op};
-use crate::mailbox::State;
+use crate::mailbox::{Events, State};
 use qat_abi as abi;
 use std::sync::atomic::Ordering;
 
 impl Device {
     pub(super) fn look_at_events(&mut self, desk: &mut Desk) {
-        let state = self.mailbox.state();
-        let restarts = self.mailbox.restarts.load(Ordering::Relaxed);
-        let fatals = self.mailbox.fatals.load(Ordering::Relaxed);
+        let Events { state, fatals, restarts } = self.mailbox.events();
         // A death between two polls counts although the state is Running again: what was in flight is gone.
         if (state != self.state && state != State::Running) || fatals != self.fatals {
             if self.state == State::Running {
