@@ -182,11 +182,6 @@ impl Channel {
         self.slots.len().div_ceil(64)
     }
 
-    /// Bytes of a slot's source and of its destination.
-    pub(crate) fn room(&self) -> usize {
-        self.room
-    }
-
     /// The source of a slot, to be filled. The slot is not with the device.
     pub(crate) fn source_mut(&mut self, slot: u16) -> &mut [u8] {
         let start = self.at(slot, self.layout.source);
@@ -306,6 +301,10 @@ impl Channel {
     }
 
     /// Ends the session and gives the instance back. `Err` with the channel while the device still has requests.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the channel is what is given back, once in its life"
+    )]
     pub(crate) fn close(mut self) -> Result<(), Self> {
         if self.drain() > 0 {
             self.rest();
