@@ -82,8 +82,12 @@ impl QatZip {
 fn open(path: &Path, flags: c_int) -> Result<Library, LoadError> {
     // SAFETY: loading runs the constructors of Intel's libraries (or of the simulated ones), which
     // set up their own state only; the paths are the user's, as the program itself is.
-    unsafe { Library::open(Some(path), flags) }
-        .map_err(|error| LoadError::Library { library: path.to_owned(), reason: error.to_string() })
+    unsafe { Library::open(Some(path), flags) }.map_err(|error| {
+        // libloading keeps the linker's message as the source.
+        let reason = std::error::Error::source(&error)
+            .map_or_else(|| error.to_string(), ToString::to_string);
+        LoadError::Library { library: path.to_owned(), reason }
+    })
 }
 
 /// Looks up a function whose type is that of `symbol` in qatzip.h: all callers are in

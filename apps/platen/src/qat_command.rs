@@ -6,12 +6,14 @@ use anyhow::{bail, ensure, Context};
 use codec::{Codec, Settings};
 use qat::{Libraries, Location, Qat, StartOptions};
 use qatzip::QatZip;
+use rustix::process::{kill_process, Pid, Signal};
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 impl QatLibraries {
     pub(crate) fn location(&self) -> Location {
@@ -130,8 +132,27 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
     if let Some(report) = &args.report {
         command.env("PLATEN_QAT_SIM_REPORT", report);
     }
-    let status =
-        command.status().with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    // Ctrl-C and SIGTERM are for the command to answer; here they would leave the private folder behind.
+    let (interrupted, running) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
+    let (seen, pid) = (interrupted.clone(), running.clone());
+    let tell = |pid: &Pid| {
+        // It may have ended already: then there is nothing to tell it.
+        let _ = kill_process(*pid, Signal::TERM);
+    };
+    ctrlc::set_handler(move || {
+        seen.store(true, Ordering::SeqCst);
+        if let Some(pid) = pid.get() {
+            tell(pid);
+        }
+    })
+    .context("cannot handle signals")?;
+    let mut child =
+        command.spawn().with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    let pid = running.get_or_init(|| Pid::from_child(&child));
+    if interrupted.load(Ordering::SeqCst) {
+        tell(pid);
+    }
+    let status = child.wait().context("cannot wait for the command")?;
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
