@@ -1,0 +1,211 @@
+//! A started library: what its script does by time, and what it tells the application.
+
+use super::{handle_of, lock, now_ns, Dma, Event, Late, Machine, DRAIN_NS};
+use crate::counters::{add, Tallies};
+use crate::engine::{Clocks, Doorbell, Service};
+use crate::faults::{Deed, Faults};
+use crate::instance::{Instance, Notify, State, Task};
+use crate::script::{Action, Engine, Script, Settings};
+use qat_abi::*;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::Duration;
+
+impl Machine {
+    pub(super) fn new(
+        settings: &Settings,
+        script: &Script,
+        tallies: &'static Tallies,
+        dma: &'static dyn Dma,
+    ) -> Self {
+        let (latency_ns, gbps) = match settings.engine {
+            Engine::Deflate => (10_000, 45),
+            Engine::Stored => (0, 0),
+        };
+        let latency_ns = settings.latency_ns.unwrap_or(latency_ns);
+        let gbps = settings.gbps.unwrap_or(gbps);
+        let service = |_| Service::new(settings.engines, latency_ns, gbps);
+        let instance =
+            |index| Instance::new(index, index % settings.packages, settings.ring, settings.order);
+        let services: Vec<_> = (0..settings.packages).map(service).collect();
+        Self {
+            timed: services.iter().any(Service::is_timed),
+            instances: (0..settings.instances).map(instance).collect(),
+            services,
+            settings: settings.clone(),
+            tallies,
+            dma,
+            clocks: Clocks::default(),
+            doorbell: Doorbell::default(),
+            stopping: AtomicBool::new(false),
+            faults: Faults::new(script.rules()),
+            events: Mutex::new(VecDeque::new()),
+            events_count: AtomicU64::new(0),
+            late: Mutex::new(Vec::new()),
+            late_count: AtomicU64::new(0),
+        }
+    }
+
+    /// Does what the script says by time alone.
+    pub(super) fn tick(&self) {
+        if self.faults.is_armed() {
+            let mut deeds = Vec::new();
+            self.faults.tick(now_ns(), &mut deeds);
+            deeds.into_iter().for_each(|deed| self.act(deed));
+        }
+    }
+
+    pub(super) fn act(&self, deed: Deed) {
+        add(&self.tallies.faults, 1);
+        // Silence is of an instance, death and reset of a whole device.
+        let named = deed.instance.and_then(|index| self.instances.get(index));
+        let package = named.map(|instance| instance.package);
+        for instance in &self.instances {
+            let here = deed.instance.is_none_or(|index| index == instance.index);
+            let device = package.map_or(deed.instance.is_none(), |of| of == instance.package);
+            match deed.action {
+                Action::Silence if here => instance.silent.store(true, Ordering::Release),
+                Action::Revive if here => instance.silent.store(false, Ordering::Release),
+                Action::Fatal | Action::Reset(_) if device => {
+                    instance.silent.store(true, Ordering::Release);
+                    instance.end_epoch(true);
+                }
+                _ => {}
+            }
+        }
+        for index in 0..self.services.len() {
+            if !package.map_or(deed.instance.is_none(), |of| of == index) {
+                continue;
+            }
+            match deed.action {
+                Action::Fatal => self.announce(index, CPA_INSTANCE_EVENT_FATAL_ERROR, 0),
+                Action::Restarting => self.announce(index, CPA_INSTANCE_EVENT_RESTARTING, 0),
+                Action::Restarted => self.announce(index, CPA_INSTANCE_EVENT_RESTARTED, 0),
+                Action::Reset(ms) => {
+                    self.announce(index, CPA_INSTANCE_EVENT_FATAL_ERROR, 0);
+                    self.announce(index, CPA_INSTANCE_EVENT_RESTARTING, 0);
+                    let back = now_ns() + ms * 1_000_000;
+                    self.announce(index, CPA_INSTANCE_EVENT_RESTARTED, back);
+                }
+                _ => {}
+            }
+        }
+        self.doorbell.ring();
+    }
+
+    fn announce(&self, package: usize, kind: u32, not_before_ns: u64) {
+        let mut events = lock(&self.events);
+        events.push_back(Event { package, kind, not_before_ns, told_ns: None });
+        self.events_count.store(events.len() as u64, Ordering::Release);
+    }
+
+    /// Delivers what is due, in order for each device.
+    pub(super) fn deliver_events(&self) {
+        let mut waiting = Vec::new();
+        for _ in 0..self.events_count.load(Ordering::Acquire) {
+            let Some(event) = lock(&self.events).pop_front() else { break };
+            let blocked = waiting.iter().any(|earlier: &Event| earlier.package == event.package);
+            let left = match blocked {
+                true => Some(event),
+                false => self.deliver(event),
+            };
+            waiting.extend(left);
+        }
+        let mut events = lock(&self.events);
+        for event in waiting.into_iter().rev() {
+            events.push_front(event);
+        }
+        self.events_count.store(events.len() as u64, Ordering::Release);
+    }
+
+    /// Delivers one event; gives it back when it is not over.
+    fn deliver(&self, mut event: Event) -> Option<Event> {
+        let now = now_ns();
+        if now < event.not_before_ns {
+            return Some(event);
+        }
+        let mine = || self.instances.iter().filter(|instance| instance.package == event.package);
+        match event.kind {
+            CPA_INSTANCE_EVENT_FATAL_ERROR => {
+                for instance in mine() {
+                    instance.silent.store(true, Ordering::Release);
+                    instance.set_state(State::Error);
+                    // Again: what came in since the device died is dead as well.
+                    instance.end_epoch(true);
+                    self.notify(instance, event.kind);
+                }
+                None
+            }
+            CPA_INSTANCE_EVENT_RESTARTING => {
+                let told = event.told_ns.unwrap_or_else(|| {
+                    mine().for_each(|instance| self.notify(instance, event.kind));
+                    now
+                });
+                let busy = mine().any(|instance| instance.in_flight() > 0);
+                if busy && now - told < DRAIN_NS {
+                    event.told_ns = Some(told);
+                    return Some(event);
+                }
+                mine().for_each(|instance| instance.set_state(State::Restarting));
+                None
+            }
+            _ => {
+                for instance in mine() {
+                    instance.silent.store(false, Ordering::Release);
+                    instance.set_state(State::Running);
+                    self.notify(instance, event.kind);
+                }
+                self.doorbell.ring();
+                None
+            }
+        }
+    }
+
+    fn notify(&self, instance: &Instance, kind: u32) {
+        let Notify(callback, tag) = *lock(&instance.notify);
+        if let Some(callback) = callback {
+            // SAFETY: the caller's callback with its own tag.
+            unsafe { callback(handle_of(instance.index), tag, kind) };
+            add(&self.tallies.instances[instance.index].events, 1);
+        }
+    }
+
+    /// Puts a task off.
+    pub(crate) fn delay(&self, instance: usize, task: Task, ms: u64) {
+        let mut late = lock(&self.late);
+        late.push(Late { due_ns: now_ns() + ms * 1_000_000, instance, task });
+        self.late_count.store(late.len() as u64, Ordering::Release);
+    }
+
+    /// Takes the instance's late tasks that are due.
+    pub(crate) fn take_late(&self, instance: &Instance, into: &mut Vec<Task>) {
+        if self.late_count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let now = now_ns();
+        let mut late = lock(&self.late);
+        late.retain(|entry| {
+            let due = entry.instance == instance.index && entry.due_ns <= now;
+            if due {
+                into.push(entry.task);
+            }
+            !due
+        });
+        self.late_count.store(late.len() as u64, Ordering::Release);
+    }
+
+    /// How long until a late task is due.
+    pub(crate) fn until_late(&self) -> Option<Duration> {
+        let due = lock(&self.late).iter().map(|entry| entry.due_ns).min()?;
+        Some(Duration::from_nanos(due.saturating_sub(now_ns())))
+    }
+
+    /// An engine thread has something to do.
+    pub(crate) fn has_work(&self) -> bool {
+        let ready = |instance: &Instance| {
+            !instance.silent.load(Ordering::Acquire) && instance.queued.load(Ordering::Acquire) > 0
+        };
+        self.stopping.load(Ordering::Acquire) || self.instances.iter().any(ready)
+    }
+}
