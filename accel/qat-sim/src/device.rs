@@ -250,7 +250,9 @@ impl Device {
         };
         let tally = &machine.tallies.instances[instance.index];
         add(&tally.polls, 1);
-        if machine.faults.is_armed() {
+        let armed = machine.faults.is_armed();
+        let _inside = armed.then(|| instance.enter(tally));
+        if armed {
             let mut deeds = Vec::new();
             let failing = machine.faults.poll(instance.index, now_ns(), &mut deeds);
             deeds.into_iter().for_each(|deed| machine.act(deed));

@@ -21,6 +21,8 @@ pub(crate) enum Effect {
     Flip,
     /// The checksum is wrong.
     Crc,
+    /// The results say that so many bytes were produced.
+    Produced(u32),
 }
 
 /// The script's word on one submission.
@@ -125,6 +127,7 @@ impl Faults {
                 Action::Late(ms, _) => accept(Effect::Late(ms)),
                 Action::Flip(_) => accept(Effect::Flip),
                 Action::Crc(_) => accept(Effect::Crc),
+                Action::Produced(bytes, _) => accept(Effect::Produced(bytes)),
                 _ => continue,
             };
             progress.spend();
@@ -183,7 +186,8 @@ impl Progress {
             | Action::PollFail(count)
             | Action::Late(_, count)
             | Action::Flip(count)
-            | Action::Crc(count) => {
+            | Action::Crc(count)
+            | Action::Produced(_, count) => {
                 self.left = match count {
                     Count::Times(times) => times,
                     Count::Forever => u64::MAX,

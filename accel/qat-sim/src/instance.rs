@@ -28,6 +28,15 @@ pub(crate) enum State {
     Restarting = 2,
 }
 
+/// A thread in a submission or a poll.
+pub(crate) struct Inside<'a>(&'a AtomicU32);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// What the device gets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
@@ -185,6 +194,10 @@ pub(crate) struct Instance {
     in_flight: AtomicU32,
     /// Some cookies are of an epoch that is over: they are due as dummies.
     orphans: AtomicBool,
+    /// Threads in a submission or a poll, and whether one of them is at the poll of a dead instance. Kept while the
+    /// script has faults.
+    inside: AtomicU32,
+    walking: AtomicBool,
     /// Written with both `gate` and `requests` held, so it may be read with either.
     epoch: AtomicU32,
     requests: Mutex<Requests>,
@@ -226,6 +239,8 @@ impl Instance {
             translation: AtomicUsize::new(0),
             in_flight: AtomicU32::new(0),
             orphans: AtomicBool::new(false),
+            inside: AtomicU32::new(0),
+            walking: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             requests: Mutex::new(Requests {
                 cookies: vec![cookie; ring - 1],
@@ -446,6 +461,14 @@ impl Instance {
         CPA_STATUS_SUCCESS
     }
 
+    /// A thread is in a submission or a poll, until what is returned is dropped. qatlib 24.02 polls a dead instance without
+    /// the ring's lock, so whoever comes in meanwhile spoils its lists: a violation.
+    pub(crate) fn enter(&self, tally: &Tally) -> Inside<'_> {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        add(&tally.violations, u64::from(self.walking.load(Ordering::SeqCst)));
+        Inside(&self.inside)
+    }
+
     /// `icp_sal_DcPollInstance`, after the script had its word.
     pub(crate) fn poll(
         &self,
@@ -464,7 +487,15 @@ impl Instance {
         if self.orphans.load(Ordering::Acquire)
             && (self.state() == State::Error || !self.silent.load(Ordering::Acquire))
         {
+            let dead = self.state() == State::Error;
+            self.walking.store(dead, Ordering::SeqCst);
+            if dead {
+                add(&tally.violations, u64::from(self.inside.load(Ordering::SeqCst) > 1));
+                // Walking all requests takes the real library a while.
+                std::thread::yield_now();
+            }
             self.take_orphans(quota, &mut answers);
+            self.walking.store(false, Ordering::SeqCst);
             add(&tally.dummies, answers.len() as u64);
         }
         if answers.is_empty() {

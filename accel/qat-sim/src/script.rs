@@ -129,6 +129,8 @@ pub enum Action {
     Flip(Count),
     /// The checksum is wrong.
     Crc(Count),
+    /// The results say that so many bytes were produced.
+    Produced(u32, Count),
     /// Nothing is answered.
     Silence,
     /// The end of silence: what was held is carried out.
@@ -343,6 +345,10 @@ fn read_rule<'a>(name: &str, words: &mut impl Iterator<Item = &'a str>) -> Resul
         "late" => Action::Late(number(words, "milliseconds", 0, 3_600_000)?, count(words)?),
         "flip" => Action::Flip(count(words)?),
         "crc" => Action::Crc(count(words)?),
+        "produced" => {
+            let bytes = number(words, "bytes", 0, u64::from(u32::MAX))?;
+            Action::Produced(u32::try_from(bytes).unwrap_or(u32::MAX), count(words)?)
+        }
         "silence" => Action::Silence,
         "revive" => Action::Revive,
         "fatal" => Action::Fatal,

@@ -193,6 +193,7 @@ impl Device {
         let mut effect = Effect::None;
         let mut rule = None;
         let armed = machine.faults.is_armed();
+        let _inside = armed.then(|| instance.enter(tally));
         let now = if armed || machine.timed { now_ns() } else { 0 };
         if armed {
             let mut deeds = Vec::new();

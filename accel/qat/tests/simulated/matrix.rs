@@ -27,7 +27,7 @@ impl Fault {
     }
 }
 
-pub(crate) const FAULTS: [Fault; 23] = [
+pub(crate) const FAULTS: [Fault; 24] = [
     Fault { name: "none", script: "", met: |sum| sum.by_device > 0 },
     Fault { name: "full for a while", script: "at 3 retry 40", met: |sum| sum.retries >= 1 },
     Fault { name: "full for ever", script: "at 3 retry forever", met: |sum| sum.software() > 0 },
@@ -92,6 +92,11 @@ pub(crate) const FAULTS: [Fault; 23] = [
     Fault {
         name: "a wrong checksum",
         script: "at 3 crc 3",
+        met: |sum| sum.software_for(Reason::Wrong) > 0,
+    },
+    Fault {
+        name: "more output than room",
+        script: "at 3 produced 4294967295 3",
         met: |sum| sum.software_for(Reason::Wrong) > 0,
     },
     Fault { name: "death", script: "at 6 fatal", met: |sum| sum.software() > 0 },
