@@ -8,6 +8,7 @@
 
 #![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
 
+use crate::engine::Op;
 use crate::instance::Instance;
 use crate::load::Api;
 use crate::mailbox::{on_completion, MAX_SLOTS};
@@ -210,49 +211,33 @@ impl Channel {
         unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().read_volatile() }
     }
 
-    /// Compresses `len` bytes of the slot's source. SUCCESS: the slot is the device's.
-    pub(crate) fn compress(&mut self, slot: u16, len: usize) -> CpaStatus {
+    /// Has `len` bytes of the slot's source worked on. SUCCESS: the slot is the device's.
+    pub(crate) fn submit(&mut self, slot: u16, len: usize, op: Op) -> CpaStatus {
         self.take_turn();
         self.prepare(slot, len);
         let tag = self.expect(slot);
-        let session = self.session.start().cast();
+        let (instance, session) = (self.instance.handle(), self.session.start().cast());
         let [source, dest] = [SOURCE_LIST, DEST_LIST].map(|list| self.at(slot, list).cast());
-        // SAFETY: all of it is pinned memory of this slot, described by `describe` and `prepare`, and stays untouched
-        // until the callback; `owned` keeps it from being freed before.
-        let status = unsafe {
-            (self.api.compress)(
-                self.instance.handle(),
-                session,
-                source,
-                dest,
-                self.at(slot, OP_DATA).cast(),
-                self.at(slot, RESULTS).cast(),
-                tag,
-            )
+        let (operation, results) = (self.at(slot, OP_DATA).cast(), self.at(slot, RESULTS).cast());
+        // SAFETY, for both: all of it is pinned memory of this slot, described by `describe` and `prepare`, and stays
+        // untouched until the callback; `owned` keeps it from being freed before.
+        let status = match op {
+            // SAFETY: see above.
+            Op::Compress => unsafe {
+                (self.api.compress)(instance, session, source, dest, operation, results, tag)
+            },
+            // SAFETY: see above.
+            Op::Decompress { .. } => unsafe {
+                let flush = abi::CPA_DC_FLUSH_FINAL;
+                (self.api.decompress)(instance, session, source, dest, results, flush, tag)
+            },
         };
-        self.submitted(slot, status)
-    }
-
-    /// Decompresses `len` bytes of the slot's source. SUCCESS: the slot is the device's.
-    pub(crate) fn decompress(&mut self, slot: u16, len: usize) -> CpaStatus {
-        self.take_turn();
-        self.prepare(slot, len);
-        let tag = self.expect(slot);
-        let session = self.session.start().cast();
-        let [source, dest] = [SOURCE_LIST, DEST_LIST].map(|list| self.at(slot, list).cast());
-        // SAFETY: as in `compress`.
-        let status = unsafe {
-            (self.api.decompress)(
-                self.instance.handle(),
-                session,
-                source,
-                dest,
-                self.at(slot, RESULTS).cast(),
-                abi::CPA_DC_FLUSH_FINAL,
-                tag,
-            )
-        };
-        self.submitted(slot, status)
+        // A callback that came in spite of a refusal has the last word: it is taken back like any other.
+        if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.forget(slot) {
+            self.owned += 1;
+            return abi::CPA_STATUS_SUCCESS;
+        }
+        status
     }
 
     /// Runs the callbacks of whatever the device has finished.
@@ -334,15 +319,6 @@ impl Channel {
 
     fn expect(&self, slot: u16) -> *mut std::ffi::c_void {
         self.instance.mailbox.expect(self.instance.ordinal, slot)
-    }
-
-    fn submitted(&mut self, slot: u16, status: CpaStatus) -> CpaStatus {
-        // A callback that came in spite of a refusal has the last word: it is taken back like any other.
-        if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.forget(slot) {
-            self.owned += 1;
-            return abi::CPA_STATUS_SUCCESS;
-        }
-        status
     }
 
     /// What a request changes: the source's length, and clean results (`checksum` is the seed).

@@ -370,11 +370,7 @@ impl Device {
 
     fn fly(&mut self, slot: u16, desk: &mut Desk) -> Flown {
         let work = self.slots[usize::from(slot)].work;
-        let status = match work.op {
-            Op::Compress => self.channel.compress(slot, work.len),
-            Op::Decompress { .. } => self.channel.decompress(slot, work.len),
-        };
-        match status {
+        match self.channel.submit(slot, work.len, work.op) {
             abi::CPA_STATUS_SUCCESS => {
                 if self.flying == 0 {
                     self.busy_since = desk.now;

@@ -155,10 +155,7 @@ impl Device {
         let crc32 = libdeflater::crc32(&self.probe_plain);
         self.slots[usize::from(slot)].work = Work { op, len, tag: 0, crc32, at: desk.now };
         add(&desk.counters.probes, 1);
-        let status = match op {
-            Op::Compress => self.channel.compress(slot, len),
-            Op::Decompress { .. } => self.channel.decompress(slot, len),
-        };
+        let status = self.channel.submit(slot, len, op);
         self.trust = if status == abi::CPA_STATUS_SUCCESS {
             self.slots[usize::from(slot)].phase = Phase::Probe;
             Trust::Suspect { since, probe_at, sent: Some((slot, desk.now)) }
