@@ -305,7 +305,7 @@ fn simulated(m: &Measured, measured: &[Measured]) {
         all.fold(0.0, f64::max)
     };
     println!(
-        "; of one instance in one run at most: {} suspicions, a piece waited {:.0} ms",
+        "; of one codec thread in one run at most: {} suspicions, a piece waited {:.0} ms",
         most("suspicions"),
         most("longest_wait_us") / 1e3
     );
