@@ -1,0 +1,201 @@
+//! `kill -9` between any two steps of every operation, taking over among them.
+//!
+//! A child takes the store over, works through a list of operations and counts in shared memory
+//! those that are done. It is killed at step 1, then at step 2, and so on until it comes to the end.
+//! Each time the parent takes over what is left: every page holds what the operations done say, or,
+//! if the one it died in would change it, what that one says.
+#![expect(unsafe_code, reason = "forks a child that is killed")]
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::process::{waitpid, Pid, WaitOptions};
+
+use crate::inject;
+use crate::slot::MAX_OBJECT;
+use crate::store::{Options, Store};
+use crate::worker::{Page, Worker};
+
+const PAGES: u64 = 300;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Put(u64, usize),
+    Same(u64, u64),
+    Discard(u64, u64),
+    Get(u64),
+    Compact,
+    Trim,
+    Rest,
+}
+
+/// What pages hold.
+type Held = HashMap<u64, Vec<u8>>;
+
+fn bytes(index: u64, number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at as u64 * 31 + index * 7 + number as u64 * 13).to_le_bytes()[0]).collect()
+}
+
+/// Fills the store so that the operations have something to move, and pages to give back.
+fn prelude() -> Vec<Op> {
+    let mut ops: Vec<Op> =
+        (0..200).map(|i| Op::Put(i, if i % 2 == 0 { 600 } else { 1500 })).collect();
+    ops.extend((0..200).filter(|i| i % 5 < 3).map(|i| Op::Discard(i, 1)));
+    ops
+}
+
+fn script() -> Vec<Op> {
+    vec![
+        Op::Put(0, 1500),
+        Op::Put(1, 1500),
+        Op::Put(4, 10),
+        Op::Same(3, 0),
+        Op::Same(4, 0x6162_6364_6566_6768),
+        Op::Put(205, 4096),
+        Op::Put(205, 3000),
+        Op::Get(9),
+        Op::Discard(100, 9),
+        Op::Compact,
+        Op::Put(206, 1500),
+        Op::Rest,
+        Op::Trim,
+        Op::Discard(0, 300),
+        Op::Trim,
+        Op::Put(7, 4096),
+    ]
+}
+
+fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
+    match op {
+        Op::Put(index, len) => {
+            worker.put(index, 3, &bytes(index, number, len)).expect("there is no limit");
+        }
+        Op::Same(index, word) => worker.put_same(index, word).expect("there is no limit"),
+        Op::Discard(from, count) => worker.discard(from..from + count),
+        Op::Get(index) => drop(worker.get(index, &mut [0; MAX_OBJECT]).expect("sound")),
+        Op::Compact => drop(store.compact()),
+        Op::Trim => drop(store.trim()),
+        Op::Rest => worker.rest(),
+    }
+}
+
+fn expect(held: &mut Held, number: usize, op: Op) {
+    match op {
+        Op::Put(index, len) => drop(held.insert(index, bytes(index, number, len))),
+        Op::Same(index, word) => drop(held.insert(index, word.to_le_bytes().repeat(512))),
+        Op::Discard(from, count) => held.retain(|page, _| !(from..from + count).contains(page)),
+        Op::Get(_) | Op::Compact | Op::Trim | Op::Rest => {}
+    }
+}
+
+fn read(worker: &Worker, index: u64) -> Option<Vec<u8>> {
+    let mut out = [0; MAX_OBJECT];
+    match worker.get(index, &mut out).expect("no page is damaged by a killed server") {
+        Page::Absent => None,
+        Page::Same(word) => Some(word.to_le_bytes().repeat(512)),
+        Page::Object { len, .. } => Some(out[..len].to_vec()),
+    }
+}
+
+fn options() -> Options {
+    Options { reserve: 0, ..Options::default() }
+}
+
+/// Runs `child` in a process of its own; its signal, if it was killed by one.
+fn killed(child: impl FnOnce()) -> Option<i32> {
+    // SAFETY: the child uses only what the forking thread owns, and the C library's allocator, which
+    // may be used after a fork; it leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no child");
+    if pid == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).is_ok();
+        // SAFETY: ends this process and returns to nobody.
+        unsafe { libc::_exit(i32::from(!done)) };
+    }
+    let (_, status) =
+        waitpid(Pid::from_raw(pid), WaitOptions::empty()).expect("our child").expect("it ended");
+    let signal = status.terminating_signal();
+    assert!(signal.is_some() || status.exit_status() == Some(0), "the child failed: {status:?}");
+    signal
+}
+
+#[test]
+fn a_server_killed_at_any_step_leaves_a_consistent_store() {
+    let script = script();
+    let mut at = 0;
+    loop {
+        at += 1;
+        let store = Store::create(PAGES, options()).unwrap();
+        let mut before = Held::new();
+        {
+            let mut worker = store.worker().unwrap();
+            for (number, op) in prelude().into_iter().enumerate() {
+                apply(&store, &mut worker, 1000 + number, op);
+                expect(&mut before, 1000 + number, op);
+            }
+        }
+        // A reader that was killed leaves its pin.
+        store.heap.map.table()[3].pin(true).expect("page 3 is an object");
+        let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
+        drop(store);
+        let done = File::from(memfd_create("done", MemfdFlags::CLOEXEC).unwrap());
+        done.write_all_at(&0_u64.to_le_bytes(), 0).unwrap();
+
+        let signal = killed(|| {
+            inject::arm(at);
+            let store = Store::attach(fd.as_fd(), options()).unwrap();
+            let mut worker = store.worker().unwrap();
+            for (number, &op) in script.iter().enumerate() {
+                apply(&store, &mut worker, number, op);
+                done.write_all_at(&(number as u64 + 1).to_le_bytes(), 0).unwrap();
+            }
+        });
+
+        let mut count = [0; 8];
+        done.read_exact_at(&mut count, 0).unwrap();
+        let count = usize::try_from(u64::from_le_bytes(count)).unwrap();
+        for (number, &op) in script[..count].iter().enumerate() {
+            expect(&mut before, number, op);
+        }
+        let mut after = before.clone();
+        if let Some(&op) = script.get(count) {
+            expect(&mut after, count, op);
+        }
+        let store = Store::attach(fd.as_fd(), options()).unwrap();
+        assert_eq!(store.generation(), 3, "the maker, the child and we");
+        assert_eq!(store.lost_pages(), 0, "step {at}");
+        let mut worker = store.worker().unwrap();
+        for index in 0..PAGES {
+            let held = read(&worker, index);
+            assert!(
+                held.as_ref() == before.get(&index) || held.as_ref() == after.get(&index),
+                "step {at}, in operation {count}: page {index} holds {:?} bytes",
+                held.map(|held| held.len())
+            );
+        }
+        let stats = store.stats();
+        assert_eq!(stats.mem_used_total, store.resident().unwrap(), "step {at}");
+        // It goes on: every page can be written, read and given back.
+        for index in 0..PAGES {
+            worker.put(index, 5, &bytes(index, 77, 1100)).unwrap();
+        }
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index), Some(bytes(index, 77, 1100)), "step {at}");
+        }
+        assert_eq!(store.stats().compr_data_size, PAGES * 1100);
+        worker.discard(0..PAGES);
+        worker.rest();
+        store.trim();
+        assert_eq!(store.stats().mem_used_total, store.heap.map.layout().fixed_pages() * 4096);
+        assert_eq!(store.resident().unwrap(), store.stats().mem_used_total, "step {at}");
+        if signal.is_none() {
+            assert_eq!(count, script.len());
+            break;
+        }
+    }
+    println!("killed at each of {} steps", at - 1);
+    assert!(at > 100, "the schedule has {at} steps only: is it compiled in?");
+}

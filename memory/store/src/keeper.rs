@@ -1,0 +1,196 @@
+//! The keeper: a thread that has memory ready before it is needed, and gives back what is not.
+//!
+//! A worker that needs a slab takes one that is ready, so that it never asks the kernel for memory:
+//! under memory pressure the kernel might find some only by writing to this very store. The keeper
+//! asks instead, for slabs of the lengths that are in demand. It is woken by every taking, and looks
+//! by itself once a second, when it also lets compaction run if that frees enough.
+
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::class::{LENGTHS, MAX_PAGES, TABLE};
+use crate::compact::Compacted;
+use crate::layout::PAGE;
+use crate::stats::sum;
+use crate::store::Store;
+use crate::sync::Ordering;
+
+/// How often the keeper looks without being woken.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Compaction begins when it frees this part of the memory used.
+const WORTH: u64 = 128;
+
+/// Entries of the table that compaction looks at before the keeper looks at its other work.
+const STEP: u64 = 8192;
+
+/// The keeper of one store. Dropping it ends the thread; a store without one asks the kernel for
+/// memory on its workers' threads.
+#[derive(Debug)]
+pub struct Keeper {
+    store: Arc<Store>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the keeper remembers from one look to the next.
+#[derive(Debug)]
+struct Memory {
+    /// Slabs taken of each length, older ones counted less.
+    demand: [u32; LENGTHS],
+    /// Objects freed when compaction was last thought of.
+    freed: u64,
+    compacting: bool,
+    looked: Instant,
+    /// The next region to map, of those that another server left.
+    warm: Option<u32>,
+}
+
+impl Keeper {
+    /// Starts the thread, and returns when the first slabs of each length are ready.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no thread.
+    pub fn start(store: &Arc<Store>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut memory = Memory {
+            demand: [0; LENGTHS],
+            freed: 0,
+            compacting: false,
+            looked: Instant::now(),
+            warm: Some(0),
+        };
+        store.stock(&memory.demand);
+        let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
+        let thread = thread::Builder::new().name("store-keeper".to_owned()).spawn(move || {
+            while !stopped.load(std::sync::atomic::Ordering::Acquire) {
+                let busy = kept.tend(&mut memory);
+                if !busy {
+                    let deadline = Instant::now() + PERIOD;
+                    let woken = || {
+                        let stop = stopped.load(std::sync::atomic::Ordering::Acquire);
+                        (stop || kept.has_work()).then_some(())
+                    };
+                    kept.heap.work.wait_until(Some(deadline), woken);
+                }
+            }
+        })?;
+        // The first wait of a process asks for the number of its CPUs, which allocates: not on the
+        // path of a worker that waits.
+        let _ = store.heap.room.wait_until(Some(Instant::now()), || None::<()>);
+        store.heap.keepers.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { store: Arc::clone(store), stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // From now on workers ask the kernel; those that wait for us are woken and try again.
+        self.store.heap.keepers.fetch_sub(1, Ordering::Relaxed);
+        self.stop.store(true, std::sync::atomic::Ordering::Release);
+        self.store.heap.work.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A keeper that panicked has ended the process, or its panic was shown already.
+            let _ = thread.join();
+        }
+        self.store.heap.room.notify_all();
+    }
+}
+
+impl Store {
+    fn has_work(&self) -> bool {
+        let some = |counts: &[crate::sync::AtomicU32]| {
+            counts.iter().any(|count| count.load(Ordering::Relaxed) > 0)
+        };
+        some(&self.heap.taken) || some(&self.heap.wanted)
+    }
+
+    /// One look; whether there is more to do at once.
+    fn tend(&self, memory: &mut Memory) -> bool {
+        for (demand, taken) in memory.demand.iter_mut().zip(&self.heap.taken) {
+            *demand = demand.saturating_add(taken.swap(0, Ordering::Relaxed));
+        }
+        self.serve_waiting();
+        self.stock(&memory.demand);
+        if memory.looked.elapsed() >= PERIOD {
+            memory.looked = Instant::now();
+            self.release_surplus(&memory.demand);
+            for demand in &mut memory.demand {
+                *demand -= *demand / 4;
+            }
+            let freed = sum(&self.counters, |c| &c.freed);
+            // Without anything freed there is nothing new to compact.
+            if freed != memory.freed {
+                memory.freed = freed;
+                memory.compacting |=
+                    self.compactable() >= (self.heap.regions.used() / WORTH).max(1);
+            }
+        }
+        if memory.compacting {
+            memory.compacting = matches!(self.compact_step(STEP), Compacted::More);
+        }
+        if let Some(region) = memory.warm {
+            memory.warm = self.heap.regions.warm(&self.heap.map, region).then_some(region + 1);
+        }
+        memory.compacting || memory.warm.is_some()
+    }
+
+    /// Slabs for workers that wait, at the cost of those that are ready and not wanted.
+    fn serve_waiting(&self) {
+        for pages in 1..=MAX_PAGES {
+            let wanted = &self.heap.wanted[pages as usize];
+            while wanted.load(Ordering::Relaxed) > self.heap.regions.ready_slabs(pages) {
+                if self.heap.grow(pages).is_err() {
+                    self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
+                    self.heap.room.notify_all();
+                    break;
+                }
+                self.heap.room.notify_all();
+            }
+        }
+    }
+
+    /// Makes slabs until each length in use has its share of the reserve ready.
+    fn stock(&self, demand: &[u32; LENGTHS]) {
+        for pages in 1..=MAX_PAGES {
+            let target = self.target(demand, pages);
+            while self.heap.regions.ready_slabs(pages) < target {
+                if self.heap.regions.grow(&self.heap.map, pages).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Gives the memory of ready slabs that nobody asks for back.
+    fn release_surplus(&self, demand: &[u32; LENGTHS]) {
+        for pages in 1..=MAX_PAGES {
+            let target = self.target(demand, pages);
+            while self.heap.regions.ready_slabs(pages) > target.saturating_mul(2) {
+                if !self.heap.regions.shrink(&self.heap.map, pages) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// How many slabs of `pages` pages are to be ready: their share of the reserve by demand, and
+    /// one for each length that a class has, as far as the reserve goes.
+    fn target(&self, demand: &[u32; LENGTHS], pages: u32) -> u32 {
+        let reserve = self.options.reserve / PAGE as u64;
+        let used = TABLE.iter().any(|class| class.pages == pages);
+        if !used || reserve == 0 {
+            return 0;
+        }
+        let weight = |pages: u32| u64::from(demand[pages as usize]) * u64::from(pages);
+        let all: u64 = (1..=MAX_PAGES).map(weight).sum();
+        let share = (reserve * weight(pages)).checked_div(all).unwrap_or(0) / u64::from(pages);
+        // One of each length takes 300 pages or so.
+        let one = reserve >= 1024;
+        u32::try_from(share).unwrap_or(u32::MAX).max(u32::from(one))
+    }
+}

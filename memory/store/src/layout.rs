@@ -1,0 +1,186 @@
+//! The file: where superblock, table and regions lie, and where in a region what is.
+//!
+//! ```text
+//!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation
+//!  4096   slot table: 8 bytes a page
+//!  ...    (up to a multiple of 2 MiB)
+//!  region 0, region 1, ...: 2 MiB each, sparse
+//!
+//!  region of slabs of P pages:  | head: Slab[n], and checksums of whole pages | slab 0 | ... | slab n-1 |
+//! ```
+//!
+//! All slabs of a region have the same number of pages; which, follows from the class of any object
+//! in it. The head is for the server that runs: another one makes it anew from the table, but for
+//! the checksums in its upper half, which belong to objects. Slabs of one length lie closely, so
+//! that page tables and the page cache's tree stay at 0.4 % of the data.
+
+use crate::class::{Class, LENGTHS, MAX_PAGES, SUM, WHOLE};
+use crate::slot::MAX_REGIONS;
+
+/// The host's page.
+pub(crate) const PAGE: usize = 4096;
+/// Bytes of a region.
+pub(crate) const REGION: usize = 2 << 20;
+/// Bits of a slab's number that say which it is in its region.
+pub(crate) const SLAB_BITS: u32 = 9;
+/// Bytes of a slab's state.
+pub(crate) const SLAB_STATE: usize = 24;
+/// Where a region's checksums of whole pages begin.
+const SUMS: usize = 2048;
+/// Where the table begins.
+pub(crate) const TABLE: usize = PAGE;
+
+const REGION_PAGES: usize = REGION / PAGE;
+
+/// How a region of slabs of this many pages is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Pages of the head.
+    pub(crate) head: u32,
+    /// Slabs.
+    pub(crate) slabs: u32,
+}
+
+/// By the number of pages in a slab.
+pub(crate) static CUTS: [Cut; LENGTHS] = cuts();
+
+#[expect(clippy::cast_possible_truncation, reason = "below 512, in a constant")]
+const fn cuts() -> [Cut; LENGTHS] {
+    let mut cuts = [Cut { head: 0, slabs: 0 }; LENGTHS];
+    let mut pages = 1;
+    while pages < LENGTHS {
+        let mut head = 1;
+        while (REGION_PAGES - head) / pages * SLAB_STATE > head * PAGE {
+            head += 1;
+        }
+        cuts[pages] = Cut { head: head as u32, slabs: ((REGION_PAGES - head) / pages) as u32 };
+        pages += 1;
+    }
+    cuts
+}
+
+/// Sizes that follow from the number of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Slots in the table.
+    pub(crate) pages: u64,
+    /// Regions.
+    pub(crate) regions: u32,
+    /// Where the first one begins.
+    pub(crate) regions_at: usize,
+    /// Bytes of the file.
+    pub(crate) len: usize,
+}
+
+impl Layout {
+    /// Of a store of `pages` pages; `None` if that is none or more than an entry can address.
+    pub(crate) fn of(pages: u64) -> Option<Self> {
+        // A quarter more than the pages as they are, for slabs that are not full, and one region
+        // and a bit for each length of slab.
+        let regions = pages.checked_mul(5)? / 4 / REGION_PAGES as u64 + 3 * u64::from(MAX_PAGES);
+        let regions = u32::try_from(regions).ok().filter(|&n| n <= MAX_REGIONS && pages > 0)?;
+        let table = usize::try_from(pages).ok()?.checked_mul(8)?;
+        let regions_at = (TABLE + table).next_multiple_of(REGION);
+        let len = regions_at + regions as usize * REGION;
+        Some(Self { pages, regions, regions_at, len })
+    }
+
+    /// Pages of superblock and table: what an empty store needs.
+    pub(crate) fn fixed_pages(&self) -> u64 {
+        1 + (self.pages * 8).div_ceil(PAGE as u64)
+    }
+
+    /// Where a region begins.
+    pub(crate) fn region(&self, region: u32) -> usize {
+        debug_assert!(region < self.regions);
+        self.regions_at + region as usize * REGION
+    }
+
+    /// Where the state of a slab lies; `None` for a number that no slab has.
+    #[inline]
+    pub(crate) fn state(&self, slab: u32) -> Option<usize> {
+        let region = slab >> SLAB_BITS;
+        let in_region = (slab & ((1 << SLAB_BITS) - 1)) as usize * SLAB_STATE;
+        (region < self.regions).then(|| self.region(region) + in_region)
+    }
+
+    /// Where the memory of a slab of `pages` pages begins.
+    pub(crate) fn slab(&self, slab: u32, pages: u32) -> usize {
+        let number = slab & ((1 << SLAB_BITS) - 1);
+        let page = CUTS[pages as usize].head + number * pages;
+        self.region(slab >> SLAB_BITS) + page as usize * PAGE
+    }
+
+    /// Where an object's checksum and its bytes lie; `None` if there is no such place.
+    #[inline]
+    pub(crate) fn place(&self, slab: u32, class: usize, index: u32) -> Option<(usize, usize)> {
+        let Class { bytes, objects, pages } = *crate::class::TABLE.get(class)?;
+        let number = slab & ((1 << SLAB_BITS) - 1);
+        let region = slab >> SLAB_BITS;
+        let cut = CUTS[pages as usize];
+        if region >= self.regions || number >= cut.slabs || index >= objects {
+            return None;
+        }
+        let region = self.region(region);
+        let slab_page = cut.head + number * pages;
+        let at = region + slab_page as usize * PAGE + (index * bytes) as usize;
+        if class == WHOLE {
+            Some((region + SUMS + (slab_page + index) as usize * SUM, at))
+        } else {
+            Some((at, at + SUM))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::class;
+
+    #[test]
+    fn slabs_lie_in_their_region_and_not_in_its_head() {
+        for (pages, cut) in CUTS.iter().enumerate().skip(1) {
+            let head = cut.head as usize * PAGE;
+            assert!(cut.slabs as usize * SLAB_STATE <= head, "{pages}");
+            assert!(head + cut.slabs as usize * pages * PAGE <= REGION, "{pages}");
+            assert!(cut.slabs < 1 << SLAB_BITS && cut.slabs > 0);
+        }
+        let whole = CUTS[class::TABLE[WHOLE].pages as usize];
+        assert!(whole.slabs as usize * SLAB_STATE <= SUMS, "states run into checksums");
+        assert!(SUMS + REGION_PAGES * SUM <= whole.head as usize * PAGE);
+    }
+
+    #[test]
+    fn no_two_places_overlap() {
+        let layout = Layout::of(1000).unwrap();
+        for (class, of) in class::TABLE.iter().enumerate() {
+            let mut end = 0;
+            for number in 0..CUTS[of.pages as usize].slabs {
+                let slab = 1 << SLAB_BITS | number;
+                for index in 0..of.objects {
+                    let (sum, at) = layout.place(slab, class, index).unwrap();
+                    let from = sum.min(at);
+                    assert!(class == WHOLE || sum + SUM == at);
+                    assert!(class == WHOLE || from >= end, "class {class} slab {number} {index}");
+                    assert!(at >= end);
+                    end = at + of.bytes as usize - (at - from).min(SUM);
+                    assert!(end <= layout.region(2));
+                }
+                assert_eq!(layout.place(slab, class, of.objects), None);
+            }
+            assert_eq!(layout.place(1 << SLAB_BITS | 511, class, 0), None);
+            assert_eq!(layout.place(layout.regions << SLAB_BITS, class, 0), None);
+        }
+    }
+
+    #[test]
+    fn sizes_have_ends() {
+        assert_eq!(Layout::of(0), None);
+        assert_eq!(Layout::of(u64::MAX), None);
+        assert_eq!(Layout::of(1 << 40), None);
+        let largest = Layout::of(100_000_000).unwrap();
+        assert!(largest.regions <= MAX_REGIONS);
+        assert_eq!(Layout::of(512).unwrap().fixed_pages(), 2);
+        assert_eq!(Layout::of(513).unwrap().fixed_pages(), 3);
+    }
+}

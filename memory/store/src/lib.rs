@@ -1,0 +1,135 @@
+//! Compressed pages in one memfd: a slot table, size-class slabs, compaction, and a server that may be
+//! killed at any instruction.
+//!
+//! The store does not compress. A thread's [`Worker`] takes an object (1 to 4096 bytes and a tag) for a
+//! page and gives it back; a page that is one word over and over is kept in its table entry.
+//!
+//! ```text
+//!  put(page, tag, bytes)                               get(page, out)
+//!    │ claim a place: current slab, no lock              │ pin the slot (one compare-and-swap)
+//!    │ write checksum and bytes                          │ copy checksum and bytes
+//!    │ publish: swap the slot's 64 bits                  │ unpin, compare the checksum
+//!    ▼ free the old object's place (one fetch_and)       ▼
+//!  ┌─ memfd, held by the supervisor too ─────────────────────────────────────────────────┐
+//!  │ superblock │ slot table: 8 bytes a page │ regions of 2 MiB: heads, slabs of objects   │
+//!  └────────────────────────────────────────────────────────────────────────────────────┘
+//!    ▲ slabs ahead of need, empty ones back            ▲ objects out of the emptiest slabs
+//!  keeper thread                                     compaction, in steps
+//! ```
+//!
+//! # Layout
+//!
+//! `layout.rs` draws the file, `slot.rs` the 64 bits of an entry: kind, where the object lies, its exact
+//! length and tag, who reads it just now, how old it is. `class.rs` has the 158 classes: places 16 bytes
+//! apart up to 1 KiB and 32 above, in slabs of 1 to 32 pages across whose pages objects may straddle; a
+//! page stored as it is takes exactly a page. An object's CRC-32C begins with its page number, length,
+//! tag and bump, so that an object of another page, or of another time, is not taken for it.
+//!
+//! # Who may touch what
+//!
+//! A place belongs to the thread that claimed it, then to those who pin its slot, then to the thread
+//! whose compare-and-swap took it out of the table: a writer waits for pins, so no reader is ever in a
+//! place that is freed, and none has to try again. Slabs belong to a worker or to their class's lock,
+//! which decides who may claim; anybody may free (`slab.rs`). Waiting for a pin is waiting for one copy
+//! of 4 KiB; waiting for a class's lock is waiting for a list operation, once in a slab or so.
+//!
+//! # A server killed at any instruction
+//!
+//! What a killed process has stored in shared memory stays, in the order of its instructions. The table
+//! is the only truth, and only whole words of it are ever stored:
+//!
+//! | killed | what the next server finds |
+//! |---|---|
+//! | before the claim, or between claim and publishing | no entry names the place: it is free; the old object is there |
+//! | after publishing, before the old object is freed | the new object; no entry names the old place: it is free |
+//! | reading (pinned) | pins are no part of what an entry means, and are taken off |
+//! | moving an object (compaction) | as for a write: the entry names one of two whole copies |
+//! | discarding a range | each page is there or not |
+//! | getting memory, or giving it back | memory where nothing is stored: given back |
+//! | taking over | the same table: taking over begins again |
+//! | making the store | a file without its magic number: refused |
+//!
+//! [`Store::attach`] makes everything else anew from the table. It refuses a file that another server has
+//! (a lock on an opening of its own), of another version or geometry, of a length that its superblock
+//! does not say, or that could be cut short under it. Damage is another matter than a crash: an entry
+//! that cannot be right is *lost*, an object whose checksum is wrong fails to be read; either costs that
+//! one page, and is over when the page is written.
+//!
+//! # Memory
+//!
+//! [`Options::mem_limit`] bounds all memory of the file: table, slabs, and those ready ahead of need. At
+//! the limit a write fails as [`PutError::Full`] and what was stored stays. Memory comes from the kernel
+//! on the [`Keeper`]'s thread; a store without one (a cache in a process that is not under pressure)
+//! asks on the writing thread. `examples/churn.rs` measures: with the corpus's pages at zstd level 1
+//! (mean object 1.6 KB) and three random overwrites of each, 1.035 times the bytes stored after
+//! compaction, and 1.09 if none is run.
+//!
+//! # What fails
+//!
+//! [`StoreError`] when a store is made or taken over, [`PutError`] and [`GetError`] for one page. Nothing
+//! in the file makes the store panic or reach outside of its mapping.
+//!
+//! # Limits
+//!
+//! Pages of 4096 bytes; 512 GiB of objects (a device of 400 GiB); 64 workers; 63 tags. The checksum finds
+//! accidents, not forgery. Memory of a memfd can be swapped out: a server of swap runs under `mlockall`
+//! (its mapping is made so that this does not fill the holes) in a cgroup without swap, the supervisor
+//! too. The file's memory is charged to the cgroup of whoever touched it first.
+//!
+//! # Proof
+//!
+//! `tests/oracle.rs`: operation lists, takeovers among them, against a map. `tests/concurrent.rs`: several
+//! threads' lists at once. `tests/loom.rs` with `loom.sh`: slots and slabs in every interleaving, and
+//! again with each ordering made weaker. `src/crash_tests.rs`: killed at every step; `tests/kill.rs`:
+//! killed under load. `tests/attach.rs`: refusals and damage; fuzz targets `store_ops`, `store_attach`.
+#![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
+
+#[cfg(not(loom))]
+mod class;
+#[cfg(not(loom))]
+mod compact;
+#[cfg(all(test, not(loom)))]
+mod crash_tests;
+#[cfg(not(loom))]
+mod heap;
+#[cfg(not(loom))]
+mod inject;
+#[cfg(not(loom))]
+mod keeper;
+#[cfg(not(loom))]
+mod layout;
+#[cfg(not(loom))]
+mod map;
+#[cfg(not(loom))]
+mod recover;
+#[cfg(not(loom))]
+mod regions;
+mod slab;
+mod slot;
+#[cfg(not(loom))]
+mod stats;
+#[cfg(not(loom))]
+mod store;
+#[cfg(not(loom))]
+mod superblock;
+mod sync;
+#[cfg(not(loom))]
+mod worker;
+
+#[cfg(not(loom))]
+pub use {
+    compact::Compacted,
+    keeper::Keeper,
+    slot::{MAX_AGE, MAX_OBJECT, TAGS},
+    stats::Stats,
+    store::{Options, Store, StoreError, MAX_WORKERS},
+    superblock::Foreign,
+    worker::{Checked, GetError, Page, PutError, Worker},
+};
+
+#[cfg(loom)]
+pub use {
+    slab::{Freed, Role, Slab},
+    slot::{Object, Slot, State, Word},
+    sync::Site,
+};

@@ -1,0 +1,228 @@
+//! The memfd and its mapping: the only file that touches memory by address.
+#![expect(unsafe_code, reason = "hands out parts of one shared mapping made with mmap")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use rustix::fs::{
+    fallocate, fcntl_add_seals, fcntl_get_seals, flock, fstat, ftruncate, memfd_create,
+    FallocateFlags, FlockOperation, MemfdFlags, SealFlags,
+};
+use rustix::io::Errno;
+use rustix::mm::{madvise, mmap, mprotect, munmap, Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::class::SUM;
+use crate::layout::{Layout, PAGE, TABLE};
+use crate::slab::Slab;
+use crate::slot::Slot;
+use crate::sync::AtomicU64;
+
+/// A file made for `layout`, sealed so that nobody changes its size under us.
+pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
+    let fd = memfd_create("platen-store", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, layout.len as u64)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Bytes of the file, and whether it can be made shorter, which would kill whoever maps it.
+pub(crate) fn size(fd: BorrowedFd<'_>) -> io::Result<(u64, bool)> {
+    let len = u64::try_from(fstat(fd)?.st_size).unwrap_or(0);
+    // A file that has no seals at all answers EINVAL.
+    let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    Ok((len, sealed))
+}
+
+/// Why a file could not be taken.
+pub(crate) enum Taken {
+    /// Another server has it.
+    InUse,
+    /// The kernel's word.
+    Io(io::Error),
+}
+
+/// Makes the caller the file's only server, until the file given back is closed.
+///
+/// Opened anew, for a lock belongs to an opening: the descriptor that the supervisor passed on is
+/// the same opening as its own, and its copies do not exclude each other.
+pub(crate) fn take(fd: BorrowedFd<'_>) -> Result<File, Taken> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let own = File::options().read(true).write(true).open(path).map_err(Taken::Io)?;
+    match flock(&own, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(own),
+        Err(Errno::WOULDBLOCK) => Err(Taken::InUse),
+        Err(errno) => Err(Taken::Io(errno.into())),
+    }
+}
+
+/// The mapping of the whole file.
+///
+/// Ownership rule: superblock, table and slab states are atomics, shared by all. An object's bytes
+/// and checksum belong to the thread that claimed its place until it publishes them, are read by
+/// those who have pinned it, and belong again to the thread that took its word out of the table.
+pub(crate) struct Map {
+    base: NonNull<u8>,
+    layout: Layout,
+    /// The opening that holds the lock: it goes when we go.
+    file: File,
+    /// The opening to pass on, which holds none.
+    shared: OwnedFd,
+}
+
+// SAFETY: the mapping is plain memory without thread affinity; who may touch which byte is said by
+// the ownership rule on `Map`.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps `file`, which is taken, is another opening of `shared`, and has `layout.len` bytes for good.
+    pub(crate) fn new(file: File, shared: OwnedFd, layout: Layout) -> io::Result<Self> {
+        // Under `mlockall(MCL_FUTURE)` the kernel would fill every hole of a mapping that may be
+        // read: it is made unreadable first.
+        // SAFETY: a new mapping wherever the kernel likes; no address of ours is named.
+        let base = unsafe {
+            mmap(
+                ptr::null_mut(),
+                layout.len,
+                ProtFlags::empty(),
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &file,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps nothing at address 0");
+        let map = Self { base, layout, file, shared };
+        // SAFETY: base and length are those of the mapping just made.
+        unsafe {
+            mprotect(base.as_ptr().cast(), layout.len, MprotectFlags::READ | MprotectFlags::WRITE)
+        }?;
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontDump] {
+            // Kernels built without one of the two refuse it, and do not do what it forbids.
+            // SAFETY: as above; neither advice changes what the memory holds.
+            let _ = unsafe { madvise(base.as_ptr().cast(), layout.len, advice) };
+        }
+        Ok(map)
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.as_fd()
+    }
+
+    /// Memory that the file has, in pages.
+    pub(crate) fn resident(&self) -> io::Result<u64> {
+        let stat = fstat(&self.file)?;
+        Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512 / PAGE as u64)
+    }
+
+    /// The words of the superblock.
+    pub(crate) fn superblock(&self) -> &[AtomicU64] {
+        // SAFETY: the first page of the mapping, which is longer, is aligned for words, lives as
+        // long as `self`, and by the ownership rule is only used as atomics.
+        unsafe { slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU64>(), PAGE / 8) }
+    }
+
+    /// The slot table.
+    #[inline]
+    pub(crate) fn table(&self) -> &[Slot] {
+        // SAFETY: the layout has room for the table behind the superblock.
+        let table = unsafe { self.base.add(TABLE) };
+        let len = usize::try_from(self.layout.pages).expect("the table is mapped");
+        // SAFETY: `pages` words from there are in the mapping, aligned, live as long as `self`, and
+        // `Slot` is an atomic word for which every bit pattern is valid.
+        unsafe { slice::from_raw_parts(table.as_ptr().cast::<Slot>(), len) }
+    }
+
+    /// The state of a slab.
+    ///
+    /// # Panics
+    ///
+    /// For a number whose region is not there: the caller has it from a list or a checked word.
+    #[inline]
+    pub(crate) fn slab(&self, slab: u32) -> &Slab {
+        let at = self.layout.state(slab).expect("slab numbers are checked when words are read");
+        // SAFETY: the layout says that the state lies in a region, so in the mapping.
+        let state = unsafe { self.base.add(at) };
+        // SAFETY: 24 bytes from there are in the region, aligned to 8, live as long as `self`, and
+        // `Slab` consists of atomics for which every bit pattern is valid.
+        unsafe { state.cast::<Slab>().as_ref() }
+    }
+
+    /// Writes an object's bytes and its checksum to where `Layout::place` said. Only for the thread
+    /// that has claimed the place and not yet published it.
+    #[inline]
+    pub(crate) fn write(&self, (sum_at, at): (usize, usize), sum: u32, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.layout.len && sum_at + SUM <= self.layout.len);
+        let sum = sum.to_le_bytes();
+        // SAFETY: inside the mapping by the assertions above.
+        let to = unsafe { self.base.add(at) };
+        // SAFETY: both ranges are valid for their length; by the ownership rule on `Map` nobody else
+        // reads or writes the place, and no slice the caller holds is part of the mapping, since
+        // none is ever handed out.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        // SAFETY: inside the mapping by the assertions above.
+        let to = unsafe { self.base.add(sum_at) };
+        // SAFETY: as for the bytes.
+        unsafe { ptr::copy_nonoverlapping(sum.as_ptr(), to.as_ptr(), SUM) };
+    }
+
+    /// Copies an object out of where `Layout::place` said, and gives its checksum. Only while the
+    /// caller has it pinned, or nobody writes at all.
+    #[inline]
+    pub(crate) fn read(&self, (sum_at, at): (usize, usize), out: &mut [u8]) -> u32 {
+        assert!(at + out.len() <= self.layout.len && sum_at + SUM <= self.layout.len);
+        // SAFETY: inside the mapping by the assertion above.
+        let from = unsafe { self.base.add(at) };
+        // SAFETY: both ranges are valid for their length; while the object is pinned nobody writes
+        // it (ownership rule on `Map`), and `out` is the caller's own and no part of the mapping.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) };
+        let mut sum = [0; SUM];
+        // SAFETY: inside the mapping by the assertion above.
+        let from = unsafe { self.base.add(sum_at) };
+        // SAFETY: as for the bytes.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), sum.as_mut_ptr(), SUM) };
+        u32::from_le_bytes(sum)
+    }
+
+    /// Gives `pages` pages at `at` memory, and this process's page tables the entries for it.
+    /// May take as long as the kernel needs to find memory.
+    pub(crate) fn populate(&self, at: usize, pages: u32) -> io::Result<()> {
+        let len = pages as usize * PAGE;
+        assert!(at.is_multiple_of(PAGE) && at + len <= self.layout.len);
+        // SAFETY: inside the mapping by the assertion above.
+        let start = unsafe { self.base.add(at) };
+        // SAFETY: the range is mapped and writable; populating it changes no byte.
+        match unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) } {
+            Ok(()) => Ok(()),
+            // A kernel before 5.14: the memory at least; its first use then takes a minor fault.
+            Err(Errno::INVAL) => {
+                Ok(fallocate(&self.file, FallocateFlags::KEEP_SIZE, at as u64, len as u64)?)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Gives the memory of `pages` pages at `at` back; they read as zeros from then on. Only for
+    /// slabs in which no object is, and heads of regions in which no slab is.
+    pub(crate) fn punch(&self, at: usize, pages: usize) -> io::Result<()> {
+        assert!(at.is_multiple_of(PAGE) && at + pages * PAGE <= self.layout.len);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, flags, at as u64, (pages * PAGE) as u64)?)
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mapping, and what was handed out borrows `self`.
+        // Unmapping what we mapped cannot fail, and there would be no one to tell.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.layout.len) };
+    }
+}

@@ -1,0 +1,166 @@
+//! Another server's table, taken over.
+//!
+//! The table is all there is to go by. Every word that names an object claims its place again; what
+//! no word names is free. A killed server leaves nothing else behind: pins are taken off, places it
+//! had claimed and not published are named by nobody, and neither are those it had not yet freed.
+//!
+//! A word that names no place, a place of another class's slab, or one that is taken, is not the
+//! trace of a killed server but of damage. Which of two words that contradict each other is right,
+//! their objects' checksums say; they are asked for the first object of each slab, and from the
+//! first contradiction on for every one. The page of the wrong one is lost, and no other.
+
+use std::io;
+
+use crate::class::TABLE;
+use crate::heap::{class_word, Heap};
+use crate::inject;
+use crate::layout::SLAB_BITS;
+use crate::slab::{Role, MAX_OBJECTS};
+use crate::slot::{Object, State, Word, MAX_OBJECT};
+use crate::store::{checksum, is_huge, locate};
+
+/// What the table holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) pages: u64,
+    pub(crate) same: u64,
+    pub(crate) huge: u64,
+    pub(crate) bytes: u64,
+    pub(crate) lost: u64,
+}
+
+/// Two words contradict each other: one of them is damaged.
+struct Contradiction;
+
+/// Makes the lists of `heap`, which is new, from its table.
+pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
+    let found = match scan(heap, false)? {
+        Ok(found) => found,
+        Err(Contradiction) => {
+            heap.regions.forget(heap.map.layout().fixed_pages());
+            match scan(heap, true)? {
+                Ok(found) => found,
+                Err(Contradiction) => unreachable!("a strict scan decides"),
+            }
+        }
+    };
+    inject::step();
+    link(heap);
+    // Whatever a server had ready, or had just taken, has memory and is not counted.
+    let surplus = heap.map.resident()? > heap.regions.used();
+    heap.regions.adopt_rest(&heap.map, surplus)?;
+    inject::step();
+    Ok(found)
+}
+
+/// One pass over the table. `strict` believes no word whose object's checksum is wrong.
+fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
+    let mut found = Found::default();
+    let mut bytes = [0; MAX_OBJECT];
+    let mut kinds = vec![0; heap.map.layout().regions as usize];
+    for (index, slot) in (0_u64..).zip(heap.map.table()) {
+        let word = slot.load();
+        if word == Word::ABSENT {
+            continue;
+        }
+        found.pages += 1;
+        let state = word.state();
+        if let Some(State::Same(_)) = state {
+            found.same += 1;
+            continue;
+        }
+        let sound = match state {
+            Some(State::Object(object)) => {
+                match claim(heap, &mut kinds, (index, &object), strict, &mut bytes)? {
+                    Ok(sound) => sound.then_some(object),
+                    Err(contradiction) => return Ok(Err(contradiction)),
+                }
+            }
+            _ => None,
+        };
+        let Some(object) = sound else {
+            found.lost += 1;
+            slot.store(Word::LOST);
+            inject::step();
+            continue;
+        };
+        if word.unpinned() != word {
+            slot.store(word.unpinned());
+            inject::step();
+        }
+        found.bytes += u64::from(object.len);
+        found.huge += u64::from(is_huge(word, &object));
+        found.same += u64::from(object.tag == crate::slot::TAGS);
+    }
+    Ok(Ok(found))
+}
+
+/// Claims an object's place; `false` if its word cannot be right. `kinds` are the pages of the slabs
+/// of each region, 0 until one is known.
+fn claim(
+    heap: &Heap,
+    kinds: &mut [u32],
+    (index, object): (u64, &Object),
+    strict: bool,
+    bytes: &mut [u8; MAX_OBJECT],
+) -> io::Result<Result<bool, Contradiction>> {
+    let map = &heap.map;
+    let Some((class, place)) = locate(map, object) else { return Ok(Ok(false)) };
+    let of = TABLE[class];
+    let whole = |bytes: &mut [u8; MAX_OBJECT]| {
+        let bytes = &mut bytes[..object.len as usize];
+        map.read(place, bytes) == checksum(index, object, bytes)
+    };
+    let contradiction = || Ok(if strict { Ok(false) } else { Err(Contradiction) });
+    if strict && !whole(bytes) {
+        return Ok(Ok(false));
+    }
+    let region = object.slab >> SLAB_BITS;
+    let kind = &mut kinds[region as usize];
+    // What the first object of a region and of a slab says holds for all of it.
+    if *kind == 0 {
+        if !whole(bytes) {
+            return Ok(Ok(false));
+        }
+        heap.regions.adopt_region(map, region, of.pages)?;
+        *kind = of.pages;
+    }
+    if *kind != of.pages {
+        return contradiction();
+    }
+    let slab = map.slab(object.slab);
+    if slab.role() == Role::Bare {
+        if !whole(bytes) {
+            return Ok(Ok(false));
+        }
+        slab.reset(Role::Full, class_word(class), of.objects);
+        heap.regions.adopt_slab(object.slab, of.pages);
+    } else if slab.class() != class_word(class) {
+        return contradiction();
+    }
+    if !slab.claim_this(object.index) {
+        return contradiction();
+    }
+    Ok(Ok(true))
+}
+
+/// Lists the slabs with free objects: in the order of their numbers, which is not that of their
+/// fullness; compaction makes up for it.
+fn link(heap: &Heap) {
+    for (region, pages) in heap.regions.known() {
+        for number in 0..crate::layout::CUTS[pages as usize].slabs {
+            let number = region << SLAB_BITS | number;
+            let slab = heap.map.slab(number);
+            if slab.role() != Role::Full {
+                continue;
+            }
+            debug_assert!(slab.used_bits().count_ones() <= MAX_OBJECTS);
+            let mut list = heap.lock(slab.class() as usize);
+            list.slabs += 1;
+            if !slab.is_full() {
+                slab.settle(Role::Listed);
+                list.push_front(&heap.map, number);
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! Memory by the slab: which addresses have some, which of those are free, and how much there may be.
+//!
+//! ```text
+//!             type_region                 populate                   take_ready
+//!  no region ───────────────► bare (no memory) ─────────► ready ───────────────► a class's slab
+//!            ◄───────────────                  ◄─────────       ◄───────────────
+//!             its last slab is bare   punch a hole              put_ready, when it is empty
+//! ```
+//!
+//! Taking and putting back moves a number from one list to another. The kernel is asked for memory
+//! and given it back outside of the lock, since it may take its time.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::class::{LENGTHS, MAX_PAGES};
+use crate::inject;
+use crate::layout::{CUTS, SLAB_BITS};
+use crate::map::Map;
+use crate::slab::{Role, NIL};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Why there is no more memory.
+#[derive(Debug)]
+pub(crate) enum NoMemory {
+    /// The limit is reached.
+    Limit,
+    /// No address is left.
+    Address,
+    /// The kernel has none.
+    Kernel,
+}
+
+pub(crate) struct Regions {
+    lists: Mutex<Lists>,
+    /// Pages of memory that the file has; changed before the kernel is asked, and after it has
+    /// taken some back, so that it is never too small.
+    used: AtomicU64,
+    used_max: AtomicU64,
+    /// Most pages; `u64::MAX` for none.
+    limit: AtomicU64,
+    /// Pages in ready slabs.
+    ready: AtomicU64,
+    /// Held while memory is given back, and while memory that is there is mapped.
+    mapping: Mutex<()>,
+}
+
+#[derive(Clone, Copy)]
+struct Region {
+    /// Pages of its slabs; 0 while it has none.
+    pages: u32,
+    /// Slabs that are not bare, or just on their way to or from it.
+    live: u32,
+    /// The next free region.
+    next: u32,
+}
+
+struct Lists {
+    regions: Box<[Region]>,
+    /// Regions from here on were never used.
+    fresh: u32,
+    /// Regions that were, and are free again.
+    free: u32,
+    /// By pages of a slab.
+    ready: [u32; LENGTHS],
+    ready_slabs: [u32; LENGTHS],
+    bare: [u32; LENGTHS],
+}
+
+impl Regions {
+    pub(crate) fn new(map: &Map, limit: u64) -> Self {
+        let none = Region { pages: 0, live: 0, next: NIL };
+        let fixed = map.layout().fixed_pages();
+        Self {
+            lists: Mutex::new(Lists {
+                regions: vec![none; map.layout().regions as usize].into_boxed_slice(),
+                fresh: 0,
+                free: NIL,
+                ready: [NIL; LENGTHS],
+                ready_slabs: [0; LENGTHS],
+                bare: [NIL; LENGTHS],
+            }),
+            used: AtomicU64::new(fixed),
+            used_max: AtomicU64::new(fixed),
+            limit: AtomicU64::new(limit),
+            ready: AtomicU64::new(0),
+            mapping: Mutex::new(()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lists> {
+        // Nothing between two consistent states can panic.
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn used_max(&self) -> u64 {
+        self.used_max.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Pages in ready slabs.
+    pub(crate) fn ready(&self) -> u64 {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// Ready slabs of so many pages.
+    pub(crate) fn ready_slabs(&self, pages: u32) -> u32 {
+        self.lock().ready_slabs[pages as usize]
+    }
+
+    /// A slab of `pages` pages with memory, free for a class to take.
+    pub(crate) fn take_ready(&self, map: &Map, pages: u32) -> Option<u32> {
+        let mut lists = self.lock();
+        let slab = lists.ready[pages as usize];
+        if slab == NIL {
+            return None;
+        }
+        lists.ready[pages as usize] = map.slab(slab).next();
+        lists.ready_slabs[pages as usize] -= 1;
+        self.ready.fetch_sub(u64::from(pages), Ordering::Relaxed);
+        Some(slab)
+    }
+
+    /// Puts a slab without objects there for whoever needs it next.
+    pub(crate) fn put_ready(&self, map: &Map, slab: u32, pages: u32) {
+        map.slab(slab).reset(Role::Ready, 0, 0);
+        let mut lists = self.lock();
+        map.slab(slab).set_next(lists.ready[pages as usize]);
+        lists.ready[pages as usize] = slab;
+        lists.ready_slabs[pages as usize] += 1;
+        self.ready.fetch_add(u64::from(pages), Ordering::Relaxed);
+    }
+
+    /// Makes one more ready slab of `pages` pages.
+    pub(crate) fn grow(&self, map: &Map, pages: u32) -> Result<(), NoMemory> {
+        let slab = loop {
+            let mut lists = self.lock();
+            let slab = lists.bare[pages as usize];
+            if slab != NIL {
+                lists.unlink_bare(map, slab, pages);
+                lists.regions[(slab >> SLAB_BITS) as usize].live += 1;
+                break slab;
+            }
+            let region = lists.take_region().ok_or(NoMemory::Address)?;
+            drop(lists);
+            self.type_region(map, region, pages)?;
+        };
+        inject::step();
+        let populated = self
+            .charge(u64::from(pages))
+            .and_then(|()| self.populate(map, map.layout().slab(slab, pages), pages));
+        inject::step();
+        if let Err(error) = populated {
+            self.put_bare(map, slab, pages);
+            return Err(error);
+        }
+        self.put_ready(map, slab, pages);
+        Ok(())
+    }
+
+    /// Gives the memory of one ready slab of `pages` pages back; `false` if there is none.
+    pub(crate) fn shrink(&self, map: &Map, pages: u32) -> bool {
+        let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slab) = self.take_ready(map, pages) else { return false };
+        inject::step();
+        if map.punch(map.layout().slab(slab, pages), pages as usize).is_err() {
+            // It keeps its memory, so it stays ready.
+            self.put_ready(map, slab, pages);
+            return false;
+        }
+        inject::step();
+        self.discharge(u64::from(pages));
+        self.put_bare(map, slab, pages);
+        true
+    }
+
+    /// Gives back what other lengths of slab have ready, until `pages` pages are there to be had.
+    pub(crate) fn make_room(&self, map: &Map, pages: u32) -> bool {
+        // A region's head may be needed as well.
+        let need = u64::from(pages) + u64::from(CUTS[pages as usize].head);
+        let room = || self.used().saturating_add(need) <= self.limit();
+        for other in (1..=MAX_PAGES).rev() {
+            while !room() && other != pages && self.shrink(map, other) {}
+        }
+        room()
+    }
+
+    /// Whether a slab of `pages` pages could be had if all others that are ready were given back.
+    pub(crate) fn could_have(&self, pages: u32) -> bool {
+        self.used().saturating_sub(self.ready()) + u64::from(pages) <= self.limit()
+    }
+
+    /// For recovery: makes a region of which nothing is known one of slabs of `pages` pages, all bare.
+    pub(crate) fn adopt_region(&self, map: &Map, region: u32, pages: u32) -> io::Result<()> {
+        let cut = CUTS[pages as usize];
+        map.populate(map.layout().region(region), cut.head)?;
+        for number in 0..cut.slabs {
+            map.slab(region << SLAB_BITS | number).reset(Role::Bare, 0, 0);
+        }
+        self.lock().regions[region as usize] = Region { pages, live: 0, next: NIL };
+        self.force_charge(u64::from(cut.head));
+        Ok(())
+    }
+
+    /// Maps the memory of a region's slabs, which a server that has taken it over has not touched
+    /// yet: otherwise the first use of each page needs memory for page tables. `false` if there is no
+    /// such region.
+    pub(crate) fn warm(&self, map: &Map, region: u32) -> bool {
+        let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(&Region { pages, .. }) = self.lock().regions.get(region as usize) else {
+            return false;
+        };
+        if pages == 0 {
+            return true;
+        }
+        let slabs = region << SLAB_BITS..region << SLAB_BITS | CUTS[pages as usize].slabs;
+        // One that is bare now, and is about to be given memory, is mapped by who gives it.
+        for slab in slabs.filter(|&slab| map.slab(slab).role() != Role::Bare) {
+            // Without memory for page tables there will be some later, or a minor fault.
+            let _ = map.populate(map.layout().slab(slab, pages), pages);
+        }
+        true
+    }
+
+    /// For recovery: forgets what was adopted, for another scan.
+    pub(crate) fn forget(&self, fixed_pages: u64) {
+        for region in &mut self.lock().regions {
+            *region = Region { pages: 0, live: 0, next: NIL };
+        }
+        self.used.store(fixed_pages, Ordering::Relaxed);
+        self.used_max.store(fixed_pages, Ordering::Relaxed);
+    }
+
+    /// For recovery: the regions that were adopted, and the pages of their slabs.
+    pub(crate) fn known(&self) -> Vec<(u32, u32)> {
+        let lists = self.lock();
+        let all = (0_u32..).zip(&lists.regions);
+        all.filter(|(_, region)| region.pages > 0).map(|(n, region)| (n, region.pages)).collect()
+    }
+
+    /// For recovery: counts a slab of this region that has objects.
+    pub(crate) fn adopt_slab(&self, slab: u32, pages: u32) {
+        self.lock().regions[(slab >> SLAB_BITS) as usize].live += 1;
+        self.force_charge(u64::from(pages));
+    }
+
+    /// For recovery, after all slabs with objects are known: links the bare ones, and frees the
+    /// regions that have none. Memory where nothing is stored is given back if `surplus` says that
+    /// there is some.
+    pub(crate) fn adopt_rest(&self, map: &Map, surplus: bool) -> io::Result<()> {
+        let mut lists = self.lock();
+        let regions = u32::try_from(lists.regions.len()).expect("as many as the layout says");
+        lists.fresh = regions;
+        let page = crate::layout::PAGE;
+        let mut hole: Option<(usize, usize)> = None;
+        let mut punch = |from: usize, to: usize| -> io::Result<()> {
+            match &mut hole {
+                // The last slab may end with its region.
+                _ if from == to => {}
+                Some((_, end)) if *end == from => *end = to,
+                _ => {
+                    if let Some((from, to)) = hole.replace((from, to)) {
+                        map.punch(from, (to - from) / page)?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        for region in (0..regions).rev() {
+            if lists.regions[region as usize].pages == 0 {
+                lists.regions[region as usize].next = lists.free;
+                lists.free = region;
+            }
+        }
+        for region in 0..regions {
+            let Region { pages, .. } = lists.regions[region as usize];
+            let from = map.layout().region(region);
+            if pages == 0 {
+                if surplus {
+                    punch(from, from + crate::layout::REGION)?;
+                }
+                continue;
+            }
+            let cut = CUTS[pages as usize];
+            for number in 0..cut.slabs {
+                let slab = region << SLAB_BITS | number;
+                if map.slab(slab).role() == Role::Bare {
+                    lists.link_bare(map, slab, pages);
+                    if surplus {
+                        let from = map.layout().slab(slab, pages);
+                        punch(from, from + pages as usize * page)?;
+                    }
+                }
+            }
+            if surplus {
+                let end = map.layout().slab(region << SLAB_BITS | cut.slabs, pages);
+                punch(end, from + crate::layout::REGION)?;
+            }
+        }
+        if let Some((from, to)) = hole {
+            map.punch(from, (to - from) / page)?;
+        }
+        Ok(())
+    }
+
+    fn type_region(&self, map: &Map, region: u32, pages: u32) -> Result<(), NoMemory> {
+        let cut = CUTS[pages as usize];
+        let populated = self
+            .charge(u64::from(cut.head))
+            .and_then(|()| self.populate(map, map.layout().region(region), cut.head));
+        let mut lists = self.lock();
+        if let Err(error) = populated {
+            lists.put_region(region);
+            return Err(error);
+        }
+        lists.regions[region as usize] = Region { pages, live: 0, next: NIL };
+        for number in (0..cut.slabs).rev() {
+            let slab = region << SLAB_BITS | number;
+            map.slab(slab).reset(Role::Bare, 0, 0);
+            lists.link_bare(map, slab, pages);
+        }
+        Ok(())
+    }
+
+    /// Puts a slab whose memory is gone among the bare ones, and gives its region back if it was
+    /// the last with any.
+    fn put_bare(&self, map: &Map, slab: u32, pages: u32) {
+        map.slab(slab).reset(Role::Bare, 0, 0);
+        let region = slab >> SLAB_BITS;
+        let mut lists = self.lock();
+        lists.link_bare(map, slab, pages);
+        lists.regions[region as usize].live -= 1;
+        if lists.regions[region as usize].live > 0 {
+            return;
+        }
+        let cut = CUTS[pages as usize];
+        for number in 0..cut.slabs {
+            lists.unlink_bare(map, region << SLAB_BITS | number, pages);
+        }
+        lists.regions[region as usize].pages = 0;
+        drop(lists);
+        let punched = map.punch(map.layout().region(region), cut.head as usize);
+        if punched.is_ok() {
+            self.discharge(u64::from(cut.head));
+            self.lock().put_region(region);
+        }
+        // Otherwise the region keeps its head and is not used again: memory lost, nothing stored.
+    }
+
+    /// Reserves `pages` pages of the limit.
+    fn charge(&self, pages: u64) -> Result<(), NoMemory> {
+        let limit = self.limit();
+        let add = |used: u64| used.checked_add(pages).filter(|&sum| sum <= limit);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(before) => {
+                self.used_max.fetch_max(before + pages, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(_) => Err(NoMemory::Limit),
+        }
+    }
+
+    fn force_charge(&self, pages: u64) {
+        let before = self.used.fetch_add(pages, Ordering::Relaxed);
+        self.used_max.fetch_max(before + pages, Ordering::Relaxed);
+    }
+
+    fn discharge(&self, pages: u64) {
+        self.used.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// Asks the kernel for memory that is charged, and takes the charge back if it has none.
+    fn populate(&self, map: &Map, at: usize, pages: u32) -> Result<(), NoMemory> {
+        map.populate(at, pages).map_err(|_| {
+            // Some of it may be there: give it back, or the file would have more than is charged.
+            let _ = map.punch(at, pages as usize);
+            self.discharge(u64::from(pages));
+            NoMemory::Kernel
+        })
+    }
+}
+
+impl Lists {
+    fn take_region(&mut self) -> Option<u32> {
+        if self.free != NIL {
+            let region = self.free;
+            self.free = self.regions[region as usize].next;
+            return Some(region);
+        }
+        let region = self.fresh;
+        ((region as usize) < self.regions.len()).then(|| {
+            self.fresh += 1;
+            region
+        })
+    }
+
+    fn put_region(&mut self, region: u32) {
+        self.regions[region as usize] = Region { pages: 0, live: 0, next: self.free };
+        self.free = region;
+    }
+
+    fn link_bare(&mut self, map: &Map, slab: u32, pages: u32) {
+        let head = self.bare[pages as usize];
+        map.slab(slab).set_prev(NIL);
+        map.slab(slab).set_next(head);
+        if head != NIL {
+            map.slab(head).set_prev(slab);
+        }
+        self.bare[pages as usize] = slab;
+    }
+
+    fn unlink_bare(&mut self, map: &Map, slab: u32, pages: u32) {
+        let (prev, next) = (map.slab(slab).prev(), map.slab(slab).next());
+        if prev == NIL {
+            self.bare[pages as usize] = next;
+        } else {
+            map.slab(prev).set_next(next);
+        }
+        if next != NIL {
+            map.slab(next).set_prev(prev);
+        }
+    }
+}

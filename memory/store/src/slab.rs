@@ -1,0 +1,184 @@
+//! A slab's own 24 bytes: which of its objects are in use, and whose it is.
+//!
+//! Ownership rule: a free object may be *claimed* only by the slab's owner. That is the worker whose
+//! current slab it is (`Owned`), or whoever holds the class's lock (`Listed`, `Full`, `Leaving`). An
+//! object in use is *released* by the one thread that took its word out of the table, whoever owns
+//! the slab, without a lock. So a claim needs no retry: bits that are clear stay clear until the
+//! owner sets them.
+//!
+//! The state changes under the class's lock. Nobody forgets a slab: who changes the state looks at
+//! the objects afterwards, who frees an object looks at the state afterwards, and a fence between
+//! the two on either side lets at least one see what the other did.
+#![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
+
+use crate::sync::{fence_seq_cst, strong, AtomicU32, AtomicU64, Ordering, Site};
+
+/// No slab: the end of a list.
+pub(crate) const NIL: u32 = u32::MAX;
+
+/// The most objects in a slab.
+pub(crate) const MAX_OBJECTS: u32 = 64;
+
+/// What a slab is for at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// An address without memory.
+    Bare = 0,
+    /// Memory that no class has taken yet.
+    Ready = 1,
+    /// Has free objects and is in its class's list.
+    Listed = 2,
+    /// A worker's current slab.
+    Owned = 3,
+    /// Has no free object, or one that is just being freed.
+    Full = 4,
+    /// Compaction moves its objects out.
+    Leaving = 5,
+}
+
+/// What the thread that freed an object has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// Nothing.
+    Done,
+    /// Take the class's lock and look at the slab again.
+    LookAgain,
+}
+
+/// The state of one slab. All zero is a bare slab.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Slab {
+    /// Bit set: in use, or beyond the last object. Pairs with itself: see `claim` and `release`.
+    used: AtomicU64,
+    /// Role, class in the upper half. Changed under the class's lock.
+    role: AtomicU32,
+    /// List links; for whoever holds the lock of the list.
+    next: AtomicU32,
+    prev: AtomicU32,
+    _pad: u32,
+}
+
+impl Slab {
+    /// A slab outside of a file, with this many objects, all free.
+    #[cfg(loom)]
+    pub fn new(role: Role, objects: u32) -> Self {
+        Self {
+            used: AtomicU64::new(beyond(objects)),
+            role: AtomicU32::new(role as u32),
+            next: AtomicU32::new(NIL),
+            prev: AtomicU32::new(NIL),
+            _pad: 0,
+        }
+    }
+
+    /// Makes it a slab of `objects` free objects of `class`, or of none. For the owner, when nobody
+    /// has an object of it.
+    pub fn reset(&self, role: Role, class: u32, objects: u32) {
+        self.used.store(beyond(objects), Ordering::Relaxed);
+        self.role.store(role as u32 | class << 16, Ordering::Relaxed);
+    }
+
+    /// Claims a free object, the lowest. Only for the owner.
+    #[inline]
+    pub fn claim(&self) -> Option<u32> {
+        // Pairs with the Release in `release`: the last one in the object is done with it.
+        let used = self.used.load(strong(Site::ClaimAcquire, Ordering::Acquire));
+        let index = used.trailing_ones();
+        if index == MAX_OBJECTS {
+            return None;
+        }
+        self.used.fetch_or(1 << index, Ordering::Relaxed);
+        Some(index)
+    }
+
+    /// Claims this object, for recovery; `false` if it was in use.
+    pub(crate) fn claim_this(&self, index: u32) -> bool {
+        self.used.fetch_or(1 << index, Ordering::Relaxed) & 1 << index == 0
+    }
+
+    /// Frees an object of the caller's. `objects` is how many the slab has.
+    #[inline]
+    pub fn release(&self, index: u32, objects: u32) -> Freed {
+        // Pairs with the Acquire in `claim`: we are done with the bytes.
+        let order = strong(Site::FreeRelease, Ordering::Release);
+        let used = self.used.fetch_and(!(1 << index), order) & !(1 << index);
+        fence_seq_cst(Site::FreeFence);
+        match self.role() {
+            Role::Full => Freed::LookAgain,
+            Role::Listed if used == beyond(objects) => Freed::LookAgain,
+            _ => Freed::Done,
+        }
+    }
+
+    /// Changes the role, and gives what the slab looks like afterwards. With the class's lock held.
+    pub fn settle(&self, role: Role) -> u64 {
+        let class = self.role.load(Ordering::Relaxed) & 0xffff_0000;
+        self.role.store(role as u32 | class, Ordering::Relaxed);
+        fence_seq_cst(Site::SettleFence);
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The role; it may be another at once unless the class's lock is held.
+    #[inline]
+    pub fn role(&self) -> Role {
+        match self.role.load(Ordering::Relaxed) & 0xff {
+            1 => Role::Ready,
+            2 => Role::Listed,
+            3 => Role::Owned,
+            4 => Role::Full,
+            5 => Role::Leaving,
+            _ => Role::Bare,
+        }
+    }
+
+    pub(crate) fn class(&self) -> u32 {
+        self.role.load(Ordering::Relaxed) >> 16
+    }
+
+    pub(crate) fn used_bits(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Objects in use, of `objects`.
+    pub(crate) fn in_use(&self, objects: u32) -> u32 {
+        self.used_bits().count_ones() - (MAX_OBJECTS - objects)
+    }
+
+    /// Whether no object is in use; if so, everybody who had one is done with its bytes. Only the
+    /// owner's answer lasts.
+    pub fn is_empty(&self, objects: u32) -> bool {
+        // Pairs with the Release in `release`: the slab's memory may go to another class.
+        self.used.load(strong(Site::EmptyAcquire, Ordering::Acquire)) == beyond(objects)
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.used_bits() == u64::MAX
+    }
+
+    pub(crate) fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_next(&self, slab: u32) {
+        self.next.store(slab, Ordering::Relaxed);
+    }
+
+    pub(crate) fn prev(&self) -> u32 {
+        self.prev.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_prev(&self, slab: u32) {
+        self.prev.store(slab, Ordering::Relaxed);
+    }
+}
+
+/// The bits of objects that a slab of `objects` does not have.
+pub(crate) fn beyond(objects: u32) -> u64 {
+    if objects >= MAX_OBJECTS {
+        0
+    } else {
+        u64::MAX << objects
+    }
+}

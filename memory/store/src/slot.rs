@@ -1,0 +1,358 @@
+//! One page's entry in the table: 64 bits, and the only way in to its object.
+//!
+//! ```text
+//!  63  62..60  59..58  57..51  50..45  44..27  26..18  17..12   11..0
+//!  1   age     bump    pins    index   region  slab    tag      length-1   an object
+//!  01  form (61..60), 60 bits of the word                                  a same-filled page
+//!  00...01                                                                 lost: its entry was not sound
+//!  00...00                                                                 absent
+//! ```
+//!
+//! An object's class follows from its length and `bump` (0 to 3 classes larger than the smallest
+//! that fits), so that the table alone says which objects are in use. The protocol:
+//!
+//! - A reader *pins*: it adds one to `pins` by a compare-and-swap against the word it read, so the
+//!   word it holds is the one that names the object. It unpins when it has copied the bytes.
+//! - A writer *publishes*: it waits until nobody pins and swaps in the word of an object whose
+//!   bytes are already there. The old object is then its own, and it frees it.
+//! - Compaction *relocates*: it pins, copies, and swaps in the new place if its own pin is the only
+//!   one. The old place is then its own.
+//!
+//! So a place is freed by exactly one thread, and only when no reader is in it. Pins that a killed
+//! server left behind are taken off when the table is recovered.
+#![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
+
+use crate::sync::{both, relax, step, strong, AtomicU64, Ordering, Site};
+
+/// The longest object: a page as it is.
+pub const MAX_OBJECT: usize = 4096;
+
+/// Tags are below this: one more is ours, for same-filled pages whose word fits no entry.
+pub const TAGS: u8 = 63;
+
+/// Regions are below this: 512 GiB.
+pub(crate) const MAX_REGIONS: u32 = 1 << 18;
+
+/// Threads that may pin at a time; one more would run into the next field.
+pub(crate) const MAX_PINS: u64 = 127;
+
+/// The age at which a page stops growing older.
+pub const MAX_AGE: u8 = 7;
+
+const OBJECT: u64 = 1 << 63;
+const SAME: u64 = 1 << 62;
+const LOST: u64 = 1;
+
+const TAG_SHIFT: u32 = 12;
+const SLAB_SHIFT: u32 = 18;
+const INDEX_SHIFT: u32 = 45;
+const PIN_SHIFT: u32 = 51;
+const BUMP_SHIFT: u32 = 58;
+const AGE_SHIFT: u32 = 60;
+
+const SLAB_MASK: u64 = (1 << 27) - 1;
+const PIN: u64 = 1 << PIN_SHIFT;
+const PINS: u64 = MAX_PINS << PIN_SHIFT;
+const AGE: u64 = 7 << AGE_SHIFT;
+
+/// Where an object lies, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Region (18 bits) and the slab's number in it (9 bits).
+    pub slab: u32,
+    /// Its number in the slab, below 64.
+    pub index: u32,
+    /// Bytes, 1 to [`MAX_OBJECT`].
+    pub len: u32,
+    /// How many classes larger than need be, below 4.
+    pub bump: u32,
+    /// The caller's, below [`TAGS`].
+    pub tag: u8,
+}
+
+/// What a word says, once taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing is stored.
+    Absent,
+    /// This word, over and over.
+    Same(u64),
+    /// An object.
+    Object(Object),
+    /// Something was stored, and its entry or object was found not to be sound.
+    Lost,
+}
+
+/// The 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(pub(crate) u64);
+
+impl Word {
+    /// Nothing stored.
+    pub const ABSENT: Self = Self(0);
+    pub(crate) const LOST: Self = Self(LOST);
+
+    /// The word of an object, aged 0 and not pinned. Its numbers are in their ranges.
+    pub fn object(object: Object) -> Self {
+        debug_assert!((1..=MAX_OBJECT).contains(&(object.len as usize)));
+        debug_assert!(u64::from(object.slab) <= SLAB_MASK && object.index < 64);
+        debug_assert!(object.bump < 4 && object.tag <= TAGS);
+        Self(
+            OBJECT
+                | u64::from(object.len - 1)
+                | u64::from(object.tag) << TAG_SHIFT
+                | u64::from(object.slab) << SLAB_SHIFT
+                | u64::from(object.index) << INDEX_SHIFT
+                | u64::from(object.bump) << BUMP_SHIFT,
+        )
+    }
+
+    /// The word of a page filled with `word`, if it fits 60 bits and a form: a number whose upper
+    /// five bits are equal (zero, all ones, small numbers, addresses), a repeated 32-bit pattern,
+    /// or one whose lower four bits are zero (round floating-point numbers).
+    pub fn same(word: u64) -> Option<Self> {
+        const LOW: u64 = (1 << 60) - 1;
+        let sign = word.cast_signed() >> 59;
+        if sign == 0 || sign == -1 {
+            Some(Self(SAME | (word & LOW)))
+        } else if word >> 32 == word & 0xffff_ffff {
+            Some(Self(SAME | 1 << 60 | (word & 0xffff_ffff)))
+        } else if word & 15 == 0 {
+            Some(Self(SAME | 2 << 60 | word >> 4))
+        } else {
+            None
+        }
+    }
+
+    /// Takes the word apart; `None` if nothing of ours wrote it.
+    pub fn state(self) -> Option<State> {
+        let field = |shift: u32, mask: u64| {
+            u32::try_from(self.0 >> shift & mask).expect("masks are below 32 bits")
+        };
+        if self.0 & OBJECT != 0 {
+            return Some(State::Object(Object {
+                slab: field(SLAB_SHIFT, SLAB_MASK),
+                index: field(INDEX_SHIFT, 63),
+                len: field(0, 4095) + 1,
+                bump: field(BUMP_SHIFT, 3),
+                tag: field(TAG_SHIFT, 63).to_le_bytes()[0],
+            }));
+        }
+        if self.0 & SAME != 0 {
+            let value = self.0 & ((1 << 60) - 1);
+            return match self.0 >> 60 & 3 {
+                0 => Some(State::Same(((value << 4).cast_signed() >> 4).cast_unsigned())),
+                1 if value >> 32 == 0 => Some(State::Same(value | value << 32)),
+                2 => Some(State::Same(value << 4)),
+                _ => None,
+            };
+        }
+        match self.0 {
+            0 => Some(State::Absent),
+            LOST => Some(State::Lost),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_object(self) -> bool {
+        self.0 & OBJECT != 0
+    }
+
+    fn pins(self) -> u64 {
+        if self.is_object() {
+            (self.0 & PINS) >> PIN_SHIFT
+        } else {
+            0
+        }
+    }
+
+    /// Without the pins.
+    pub(crate) fn unpinned(self) -> Self {
+        if self.is_object() {
+            Self(self.0 & !PINS)
+        } else {
+            self
+        }
+    }
+
+    pub(crate) fn age(self) -> u8 {
+        if self.is_object() {
+            ((self.0 & AGE) >> AGE_SHIFT).to_le_bytes()[0]
+        } else {
+            0
+        }
+    }
+
+    /// The same object elsewhere, as old as before.
+    pub(crate) fn at(self, slab: u32, index: u32, bump: u32) -> Self {
+        match self.state() {
+            Some(State::Object(object)) => {
+                Self(Self::object(Object { slab, index, bump, ..object }).0 | (self.0 & AGE))
+            }
+            _ => self,
+        }
+    }
+}
+
+/// One entry of the table. See the module for who may do what.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Slot(AtomicU64);
+
+impl Slot {
+    /// An entry outside of a table.
+    #[cfg(any(loom, test))]
+    pub fn new(word: Word) -> Self {
+        Self(AtomicU64::new(word.0))
+    }
+
+    /// What is there now; it may be something else at once.
+    #[inline]
+    pub fn load(&self) -> Word {
+        Word(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Writes without asking: for recovery, before anybody else is there.
+    pub(crate) fn store(&self, word: Word) {
+        self.0.store(word.0, Ordering::Relaxed);
+    }
+
+    /// Keeps the object where it is until [`unpin`](Self::unpin); `Err` with the word if it is not
+    /// an object. With `touch` the page is young again.
+    #[inline]
+    pub fn pin(&self, touch: bool) -> Result<Word, Word> {
+        let mut tries = 0;
+        loop {
+            let word = self.load();
+            if !word.is_object() {
+                return Err(word);
+            }
+            if word.pins() == MAX_PINS {
+                relax(&mut tries);
+                continue;
+            }
+            let pinned = (if touch { word.0 & !AGE } else { word.0 }) + PIN;
+            // Pairs with the Release of `publish` or `relocate`: the bytes are there.
+            let acquire = strong(Site::PinAcquire, Ordering::Acquire);
+            if self.0.compare_exchange(word.0, pinned, acquire, Ordering::Relaxed).is_ok() {
+                return Ok(Word(pinned));
+            }
+        }
+    }
+
+    /// Takes the pin off again. Only for who pinned.
+    #[inline]
+    pub fn unpin(&self) {
+        // Pairs with the Acquire of `publish` or `relocate`: our reading is over.
+        self.0.fetch_sub(PIN, strong(Site::UnpinRelease, Ordering::Release));
+    }
+
+    /// Swaps in `new`, when nobody pins what is there. The object of the word given back is the
+    /// caller's to free.
+    #[inline]
+    pub fn publish(&self, new: Word) -> Word {
+        let mut tries = 0;
+        loop {
+            let word = self.load();
+            if word.pins() != 0 && step(Site::PublishWaits) {
+                relax(&mut tries);
+                continue;
+            }
+            let order = both(Site::PublishAcquire, Site::PublishRelease);
+            if self.0.compare_exchange(word.0, new.0, order, Ordering::Relaxed).is_ok() {
+                return word;
+            }
+        }
+    }
+
+    /// Swaps in `new` for the object that the caller has pinned, which ends the pin; `false`, and
+    /// the pin still there, if somebody else reads it. `pinned` is what `pin` gave.
+    #[inline]
+    pub fn relocate(&self, pinned: Word, new: Word) -> bool {
+        let order = both(Site::MoveAcquire, Site::MoveRelease);
+        // A reader that came and went changes the age at most, and its unpin must be seen.
+        let word = self.load();
+        let alone = word.pins() == 1 || !step(Site::MoveAlone);
+        let unmoved = (word.0 | AGE | PINS) == (pinned.0 | AGE | PINS);
+        let new = Word(new.0 & !AGE | word.0 & AGE);
+        alone && unmoved && self.0.compare_exchange(word.0, new.0, order, Ordering::Relaxed).is_ok()
+    }
+
+    /// Makes the object one period older, up to [`MAX_AGE`], and gives its new age.
+    pub(crate) fn grow_older(&self) -> Option<u8> {
+        loop {
+            let word = self.load();
+            if !word.is_object() {
+                return None;
+            }
+            if word.age() == MAX_AGE {
+                return Some(MAX_AGE);
+            }
+            let older = word.0 + (1 << AGE_SHIFT);
+            if self.0.compare_exchange(word.0, older, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                return Some(word.age() + 1);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_keeps_every_field_at_its_ends() {
+        for (slab, index, len, bump, tag) in
+            [(0, 0, 1, 0, 0), ((1 << 27) - 1, 63, 4096, 3, 63), (0x55_5555, 21, 1234, 2, 42)]
+        {
+            let object = Object { slab, index, len, bump, tag };
+            let word = Word::object(object);
+            assert_eq!(word.state(), Some(State::Object(object)));
+            let slot = Slot::new(word);
+            for _ in 0..MAX_PINS {
+                slot.pin(true).unwrap();
+            }
+            assert_eq!(slot.load().state(), Some(State::Object(object)));
+            assert_eq!(slot.load().pins(), MAX_PINS);
+            for _ in 0..20 {
+                slot.grow_older();
+            }
+            assert_eq!((slot.load().age(), slot.load().pins()), (MAX_AGE, MAX_PINS));
+            assert_eq!(slot.load().state(), Some(State::Object(object)));
+            assert_eq!(slot.load().unpinned().0 & !AGE, word.0);
+        }
+    }
+
+    #[test]
+    fn same_words_come_back_or_are_refused() {
+        let words = [
+            0,
+            u64::MAX,
+            1,
+            0x0000_7f12_3456_789a,
+            0xffff_8880_0000_1234,
+            0x5a5a_5a5a_5a5a_5a5a,
+            0x6b6b_6b6b_6b6b_6b6b,
+            0xdead_beef_dead_beef,
+            1.0_f64.to_bits(),
+            (-2.5_f64).to_bits(),
+            i64::MIN.cast_unsigned(),
+            1 << 59,
+            (1 << 59) - 1,
+        ];
+        for word in words {
+            let stored = Word::same(word).unwrap_or_else(|| panic!("{word:016x} does not fit"));
+            assert_eq!(stored.state(), Some(State::Same(word)), "{word:016x}");
+            assert_eq!((stored.pins(), stored.age(), stored.is_object()), (0, 0, false));
+        }
+        assert_eq!(Word::same(u64::from_le_bytes(*b"abcdefgh")), None);
+    }
+
+    #[test]
+    fn words_that_nothing_of_ours_wrote_are_told() {
+        for word in [2, SAME | 3 << 60, SAME | 1 << 60 | 1 << 33, 1 << 61] {
+            assert_eq!(Word(word).state(), None, "{word:016x}");
+        }
+    }
+}

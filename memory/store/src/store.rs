@@ -1,0 +1,319 @@
+//! The store as a whole: made, taken over, counted.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::class::{fitting, CLASSES, WHOLE};
+use crate::compact::Sweep;
+use crate::heap::Heap;
+use crate::inject;
+use crate::layout::{Layout, PAGE};
+use crate::map::{self, Map, Taken};
+use crate::recover;
+use crate::slot::{Object, Word, MAX_PINS};
+use crate::stats::{sum, Counters, Stats};
+use crate::superblock::{self, Foreign};
+use crate::sync::{AtomicU64, Ordering};
+use crate::worker::Worker;
+
+/// The most workers at a time. Compaction pins as well, so it is below what a slot can count.
+pub const MAX_WORKERS: usize = 64;
+
+const _: () = assert!((MAX_WORKERS as u64) < MAX_PINS);
+
+/// What a server may choose; none of it is written into the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes of memory that the file may have, table and all; 0 for any number.
+    pub mem_limit: u64,
+    /// Bytes of memory that a [`Keeper`](crate::Keeper) has ready ahead of need. The default covers
+    /// a fifth of a second of 300 MB/s; a server under memory pressure wants 64 MiB to 256 MiB.
+    pub reserve: u64,
+    /// How long a write waits for the keeper when nothing is ready, before it fails as full.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1) }
+    }
+}
+
+/// Why a store could not be made or taken over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No store has so many pages, or none.
+    #[error("a store cannot have {pages} pages, it has 1 to {max}", max = max_pages())]
+    Pages {
+        /// The number asked for.
+        pages: u64,
+    },
+    /// The limit leaves no room for the table.
+    #[error("memory limit of {limit} bytes, superblock and slot table alone need {need}")]
+    Limit {
+        /// The limit.
+        limit: u64,
+        /// Bytes that an empty store needs.
+        need: u64,
+    },
+    /// Another server has the file, or one that was killed is not quite gone.
+    #[error("store is in use by another server")]
+    InUse,
+    /// The file is not a store of ours.
+    #[error(transparent)]
+    Foreign(#[from] Foreign),
+    /// The kernel refused.
+    #[error("cannot {action} the store's file")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    pub(crate) fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+}
+
+impl From<Taken> for StoreError {
+    fn from(taken: Taken) -> Self {
+        match taken {
+            Taken::InUse => Self::InUse,
+            Taken::Io(source) => Self::Io { action: "open", source },
+        }
+    }
+}
+
+/// Compressed pages in a memfd. Threads use it through a [`Worker`] each.
+pub struct Store {
+    pub(crate) heap: Heap,
+    pub(crate) counters: Box<[Counters]>,
+    /// Bit set: a worker has these counters.
+    pub(crate) working: AtomicU64,
+    pub(crate) sweep: Mutex<Sweep>,
+    pub(crate) compacted: AtomicU64,
+    pub(crate) options: Options,
+    lost: u64,
+}
+
+impl Store {
+    /// Makes an empty store of `pages` pages of 4096 bytes in a new memfd, and its table.
+    ///
+    /// # Errors
+    ///
+    /// A number of pages that cannot be addressed, a limit too small for the table, and the
+    /// kernel's.
+    pub fn create(pages: u64, options: Options) -> Result<Arc<Self>, StoreError> {
+        let layout = Layout::of(pages).ok_or(StoreError::Pages { pages })?;
+        let limit = limit_pages(&layout, &options)?;
+        let fd = map::create(&layout).map_err(StoreError::io("create"))?;
+        let file = map::take(fd.as_fd())?;
+        let map = Map::new(file, fd, layout).map_err(StoreError::io("map"))?;
+        populate_table(&map)?;
+        superblock::write(map.superblock(), &layout);
+        Ok(Self::with(Heap::new(map, limit, options.patience), options, 0))
+    }
+
+    /// Takes over the store in `fd`, whose server is gone: checks that it is one, makes the lists of
+    /// free places anew from the table, and gives memory back in which nothing is stored. Objects'
+    /// bytes are checked when they are read, or by [`Worker::check`].
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::InUse`] while another server has it (one that was killed is gone when it has
+    /// been waited for), [`StoreError::Foreign`] for a file that is not a store of this version with
+    /// these sizes; the limit and the kernel as for [`create`](Self::create). The file is not
+    /// changed then.
+    pub fn attach(fd: BorrowedFd<'_>, options: Options) -> Result<Arc<Self>, StoreError> {
+        let file = map::take(fd)?;
+        let (len, sealed) = map::size(file.as_fd()).map_err(StoreError::io("examine"))?;
+        let mut page = [0; PAGE];
+        let read = std::os::unix::fs::FileExt::read_at(&file, &mut page, 0)
+            .map_err(StoreError::io("read"))?;
+        let layout = superblock::read(&page[..read], len)?;
+        if !sealed {
+            return Err(Foreign::Unsealed.into());
+        }
+        let limit = limit_pages(&layout, &options)?;
+        let shared = fd.try_clone_to_owned().map_err(StoreError::io("copy"))?;
+        let map = Map::new(file, shared, layout).map_err(StoreError::io("map"))?;
+        populate_table(&map)?;
+        superblock::next_generation(map.superblock());
+        inject::step();
+        let heap = Heap::new(map, limit, options.patience);
+        let found = recover::recover(&heap).map_err(StoreError::io("recover"))?;
+        let store = Self::with(heap, options, found.lost);
+        // The counters of the pages that were there already; workers add to theirs.
+        let first = &store.counters[MAX_WORKERS];
+        first.pages.store(found.pages, Ordering::Relaxed);
+        first.same.store(found.same, Ordering::Relaxed);
+        first.huge.store(found.huge, Ordering::Relaxed);
+        first.bytes.store(found.bytes, Ordering::Relaxed);
+        Ok(store)
+    }
+
+    fn with(heap: Heap, options: Options, lost: u64) -> Arc<Self> {
+        let pages = heap.map.layout().pages;
+        Arc::new(Self {
+            heap,
+            counters: (0..=MAX_WORKERS).map(|_| Counters::default()).collect(),
+            working: AtomicU64::new(0),
+            sweep: Mutex::new(Sweep::new(pages)),
+            compacted: AtomicU64::new(0),
+            options,
+            lost,
+        })
+    }
+
+    /// A worker for one thread; `None` when [`MAX_WORKERS`] are there.
+    pub fn worker(self: &Arc<Self>) -> Option<Worker> {
+        Worker::new(self)
+    }
+
+    /// The file, for the supervisor to keep. It stays valid while the store is there; whoever keeps
+    /// it longer makes a copy.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.heap.map.fd()
+    }
+
+    /// Pages of 4096 bytes.
+    pub fn pages(&self) -> u64 {
+        self.heap.map.layout().pages
+    }
+
+    /// How many servers the file has had, this one included.
+    pub fn generation(&self) -> u64 {
+        superblock::identity(self.heap.map.superblock()).0
+    }
+
+    /// The file's random number: the same for all its servers.
+    pub fn id(&self) -> u64 {
+        superblock::identity(self.heap.map.superblock()).1
+    }
+
+    /// Pages whose entries were found not to be sound when the store was taken over. Reading one
+    /// fails until it is written or discarded; none of them is the trace of a killed server.
+    pub fn lost_pages(&self) -> u64 {
+        self.lost
+    }
+
+    /// Changes the limit; 0 for none. One below what is used refuses memory until less is.
+    pub fn set_mem_limit(&self, bytes: u64) {
+        self.heap.regions.set_limit(in_pages(bytes));
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        let regions = &self.heap.regions;
+        let bytes = |pages: u64| pages.saturating_mul(PAGE as u64);
+        let of = |counter: fn(&Counters) -> &AtomicU64| sum(&self.counters, counter);
+        Stats {
+            orig_data_size: bytes(of(|c| &c.pages)),
+            compr_data_size: of(|c| &c.bytes),
+            mem_used_total: bytes(regions.used()),
+            mem_limit: if regions.limit() == u64::MAX { 0 } else { bytes(regions.limit()) },
+            mem_used_max: bytes(regions.used_max()),
+            same_pages: of(|c| &c.same),
+            pages_compacted: self.compacted.load(Ordering::Relaxed),
+            huge_pages: of(|c| &c.huge),
+            huge_pages_since: of(|c| &c.huge_since),
+            mem_ready: bytes(regions.ready()),
+        }
+    }
+
+    /// Bytes of memory that the kernel says the file has: for tests of `mem_used_total`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn resident(&self) -> io::Result<u64> {
+        Ok(self.heap.map.resident()? * PAGE as u64)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("pages", &self.pages())
+            .field("generation", &self.generation())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where the object of a checked or unchecked word lies: its class, and the places of its checksum
+/// and bytes. `None` if there is no such place, which a sound table never says.
+#[inline]
+pub(crate) fn locate(map: &Map, object: &Object) -> Option<(usize, (usize, usize))> {
+    let fits = fitting(object.len as usize);
+    let class = fits + object.bump as usize;
+    if object.bump > 0 && class >= WHOLE || class >= CLASSES {
+        return None;
+    }
+    Some((class, map.layout().place(object.slab, class, object.index)?))
+}
+
+/// What the checksum of an object begins with: an object is only whole as that page's, with that
+/// length, tag and bump. (A wrong bump may name the right bytes, and makes the slab another class's.)
+#[inline]
+pub(crate) fn seed(index: u64, object: &Object) -> u32 {
+    let what = u64::from(object.len << 8 | object.bump << 6) | u64::from(object.tag);
+    let mixed = (index ^ what << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let [_, _, _, _, high @ ..] = (mixed ^ mixed >> 29).to_le_bytes();
+    u32::from_le_bytes(high) ^ u32::try_from(what).expect("21 bits")
+}
+
+/// The checksum of an object.
+#[inline]
+pub(crate) fn checksum(index: u64, object: &Object, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(seed(index, object), bytes)
+}
+
+/// Whether the word is of a page stored as it is.
+#[inline]
+pub(crate) fn is_huge(word: Word, object: &Object) -> bool {
+    word.is_object() && fitting(object.len as usize) == WHOLE
+}
+
+fn populate_table(map: &Map) -> Result<(), StoreError> {
+    let fixed = map.layout().fixed_pages();
+    let pages = u32::try_from(fixed).expect("tables are below 2^32 pages");
+    map.populate(0, pages).map_err(StoreError::io("find memory for"))
+}
+
+fn in_pages(limit: u64) -> u64 {
+    if limit == 0 {
+        u64::MAX
+    } else {
+        limit / PAGE as u64
+    }
+}
+
+fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
+    let limit = in_pages(options.mem_limit);
+    if limit < layout.fixed_pages() {
+        let need = layout.fixed_pages() * PAGE as u64;
+        return Err(StoreError::Limit { limit: options.mem_limit, need });
+    }
+    Ok(limit)
+}
+
+fn max_pages() -> u64 {
+    let (mut low, mut high) = (1, 1 << 40);
+    while low < high {
+        let middle = u64::midpoint(low, high + 1);
+        if Layout::of(middle).is_some() {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}

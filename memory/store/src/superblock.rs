@@ -1,0 +1,145 @@
+//! The first page of the file: what it is, and whether it is ours to read.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+use crate::class::fingerprint;
+use crate::layout::{Layout, PAGE};
+use crate::sync::{AtomicU64, Ordering};
+
+/// "platenST", little endian.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
+
+/// Changes with anything that another version would read wrongly.
+pub(crate) const VERSION: u64 = 1;
+
+/// Words that never change after the file is made, the checksum behind them.
+const FIXED: usize = 8;
+/// Counts the servers that have had the file.
+const GENERATION: usize = 9;
+
+/// Writes a new superblock; the magic number last, so that half of one is none.
+pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
+    let fixed = fixed(layout, RandomState::new().build_hasher().finish());
+    for (word, value) in words.iter().zip(fixed).skip(1) {
+        word.store(value, Ordering::Relaxed);
+    }
+    words[FIXED].store(sum(&fixed), Ordering::Relaxed);
+    words[GENERATION].store(1, Ordering::Relaxed);
+    words[0].store(MAGIC, Ordering::Release);
+}
+
+/// Reads a superblock in a file of `file_len` bytes.
+pub(crate) fn read(page: &[u8], file_len: u64) -> Result<Layout, Foreign> {
+    let word = |at: usize| {
+        page.get(at * 8..at * 8 + 8)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u64::from_le_bytes)
+    };
+    if word(0) != MAGIC {
+        return Err(Foreign::Magic { got: word(0) });
+    }
+    if word(1) != VERSION {
+        return Err(Foreign::Version { got: word(1), expected: VERSION });
+    }
+    let got: [u64; FIXED] = std::array::from_fn(word);
+    if sum(&got) != word(FIXED) {
+        return Err(Foreign::Checksum { got: word(FIXED), expected: sum(&got) });
+    }
+    let pages = word(3);
+    let layout = Layout::of(pages).ok_or(Foreign::Pages { pages })?;
+    let expected = fixed(&layout, word(7));
+    for (at, name) in [(2, "page size"), (4, "regions"), (5, "start of regions"), (6, "classes")] {
+        if got[at] != expected[at] {
+            return Err(Foreign::Geometry { name, got: got[at], expected: expected[at] });
+        }
+    }
+    if file_len != layout.len as u64 {
+        return Err(Foreign::Length { got: file_len, expected: layout.len as u64 });
+    }
+    Ok(layout)
+}
+
+/// Counts one more server, and gives its number.
+pub(crate) fn next_generation(words: &[AtomicU64]) -> u64 {
+    words[GENERATION].fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+}
+
+/// The number of the server that has the file, and the file's own random number.
+pub(crate) fn identity(words: &[AtomicU64]) -> (u64, u64) {
+    (words[GENERATION].load(Ordering::Relaxed), words[7].load(Ordering::Relaxed))
+}
+
+fn fixed(layout: &Layout, id: u64) -> [u64; FIXED] {
+    [
+        MAGIC,
+        VERSION,
+        PAGE as u64,
+        layout.pages,
+        u64::from(layout.regions),
+        layout.regions_at as u64,
+        fingerprint(),
+        id,
+    ]
+}
+
+fn sum(words: &[u64; FIXED]) -> u64 {
+    words.iter().fold(0, |sum, word| {
+        u64::from(crc32c::crc32c_append(u32::try_from(sum).unwrap_or(0), &word.to_le_bytes()))
+    })
+}
+
+/// Why a file is not a store that this version can serve.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Foreign {
+    /// Not a store at all, or one whose creation was interrupted.
+    #[error("not a store: its first word is {got:016x}")]
+    Magic {
+        /// The word found.
+        got: u64,
+    },
+    /// Made by another version.
+    #[error("store of format version {got}, this program serves version {expected}")]
+    Version {
+        /// The version found.
+        got: u64,
+        /// Ours.
+        expected: u64,
+    },
+    /// The superblock is damaged.
+    #[error("superblock checksum is {got:08x}, its bytes have {expected:08x}")]
+    Checksum {
+        /// What is stated.
+        got: u64,
+        /// What its words have.
+        expected: u64,
+    },
+    /// A number of pages that no store has.
+    #[error("store of {pages} pages is none that can be served")]
+    Pages {
+        /// The number.
+        pages: u64,
+    },
+    /// Cut in another way.
+    #[error("store with {name} {got}, this program has {expected}")]
+    Geometry {
+        /// Which of its sizes.
+        name: &'static str,
+        /// The one found.
+        got: u64,
+        /// Ours.
+        expected: u64,
+    },
+    /// The file has another length than its superblock says.
+    #[error("store file of {got} bytes, its superblock says {expected}")]
+    Length {
+        /// Bytes of the file.
+        got: u64,
+        /// Bytes that it must have.
+        expected: u64,
+    },
+    /// The file could be made shorter, which would kill the server that maps it.
+    #[error("store file is not sealed against shrinking")]
+    Unsealed,
+}

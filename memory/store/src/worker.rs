@@ -1,0 +1,373 @@
+//! One thread's way to the store: put, get, discard.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::class::{fitting, CLASSES};
+use crate::heap::Claimed;
+use crate::inject;
+use crate::slab::NIL;
+use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, TAGS};
+use crate::stats::{add, sub, Counters};
+use crate::store::{checksum, is_huge, locate, Store, MAX_WORKERS};
+use crate::sync::Ordering;
+
+/// What is stored for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    /// Nothing: it reads as zeros.
+    Absent,
+    /// This word, over and over.
+    Same(u64),
+    /// An object.
+    Object {
+        /// What the caller said of it.
+        tag: u8,
+        /// Its bytes.
+        len: usize,
+    },
+}
+
+/// Why nothing was stored. What was there before still is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PutError {
+    /// The limit is reached or the kernel has no memory: ENOSPC.
+    #[error("no room for {len} bytes of page {index}")]
+    Full {
+        /// The page.
+        index: u64,
+        /// Bytes of the object.
+        len: usize,
+    },
+    /// There is no such page.
+    #[error("page {index} of a store of {pages} pages")]
+    Index {
+        /// The page.
+        index: u64,
+        /// Pages there are.
+        pages: u64,
+    },
+    /// An object of no bytes or more than a page has, or a tag that is too large.
+    #[error("object of {len} bytes with tag {tag}, expected 1 to {MAX_OBJECT} bytes, a tag below {TAGS}")]
+    Object {
+        /// Its length.
+        len: usize,
+        /// Its tag.
+        tag: u8,
+    },
+}
+
+/// Why a page cannot be read. Only this one: EIO.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GetError {
+    /// There is no such page.
+    #[error("page {index} of a store of {pages} pages")]
+    Index {
+        /// The page.
+        index: u64,
+        /// Pages there are.
+        pages: u64,
+    },
+    /// The bytes are not those that were stored.
+    #[error(
+        "page {index}: object of {len} bytes has checksum {got:08x}, stored with {expected:08x}"
+    )]
+    Checksum {
+        /// The page.
+        index: u64,
+        /// Bytes of its object.
+        len: usize,
+        /// The checksum it was stored with.
+        expected: u32,
+        /// The one its bytes have.
+        got: u32,
+    },
+    /// Its entry is not one that was ever written.
+    #[error("page {index}: its entry in the slot table is damaged")]
+    Lost {
+        /// The page.
+        index: u64,
+    },
+}
+
+/// What [`Worker::check`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Pages that are stored and sound.
+    pub sound: u64,
+    /// Pages that cannot be read.
+    pub damaged: u64,
+}
+
+/// One thread's access to a [`Store`]: its current slab of each class, and its counters.
+///
+/// Neither [`put`](Self::put) nor [`get`](Self::get) allocates, locks for longer than it takes to
+/// move a slab between two lists, or calls the kernel while a [`Keeper`](crate::Keeper) keeps up.
+pub struct Worker {
+    store: Arc<Store>,
+    number: usize,
+    current: Box<[u32; CLASSES]>,
+}
+
+impl Worker {
+    pub(crate) fn new(store: &Arc<Store>) -> Option<Self> {
+        let take = |taken: u64| {
+            let number = taken.trailing_ones();
+            (number < u64::BITS).then(|| taken | 1 << number)
+        };
+        let before = store.working.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).ok()?;
+        store.heap.workers.fetch_add(1, Ordering::Relaxed);
+        let number = before.trailing_ones() as usize;
+        debug_assert!(number < MAX_WORKERS);
+        Some(Self { store: Arc::clone(store), number, current: Box::new([NIL; CLASSES]) })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Stores `bytes` as page `index`'s, 1 to [`MAX_OBJECT`] of them. `tag` (below [`TAGS`]) comes
+    /// back with them: the codec, say. A page that cannot be compressed is stored as it is: 4096
+    /// bytes then take 4096, and no more.
+    ///
+    /// A reader at the same time gets the old page or this one. When this returns, any server that
+    /// takes the store over has this one.
+    ///
+    /// # Errors
+    ///
+    /// [`PutError::Full`] at the limit, and arguments out of their range.
+    pub fn put(&mut self, index: u64, tag: u8, bytes: &[u8]) -> Result<(), PutError> {
+        if tag >= TAGS {
+            return Err(PutError::Object { len: bytes.len(), tag });
+        }
+        self.put_object(index, tag, bytes)
+    }
+
+    /// Stores page `index` as `word` over and over: in its entry, without memory, unless the word
+    /// is of the rare kind that does not fit there and takes 64 bytes. What fits: numbers whose upper
+    /// five bits are equal (zero, all ones, small numbers, addresses), 32 bits twice, and numbers
+    /// whose lower four bits are zero (round floating-point numbers).
+    ///
+    /// # Errors
+    ///
+    /// No such page; [`PutError::Full`] only for a word of the rare kind.
+    pub fn put_same(&mut self, index: u64, word: u64) -> Result<(), PutError> {
+        let Some(new) = Word::same(word) else {
+            return self.put_object(index, TAGS, &word.to_le_bytes());
+        };
+        let old = self.slot(index)?.publish(new);
+        inject::step();
+        self.forget(old);
+        let counters = self.counters();
+        add(&counters.pages, 1);
+        add(&counters.same, 1);
+        Ok(())
+    }
+
+    fn put_object(&mut self, index: u64, tag: u8, bytes: &[u8]) -> Result<(), PutError> {
+        let (Ok(len), 1..=MAX_OBJECT) = (u32::try_from(bytes.len()), bytes.len()) else {
+            return Err(PutError::Object { len: bytes.len(), tag });
+        };
+        self.slot(index)?;
+        let fits = fitting(bytes.len());
+        let heap = &self.store.heap;
+        let Ok(Claimed { slab, class, index: number }) = heap.claim(&mut self.current[fits], fits)
+        else {
+            return Err(PutError::Full { index, len: bytes.len() });
+        };
+        inject::step();
+        let bump = u32::try_from(class - fits).expect("three at most");
+        let object = Object { slab, index: number, len, bump, tag };
+        let (_, place) = locate(&heap.map, &object).expect("the heap claims places that exist");
+        heap.map.write(place, checksum(index, &object, bytes), bytes);
+        inject::step();
+        let word = Word::object(object);
+        let old = self.slot(index)?.publish(word);
+        inject::step();
+        self.forget(old);
+        let counters = self.counters();
+        add(&counters.pages, 1);
+        add(&counters.bytes, u64::from(len));
+        if tag == TAGS {
+            add(&counters.same, 1);
+        }
+        if is_huge(word, &object) {
+            add(&counters.huge, 1);
+            add(&counters.huge_since, 1);
+        }
+        Ok(())
+    }
+
+    /// Copies what is stored for page `index` to the beginning of `out`, checked. After an error
+    /// `out` holds no particular bytes. Makes the page young again.
+    ///
+    /// # Errors
+    ///
+    /// No such page, and damage: [`GetError::Checksum`] and [`GetError::Lost`].
+    #[inline]
+    pub fn get(&self, index: u64, out: &mut [u8; MAX_OBJECT]) -> Result<Page, GetError> {
+        self.read(index, out, true)
+    }
+
+    fn read(&self, index: u64, out: &mut [u8; MAX_OBJECT], touch: bool) -> Result<Page, GetError> {
+        let map = &self.store.heap.map;
+        let slot = usize::try_from(index).ok().and_then(|at| map.table().get(at));
+        let slot = slot.ok_or(GetError::Index { index, pages: self.store.pages() })?;
+        let lost = GetError::Lost { index };
+        let word = match slot.pin(touch) {
+            Ok(word) => word,
+            Err(word) => {
+                return match word.state() {
+                    Some(State::Absent) => Ok(Page::Absent),
+                    Some(State::Same(word)) => Ok(Page::Same(word)),
+                    _ => Err(lost),
+                }
+            }
+        };
+        inject::step();
+        let found = match word.state() {
+            Some(State::Object(object)) => locate(map, &object)
+                .map(|(_, place)| (object, map.read(place, &mut out[..object.len as usize]))),
+            _ => None,
+        };
+        slot.unpin();
+        inject::step();
+        let (object, expected) = found.ok_or(lost)?;
+        let len = object.len as usize;
+        let got = checksum(index, &object, &out[..len]);
+        if got != expected {
+            return Err(GetError::Checksum { index, len, expected, got });
+        }
+        match (object.tag, out.first_chunk()) {
+            (TAGS, Some(word)) if len == 8 => Ok(Page::Same(u64::from_le_bytes(*word))),
+            (TAGS, _) => Err(GetError::Lost { index }),
+            (tag, _) => Ok(Page::Object { tag, len }),
+        }
+    }
+
+    /// Forgets these pages; those that are not there are left out.
+    pub fn discard(&mut self, pages: Range<u64>) {
+        let end = pages.end.min(self.store.pages());
+        for index in pages.start..end {
+            if let Ok(slot) = self.slot(index) {
+                if slot.load() == Word::ABSENT {
+                    continue;
+                }
+                let old = slot.publish(Word::ABSENT);
+                inject::step();
+                self.forget(old);
+            }
+        }
+    }
+
+    /// What is stored for page `index`, without reading it, and how many periods of
+    /// [`grow_older`](Self::grow_older) ago it was written or read.
+    ///
+    /// # Errors
+    ///
+    /// No such page, and [`GetError::Lost`].
+    pub fn peek(&self, index: u64) -> Result<(Page, u8), GetError> {
+        let table = self.store.heap.map.table();
+        let slot = usize::try_from(index).ok().and_then(|at| table.get(at));
+        let word = slot.ok_or(GetError::Index { index, pages: self.store.pages() })?.load();
+        let page = match word.state() {
+            Some(State::Absent) => Page::Absent,
+            Some(State::Same(word)) => Page::Same(word),
+            Some(State::Object(object)) => {
+                Page::Object { tag: object.tag, len: object.len as usize }
+            }
+            Some(State::Lost) | None => return Err(GetError::Lost { index }),
+        };
+        Ok((page, word.age()))
+    }
+
+    /// Makes the objects of these pages one period older, [`MAX_AGE`](crate::MAX_AGE) at most.
+    pub fn grow_older(&self, pages: Range<u64>) {
+        let table = self.store.heap.map.table();
+        let end = pages.end.min(self.store.pages());
+        let at = |index: u64| usize::try_from(index).unwrap_or(usize::MAX);
+        for slot in table.get(at(pages.start)..at(end)).into_iter().flatten() {
+            slot.grow_older();
+        }
+    }
+
+    /// Reads these pages to see which can be read; leaves their ages as they are.
+    pub fn check(&self, pages: Range<u64>) -> Checked {
+        let mut out = [0; MAX_OBJECT];
+        let mut checked = Checked::default();
+        for index in pages.start..pages.end.min(self.store.pages()) {
+            match self.read(index, &mut out, false) {
+                Ok(Page::Absent) => {}
+                Ok(_) => checked.sound += 1,
+                Err(_) => checked.damaged += 1,
+            }
+        }
+        checked
+    }
+
+    /// Gives the worker's slabs up for others to use: for one that has nothing to do for a while.
+    pub fn rest(&mut self) {
+        for (class, current) in self.current.iter_mut().enumerate() {
+            if *current != NIL {
+                self.store.heap.disown(*current, class);
+                *current = NIL;
+            }
+        }
+    }
+
+    fn slot(&self, index: u64) -> Result<&Slot, PutError> {
+        let table = self.store.heap.map.table();
+        let slot = usize::try_from(index).ok().and_then(|at| table.get(at));
+        slot.ok_or(PutError::Index { index, pages: self.store.pages() })
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.store.counters[self.number]
+    }
+
+    /// Frees what a word that we took out of the table named.
+    fn forget(&self, old: Word) {
+        let counters = self.counters();
+        if old != Word::ABSENT {
+            sub(&counters.pages, 1);
+        }
+        match old.state() {
+            Some(State::Same(_)) => sub(&counters.same, 1),
+            Some(State::Object(object)) => {
+                sub(&counters.bytes, u64::from(object.len));
+                if object.tag == TAGS {
+                    sub(&counters.same, 1);
+                }
+                if is_huge(old, &object) {
+                    sub(&counters.huge, 1);
+                }
+                add(&counters.freed, 1);
+                // A word that names no place was never ours; there is nothing to free.
+                if let Some((class, _)) = locate(&self.store.heap.map, &object) {
+                    let Object { slab, index, .. } = object;
+                    self.store.heap.release(Claimed { slab, class, index });
+                    inject::step();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.rest();
+        self.store.heap.workers.fetch_sub(1, Ordering::Relaxed);
+        self.store.working.fetch_and(!(1 << self.number), Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("number", &self.number).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,257 @@
+//! Several threads' operation lists at once, and what each may see.
+#![cfg(not(loom))]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use proptest::prelude::*;
+use store::{Keeper, Options, Page, PutError, Store, MAX_OBJECT};
+
+/// Few pages and few lengths, so that threads meet.
+const PAGES: u64 = 24;
+const THREADS: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put { index: u64, len: usize },
+    Same { index: u64 },
+    Get { index: u64 },
+    Discard { index: u64 },
+    Compact,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let index = 0..PAGES;
+    let len = prop::sample::select(vec![20_usize, 300, 310, 1500, 1510, 4000, MAX_OBJECT]);
+    let op = prop_oneof![
+        10 => (index.clone(), len).prop_map(|(index, len)| Op::Put { index, len }),
+        1 => index.clone().prop_map(|index| Op::Same { index }),
+        10 => index.clone().prop_map(|index| Op::Get { index }),
+        2 => index.prop_map(|index| Op::Discard { index }),
+        1 => Just(Op::Compact),
+    ];
+    prop::collection::vec(op, 50..400)
+}
+
+/// Bytes that say which write they are of, all through: a mixture of two is seen.
+fn bytes(stamp: u64, len: usize) -> Vec<u8> {
+    stamp.to_le_bytes().into_iter().cycle().take(len).collect()
+}
+
+/// The stamp of what was read; panics if it is a mixture.
+fn stamp(page: Page, out: &[u8; MAX_OBJECT]) -> u64 {
+    match page {
+        Page::Absent => 0,
+        Page::Same(word) => word,
+        Page::Object { len, tag } => {
+            let stamp = u64::from_le_bytes(out[..8].try_into().unwrap());
+            assert!(out[..len] == bytes(stamp, len), "a mixture of two objects");
+            assert_eq!(u64::from(tag), stamp % 60, "the tag of another object");
+            stamp
+        }
+    }
+}
+
+/// Stamps of a page are given out in order; a page may only hold one that was given out and that
+/// no write which had ended before this one began has replaced.
+fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
+    let store = Store::create(PAGES, options.clone()).unwrap();
+    let keeper = keeper.then(|| Keeper::start(&store).unwrap());
+    let clock = Arc::new(AtomicU64::new(1));
+    let start = Arc::new(Barrier::new(lists.len()));
+    // Every event with its times: (page, stamp, from, to, written).
+    let threads: Vec<_> = lists
+        .into_iter()
+        .map(|list| {
+            let (store, clock, start) =
+                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&start));
+            thread::spawn(move || {
+                let mut worker = store.worker().unwrap();
+                let mut out = [0; MAX_OBJECT];
+                let mut events = Vec::new();
+                let tick = || clock.fetch_add(1, Ordering::SeqCst);
+                start.wait();
+                for op in list {
+                    let from = tick();
+                    match op {
+                        Op::Put { index, len } => {
+                            match worker.put(
+                                index,
+                                u8::try_from(from % 60).unwrap(),
+                                &bytes(from, len),
+                            ) {
+                                Ok(()) => events.push((index, from, from, tick(), true)),
+                                Err(PutError::Full { .. }) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                        Op::Same { index } => {
+                            worker.put_same(index, from).unwrap();
+                            events.push((index, from, from, tick(), true));
+                        }
+                        Op::Get { index } => {
+                            let page = worker.get(index, &mut out).expect("nothing is damaged");
+                            events.push((index, stamp(page, &out), from, tick(), false));
+                        }
+                        Op::Discard { index } => {
+                            worker.discard(index..index + 1);
+                            // A page that is not there is not written, which is as good.
+                            events.push((index, 0, from, tick(), true));
+                        }
+                        Op::Compact => drop(store.compact_step(PAGES / 2)),
+                    }
+                }
+                events
+            })
+        })
+        .collect();
+    let mut events: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
+    let worker = store.worker().unwrap();
+    let mut out = [0; MAX_OBJECT];
+    for index in 0..PAGES {
+        let from = clock.fetch_add(1, Ordering::SeqCst);
+        let page = worker.get(index, &mut out).unwrap();
+        events.push((index, stamp(page, &out), from, from + 1, false));
+    }
+    // Every page is absent before time begins.
+    events.extend((0..PAGES).map(|index| (index, 0, 0, 0, true)));
+    for &(index, seen, from, to, _) in events.iter().filter(|event| !event.4) {
+        let writes = || events.iter().filter(move |event| event.4 && event.0 == index);
+        let possible = writes().filter(|write| write.1 == seen && write.2 < to).any(|write| {
+            // No other write lies wholly between this one's end and the reading's begin.
+            !writes().any(|other| other.2 > write.3 && other.3 < from)
+        });
+        assert!(possible, "page {index} had {seen} between {from} and {to}");
+    }
+    assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+    drop(keeper);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn threads_see_a_page_as_some_order_of_writes_left_it(
+        lists in prop::collection::vec(ops(), THREADS),
+        full in any::<bool>(),
+    ) {
+        // Room for a part of it, in one half of the cases.
+        let mem_limit = if full { 140_000 } else { 0 };
+        run(lists, &Options { mem_limit, reserve: 0, ..Options::default() }, false);
+    }
+}
+
+#[test]
+fn a_keeper_works_beside_threads() {
+    let list = |seed: u64| {
+        let mut random = seed;
+        (0..3000).map(move |_| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let index = random >> 33 & 15;
+            match random >> 60 {
+                0..8 => Op::Put { index, len: 100 + usize::try_from(random >> 40 & 2047).unwrap() },
+                8..13 => Op::Get { index },
+                13 => Op::Discard { index },
+                14 => Op::Same { index },
+                _ => Op::Compact,
+            }
+        })
+    };
+    let lists = (1..=3).map(|seed| list(seed).collect()).collect();
+    run(lists, &Options { reserve: 4 << 20, ..Options::default() }, true);
+}
+
+#[test]
+fn a_full_store_with_a_keeper_refuses_and_loses_nothing() {
+    const PAGES: u64 = 4096;
+    let options = Options { mem_limit: 4 << 20, reserve: 1 << 20, ..Options::default() };
+    let store = Store::create(PAGES, options).unwrap();
+    let keeper = Keeper::start(&store).unwrap();
+    let mut worker = store.worker().unwrap();
+    let stored: Vec<u64> = (0..PAGES)
+        .filter(|&index| {
+            let len = if index % 2 == 0 { 1000 } else { 4096 };
+            worker.put(index, 7, &bytes(index, len)).is_ok()
+        })
+        .collect();
+    let stats = store.stats();
+    assert!(stored.len() > 1000, "{} pages and {stats:?}", stored.len());
+    assert!(stored.len() < 3000, "{stats:?}");
+    assert!(stats.mem_used_max <= 4 << 20, "{stats:?}");
+    // What is ready and of the wrong length is given up before a write is refused.
+    assert!(stats.compr_data_size > 3 << 20, "{stats:?}");
+    let mut out = [0; MAX_OBJECT];
+    for &index in &stored {
+        let page = worker.get(index, &mut out).unwrap();
+        assert!(matches!(page, Page::Object { tag: 7, .. }));
+        assert_eq!(u64::from_le_bytes(out[..8].try_into().unwrap()), index);
+    }
+    // A page that is refused keeps what it had.
+    let full = stored.iter().find(|&&index| worker.put(index, 1, &[1; 3333]).is_err());
+    if let Some(&index) = full {
+        assert!(matches!(worker.get(index, &mut out), Ok(Page::Object { tag: 7, .. })));
+    }
+    worker.discard(0..PAGES);
+    worker.put(0, 1, &[1; 4096]).expect("there is room again");
+    store.set_mem_limit(0);
+    for index in 0..PAGES {
+        worker.put(index, 7, &bytes(index, 2000)).expect("there is no limit any more");
+    }
+    drop((worker, keeper));
+    assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+}
+
+#[test]
+fn a_store_has_64_workers_at_a_time() {
+    let store = Store::create(10, Options::default()).unwrap();
+    let workers: Vec<_> = std::iter::from_fn(|| store.worker()).collect();
+    assert_eq!(workers.len(), store::MAX_WORKERS);
+    drop(workers);
+    assert!(store.worker().is_some());
+}
+
+#[test]
+fn ages_grow_until_a_page_is_read_or_written() {
+    let store = Store::create(10, Options::default()).unwrap();
+    let mut worker = store.worker().unwrap();
+    let age = |worker: &store::Worker, index| worker.peek(index).unwrap().1;
+    worker.put(1, 0, b"one").unwrap();
+    worker.put(2, 0, b"two").unwrap();
+    for _ in 0..3 {
+        worker.grow_older(0..10);
+    }
+    assert_eq!((age(&worker, 0), age(&worker, 1), age(&worker, 2)), (0, 3, 3));
+    worker.check(0..10);
+    assert_eq!(age(&worker, 1), 3, "checking is not reading");
+    worker.get(1, &mut [0; MAX_OBJECT]).unwrap();
+    worker.put(2, 0, b"three").unwrap();
+    worker.grow_older(0..10);
+    assert_eq!((age(&worker, 1), age(&worker, 2)), (1, 1));
+    (0..20).for_each(|_| worker.grow_older(0..u64::MAX));
+    assert_eq!(worker.peek(1), Ok((Page::Object { tag: 0, len: 3 }, store::MAX_AGE)));
+}
+
+#[test]
+fn readers_of_one_page_do_not_keep_its_writer_away_for_ever() {
+    let store = Store::create(1, Options::default()).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut worker = store.worker().unwrap();
+    worker.put(0, 0, &[1; 4000]).unwrap();
+    let readers: Vec<_> = (0..3)
+        .map(|_| {
+            let (stop, worker) = (Arc::clone(&stop), store.worker().unwrap());
+            thread::spawn(move || {
+                let mut out = [0; MAX_OBJECT];
+                while !stop.load(Ordering::Relaxed) {
+                    worker.get(0, &mut out).unwrap();
+                }
+            })
+        })
+        .collect();
+    for number in 0..2000_u64 {
+        worker.put(0, 0, &bytes(number, 4000)).unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+}

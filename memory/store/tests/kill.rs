@@ -1,0 +1,151 @@
+//! A server killed under load, and the next one: threads that write, read, discard and compact, and
+//! a keeper, ended by SIGKILL at any moment.
+#![cfg(not(loom))]
+#![expect(unsafe_code, reason = "forks a server that is killed")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
+use store::{Keeper, Options, Page, Store, MAX_OBJECT};
+
+const PAGES: u64 = 4000;
+const THREADS: u64 = 3;
+const ROUNDS: u32 = 10;
+
+fn options() -> Options {
+    Options { reserve: 8 << 20, ..Options::default() }
+}
+
+/// The bytes of a version of a page: no two versions have the same.
+fn bytes(index: u64, version: u64) -> Vec<u8> {
+    let mut state = index << 32 | version;
+    let len = 40 + usize::try_from(state.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).unwrap() % 4057;
+    let mut bytes: Vec<u8> = (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state.to_le_bytes()[7]
+        })
+        .collect();
+    bytes[..8].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+/// Version words of each page, in a file of their own: begun, and done.
+struct Log(File);
+
+impl Log {
+    fn set(&self, what: u64, index: u64, version: u64) {
+        self.0.write_all_at(&version.to_le_bytes(), (index * 2 + what) * 8).unwrap();
+    }
+
+    fn get(&self, what: u64, index: u64) -> u64 {
+        let mut word = [0; 8];
+        self.0.read_exact_at(&mut word, (index * 2 + what) * 8).unwrap();
+        u64::from_le_bytes(word)
+    }
+}
+
+fn serve(fd: &OwnedFd, log: &Log) {
+    let store = Store::attach(fd.as_fd(), options()).unwrap();
+    let _keeper = Keeper::start(&store).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let mut worker = store.worker().unwrap();
+            scope.spawn(move || {
+                let mut page = [0; MAX_OBJECT];
+                let mut random = u64::from(std::process::id()) << 8 | thread | 1;
+                loop {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let index = random % (PAGES / THREADS) * THREADS + thread;
+                    let version = log.get(0, index) + 1;
+                    log.set(0, index, version);
+                    if version.is_multiple_of(16) {
+                        worker.discard(index..index + 1);
+                    } else {
+                        worker.put(index, 1, &bytes(index, version)).unwrap();
+                    }
+                    log.set(1, index, version);
+                    // Of another thread's page anything may be read, but no damage.
+                    worker.get(random >> 20 & 2047, &mut page).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| loop {
+            store.compact_step(512);
+        });
+    });
+}
+
+#[test]
+fn the_next_server_finds_every_page_that_was_acknowledged() {
+    let store = Store::create(PAGES, options()).unwrap();
+    let fd = store.fd().try_clone_to_owned().unwrap();
+    drop(store);
+    let log = Log(File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap()));
+    log.0.set_len(PAGES * 16).unwrap();
+    let mut slowest = Duration::ZERO;
+    let mut written = 0;
+    for round in 0..ROUNDS {
+        // SAFETY: this test is alone in its process, so the child has all there is; it never
+        // returns.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "no child");
+        if pid == 0 {
+            let _ = std::panic::catch_unwind(|| serve(&fd, &log));
+            // SAFETY: ends this process; reached only by a panic, which the parent then sees.
+            unsafe { libc::_exit(1) };
+        }
+        let pid = Pid::from_raw(pid).unwrap();
+        let sum = |log: &Log| (0..PAGES).map(|index| log.get(1, index)).sum::<u64>();
+        let before = sum(&log);
+        let begun = Instant::now();
+        while sum(&log) < before + 3000 + 700 * u64::from(round) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the server does nothing");
+            thread::sleep(Duration::from_millis(1));
+        }
+        kill_process(pid, Signal::KILL).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(status.terminating_signal(), Some(Signal::KILL.as_raw()), "{status:?}");
+
+        let killed = Instant::now();
+        let store = Store::attach(fd.as_fd(), options()).unwrap();
+        slowest = slowest.max(killed.elapsed());
+        assert_eq!(store.lost_pages(), 0);
+        assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+        let worker = store.worker().unwrap();
+        let mut page = [0; MAX_OBJECT];
+        for index in 0..PAGES {
+            let found = match worker.get(index, &mut page).expect("no page is damaged") {
+                Page::Absent => None,
+                Page::Object { len, .. } => {
+                    let version = u64::from_le_bytes(page[..8].try_into().unwrap());
+                    assert!(page[..len] == bytes(index, version), "page {index} is mixed up");
+                    Some(version)
+                }
+                Page::Same(_) => panic!("nobody stored one"),
+            };
+            let (begun, done) = (log.get(0, index), log.get(1, index));
+            let says = |version: u64| (!version.is_multiple_of(16)).then_some(version);
+            assert!(
+                found == says(done) || found == says(begun),
+                "round {round}: page {index} has version {found:?}, {done} done, {begun} begun"
+            );
+            // What was begun did or did not happen; from here on it is what was found.
+            if found == says(done) {
+                log.set(0, index, done);
+            } else {
+                log.set(1, index, begun);
+            }
+        }
+        written = sum(&log);
+    }
+    println!("{ROUNDS} servers killed, {written} pages written, slowest takeover {slowest:?}");
+    assert!(slowest < Duration::from_secs(10), "taking over hangs");
+}

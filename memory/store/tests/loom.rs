@@ -1,0 +1,264 @@
+//! Every interleaving, and every value that a weakly ordered load may give, of small models of a
+//! slot, a slab and the bytes of its objects.
+//!
+//! Run by `loom.sh`, which also takes away one ordering after the other and wants a failure.
+#![cfg(loom)]
+#![expect(unsafe_code, reason = "the models write and read the bytes of objects")]
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
+use loom::thread;
+use store::{Freed, Object, Role, Slab, Slot, State, Word};
+
+/// Objects in the model's slabs.
+const OBJECTS: u32 = 2;
+
+/// Explores `model` with `preemptions` forced switches at most; blocking switches are free.
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A table of two slots, two slabs of two objects each, and the objects' bytes: loom's cells see a
+/// reader beside a writer, and a write that a reader has not been told of.
+struct Model {
+    slots: [Slot; 2],
+    slabs: [Slab; 2],
+    bytes: [[UnsafeCell<u32>; 2]; 2],
+}
+
+impl Model {
+    fn new() -> Self {
+        Self {
+            slots: [(); 2].map(|()| Slot::new(Word::ABSENT)),
+            slabs: [Slab::new(Role::Owned, OBJECTS), Slab::new(Role::Owned, OBJECTS)],
+            bytes: [(); 2].map(|()| [(); 2].map(|()| UnsafeCell::new(0))),
+        }
+    }
+
+    fn word(slab: u32, index: u32, tag: u8) -> Word {
+        Word::object(Object { slab, index, len: 4, bump: 0, tag })
+    }
+
+    /// What `Worker::put` does, from the slab that the caller owns; the tag is the content.
+    fn put(&self, slot: usize, slab: u32, tag: u8) -> bool {
+        let Some(index) = self.slabs[slab as usize].claim() else { return false };
+        let cell = &self.bytes[slab as usize][index as usize];
+        // SAFETY: the place is claimed; loom checks just that.
+        cell.with_mut(|bytes| unsafe { *bytes = u32::from(tag) });
+        let old = self.slots[slot].publish(Self::word(slab, index, tag));
+        self.free(old);
+        true
+    }
+
+    fn free(&self, old: Word) -> Freed {
+        match old.state() {
+            Some(State::Object(object)) => {
+                self.slabs[object.slab as usize].release(object.index, OBJECTS)
+            }
+            _ => Freed::Done,
+        }
+    }
+
+    /// What `Worker::get` does: the bytes are those of the word.
+    fn get(&self, slot: usize) -> Option<u8> {
+        let word = self.slots[slot].pin(true).ok()?;
+        let Some(State::Object(object)) = word.state() else { unreachable!("it was pinned") };
+        let cell = &self.bytes[object.slab as usize][object.index as usize];
+        // SAFETY: the object is pinned; loom checks just that.
+        let bytes = cell.with(|bytes| unsafe { *bytes });
+        self.slots[slot].unpin();
+        assert_eq!(bytes, u32::from(object.tag), "bytes of another object");
+        Some(object.tag)
+    }
+
+    /// What compaction does: the slot's object to the other slab, which the caller owns.
+    fn relocate(&self, slot: usize, to: u32) -> bool {
+        let Ok(pinned) = self.slots[slot].pin(false) else { return false };
+        let Some(State::Object(object)) = pinned.state() else { unreachable!("it was pinned") };
+        let claimed = if object.slab == to { None } else { self.slabs[to as usize].claim() };
+        let Some(index) = claimed else {
+            self.slots[slot].unpin();
+            return false;
+        };
+        let from = &self.bytes[object.slab as usize][object.index as usize];
+        // SAFETY: the object is pinned.
+        let bytes = from.with(|bytes| unsafe { *bytes });
+        let cell = &self.bytes[to as usize][index as usize];
+        // SAFETY: the place is claimed.
+        cell.with_mut(|to| unsafe { *to = bytes });
+        if self.slots[slot].relocate(pinned, Self::word(to, index, object.tag)) {
+            self.slabs[object.slab as usize].release(object.index, OBJECTS);
+            true
+        } else {
+            self.slots[slot].unpin();
+            self.slabs[to as usize].release(index, OBJECTS);
+            false
+        }
+    }
+}
+
+fn spawn(model: &Arc<Model>, run: impl FnOnce(&Model) + Send + 'static) -> thread::JoinHandle<()> {
+    let model = Arc::clone(model);
+    thread::spawn(move || run(&model))
+}
+
+#[test]
+fn a_reader_gets_whole_objects_while_their_places_are_used_again() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        let reader = spawn(&model, |model| {
+            let seen = model.get(0);
+            assert!(matches!(seen, Some(1..=3)), "{seen:?}");
+        });
+        // The second goes where there is room, the third where the first was.
+        assert!(model.put(0, 0, 2));
+        assert!(model.put(0, 0, 3));
+        reader.join().unwrap();
+        assert_eq!(model.get(0), Some(3));
+    });
+}
+
+#[test]
+fn an_object_freed_by_another_thread_is_written_again() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        model.put(1, 0, 2);
+        // Frees an object of a slab that is not its own, having read it.
+        let remote = spawn(&model, |model| {
+            assert_eq!(model.get(0), Some(1));
+            model.free(model.slots[0].publish(Word::ABSENT));
+        });
+        // The owner needs a place; there is one if the other was quicker.
+        model.put(1, 0, 3);
+        remote.join().unwrap();
+        assert!(matches!(model.get(1), Some(2 | 3)));
+        assert_eq!(model.get(0), None);
+    });
+}
+
+#[test]
+fn an_object_freed_by_another_thread_is_written_again_when_its_reader_is_done() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        model.put(1, 0, 2);
+        let reader = spawn(&model, |model| assert!(matches!(model.get(0), None | Some(1))));
+        // Has not read it, and does not own its slab.
+        let remote = spawn(&model, |model| {
+            model.free(model.slots[0].publish(Word::ABSENT));
+        });
+        model.put(1, 0, 3);
+        reader.join().unwrap();
+        remote.join().unwrap();
+        assert!(matches!(model.get(1), Some(2 | 3)));
+    });
+}
+
+#[test]
+fn two_writers_of_a_page_free_each_object_once() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        let other = spawn(&model, |model| assert!(model.put(0, 1, 2)));
+        assert!(model.put(0, 0, 3));
+        other.join().unwrap();
+        assert!(matches!(model.get(0), Some(2 | 3)));
+        // One object is left, and three places are free: twice freed or lost would show here.
+        let free = [0, 1].map(|slab| std::iter::from_fn(|| model.slabs[slab].claim()).count());
+        assert_eq!(free[0] + free[1], 3);
+    });
+}
+
+#[test]
+fn compaction_moves_under_a_reader_and_a_writer() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        let reader = spawn(&model, |model| assert!(matches!(model.get(0), Some(1 | 2))));
+        let mover = spawn(&model, |model| {
+            model.relocate(0, 1);
+        });
+        // The writer owns slab 0: it may write where the object was as soon as that is freed.
+        assert!(model.put(0, 0, 2));
+        reader.join().unwrap();
+        mover.join().unwrap();
+        assert_eq!(model.get(0), Some(2));
+    });
+}
+
+#[test]
+fn a_place_that_was_moved_from_is_written_again() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        let reader = spawn(&model, |model| assert_eq!(model.get(0), Some(1)));
+        let other = spawn(&model, |model| {
+            model.put(1, 0, 2);
+            model.put(1, 0, 3);
+        });
+        model.relocate(0, 1);
+        reader.join().unwrap();
+        other.join().unwrap();
+        assert_eq!(model.get(0), Some(1));
+        assert!(matches!(model.get(1), Some(2 | 3)));
+    });
+}
+
+#[test]
+fn a_full_slab_with_a_hole_is_listed_by_somebody() {
+    explore(3, || {
+        let slab = Arc::new(Slab::new(Role::Owned, OBJECTS));
+        while slab.claim().is_some() {}
+        // The list behind the class's lock: how often the slab is in it.
+        let listed = Arc::new(Mutex::new(0));
+        let freer = {
+            let (slab, listed) = (Arc::clone(&slab), Arc::clone(&listed));
+            thread::spawn(move || {
+                if slab.release(0, OBJECTS) == Freed::LookAgain {
+                    let mut listed = listed.lock().unwrap();
+                    if slab.role() == Role::Full {
+                        slab.settle(Role::Listed);
+                        *listed += 1;
+                    }
+                }
+            })
+        };
+        {
+            // The owner has found it full.
+            let mut listed = listed.lock().unwrap();
+            if slab.settle(Role::Full) != u64::MAX {
+                slab.settle(Role::Listed);
+                *listed += 1;
+            }
+        }
+        freer.join().unwrap();
+        assert_eq!(*listed.lock().unwrap(), 1, "a slab with room is in no list, or in it twice");
+    });
+}
+
+#[test]
+fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.slabs[0].settle(Role::Listed);
+        model.put(0, 0, 1);
+        let freer = spawn(&model, |model| {
+            model.get(0);
+            model.free(model.slots[0].publish(Word::ABSENT));
+        });
+        // The list's owner: nobody else claims.
+        if model.slabs[0].is_empty(OBJECTS) {
+            // Another class's now: its words are set anew and its bytes are written.
+            model.slabs[0].reset(Role::Owned, 1, OBJECTS);
+            assert!(model.put(1, 0, 2));
+        }
+        freer.join().unwrap();
+        assert!(matches!(model.get(1), None | Some(2)));
+    });
+}

@@ -1,0 +1,204 @@
+//! Operation lists against a map: what the store says, it has, whatever happened in between.
+#![cfg(not(loom))]
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use store::{Options, Page, PutError, Store, Worker, MAX_OBJECT};
+
+const PAGES: u64 = 600;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put {
+        worker: usize,
+        index: u64,
+        len: usize,
+        tag: u8,
+    },
+    Same {
+        index: u64,
+        word: u64,
+    },
+    Get {
+        index: u64,
+    },
+    Discard {
+        from: u64,
+        count: u64,
+    },
+    CompactStep {
+        pages: u64,
+    },
+    Compact,
+    Trim,
+    Rest {
+        worker: usize,
+    },
+    Age,
+    /// The server goes and another comes.
+    Restart,
+}
+
+/// What a page holds.
+#[derive(Clone, Debug, PartialEq)]
+enum Held {
+    Same(u64),
+    Object(u8, Vec<u8>),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let index = 0..PAGES;
+    // Few lengths, so that classes fill; the ends of the range, and pages as they are.
+    let len = prop_oneof![
+        6 => 1200..1230_usize,
+        3 => prop::sample::select(vec![1, 59, 60, 61, 76, 1020, 1021, 4091, 4092, 4093]),
+        1 => Just(MAX_OBJECT),
+        2 => 1..=MAX_OBJECT,
+    ];
+    let word = prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), any::<u32>().prop_map(u64::from)];
+    let op = prop_oneof![
+        60 => (0..2_usize, index.clone(), len, 0..store::TAGS)
+            .prop_map(|(worker, index, len, tag)| Op::Put { worker, index, len, tag }),
+        6 => (index.clone(), word).prop_map(|(index, word)| Op::Same { index, word }),
+        10 => index.clone().prop_map(|index| Op::Get { index }),
+        6 => (index, 0..80_u64).prop_map(|(from, count)| Op::Discard { from, count }),
+        4 => (1..400_u64).prop_map(|pages| Op::CompactStep { pages }),
+        1 => Just(Op::Compact),
+        1 => Just(Op::Trim),
+        1 => (0..2_usize).prop_map(|worker| Op::Rest { worker }),
+        1 => Just(Op::Age),
+        1 => Just(Op::Restart),
+    ];
+    prop::collection::vec(op, 1..1500)
+}
+
+fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    let mut state = seed as u64 + 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state.to_le_bytes()[7]
+        })
+        .collect()
+}
+
+fn workers(store: &Arc<Store>) -> [Worker; 2] {
+    [(); 2].map(|()| store.worker().expect("two of 64"))
+}
+
+fn held(worker: &Worker, index: u64) -> Option<Held> {
+    let mut out = [0xee; MAX_OBJECT];
+    match worker.get(index, &mut out).expect("nothing is damaged") {
+        Page::Absent => None,
+        Page::Same(word) => Some(Held::Same(word)),
+        Page::Object { tag, len } => Some(Held::Object(tag, out[..len].to_vec())),
+    }
+}
+
+fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
+    for index in 0..PAGES {
+        assert_eq!(held(worker, index).as_ref(), oracle.get(&index), "page {index}");
+    }
+    let stats = store.stats();
+    assert_eq!(stats.orig_data_size, oracle.len() as u64 * 4096);
+    let same = oracle.values().filter(|held| matches!(held, Held::Same(_))).count();
+    assert_eq!(stats.same_pages, same as u64);
+    // A word that fits no entry is an object of 8 bytes.
+    let (mut least, mut most, mut huge) = (0, 0, 0);
+    for held in oracle.values() {
+        match held {
+            Held::Same(_) => most += 8,
+            Held::Object(_, bytes) => {
+                least += bytes.len() as u64;
+                huge += u64::from(bytes.len() > 4092);
+            }
+        }
+    }
+    assert!((least..=least + most).contains(&stats.compr_data_size));
+    assert_eq!(stats.huge_pages, huge);
+    assert_eq!(stats.mem_used_total, store.resident().unwrap(), "memory is counted to the page");
+    assert!(stats.mem_limit == 0 || stats.mem_used_total <= stats.mem_limit);
+    assert!(stats.mem_used_max >= stats.mem_used_total);
+}
+
+fn run(ops: Vec<Op>, mem_limit: u64) {
+    let options = Options { mem_limit, reserve: 0, ..Options::default() };
+    let mut store = Store::create(PAGES, options.clone()).unwrap();
+    let mut threads = workers(&store);
+    let mut oracle = HashMap::new();
+    for (number, op) in ops.into_iter().enumerate() {
+        match op {
+            Op::Put { worker, index, len, tag } => {
+                let bytes = bytes(number, len);
+                match threads[worker].put(index, tag, &bytes) {
+                    Ok(()) => drop(oracle.insert(index, Held::Object(tag, bytes))),
+                    Err(PutError::Full { .. }) => assert!(mem_limit > 0, "full without a limit"),
+                    Err(error) => panic!("{error}"),
+                }
+                assert_eq!(held(&threads[1 - worker], index).as_ref(), oracle.get(&index));
+            }
+            Op::Same { index, word } => match threads[0].put_same(index, word) {
+                Ok(()) => drop(oracle.insert(index, Held::Same(word))),
+                Err(PutError::Full { .. }) => assert!(mem_limit > 0, "full without a limit"),
+                Err(error) => panic!("{error}"),
+            },
+            Op::Get { index } => {
+                assert_eq!(held(&threads[0], index).as_ref(), oracle.get(&index));
+            }
+            Op::Discard { from, count } => {
+                threads[1].discard(from..from + count);
+                oracle.retain(|index, _| !(from..from + count).contains(index));
+            }
+            Op::CompactStep { pages } => drop(store.compact_step(pages)),
+            Op::Compact => drop(store.compact()),
+            Op::Trim => {
+                store.trim();
+                assert_eq!(store.stats().mem_ready, 0);
+            }
+            Op::Rest { worker } => threads[worker].rest(),
+            Op::Age => threads[0].grow_older(0..PAGES),
+            Op::Restart => {
+                let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
+                let before = store.stats();
+                let generation = store.generation();
+                drop((threads, store));
+                store = Store::attach(std::os::fd::AsFd::as_fd(&fd), options.clone()).unwrap();
+                threads = workers(&store);
+                assert_eq!(store.generation(), generation + 1);
+                assert_eq!(store.lost_pages(), 0);
+                let after = store.stats();
+                assert_eq!(after.orig_data_size, before.orig_data_size);
+                assert_eq!(after.compr_data_size, before.compr_data_size);
+                assert_eq!(after.mem_ready, 0);
+                check_all(&store, &threads[0], &oracle);
+            }
+        }
+    }
+    check_all(&store, &threads[0], &oracle);
+    assert_eq!(threads[0].check(0..PAGES).sound, oracle.len() as u64);
+    // All of it given back: the table is what remains.
+    threads[0].discard(0..PAGES);
+    threads.iter_mut().for_each(Worker::rest);
+    store.compact();
+    store.trim();
+    let empty = Store::create(PAGES, Options::default()).unwrap().stats().mem_used_total;
+    assert_eq!(store.stats().mem_used_total, empty);
+    assert_eq!(store.resident().unwrap(), empty);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_store_is_a_map(ops in ops()) {
+        run(ops, 0);
+    }
+
+    #[test]
+    fn a_full_store_loses_nothing(ops in ops(), limit in 60_000..400_000_u64) {
+        run(ops, limit);
+    }
+}
