@@ -46,6 +46,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         AckEntry { stream: 3, seq: 9, offset: 1 << 33, hash: 42 }.write(&mut acks);
         put(&root, "wire_frame", &[&header.to_bytes()[..], &acks].concat())?;
     }
+    // Writes, a restart, compaction, discards; then words for the table.
+    let ops: Vec<u8> = (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
+    put(&root, "store_ops", &[&[0][..], &ops].concat())?;
+    put(&root, "store_ops", &[&[200][..], &ops].concat())?;
+    for at in [0_u16, 8, 24, 4096, 4104, 4800] {
+        let word = 0x8000_2000_0004_1005_u64 + u64::from(at) * 3;
+        put(&root, "store_attach", &[&at.to_le_bytes()[..], &word.to_le_bytes()].concat())?;
+    }
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);
         let number = u8::from(kind == Kind::Multifd);

@@ -22,7 +22,7 @@ use crate::sync::Ordering;
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Compaction begins when it frees this part of the memory used.
-const WORTH: u64 = 128;
+const WORTH: u64 = 256;
 
 /// Entries of the table that compaction looks at before the keeper looks at its other work.
 const STEP: u64 = 8192;
