@@ -233,25 +233,32 @@ fn ages_grow_until_a_page_is_read_or_written() {
 }
 
 #[test]
-fn readers_of_one_page_do_not_keep_its_writer_away_for_ever() {
+fn readers_of_one_page_get_whole_objects_and_let_its_writer_in() {
     let store = Store::create(1, Options::default()).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut worker = store.worker().unwrap();
-    worker.put(0, 0, &[1; 4000]).unwrap();
-    let readers: Vec<_> = (0..3)
+    worker.put(0, 0, &bytes(0, 4000)).unwrap();
+    let readers: Vec<_> = (0..2)
         .map(|_| {
             let (stop, worker) = (Arc::clone(&stop), store.worker().unwrap());
             thread::spawn(move || {
-                let mut out = [0; MAX_OBJECT];
+                let (mut out, mut last, mut seen) = ([0; MAX_OBJECT], 0, 0);
                 while !stop.load(Ordering::Relaxed) {
-                    worker.get(0, &mut out).unwrap();
+                    let page = worker.get(0, &mut out).expect("nothing is damaged");
+                    let now = stamp(page, &out);
+                    assert!(now >= last, "{last} was newer than {now}");
+                    seen += u64::from(now > last);
+                    last = now;
                 }
+                seen
             })
         })
         .collect();
-    for number in 0..2000_u64 {
-        worker.put(0, 0, &bytes(number, 4000)).unwrap();
+    for number in 1..30_000_u64 {
+        worker.put(0, u8::try_from(number % 60).unwrap(), &bytes(number, 4000)).unwrap();
     }
     stop.store(true, Ordering::Relaxed);
-    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    let seen: Vec<u64> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+    println!("readers saw {seen:?} of the objects");
+    assert_eq!(store.stats().compr_data_size, 4000);
 }
