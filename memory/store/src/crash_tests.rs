@@ -27,6 +27,7 @@ enum Op {
     Same(u64, u64),
     Discard(u64, u64),
     Get(u64),
+    Replace(u64, usize),
     Compact,
     Trim,
     Rest,
@@ -57,6 +58,7 @@ fn script() -> Vec<Op> {
         Op::Put(205, 4096),
         Op::Put(205, 3000),
         Op::Get(9),
+        Op::Replace(8, 700),
         Op::Discard(100, 9),
         Op::Compact,
         Op::Put(206, 1500),
@@ -75,6 +77,14 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
         }
         Op::Same(index, word) => worker.put_same(index, word).expect("there is no limit"),
         Op::Discard(from, count) => worker.discard(from..from + count),
+        Op::Replace(index, len) => {
+            let new = bytes(index, number, len);
+            let recode = |_, _: &[u8], out: &mut [u8; MAX_OBJECT]| {
+                out[..len].copy_from_slice(&new);
+                Some((4, len))
+            };
+            assert_eq!(worker.replace(index, &mut [0; MAX_OBJECT], recode), Ok(true));
+        }
         Op::Get(index) => drop(worker.get(index, &mut [0; MAX_OBJECT]).expect("sound")),
         Op::Compact => drop(store.compact()),
         Op::Trim => drop(store.trim()),
@@ -84,7 +94,9 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
 
 fn expect(held: &mut Held, number: usize, op: Op) {
     match op {
-        Op::Put(index, len) => drop(held.insert(index, bytes(index, number, len))),
+        Op::Put(index, len) | Op::Replace(index, len) => {
+            drop(held.insert(index, bytes(index, number, len)))
+        }
         Op::Same(index, word) => drop(held.insert(index, word.to_le_bytes().repeat(512))),
         Op::Discard(from, count) => held.retain(|page, _| !(from..from + count).contains(page)),
         Op::Get(_) | Op::Compact | Op::Trim | Op::Rest => {}

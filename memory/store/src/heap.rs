@@ -77,7 +77,7 @@ pub(crate) struct Heap {
 
 impl Heap {
     pub(crate) fn new(map: Map, limit: u64, patience: Duration) -> Self {
-        let list = || Padded(Mutex::new(List { head: NIL, tail: NIL, slabs: 0 }));
+        let list = || Padded(Mutex::new(List::EMPTY));
         let counts = || [const { AtomicU32::new(0) }; LENGTHS];
         Self {
             regions: Regions::new(&map, limit),
@@ -92,6 +92,14 @@ impl Heap {
             room: EventCount::new(),
             patience,
         }
+    }
+
+    /// For recovery: forgets every slab, for a scan from the beginning.
+    pub(crate) fn forget(&self) {
+        for class in 0..CLASSES {
+            *self.lock(class) = List::EMPTY;
+        }
+        self.regions.forget(&self.map);
     }
 
     pub(crate) fn lock(&self, class: usize) -> MutexGuard<'_, List> {
@@ -240,6 +248,8 @@ impl Heap {
 }
 
 impl List {
+    const EMPTY: Self = Self { head: NIL, tail: NIL, slabs: 0 };
+
     /// Claims from the first listed slab, which stays listed unless it is full then.
     fn claim_shared(&mut self, map: &Map, class: usize) -> Option<Claimed> {
         let slab = self.head;

@@ -2,7 +2,8 @@
 //! killed at any instruction.
 //!
 //! The store does not compress. A thread's [`Worker`] takes an object (1 to 4096 bytes and a tag) for a
-//! page and gives it back; a page that is one word over and over is kept in its table entry.
+//! page and gives it back; a page that is one word over and over is kept in its table entry. Recompression
+//! swaps one form of a page for another ([`Worker::replace`]) without racing a write.
 //!
 //! ```text
 //!  put(page, tag, bytes)                               get(page, out)
@@ -60,9 +61,10 @@
 //! [`Options::mem_limit`] bounds all memory of the file: table, slabs, and those ready ahead of need. At
 //! the limit a write fails as [`PutError::Full`] and what was stored stays. Memory comes from the kernel
 //! on the [`Keeper`]'s thread; a store without one (a cache in a process that is not under pressure)
-//! asks on the writing thread. `examples/churn.rs` measures: with the corpus's pages at zstd level 1
-//! (mean object 1.6 KB) and three random overwrites of each, 1.035 times the bytes stored after
-//! compaction, and 1.09 if none is run.
+//! asks on the writing thread. `examples/churn.rs` measures memory used, table included and slabs that
+//! are ready left out, over bytes stored. With the corpus's pages at zstd level 1 (objects of 1.6 KB)
+//! after three random overwrites of each page and compaction: 1.035 at 106 MiB, 1.026 at 1.5 GiB;
+//! without any compaction 1.083 and 1.040. A keeper compacts when that frees a 256th.
 //!
 //! # What fails
 //!

@@ -6,8 +6,9 @@
 //!
 //! A word that names no place, a place of another class's slab, or one that is taken, is not the
 //! trace of a killed server but of damage. Which of two words that contradict each other is right,
-//! their objects' checksums say; they are asked for the first object of each slab, and from the
-//! first contradiction on for every one. The page of the wrong one is lost, and no other.
+//! their objects' checksums say. They are asked for the first object of each region only, so that
+//! taking over costs a tenth of a microsecond a page; after a contradiction everything is done once
+//! more and every one is asked. The page of a wrong one is lost, and no other.
 
 use std::io;
 
@@ -34,23 +35,21 @@ struct Contradiction;
 
 /// Makes the lists of `heap`, which is new, from its table.
 pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
-    let found = match scan(heap, false)? {
-        Ok(found) => found,
-        Err(Contradiction) => {
-            heap.regions.forget(heap.map.layout().fixed_pages());
-            match scan(heap, true)? {
-                Ok(found) => found,
-                Err(Contradiction) => unreachable!("a strict scan decides"),
-            }
+    for strict in [false, true] {
+        heap.forget();
+        let Ok(found) = scan(heap, strict)? else { continue };
+        inject::step();
+        link(heap);
+        // Whatever a server had ready, or had just taken, has memory and is not counted.
+        let surplus = heap.map.resident()? > heap.regions.used();
+        heap.regions.adopt_rest(&heap.map, surplus)?;
+        inject::step();
+        // A slab without memory is one that only a damaged word knows.
+        if strict || heap.map.resident()? >= heap.regions.used() {
+            return Ok(found);
         }
-    };
-    inject::step();
-    link(heap);
-    // Whatever a server had ready, or had just taken, has memory and is not counted.
-    let surplus = heap.map.resident()? > heap.regions.used();
-    heap.regions.adopt_rest(&heap.map, surplus)?;
-    inject::step();
-    Ok(found)
+    }
+    unreachable!("a strict scan decides")
 }
 
 /// One pass over the table. `strict` believes no word whose object's checksum is wrong.
@@ -117,7 +116,7 @@ fn claim(
     }
     let region = object.slab >> SLAB_BITS;
     let kind = &mut kinds[region as usize];
-    // What the first object of a region and of a slab says holds for all of it.
+    // What the first object of a region says holds for all of it.
     if *kind == 0 {
         if !whole(bytes) {
             return Ok(Ok(false));
@@ -130,9 +129,6 @@ fn claim(
     }
     let slab = map.slab(object.slab);
     if slab.role() == Role::Bare {
-        if !whole(bytes) {
-            return Ok(Ok(false));
-        }
         slab.reset(Role::Full, class_word(class), of.objects);
         heap.regions.adopt_slab(object.slab, of.pages);
     } else if slab.class() != class_word(class) {

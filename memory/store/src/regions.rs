@@ -69,17 +69,9 @@ struct Lists {
 
 impl Regions {
     pub(crate) fn new(map: &Map, limit: u64) -> Self {
-        let none = Region { pages: 0, live: 0, next: NIL };
         let fixed = map.layout().fixed_pages();
         Self {
-            lists: Mutex::new(Lists {
-                regions: vec![none; map.layout().regions as usize].into_boxed_slice(),
-                fresh: 0,
-                free: NIL,
-                ready: [NIL; LENGTHS],
-                ready_slabs: [0; LENGTHS],
-                bare: [NIL; LENGTHS],
-            }),
+            lists: Mutex::new(Lists::new(map)),
             used: AtomicU64::new(fixed),
             used_max: AtomicU64::new(fixed),
             limit: AtomicU64::new(limit),
@@ -233,13 +225,12 @@ impl Regions {
         true
     }
 
-    /// For recovery: forgets what was adopted, for another scan.
-    pub(crate) fn forget(&self, fixed_pages: u64) {
-        for region in &mut self.lock().regions {
-            *region = Region { pages: 0, live: 0, next: NIL };
-        }
-        self.used.store(fixed_pages, Ordering::Relaxed);
-        self.used_max.store(fixed_pages, Ordering::Relaxed);
+    /// For recovery: forgets everything, for a scan from the beginning.
+    pub(crate) fn forget(&self, map: &Map) {
+        *self.lock() = Lists::new(map);
+        let fixed = map.layout().fixed_pages();
+        self.used.store(fixed, Ordering::Relaxed);
+        self.used_max.store(fixed, Ordering::Relaxed);
     }
 
     /// For recovery: the regions that were adopted, and the pages of their slabs.
@@ -392,6 +383,18 @@ impl Regions {
 }
 
 impl Lists {
+    fn new(map: &Map) -> Self {
+        let none = Region { pages: 0, live: 0, next: NIL };
+        Self {
+            regions: vec![none; map.layout().regions as usize].into_boxed_slice(),
+            fresh: 0,
+            free: NIL,
+            ready: [NIL; LENGTHS],
+            ready_slabs: [0; LENGTHS],
+            bare: [NIL; LENGTHS],
+        }
+    }
+
     fn take_region(&mut self) -> Option<u32> {
         if self.free != NIL {
             let region = self.free;

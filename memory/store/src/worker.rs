@@ -189,16 +189,7 @@ impl Worker {
         let old = self.slot(index)?.publish(word);
         inject::step();
         self.forget(old);
-        let counters = self.counters();
-        add(&counters.pages, 1);
-        add(&counters.bytes, u64::from(len));
-        if tag == TAGS {
-            add(&counters.same, 1);
-        }
-        if is_huge(word, &object) {
-            add(&counters.huge, 1);
-            add(&counters.huge_since, 1);
-        }
+        self.count_object(word, &object);
         Ok(())
     }
 
@@ -247,6 +238,70 @@ impl Worker {
             (TAGS, _) => Err(GetError::Lost { index }),
             (tag, _) => Ok(Page::Object { tag, len }),
         }
+    }
+
+    /// Stores another form of the same page: `recode` gets the object's tag and bytes, checked, writes
+    /// others to the buffer (which is `out`) and gives their tag and number, or `None` to leave it. Whether it was replaced; it is not if
+    /// somebody reads it just then, or there is no room. The page stays as old as it is.
+    ///
+    /// The object is pinned while `recode` runs, so that no write can come between: a writer of this
+    /// page waits for it. `recode` must not use the store.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`get`](Self::get).
+    pub fn replace(
+        &mut self,
+        index: u64,
+        out: &mut [u8; MAX_OBJECT],
+        recode: impl FnOnce(u8, &[u8], &mut [u8; MAX_OBJECT]) -> Option<(u8, usize)>,
+    ) -> Result<bool, GetError> {
+        let store = Arc::clone(&self.store);
+        let map = &store.heap.map;
+        let slot = usize::try_from(index).ok().and_then(|at| map.table().get(at));
+        let slot = slot.ok_or(GetError::Index { index, pages: store.pages() })?;
+        let Ok(pinned) = slot.pin(false) else { return Ok(false) };
+        let pin = Pin(slot);
+        let lost = GetError::Lost { index };
+        let Some(State::Object(old)) = pinned.state() else { return Err(lost) };
+        let (_, place) = locate(map, &old).ok_or(lost)?;
+        let mut bytes = [0; MAX_OBJECT];
+        let bytes = &mut bytes[..old.len as usize];
+        let expected = map.read(place, bytes);
+        let got = checksum(index, &old, bytes);
+        if got != expected {
+            return Err(GetError::Checksum { index, len: bytes.len(), expected, got });
+        }
+        // A word that fits no entry is no object of the caller's.
+        let new = if old.tag == TAGS { None } else { recode(old.tag, bytes, out) };
+        let Some((tag, len)) = new.filter(|(tag, len)| *tag < TAGS && *len > 0) else {
+            return Ok(false);
+        };
+        let Some(bytes) = out.get(..len) else { return Ok(false) };
+        let len = u32::try_from(bytes.len()).expect("4096 at most");
+        let fits = fitting(bytes.len());
+        let Ok(claimed) = store.heap.claim(&mut self.current[fits], fits) else {
+            return Ok(false);
+        };
+        inject::step();
+        let bump = u32::try_from(claimed.class - fits).expect("three at most");
+        let Claimed { slab, index: number, .. } = claimed;
+        let object = Object { slab, index: number, len, bump, tag };
+        let (_, place) = locate(map, &object).expect("the heap claims places that exist");
+        map.write(place, checksum(index, &object, bytes), bytes);
+        inject::step();
+        let word = Word::object(object);
+        if !slot.relocate(pinned, word) {
+            drop(pin);
+            store.heap.release(claimed);
+            return Ok(false);
+        }
+        // The pin went with the word.
+        std::mem::forget(pin);
+        inject::step();
+        self.forget(pinned);
+        self.count_object(word, &object);
+        Ok(true)
     }
 
     /// Forgets these pages; those that are not there are left out.
@@ -329,6 +384,19 @@ impl Worker {
         &self.store.counters[self.number]
     }
 
+    fn count_object(&self, word: Word, object: &Object) {
+        let counters = self.counters();
+        add(&counters.pages, 1);
+        add(&counters.bytes, u64::from(object.len));
+        if object.tag == TAGS {
+            add(&counters.same, 1);
+        }
+        if is_huge(word, object) {
+            add(&counters.huge, 1);
+            add(&counters.huge_since, 1);
+        }
+    }
+
     /// Frees what a word that we took out of the table named.
     fn forget(&self, old: Word) {
         let counters = self.counters();
@@ -355,6 +423,15 @@ impl Worker {
             }
             _ => {}
         }
+    }
+}
+
+/// Takes the pin off when it is dropped.
+struct Pin<'a>(&'a Slot);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.0.unpin();
     }
 }
 

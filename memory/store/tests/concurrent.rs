@@ -18,6 +18,7 @@ enum Op {
     Same { index: u64 },
     Get { index: u64 },
     Discard { index: u64 },
+    Replace { index: u64, len: usize },
     Compact,
 }
 
@@ -28,7 +29,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         10 => (index.clone(), len).prop_map(|(index, len)| Op::Put { index, len }),
         1 => index.clone().prop_map(|index| Op::Same { index }),
         10 => index.clone().prop_map(|index| Op::Get { index }),
-        2 => index.prop_map(|index| Op::Discard { index }),
+        2 => index.clone().prop_map(|index| Op::Discard { index }),
+        3 => (index.clone(), prop::sample::select(vec![20_usize, 1505, MAX_OBJECT]))
+            .prop_map(|(index, len)| Op::Replace { index, len }),
         1 => Just(Op::Compact),
     ];
     prop::collection::vec(op, 50..400)
@@ -98,6 +101,15 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                             worker.discard(index..index + 1);
                             // A page that is not there is not written, which is as good.
                             events.push((index, 0, from, tick(), true));
+                        }
+                        Op::Replace { index, len } => {
+                            // The same page in another form: no event.
+                            let recode = |tag: u8, old: &[u8], out: &mut [u8; MAX_OBJECT]| {
+                                let stamp = u64::from_le_bytes(old[..8].try_into().unwrap());
+                                out[..len].copy_from_slice(&bytes(stamp, len));
+                                Some((tag, len))
+                            };
+                            worker.replace(index, &mut out, recode).expect("nothing is damaged");
                         }
                         Op::Compact => drop(store.compact_step(PAGES / 2)),
                     }

@@ -29,6 +29,11 @@ enum Op {
         from: u64,
         count: u64,
     },
+    Replace {
+        index: u64,
+        len: usize,
+        tag: u8,
+    },
     CompactStep {
         pages: u64,
     },
@@ -64,6 +69,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(worker, index, len, tag)| Op::Put { worker, index, len, tag }),
         6 => (index.clone(), word).prop_map(|(index, word)| Op::Same { index, word }),
         10 => index.clone().prop_map(|index| Op::Get { index }),
+        10 => (index.clone(), 1..=MAX_OBJECT, 0..store::TAGS)
+            .prop_map(|(index, len, tag)| Op::Replace { index, len, tag }),
         6 => (index, 0..80_u64).prop_map(|(from, count)| Op::Discard { from, count }),
         4 => (1..400_u64).prop_map(|pages| Op::CompactStep { pages }),
         1 => Just(Op::Compact),
@@ -147,6 +154,28 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
             },
             Op::Get { index } => {
                 assert_eq!(held(&threads[0], index).as_ref(), oracle.get(&index));
+            }
+            Op::Replace { index, len, tag } => {
+                let new = bytes(number, len);
+                let before = oracle.get(&index);
+                let replaced = threads[1].replace(
+                    index,
+                    &mut [0; MAX_OBJECT],
+                    |tag_before, bytes_before, out| {
+                        let held = Held::Object(tag_before, bytes_before.to_vec());
+                        assert_eq!(Some(&held), before, "page {index}");
+                        out[..len].copy_from_slice(&new);
+                        (len % 5 > 0).then_some((tag, len))
+                    },
+                );
+                match replaced {
+                    Ok(true) => drop(oracle.insert(index, Held::Object(tag, new))),
+                    Ok(false) => {
+                        let object = matches!(before, Some(Held::Object(..)));
+                        assert!(!object || len % 5 == 0 || mem_limit > 0, "page {index}");
+                    }
+                    Err(error) => panic!("{error}"),
+                }
             }
             Op::Discard { from, count } => {
                 threads[1].discard(from..from + count);
