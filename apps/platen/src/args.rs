@@ -7,6 +7,9 @@ use relay::UnixAddress;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+/// Seconds to wait for a lost peer: a switch that restarts a port or a spanning tree that settles takes up to 30 s.
+const RESUME: u64 = 30;
+
 /// on or off, as QEMU says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
@@ -154,6 +157,9 @@ pub(crate) struct SourceOptions {
     /// What the receiver's certificate must be for [default: the HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,
+    /// Seconds to wait for the receiver when every link to it is lost; 0 ends the migration with the first lost link
+    #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub(crate) resume_timeout: u64,
     #[command(flatten)]
     pub(crate) tls: TlsOptions,
     /// Write the report as JSON to this file
@@ -318,6 +324,9 @@ pub(crate) struct ReceiveArgs {
     /// Take sources with a certificate for this name only; repeatable [default: any that the CA has signed]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Vec<String>,
+    /// Seconds to wait for a source when every link to it is lost; 0 ends its migration with the first lost link
+    #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub(crate) resume_timeout: u64,
     #[command(flatten)]
     pub(crate) tls: TlsOptions,
     /// Write each migration's report to this file, a line of JSON each

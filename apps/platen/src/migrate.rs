@@ -77,6 +77,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
             page_size: options.page_size,
             name: options.name.clone(),
             setup: Some(Setup { channels, return_path: true }),
+            resume: Duration::from_secs(options.resume_timeout),
         },
         accelerator.as_ref(),
     )?);

@@ -109,6 +109,7 @@ impl Host for Receiver {
         let measured = || {
             let transferred = destination.session().bytes_in.load(Ordering::Relaxed);
             let mut report = Report::of(destination.counters(), transferred, started.elapsed());
+            report.set_resumes(destination.session().resumes());
             report.cpu_seconds.destination = Some(process_cpu() - cpu);
             report.name.clone_from(target);
             let server = self.server.get().and_then(Weak::upgrade);
@@ -194,6 +195,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         decompress_threads: args.threads(),
         page_size: args.page_size,
         grants: Grants::default(),
+        resume: Duration::from_secs(args.resume_timeout),
     };
     let server = Server::new(config, receiver.clone())?;
     let _ = receiver.server.set(Arc::downgrade(&server));

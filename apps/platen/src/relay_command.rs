@@ -7,7 +7,7 @@ use crate::report::{peer_cpu, process_cpu, Report};
 use anyhow::Context;
 use relay::{Source, SourceConfig};
 use session::Setup;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     let options = &args.source;
@@ -26,6 +26,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
             page_size: options.page_size,
             name: options.name.clone(),
             setup: args.channels.map(|channels| Setup { channels, return_path: true }),
+            resume: Duration::from_secs(options.resume_timeout),
         },
         accelerator.as_ref(),
     )?;

@@ -63,6 +63,10 @@ pub(crate) struct Report {
     /// Of each codec thread with an accelerator; at a receiver since it was started.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) accelerators: Vec<AcceleratorSnapshot>,
+    /// How often every link was lost and one came back.
+    pub(crate) resumes: u32,
+    /// For how long, by the bytes that came last.
+    pub(crate) seconds_lost: f64,
     pub(crate) cpu_seconds: CpuSeconds,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) codec: Option<String>,
@@ -90,6 +94,7 @@ impl Report {
         let counters = source.counters();
         let transferred = source.session().bytes_out.load(Ordering::Relaxed);
         let mut report = Self::of(counters, transferred, total);
+        report.set_resumes(source.session().resumes());
         let (busy, busy_rate) = source.busy();
         let plain = counters.compressed_plain.load(Ordering::Relaxed);
         let size = counters.compressed_size.load(Ordering::Relaxed);
@@ -118,6 +123,11 @@ impl Report {
         };
         report.set_total(total);
         report
+    }
+
+    pub(crate) fn set_resumes(&mut self, (resumes, lost): (u32, Duration)) {
+        self.resumes = resumes;
+        self.seconds_lost = lost.as_secs_f64();
     }
 
     pub(crate) fn set_total(&mut self, total: Duration) {
@@ -159,6 +169,12 @@ impl Report {
         }
         for (number, accelerator) in self.accelerators.iter().enumerate() {
             line(&format!("accelerator of thread {number}"), summary(accelerator));
+        }
+        if self.resumes > 0 {
+            line(
+                "resumes",
+                format!("{} ({:.1} s without the peer)", self.resumes, self.seconds_lost),
+            );
         }
         let shown =
             |cpu: Option<f64>| cpu.map_or("unknown".into(), |seconds| format!("{seconds:.2} s"));

@@ -70,7 +70,11 @@ pub(crate) struct Shared {
 struct DestinationSink {
     shared: OnceLock<Weak<Shared>>,
     events: Mutex<Sender<Event>>,
+    notice: Notice,
 }
+
+/// Takes sentences for a person.
+pub(crate) type Notice = Box<dyn Fn(&str) + Send + Sync>;
 
 impl DestinationSink {
     fn tell(&self, event: Event) {
@@ -94,6 +98,10 @@ impl Sink for DestinationSink {
             shared.main_event.notify_all();
         }
         self.tell(Event::Closed(error.clone()));
+    }
+
+    fn notice(&self, text: &str) {
+        (self.notice)(text);
     }
 }
 
@@ -247,28 +255,31 @@ impl std::fmt::Debug for Destination {
 /// How it ended well.
 #[derive(Debug)]
 pub struct DestinationEnd {
-    /// The source's report, JSON.
+    /// The source's report, JSON; empty when the links were lost before it came.
     pub peer_report: Vec<u8>,
 }
 
 impl Destination {
-    /// A migration to `target`, before its first link.
+    /// A migration to `target`, before its first link. `lifeline`: how many links, and how long it outlives the last.
     ///
     /// # Errors
     /// Memory cannot be had.
     pub(crate) fn new(
         peer: String,
-        grants: Grants,
+        (grants, lifeline): (Grants, (u16, Duration)),
         page_size: usize,
         target: UnixAddress,
         lanes: Arc<Lanes<DecodeJob>>,
+        notice: Notice,
     ) -> Result<Self, RelayError> {
         let (events, receiver) = mpsc::channel();
         let sink = Arc::new(DestinationSink {
             shared: OnceLock::new(),
             events: Mutex::new(events.clone()),
+            notice,
         });
-        let session = Session::new(peer, grants, PAYLOAD_SLOTS, sink.clone())?;
+        let session = Session::new(peer, grants, PAYLOAD_SLOTS, lifeline, sink.clone())?;
+        session.keep_up(None)?;
         let shared = Arc::new(Shared {
             session,
             lanes,
@@ -292,6 +303,11 @@ impl Destination {
     /// Its session, to add links and read byte counters.
     pub fn session(&self) -> &Arc<Session> {
         &self.shared.session
+    }
+
+    /// Whether QEMU has confirmed that it runs the VM.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.shared.content.load(Ordering::Acquire)
     }
 
     /// What it has counted.
@@ -365,7 +381,21 @@ impl Destination {
                         format!("stream {stream}: {error}"),
                     ));
                 }
-                Some(Event::Closed(error)) => return Err(RelayError::Ended(error)),
+                // The source has QEMU's SHUT(0), and all that is missing is its report.
+                Some(Event::Closed(error))
+                    if shut == Some(0)
+                        && matches!(*error, SessionError::NotResumed { .. })
+                        && shared.session.credits().drained(Instant::now()) =>
+                {
+                    return Ok(DestinationEnd { peer_report: Vec::new() });
+                }
+                Some(Event::Closed(error)) => {
+                    // The source may have answered QEMU's refusal before we saw QEMU's socket end.
+                    return Err(match shut {
+                        Some(code) if code != 0 => RelayError::DestinationRefused { code },
+                        _ => RelayError::Ended(error),
+                    });
+                }
                 None => return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason))),
             }
         }

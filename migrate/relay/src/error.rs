@@ -54,6 +54,9 @@ pub enum RelayError {
         /// Why the peer is lost.
         cause: Arc<SessionError>,
     },
+    /// The peer was lost in doubt, could be asked, and has not brought the VM to life.
+    #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU; the source VM goes on")]
+    NeverCommitted,
     /// What this version does not carry.
     #[error("{what}")]
     Unsupported {

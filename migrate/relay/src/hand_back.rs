@@ -9,7 +9,8 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are already on their way.
+/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are already on their way, unless
+/// the links are lost just now.
 const LAST_ACKS: Duration = Duration::from_secs(10);
 
 /// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is acknowledged (W22).
@@ -51,7 +52,8 @@ pub(crate) fn run(shared: &Shared, stream: &SourceStream, results: &Results<Arri
                 let before = found.map_or(bytes.len(), |(_, before)| before);
                 let mut written = (&stream.socket).write_all(&bytes[..before]);
                 if let Some((code, _)) = found {
-                    if code == 0 && !session.credits().drained(Instant::now() + LAST_ACKS) {
+                    let patience = LAST_ACKS + session.resume_timeout();
+                    if code == 0 && !session.credits().drained(Instant::now() + patience) {
                         let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
                                       the success is not passed on"
                             .into();

@@ -18,6 +18,8 @@ use stream::{Kind, Token, Tokeniser};
 const LINGER: Duration = Duration::from_millis(1);
 /// The most a chunk waits in all, when bytes keep trickling in.
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
+/// How often a reader that has no credit looks whether QEMU is still there.
+const GONE: Duration = Duration::from_millis(200);
 /// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
 const LEAST_COMPRESSED: usize = 512;
 /// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's description).
@@ -83,7 +85,22 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
     let mut patient = true;
     loop {
         wait_readable(&stream.socket, None);
-        let Some(permit) = session.credits().permit(stream.id) else { return Ok(()) };
+        let permit = loop {
+            let deadline = Some(Instant::now() + GONE);
+            match session.credits().permit_by(stream.id, deadline) {
+                Some(Some(permit)) => break Some(permit),
+                Some(None) => return Ok(()),
+                // Cancelled while nothing moves, perhaps for as long as a link is away (W21).
+                None if kind != Kind::Multifd
+                    && shared.return_path.load(Ordering::Acquire)
+                    && !is_open(&stream.socket) =>
+                {
+                    break None
+                }
+                None => {}
+            }
+        };
+        let Some(permit) = permit else { break };
         let stop = || session.failure().is_some();
         let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(()) };
         let len = read_chunk(&stream.socket, &mut chunk[..permit.bytes], patient);
@@ -118,8 +135,7 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         let header = session.credits().issue_data(permit, len, checksum, channels);
         send_chunk(shared, EncodeInput { header, chunk, len, checksum, tokens, page_size });
         if tail {
-            // W20, in this order: the flag first, so that nobody believes the destination cannot run.
-            shared.word_sent.store(true, Ordering::Release);
+            shared.tail_read.store(true, Ordering::Release);
             if is_open(&stream.socket) {
                 session.send_bare(stream.id, FrameType::StillOpen, 0);
             } else if shared.return_path.load(Ordering::Acquire) {

@@ -24,6 +24,9 @@ use tls::{Acceptor, Peer, TlsError};
 /// its hello long before, and idle connections keep nobody out.
 const MAX_HELLOS: usize = 64;
 
+/// Sessions that have ended and may still be asked about (W28).
+const MAX_ENDED: usize = 64;
+
 /// What a receiver is told.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
@@ -39,6 +42,8 @@ pub struct ServerConfig {
     pub page_size: u32,
     /// What peers may have in flight.
     pub grants: Grants,
+    /// How long to wait for a source whose links are all lost; zero ends its migration with the first that is lost.
+    pub resume: Duration,
 }
 
 /// What the application does around a session. Called from the session's own thread.
@@ -63,6 +68,22 @@ struct Active {
     destination: Arc<Destination>,
 }
 
+impl Active {
+    /// Whether a peer that shows `token` and was proved to be `peer` is the one it belongs to.
+    fn belongs_to(&self, token: &str, peer: Option<&Peer>) -> bool {
+        same(&self.token, token) && self.owner.as_ref() == peer
+    }
+}
+
+/// What is remembered of a session that has ended.
+struct Ended {
+    session: String,
+    token: String,
+    owner: Option<Peer>,
+    committed: bool,
+    confirmed: bool,
+}
+
 /// Accepts links for as long as it lives.
 pub struct Server {
     config: ServerConfig,
@@ -71,6 +92,8 @@ pub struct Server {
     /// Of each codec thread's engine.
     accelerators: Vec<Arc<qat::Counters>>,
     sessions: Mutex<HashMap<String, Arc<Active>>>,
+    /// Newest last.
+    ended: Mutex<VecDeque<Ended>>,
     busy: Mutex<Vec<Option<String>>>,
     /// Oldest first; out of it as soon as the hello is read.
     hellos: Mutex<VecDeque<(u64, TcpStream)>>,
@@ -117,6 +140,7 @@ impl Server {
             lanes,
             accelerators,
             sessions: Mutex::new(HashMap::new()),
+            ended: Mutex::new(VecDeque::new()),
             busy: Mutex::new(Vec::new()),
             hellos: Mutex::new(VecDeque::new()),
             admitted: AtomicU64::new(0),
@@ -264,6 +288,12 @@ impl Server {
                 return Err(error);
             }
         };
+        if let Some((reason, committed, confirmed)) = self.verdict(&hello, link.peer()) {
+            let reason = Some(reason);
+            let (committed, welcome) = (Some(committed), Welcome::default());
+            let welcome = Welcome { error: reason, committed, confirmed, ..welcome };
+            return write_preamble(&mut link, peer, &welcome).map(|()| None);
+        }
         if let Some(token) = &hello.token {
             let joined = self.join(link, &hello, token, peer);
             return joined.map(|()| None);
@@ -271,7 +301,7 @@ impl Server {
         match self.open(&hello, peer, link.peer()) {
             Ok((target, active, welcome)) => {
                 let welcomed = write_preamble(&mut link, peer, &welcome)
-                    .and_then(|()| active.destination.session().add_link(link));
+                    .and_then(|()| active.destination.session().add_link(0, link));
                 if let Err(error) = welcomed {
                     let reason = "its first link could not be set up".into();
                     active.destination.session().fail(SessionError::Local { reason });
@@ -321,14 +351,13 @@ impl Server {
             refuse(link, peer, reason);
             Err(SessionError::Hello { peer: peer.into(), detail: reason.into() })
         };
-        let owns = |active: &Arc<Active>| {
-            same(&active.token, token) && active.owner.as_ref() == link.peer()
-        };
-        let Some(active) = active.filter(owns) else {
+        let Some(active) = active.filter(|active| active.belongs_to(token, link.peer())) else {
             return refused(&mut link, "no such session, or not yours");
         };
         let mut joined = active.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        if hello.link >= active.links || joined.contains(&hello.link) {
+        let again = joined.contains(&hello.link);
+        // Its owner has lost the link, whether this end knows it or not (W26).
+        if hello.link >= active.links || (again && self.config.resume.is_zero()) {
             let reason = format!(
                 "link {} of {} is there already or does not exist",
                 hello.link, active.links
@@ -336,22 +365,46 @@ impl Server {
             drop(joined);
             return refused(&mut link, &reason);
         }
-        joined.push(hello.link);
+        if !again {
+            joined.push(hello.link);
+        }
         drop(joined);
         let welcome = self.welcome(&active.token);
         write_preamble(&mut link, peer, &welcome)?;
-        active.destination.session().add_link(link)
+        active.destination.session().add_link(hello.link, link)
+    }
+
+    /// W28: how far a session has come, for its own client: one that has ended, or that ends now as the client's has.
+    fn verdict(&self, hello: &Hello, peer: Option<&Peer>) -> Option<(String, bool, bool)> {
+        let token = hello.token.as_deref()?;
+        let active = self.lock_sessions().get(&hello.session).cloned();
+        if let Some(active) = active.filter(|active| active.belongs_to(token, peer)) {
+            if !hello.ask {
+                return None;
+            }
+            let session = active.destination.session();
+            let committed = session.settle("the source lost its links and has given up");
+            let reason = "its session ends with this question".into();
+            return Some((reason, committed, active.destination.is_confirmed()));
+        }
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = ended.iter().find(|ended| {
+            ended.session == hello.session
+                && same(&ended.token, token)
+                && ended.owner.as_ref() == peer
+        })?;
+        Some(("its session has ended".into(), ended.committed, ended.confirmed))
     }
 
     fn welcome(&self, token: &str) -> Welcome {
         let grants = self.config.grants;
         Welcome {
-            error: None,
             token: token.to_string(),
             chunk_bytes: u32::try_from(grants.chunk_bytes).unwrap_or(u32::MAX),
             stream_frames: grants.stream_frames,
             shared_frames: grants.shared_frames,
             codecs: DECODED.iter().map(|codec| codec.name().to_string()).collect(),
+            ..Welcome::default()
         }
     }
 
@@ -369,7 +422,7 @@ impl Server {
                 hello.page_size
             ));
         }
-        if hello.link != 0 || hello.links == 0 || hello.links > MAX_LINKS {
+        if hello.ask || hello.link != 0 || hello.links == 0 || hello.links > MAX_LINKS {
             return Err(format!("link {} of {} cannot open a session", hello.link, hello.links));
         }
         if hello.session.len() != 32
@@ -422,12 +475,14 @@ impl Server {
     ) -> Result<(Arc<Active>, Welcome), String> {
         address.check_target().map_err(|error| error.to_string())?;
         self.host.prepare(target, hello)?;
+        let host = self.host.clone();
         let destination = Destination::new(
             peer.to_string(),
-            self.config.grants,
+            (self.config.grants, (hello.links, self.config.resume)),
             self.config.page_size as usize,
             address.clone(),
             self.lanes.clone(),
+            Box::new(move |text| host.notice(text)),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
         let token = random_id().map_err(|error| error.to_string())?;
@@ -441,7 +496,23 @@ impl Server {
     }
 
     fn forget(&self, target: &Option<String>, session: &str) {
-        self.lock_sessions().remove(session);
+        {
+            let mut sessions = self.lock_sessions();
+            if let Some(active) = sessions.get(session) {
+                let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+                if ended.len() >= MAX_ENDED {
+                    ended.pop_front();
+                }
+                ended.push_back(Ended {
+                    session: session.into(),
+                    token: active.token.clone(),
+                    owner: active.owner.clone(),
+                    committed: active.destination.session().is_committed(),
+                    confirmed: active.destination.is_confirmed(),
+                });
+            }
+            sessions.remove(session);
+        }
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).retain(|name| name != target);
     }
 

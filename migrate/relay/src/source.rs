@@ -13,12 +13,12 @@ use pipeline::{Lanes, LanesConfig, Results, Submitter};
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{
-    dial, random_id, FrameType, Hello, Incoming, Session, SessionError, Setup, Sink, MAX_LINKS,
-    MAX_STREAMS,
+    dial, random_id, FrameType, Hello, Incoming, Redial, Session, SessionError, Setup, Sink,
+    Verdict, MAX_LINKS, MAX_STREAMS,
 };
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -29,6 +29,8 @@ use tls::Connector;
 const FAREWELL: Duration = Duration::from_secs(10);
 /// How often QEMU's socket is looked at while the peer is lost and the destination may run.
 const LOOK: Duration = Duration::from_millis(200);
+/// How often a peer that has not answered is asked again.
+const ASK: Duration = Duration::from_secs(2);
 /// How long to wait for the peer's own words once its QEMU has gone.
 const REASON: Duration = Duration::from_secs(2);
 
@@ -53,6 +55,8 @@ pub struct SourceConfig {
     pub name: Option<String>,
     /// What the peer should tell its QEMU.
     pub setup: Option<Setup>,
+    /// How long to wait for a link when all are lost; zero ends the migration with the first that is lost.
+    pub resume: Duration,
 }
 
 /// What the threads tell the one that decides.
@@ -71,6 +75,8 @@ pub(crate) enum Event {
     Closed(Arc<SessionError>),
     /// The peer's report.
     Finished(Vec<u8>),
+    /// Something a person should read.
+    Notice(String),
     /// Somebody wants it to end.
     Stop,
 }
@@ -97,7 +103,9 @@ pub(crate) struct Shared {
     streams: Mutex<Vec<Arc<SourceStream>>>,
     listening: OnceLock<Listening>,
     pub(crate) events: Sender<Event>,
-    /// A STILL_OPEN was sent on the main stream: the destination may run from now on (W23).
+    /// The end of the stream has begun, and a STILL_OPEN is on its way to the links.
+    pub(crate) tail_read: AtomicBool,
+    /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(crate) word_sent: AtomicBool,
     pub(crate) return_path: AtomicBool,
     /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
@@ -148,11 +156,33 @@ impl Sink for SourceSink {
     fn closed(&self, error: &Arc<SessionError>) {
         self.tell(Event::Closed(error.clone()));
     }
+
+    /// W20, W25: the word may be said long after QEMU's socket was looked at, and again after an outage.
+    fn still_open(&self, stream: u16) -> bool {
+        let Some(shared) = self.0.get().and_then(Weak::upgrade) else { return false };
+        let stream = shared.lock_streams().get(usize::from(stream)).cloned();
+        let open = stream.is_some_and(|stream| intake::is_open(&stream.socket));
+        // Without a return path the source closes when it has written all, and EOF says so.
+        if !open && shared.return_path.load(Ordering::Acquire) {
+            self.tell(Event::SourceEof { is_main: true });
+            return false;
+        }
+        // The flag first, so that nobody believes the destination cannot run. Then either this sees that the session has
+        // failed, and the word stays here, or whoever decides what that means sees the flag (`decide`).
+        shared.word_sent.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        shared.session.failure().is_none()
+    }
+
+    fn notice(&self, text: &str) {
+        self.tell(Event::Notice(text.into()));
+    }
 }
 
 /// A source relay with its session open and its socket listening.
 pub struct Source {
     shared: Arc<Shared>,
+    redial: Redial,
     /// Taken by `run`; the lock only makes the type shareable.
     events: Mutex<Receiver<Event>>,
 }
@@ -257,6 +287,7 @@ impl Source {
             name: config.name.clone(),
             setup: config.setup.clone(),
             codecs: vec![config.settings.codec().name().to_string()],
+            ask: false,
         };
         let connector = config.connector.as_ref();
         let (first, welcome) = dial(&config.peer, connector, &hello)?;
@@ -268,7 +299,8 @@ impl Source {
         let (events, receiver) = mpsc::channel();
         let back = Arc::new(OnceLock::new());
         let sink = Arc::new(SourceSink(back.clone(), Mutex::new(events.clone())));
-        let session = Session::new(config.peer.clone(), grants, grants.buffers(), sink)?;
+        let lifeline = (links, config.resume);
+        let session = Session::new(config.peer.clone(), grants, grants.buffers(), lifeline, sink)?;
         let settings = config.settings;
         // Contexts are made here once so that a bad level is an error and not a dead thread.
         let mut contexts = Vec::new();
@@ -303,6 +335,7 @@ impl Source {
             streams: Mutex::new(Vec::new()),
             listening: OnceLock::new(),
             events,
+            tail_read: AtomicBool::new(false),
             word_sent: AtomicBool::new(false),
             return_path: AtomicBool::new(false),
             handing_shut: AtomicBool::new(false),
@@ -311,12 +344,14 @@ impl Source {
             started: OnceLock::new(),
         });
         let _ = back.set(Arc::downgrade(&shared));
-        session.add_link(first)?;
         hello.token = Some(welcome.token);
+        let redial =
+            Redial::new(config.peer.clone(), &first, config.connector.clone(), hello.clone());
+        session.add_link(0, first)?;
         for link in 1..links {
             hello.link = link;
             match dial(&config.peer, connector, &hello) {
-                Ok((socket, _)) => session.add_link(socket)?,
+                Ok((socket, _)) => session.add_link(link, socket)?,
                 Err(error) => {
                     session.fail(SessionError::Local {
                         reason: "the client could not open all its links".into(),
@@ -326,7 +361,8 @@ impl Source {
                 }
             }
         }
-        Ok(Self { shared, events: Mutex::new(receiver) })
+        session.keep_up(Some(redial.clone()))?;
+        Ok(Self { shared, redial, events: Mutex::new(receiver) })
     }
 
     /// Starts to accept QEMU's connections.
@@ -398,6 +434,11 @@ impl Source {
                 .fail(SessionError::Local { reason: format!("the source relay ends: {error}") });
         }
         shared.close_sockets();
+        if result.is_err() && !shared.session.is_linked() && shared.session.resume_timeout() > LOOK
+        {
+            // Nobody could be told: the peer waits for links that will not come. It need not be reached.
+            let _ = self.redial.ask();
+        }
         shared.submitter.lanes().close();
         for stream in shared.lock_streams().iter() {
             if let Some(results) = stream.results.get() {
@@ -436,7 +477,7 @@ impl Source {
                         Some(0) => break,
                         Some(code) => return Err(RelayError::DestinationRefused { code }),
                         // Without a return path this is how a migration ends; the destination says when it has all.
-                        None if !return_path && shared.word_sent.load(Ordering::Acquire) => {}
+                        None if !return_path && shared.tail_read.load(Ordering::Acquire) => {}
                         // It closed because the session ended, whose own event says why.
                         None if shared.session.failure().is_some() => {}
                         None if shared.handing_shut.load(Ordering::Acquire) => {}
@@ -472,14 +513,21 @@ impl Source {
                         Some(code) => return Err(RelayError::DestinationRefused { code }),
                         None => {}
                     }
-                    let told = matches!(*error, SessionError::Aborted { committed: false, .. });
+                    let told = matches!(
+                        *error,
+                        SessionError::Aborted { committed: false, .. }
+                            | SessionError::Over { committed: false, .. }
+                    );
+                    // Pairs with the fence in `still_open`.
+                    fence(Ordering::SeqCst);
                     if shared.word_sent.load(Ordering::Acquire) && !told && return_path && !main_eof
                     {
-                        return Err(hold(shared, &events, error, notice));
+                        return Err(hold(shared, &self.redial, &events, error, notice));
                     }
                     return Err(RelayError::Ended(error));
                 }
                 Ok(Event::Finished(_) | Event::BackDone) => {}
+                Ok(Event::Notice(text)) => notice(&text),
                 Ok(Event::Stop) => {
                     let in_doubt = shared.word_sent.load(Ordering::Acquire) && shut.is_none();
                     if in_doubt && !stop_asked {
@@ -652,21 +700,38 @@ fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
     }
 }
 
-/// W23: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them.
+/// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them, or
+/// the peer can be asked and says that it never will.
 fn hold(
     shared: &Shared,
+    redial: &Redial,
     events: &Receiver<Event>,
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
 ) -> RelayError {
     let doubt = RelayError::InDoubt { cause };
     notice(&doubt.to_string());
+    let mut asked = Some(Instant::now());
     loop {
         match events.recv_timeout(LOOK) {
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return doubt,
             // The readers have ended with the session, so QEMU's socket is looked at here.
             _ if !shared.main_is_open() => return doubt,
             _ => {}
+        }
+        if asked.is_some_and(|last| last.elapsed() >= ASK) {
+            asked = match redial.ask() {
+                Ok(Verdict { committed: false, .. }) => return RelayError::NeverCommitted,
+                Ok(Verdict { confirmed, .. }) => {
+                    notice(if confirmed {
+                        "the peer is back: its QEMU has confirmed and runs the VM. Quit the source QEMU"
+                    } else {
+                        "the peer is back, but cannot say whether its QEMU runs the VM: look there"
+                    });
+                    None
+                }
+                Err(_) => Some(Instant::now()),
+            };
         }
     }
 }

@@ -116,8 +116,13 @@ impl Credits {
 
     /// Waits until a DATA frame of `stream` may be read and sent; `None` once the session is closed.
     pub fn permit(&self, stream: u16) -> Option<Permit> {
+        self.permit_by(stream, None).flatten()
+    }
+
+    /// The same for a while: `Some(None)` once closed, `None` when nothing has changed by `deadline`.
+    pub fn permit_by(&self, stream: u16, deadline: Option<Instant>) -> Option<Option<Permit>> {
         let mut first = true;
-        self.returned.wait_until(None, || {
+        self.returned.wait_until(deadline, || {
             if self.closed.load(Ordering::Acquire) {
                 return Some(None);
             }
@@ -130,7 +135,7 @@ impl Credits {
             let bytes = bytes?;
             ledger.streams[usize::from(stream)].data_frames += 1;
             Some(Some(Permit { stream, bytes }))
-        })?
+        })
     }
 
     /// Nothing was read after all.

@@ -181,6 +181,26 @@ pub enum SessionError {
         /// The codec's or unpacker's words.
         detail: String,
     },
+    /// Every link was lost, and none came back in time.
+    #[error("{lost}, and did not come back within {seconds} s")]
+    NotResumed {
+        /// How the last link was lost.
+        lost: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// The peer's session has ended, and it says how far it had come.
+    #[error("{peer} has ended the migration: {reason}")]
+    Over {
+        /// The other end.
+        peer: String,
+        /// Its words.
+        reason: String,
+        /// It had written bytes that may hold the end-of-stream tag (W20).
+        committed: bool,
+        /// Its QEMU had confirmed that the VM is loaded.
+        confirmed: bool,
+    },
     /// The peer ended the session.
     #[error("{peer} ended the migration: {reason}")]
     Aborted {
@@ -205,6 +225,13 @@ pub enum SessionError {
         /// The cause.
         source: io::Error,
     },
+}
+
+impl SessionError {
+    /// Whether only a link is concerned, so that others or a new one can go on.
+    pub(crate) fn is_of_link(&self) -> bool {
+        matches!(self, Self::LinkLost { .. } | Self::Silent { .. } | Self::Tls(_))
+    }
 }
 
 /// A TLS ClientHello where plain bytes were expected.

@@ -4,7 +4,7 @@ use crate::error::SessionError;
 use crate::transport::Link;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tls::{Connector, TlsError};
 
@@ -54,6 +54,9 @@ pub struct Hello {
     pub setup: Option<Setup>,
     /// Codecs the client may use, by name.
     pub codecs: Vec<String>,
+    /// Not a link: the client's session is over without an answer, and this asks how far the server's has come (W28).
+    #[serde(default)]
+    pub ask: bool,
 }
 
 /// The server's half (W3).
@@ -62,6 +65,10 @@ pub struct Hello {
 pub struct Welcome {
     /// Why not, if not.
     pub error: Option<String>,
+    /// With an error, of a session that has ended: bytes of W20 were written.
+    pub committed: Option<bool>,
+    /// With `committed`: QEMU had confirmed.
+    pub confirmed: bool,
     /// The secret further links must show.
     pub token: String,
     /// The largest chunk, bytes.
@@ -191,6 +198,17 @@ fn lost(peer: &str, error: &std::io::Error) -> SessionError {
     SessionError::LinkLost { peer: peer.into(), detail: error.to_string() }
 }
 
+/// How a dial is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    /// Where, when it need not be looked up: the resolver may be as lost as the peer.
+    pub(crate) address: Option<SocketAddr>,
+    /// How long each step may take.
+    pub(crate) connect: Duration,
+    pub(crate) handshake: Duration,
+    pub(crate) welcome: Duration,
+}
+
 /// Connects one link, secures it unless `connector` is none, and exchanges hello and welcome.
 ///
 /// # Errors
@@ -200,12 +218,30 @@ pub fn dial(
     connector: Option<&Connector>,
     hello: &Hello,
 ) -> Result<(Link, Welcome), SessionError> {
+    let attempt = Attempt {
+        address: None,
+        connect: HELLO_TIMEOUT,
+        handshake: HELLO_TIMEOUT,
+        welcome: WELCOME_TIMEOUT,
+    };
+    dial_as(peer, connector, hello, attempt)
+}
+
+pub(crate) fn dial_as(
+    peer: &str,
+    connector: Option<&Connector>,
+    hello: &Hello,
+    attempt: Attempt,
+) -> Result<(Link, Welcome), SessionError> {
     let connect = |source| SessionError::Connect { peer: peer.into(), source };
-    let addresses = peer.to_socket_addrs().map_err(connect)?;
+    let addresses: Vec<SocketAddr> = match attempt.address {
+        Some(address) => vec![address],
+        None => peer.to_socket_addrs().map_err(connect)?.collect(),
+    };
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let mut link = None;
     for address in addresses {
-        match TcpStream::connect_timeout(&address, HELLO_TIMEOUT) {
+        match TcpStream::connect_timeout(&address, attempt.connect) {
             Ok(stream) => {
                 link = Some(stream);
                 break;
@@ -218,12 +254,12 @@ pub fn dial(
     let mut link = match connector {
         None => Link::from(socket),
         Some(connector) => {
-            let channel = connector.connect(&socket, peer, Instant::now() + HELLO_TIMEOUT)?;
+            let channel = connector.connect(&socket, peer, Instant::now() + attempt.handshake)?;
             Link::secured(socket, channel)
         }
     };
     let written = write_preamble(&mut link, peer, hello);
-    let welcome: Welcome = match (read_preamble(&mut link, peer, WELCOME_TIMEOUT), written) {
+    let welcome: Welcome = match (read_preamble(&mut link, peer, attempt.welcome), written) {
         (Ok(welcome), _) => welcome,
         // Why a hello could not be written may be there to be read.
         (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {
@@ -231,6 +267,10 @@ pub fn dial(
         }
     };
     if let Some(reason) = welcome.error {
+        if let Some(committed) = welcome.committed {
+            let (peer, confirmed) = (peer.into(), welcome.confirmed);
+            return Err(SessionError::Over { peer, reason, committed, confirmed });
+        }
         return Err(SessionError::Refused { peer: peer.into(), reason });
     }
     let chunk = welcome.chunk_bytes as usize;
@@ -262,6 +302,7 @@ mod tests {
             name: None,
             setup: Some(Setup { channels: 2, return_path: true }),
             codecs: vec!["zstd".into()],
+            ask: false,
         }
     }
 

@@ -7,6 +7,7 @@
 use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, HEADER_BYTES};
 use crate::hello::would_block;
+use crate::resume::LinkState;
 use crate::session::{AbortNote, Incoming, Outgoing, Session};
 use crate::transport::{Link, LinkReader, LinkWriter};
 use codec::{Codec, UnitHeader};
@@ -22,8 +23,13 @@ use std::time::{Duration, Instant};
 
 /// A link idle for this long shows life (W24).
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A link that brought nothing for this long is lost (W24).
-pub const SILENCE: Duration = Duration::from_secs(5);
+/// A link that brought nothing for this long is lost (W24): three heartbeats. With what it takes to notice that a dead peer
+/// is found within 4 s.
+pub const SILENCE: Duration = Duration::from_secs(3);
+/// How often a thread that waits for its socket looks at the rest of the world.
+const LOOK: Duration = Duration::from_millis(500);
+/// Bytes of a frame that is not wanted, read at once.
+const SCRATCH: usize = 16 << 10;
 /// How long the last words of a session may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Unsent bytes the kernel may hold per link; a link counts as writable below half of it. Room for a whole frame, so that
@@ -36,8 +42,8 @@ pub(crate) fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
         |source| SessionError::Resource { what: "cannot set up a link's socket".into(), source };
     socket.set_nodelay(true).map_err(failed)?;
     // Both threads wake up now and then: to look whether the session ended, and to notice silence.
-    socket.set_read_timeout(Some(HEARTBEAT)).map_err(failed)?;
-    socket.set_write_timeout(Some(HEARTBEAT)).map_err(failed)?;
+    socket.set_read_timeout(Some(LOOK)).map_err(failed)?;
+    socket.set_write_timeout(Some(LOOK)).map_err(failed)?;
     let options = SockRef::from(socket);
     options.set_tcp_user_timeout(Some(SILENCE)).map_err(failed)?;
     options.set_tcp_notsent_lowat(NOTSENT_LOWAT).map_err(failed)?;
@@ -47,50 +53,34 @@ pub(crate) fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
 /// Starts the writer and the reader of a link.
 pub(crate) fn start(
     session: &Arc<Session>,
+    state: &Arc<LinkState>,
     link: Link,
 ) -> Result<[JoinHandle<()>; 2], SessionError> {
     let failed =
         |source| SessionError::Resource { what: "cannot start a link's threads".into(), source };
     let (reading, writing) = link.split().map_err(failed)?;
-    let first = session.link_up();
     let reader = {
-        let session = session.clone();
+        let (session, state) = (session.clone(), state.clone());
         std::thread::Builder::new()
             .name("link-rx".into())
-            .spawn(move || read_link(&session, reading))
+            .spawn(move || read_link(&session, &state, reading))
             .map_err(failed)?
     };
-    let session = session.clone();
+    let (session, state) = (session.clone(), state.clone());
     let writer = std::thread::Builder::new()
         .name("link-tx".into())
-        .spawn(move || write_link(&session, writing, first))
+        .spawn(move || write_link(&session, &state, writing))
         .map_err(failed)?;
     Ok([writer, reader])
 }
 
-fn write_link(session: &Session, mut link: LinkWriter, first: bool) {
-    let mut acks = Vec::new();
-    let queue = if first { session.outbox() } else { session.spill() };
-    loop {
-        let result = match queue.pop_until(Some(Instant::now() + HEARTBEAT)) {
-            // A session that failed drops what it holds (W21).
-            Popped::Item(_) if session.has_failed() => continue,
-            Popped::Item(frame) => {
-                match if first { spill(session, &link, frame) } else { Some(frame) } {
-                    Some(frame) => send(session, &mut link, frame, &mut acks),
-                    None => Ok(()),
-                }
-            }
-            Popped::Timeout => {
-                write_frame(session, &mut link, &Header::free(FrameType::Heartbeat, 0), [&[]; 2])
-            }
-            Popped::Closed => break,
-        };
-        if let Err(error) = result {
-            end(session, error);
-            break;
-        }
+fn write_link(session: &Session, state: &Arc<LinkState>, mut link: LinkWriter) {
+    if let Err(error) = write_frames(session, state, &mut link) {
+        session.lose(state, error);
     }
+    // Another link takes this one's work, if it was the first.
+    session.lifeline.release(state.id);
+    let _ = session.spill().push(Outgoing::Acks);
     if let (true, Some(note)) = (session.has_failed(), session.abort_note()) {
         let length = u32::try_from(note.len()).unwrap_or(0);
         let _ = link.socket.set_write_timeout(Some(LAST_WORDS));
@@ -101,6 +91,69 @@ fn write_link(session: &Session, mut link: LinkWriter, first: bool) {
     link.close();
     let _ =
         link.socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
+}
+
+fn write_frames(
+    session: &Session,
+    state: &LinkState,
+    link: &mut LinkWriter,
+) -> Result<(), SessionError> {
+    let mut acks = Vec::new();
+    // What this end has and says, which a link before this one may have taken with it (W26, W27).
+    session.acknowledge_again();
+    send(session, state, link, &Outgoing::Acks, &mut acks)?;
+    if let Some(report) = session.farewell() {
+        send(session, state, link, &Outgoing::Free(FrameType::Finish, report.clone()), &mut acks)?;
+    }
+    while !state.is_dead() {
+        let first = session.lifeline.claim(state.id);
+        if first && session.links() == 1 {
+            // Spilled for a link that is no more.
+            session.unspill();
+        }
+        let queue = if first { session.outbox() } else { session.spill() };
+        let frame = match queue.pop_until(Some(Instant::now() + HEARTBEAT)) {
+            // A session that failed drops what it holds (W21).
+            Popped::Item(_) if session.has_failed() => continue,
+            Popped::Item(frame) => frame,
+            Popped::Timeout => {
+                let header = Header::free(FrameType::Heartbeat, 0);
+                write_frame(session, state, link, &header, [&[]; 2])?;
+                continue;
+            }
+            Popped::Closed => break,
+        };
+        if state.is_dead() {
+            session.send(frame);
+            break;
+        }
+        let Some(frame) = (if first { spill(session, link, frame) } else { Some(frame) }) else {
+            continue;
+        };
+        if is_stale(session, &frame) {
+            continue;
+        }
+        if let Err(error) = send(session, state, link, &frame, &mut acks) {
+            // Not kept yet, and nobody else's: it goes first.
+            session.send(frame);
+            return Err(error);
+        }
+        if let Some(frame) = session.kept().keep(state.id, frame, || state.is_dead()) {
+            session.send(frame);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a frame need not go, as the peer has had it, or must not, as it is no longer true.
+fn is_stale(session: &Session, frame: &Outgoing) -> bool {
+    match frame.header() {
+        Some(_) if session.kept().is_acked(frame) => true,
+        Some(header) if header.kind == FrameType::StillOpen => {
+            !session.sink().still_open(header.stream)
+        }
+        _ => false,
+    }
 }
 
 /// Passes a frame with a payload on to the other links when the first one would have to wait; gives it back if they have
@@ -119,22 +172,23 @@ fn spill(session: &Session, link: &LinkWriter, frame: Outgoing) -> Option<Outgoi
 
 fn send(
     session: &Session,
+    state: &LinkState,
     link: &mut LinkWriter,
-    frame: Outgoing,
+    frame: &Outgoing,
     acks: &mut Vec<u8>,
 ) -> Result<(), SessionError> {
     match frame {
-        Outgoing::Bare(header) => write_frame(session, link, &header, [&[]; 2]),
-        Outgoing::Unit { mut header, unit, body } => {
+        Outgoing::Bare(header) => write_frame(session, state, link, header, [&[]; 2]),
+        Outgoing::Unit { header, unit, body } => {
             let unit_bytes = unit.to_bytes();
             let payload = &body[..unit.payload_len as usize];
-            header.payload_len =
-                u32::try_from(unit_bytes.len() + payload.len()).unwrap_or(u32::MAX);
-            write_frame(session, link, &header, [&unit_bytes, payload])
+            let length = u32::try_from(unit_bytes.len() + payload.len()).unwrap_or(u32::MAX);
+            let header = Header { payload_len: length, ..*header };
+            write_frame(session, state, link, &header, [&unit_bytes, payload])
         }
         Outgoing::Free(kind, payload) => {
-            let header = Header::free(kind, u32::try_from(payload.len()).unwrap_or(u32::MAX));
-            write_frame(session, link, &header, [&payload, &[]])
+            let header = Header::free(*kind, u32::try_from(payload.len()).unwrap_or(u32::MAX));
+            write_frame(session, state, link, &header, [payload, &[]])
         }
         Outgoing::Acks => {
             acks.clear();
@@ -144,19 +198,21 @@ fn send(
             }
             let header =
                 Header::free(FrameType::Ack, u32::try_from(acks.len()).unwrap_or(u32::MAX));
-            write_frame(session, link, &header, [acks, &[]])
+            write_frame(session, state, link, &header, [acks, &[]])
         }
     }
 }
 
 fn write_frame(
     session: &Session,
+    state: &LinkState,
     link: &mut LinkWriter,
     header: &Header,
     [first, second]: [&[u8]; 2],
 ) -> Result<(), SessionError> {
     // Back-pressure. A peer that never takes anything is found by its silence, not here.
-    let go_on = |error: &std::io::Error| would_block(error) && !session.has_failed();
+    let go_on =
+        |error: &std::io::Error| would_block(error) && !session.has_failed() && !state.is_dead();
     let sent = link
         .write_all([&header.to_bytes(), first, second], go_on)
         .map_err(|error| lost(session, &error.to_string()))?;
@@ -164,27 +220,23 @@ fn write_frame(
     Ok(())
 }
 
-fn read_link(session: &Session, mut link: LinkReader) {
+fn read_link(session: &Session, state: &Arc<LinkState>, mut link: LinkReader) {
     let result = read_frames(session, &mut link);
-    let last = session.link_down();
     match result {
-        // The peer has closed its half. Fine when both are leaving, a loss otherwise.
-        Ok(()) if session.is_leaving() && !session.has_failed() => {
-            if last {
+        // Fine when both are leaving.
+        Ok(()) | Err(SessionError::LinkLost { .. })
+            if session.may_end() && !session.has_failed() =>
+        {
+            // The writer may still have something to say.
+            if session.lifeline.ended(state) {
                 session.close_queues();
             }
         }
-        Ok(()) => end(session, lost(session, "closed by the other end")),
-        Err(error) => end(session, error),
+        Ok(()) => session.lose(state, lost(session, "closed by the other end")),
+        Err(error) if error.is_of_link() => session.lose(state, error),
+        Err(error) => session.fail(error),
     }
     let _ = link.socket.shutdown(Shutdown::Read);
-}
-
-/// Ends the session over a link's error, unless it is ending anyway.
-fn end(session: &Session, error: SessionError) {
-    if !(session.is_leaving() && matches!(error, SessionError::LinkLost { .. })) {
-        session.fail(error);
-    }
 }
 
 fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionError> {
@@ -198,12 +250,18 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
         let header = Header::from_bytes(&raw, chunk_bytes)?;
         let length = header.payload_len as usize;
         if header.kind.is_sequenced() {
-            session.arrived(&header)?;
+            if !session.expects(&header)? {
+                skip(session, link, length)?;
+                continue;
+            }
             let unit = match header.kind {
                 FrameType::Data => Some(read_unit(session, link, &header)?),
                 _ => None,
             };
-            session.sink().frame(Incoming { header, unit })?;
+            // Only now: a link that is lost in the middle of a frame must not keep another from bringing it.
+            if session.arrived(&header) {
+                session.sink().frame(Incoming { header, unit })?;
+            }
             continue;
         }
         free.resize(length, 0);
@@ -213,6 +271,7 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
                 let now = Instant::now();
                 for entry in AckEntry::read_all(&free)? {
                     session.credits().acknowledge(&entry, now)?;
+                    session.kept().release(entry.stream, entry.seq);
                 }
             }
             FrameType::Abort => {
@@ -234,6 +293,17 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
             _ => {}
         }
     }
+}
+
+/// Reads and drops the payload of a frame that another link has brought.
+fn skip(session: &Session, link: &mut LinkReader, mut length: usize) -> Result<(), SessionError> {
+    let mut scratch = [0; SCRATCH];
+    while length > 0 {
+        let now = length.min(SCRATCH);
+        fill(session, link, &mut scratch[..now], false)?;
+        length -= now;
+    }
+    Ok(())
 }
 
 /// Reads the unit of a DATA frame into a buffer: a plain one when the payload is the chunk itself.
@@ -291,6 +361,7 @@ fn fill(
             Ok(n) => {
                 done += n;
                 heard = Instant::now();
+                session.lifeline.hear(heard);
             }
             Err(error) if would_block(&error) => {
                 if session.has_failed() {

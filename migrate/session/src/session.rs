@@ -3,13 +3,16 @@
 use crate::credit::{Credits, Grants};
 use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
+use crate::hello::MAX_LINKS;
+use crate::kept::{Arrivals, Kept, WINDOW};
 use crate::link;
+use crate::resume::{Lifeline, LinkState};
 use crate::transport::Link;
 use codec::UnitHeader;
 use pages::{Arena, Slot};
 use pipeline::Results;
 use serde::{Deserialize, Serialize};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -47,6 +50,16 @@ pub enum Outgoing {
     Acks,
 }
 
+impl Outgoing {
+    /// The header of a sequenced frame.
+    pub(crate) fn header(&self) -> Option<&Header> {
+        match self {
+            Self::Bare(header) | Self::Unit { header, .. } => Some(header),
+            Self::Free(..) | Self::Acks => None,
+        }
+    }
+}
+
 /// A sequenced frame as it came off a link, in no particular order.
 #[derive(Debug)]
 pub struct Incoming {
@@ -68,6 +81,16 @@ pub trait Sink: Send + Sync + 'static {
     fn finish(&self, report: &[u8]);
     /// The session has ended before its time. Called once.
     fn closed(&self, error: &Arc<SessionError>);
+    /// Whether a STILL_OPEN of `stream` is true now, just before it goes out, for the first time or again (W20, W25).
+    /// After false it never goes.
+    fn still_open(&self, stream: u16) -> bool {
+        let _ = stream;
+        true
+    }
+    /// Links were lost or have come back: a sentence for a person.
+    fn notice(&self, text: &str) {
+        let _ = text;
+    }
 }
 
 /// The JSON of an ABORT.
@@ -87,8 +110,8 @@ struct Delivered {
     /// Odd while `Session::delivered` writes; the three fields are one value (a sequence lock with one writer).
     version: AtomicU32,
     acked: AtomicU64,
-    /// Sequenced frames taken off the links, for the bound of W11.
-    arrived: AtomicU64,
+    /// Sequenced frames taken off the links.
+    arrivals: Mutex<Arrivals>,
 }
 
 /// The shared half of a session; threads of its links hold it too.
@@ -100,6 +123,8 @@ pub struct Session {
     outbox: Arc<Results<Outgoing>>,
     /// What the first link would have to wait for.
     spill: Arc<Results<Outgoing>>,
+    /// What is in flight.
+    kept: Kept,
     plain: Arc<Arena>,
     payload: Arc<Arena>,
     delivered: Box<[Delivered]>,
@@ -107,12 +132,14 @@ pub struct Session {
     sink: Arc<dyn Sink>,
     failure: OnceLock<Arc<SessionError>>,
     failed: AtomicBool,
-    leaving: AtomicBool,
+    /// Our FINISH: said again on each new link.
+    farewell: OnceLock<Vec<u8>>,
+    /// The peer's FINISH has come, or ours is all that is left to say: a link that ends is no loss.
+    parting: AtomicBool,
     /// [`UNDECIDED`], [`COMMITTED`] or [`NEVER`]; see `commit`.
     committed: AtomicU8,
-    sockets: Mutex<Vec<TcpStream>>,
+    pub(crate) lifeline: Lifeline,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    links_up: AtomicU32,
     /// Bytes given to the links, headers and those of TLS included.
     pub bytes_out: AtomicU64,
     /// Bytes taken from the links, likewise.
@@ -129,8 +156,9 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// A session without links yet. `payload_slots`: buffers for compressed payloads; they are waited for, so that any
-    /// number from (links + codec threads x 5) up works.
+    /// A session that will have `links` links. `payload_slots`: buffers for compressed payloads; they are waited for, so
+    /// that any number from (links + codec threads x 5) up works on a receiver; a sender keeps what is in flight in them.
+    /// `resume`: how long it outlives its last link; none at all ends it with the first link that is lost.
     ///
     /// # Errors
     /// The buffers cannot be mapped.
@@ -138,6 +166,7 @@ impl Session {
         peer: String,
         grants: Grants,
         payload_slots: usize,
+        (links, resume): (u16, Duration),
         sink: Arc<dyn Sink>,
     ) -> Result<Arc<Self>, SessionError> {
         let arena = |slots| {
@@ -152,52 +181,131 @@ impl Session {
             credits: Credits::new(grants),
             outbox: Results::new(OUTBOX_FRAMES),
             spill: Results::new(128),
-            // Both directions draw on it; twice the credit keeps each direction's promise.
-            plain: arena(2 * grants.buffers())?,
+            kept: Kept::new(),
+            // Both directions draw on it; twice the credit keeps each direction's promise. A lost link and the one in its
+            // place may both be reading a frame that the other has brought or will bring.
+            plain: arena(2 * (grants.buffers() + usize::from(MAX_LINKS)))?,
             payload: arena(payload_slots)?,
             delivered: (0..MAX_STREAMS).map(|_| Delivered::default()).collect(),
             acks_queued: AtomicBool::new(false),
             sink,
             failure: OnceLock::new(),
             failed: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            farewell: OnceLock::new(),
+            parting: AtomicBool::new(false),
             committed: AtomicU8::new(UNDECIDED),
-            sockets: Mutex::new(Vec::new()),
+            lifeline: Lifeline::new(links, resume),
             threads: Mutex::new(Vec::new()),
-            links_up: AtomicU32::new(0),
             bytes_out: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
         }))
     }
 
-    /// Starts the two threads of a link that has said its hello.
+    /// Starts the two threads of link `number`, which has said its hello; a link of that number that is still there is
+    /// replaced (W26).
     ///
     /// # Errors
-    /// The socket or the threads cannot be had.
-    pub fn add_link(self: &Arc<Self>, link: Link) -> Result<(), SessionError> {
-        let kept = link::prepare(link.socket())?;
-        let threads = link::start(self, link)?;
-        lock(&self.sockets).push(kept);
-        lock(&self.threads).extend(threads);
+    /// The socket or the threads cannot be had; or links come and go faster than their threads.
+    pub fn add_link(self: &Arc<Self>, number: u16, link: Link) -> Result<(), SessionError> {
+        let socket = link::prepare(link.socket())?;
+        {
+            let mut threads = lock(&self.threads);
+            threads.retain(|thread| !thread.is_finished());
+            if threads.len() > MAX_THREADS {
+                let what = format!("links of {} come and go too fast", self.peer);
+                let source = std::io::ErrorKind::QuotaExceeded.into();
+                return Err(SessionError::Resource { what, source });
+            }
+        }
+        if let Some(old) = self.lifeline.of(number) {
+            let (peer, detail) = (self.peer.clone(), "replaced by a new one".into());
+            self.lose(&old, SessionError::LinkLost { peer, detail });
+        }
+        let (state, back) = self.lifeline.up(number, socket);
+        if let Some(lost) = back {
+            let seconds = lost.as_secs_f64();
+            self.sink.notice(&format!("the link to {} is back after {seconds:.1} s", self.peer));
+        }
+        let threads = link::start(self, &state, link);
+        match threads {
+            Ok(threads) => lock(&self.threads).extend(threads),
+            Err(error) => {
+                self.fail(error);
+                return Ok(());
+            }
+        }
         if self.failure.get().is_some() {
             self.cut();
         }
         Ok(())
     }
 
-    /// A link starts; true for the first one.
-    pub(crate) fn link_up(&self) -> bool {
-        self.links_up.fetch_add(1, Ordering::AcqRel) == 0
+    /// A link is of no more use. What it had written and nobody has acknowledged goes over the others, or waits for the
+    /// next (W25).
+    pub(crate) fn lose(&self, link: &Arc<LinkState>, error: SessionError) {
+        let Some(again) = self.kept.take(link.id, || link.mark_dead()) else { return };
+        let _ = link.socket.shutdown(Shutdown::Both);
+        if self.has_failed() {
+            return;
+        }
+        if !self.lifeline.resumes() {
+            return self.fail(error);
+        }
+        let others = self.lifeline.down(link, &error);
+        if self.farewell.get().is_some() {
+            // All is over but for the peer's report, which may be on another link: nothing to worry anybody with.
+        } else if others == 0 {
+            let seconds = self.lifeline.timeout().as_secs();
+            self.sink.notice(&format!("{error}; waiting up to {seconds} s for it to come back"));
+        } else {
+            self.sink.notice(&format!("{error}; {others} others go on"));
+        }
+        for frame in again {
+            self.send(frame);
+        }
+        if others < 2 {
+            self.unspill();
+        }
+        // What was acknowledged on it may be lost as well. And whoever waits for the other links' work takes its place.
+        self.acknowledge_again();
+        let _ = self.spill.push(Outgoing::Acks);
     }
 
-    /// Links that are up.
+    /// Puts what was meant for other links before whoever empties the outbox.
+    pub(crate) fn unspill(&self) {
+        while let Some(frame) = self.spill.pop() {
+            self.send(frame);
+        }
+    }
+
+    /// Has everything that was written to QEMU acknowledged once more.
+    pub(crate) fn acknowledge_again(&self) {
+        for state in &self.delivered {
+            state.acked.store(0, Ordering::Release);
+        }
+        if !self.acks_queued.swap(true, Ordering::AcqRel) {
+            self.send(Outgoing::Acks);
+        }
+    }
+
+    /// Links that are up, or were when the last one was lost; at least 1.
     pub(crate) fn links(&self) -> usize {
-        self.links_up.load(Ordering::Acquire).max(1) as usize
+        self.lifeline.links_up().max(1)
     }
 
-    /// A link's reader is done; true for the last one.
-    pub(crate) fn link_down(&self) -> bool {
-        self.links_up.fetch_sub(1, Ordering::AcqRel) == 1
+    /// How often all links were lost and one came back, and for how long nothing came in all.
+    pub fn resumes(&self) -> (u32, Duration) {
+        self.lifeline.resumes_so_far()
+    }
+
+    /// How long the session outlives its last link.
+    pub fn resume_timeout(&self) -> Duration {
+        self.lifeline.timeout()
+    }
+
+    /// The frames in flight.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
     }
 
     /// The sender's books.
@@ -268,20 +376,21 @@ impl Session {
         }
     }
 
-    /// Counts an arriving frame against the bound of W11.
-    pub(crate) fn arrived(&self, header: &Header) -> Result<(), SessionError> {
+    /// Whether an arriving frame is new; one that came before is passed over (W11).
+    pub(crate) fn expects(&self, header: &Header) -> Result<bool, SessionError> {
         let state = &self.delivered[usize::from(header.stream)];
-        let arrived = state.arrived.fetch_add(1, Ordering::AcqRel) + 1;
-        let waiting = arrived.saturating_sub(state.seq.load(Ordering::Acquire));
-        if waiting > 1024 {
+        let written = state.seq.load(Ordering::Acquire);
+        if header.seq >= written.saturating_add(WINDOW) {
             let (stream, seq) = (header.stream, header.seq);
-            return Err(SessionError::Sequence {
-                stream,
-                seq,
-                detail: format!("{waiting} frames are waiting"),
-            });
+            let detail = format!("it is {} ahead of what was written", seq - written);
+            return Err(SessionError::Sequence { stream, seq, detail });
         }
-        Ok(())
+        Ok(lock(&state.arrivals).expects(header.seq))
+    }
+
+    /// Takes note of a frame that is here in full; false when another link has brought it meanwhile.
+    pub(crate) fn arrived(&self, header: &Header) -> bool {
+        lock(&self.delivered[usize::from(header.stream)].arrivals).take(header.seq)
     }
 
     /// The ACK of every stream that has moved.
@@ -344,6 +453,7 @@ impl Session {
         self.close_queues();
         self.plain.wake_all();
         self.payload.wake_all();
+        self.lifeline.wake();
         self.sink.closed(&error);
     }
 
@@ -359,7 +469,13 @@ impl Session {
     /// The words for the peer, when this end is the one that ended it.
     pub(crate) fn abort_note(&self) -> Option<Vec<u8>> {
         let error = self.failure.get()?;
-        if matches!(**error, SessionError::LinkLost { .. } | SessionError::Aborted { .. }) {
+        if matches!(
+            **error,
+            SessionError::LinkLost { .. }
+                | SessionError::NotResumed { .. }
+                | SessionError::Aborted { .. }
+                | SessionError::Over { .. }
+        ) {
             return None;
         }
         let mut reason = error.to_string();
@@ -374,30 +490,56 @@ impl Session {
         if error.to_string().len() <= 4096 {
             reason = error.to_string();
         }
-        let order = (Ordering::AcqRel, Ordering::Acquire);
-        let before = self.committed.compare_exchange(UNDECIDED, NEVER, order.0, order.1);
-        let note = AbortNote { reason, committed: before == Err(COMMITTED) };
+        let note = AbortNote { reason, committed: self.has_committed_for_good() };
         serde_json::to_vec(&note).ok()
     }
 
-    /// Sends the final report. From here on a link that ends is no loss.
+    /// Sends the final report: now, and again on each new link until the peer's has come (W27).
     pub fn send_finish(&self, report: Vec<u8>) {
-        self.leaving.store(true, Ordering::Release);
+        let _ = self.farewell.set(report.clone());
         self.send(Outgoing::Free(FrameType::Finish, report));
     }
 
-    pub(crate) fn peer_leaves(&self) {
-        self.leaving.store(true, Ordering::Release);
+    /// Our report, once it was sent.
+    pub(crate) fn farewell(&self) -> Option<&Vec<u8>> {
+        self.farewell.get()
     }
 
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
+    /// The peer's FINISH has come.
+    pub(crate) fn peer_leaves(&self) {
+        self.parting.store(true, Ordering::Release);
+        self.lifeline.wake();
+    }
+
+    /// A link that ends is no loss.
+    pub(crate) fn may_end(&self) -> bool {
+        self.is_parting() || (self.farewell.get().is_some() && !self.lifeline.resumes())
+    }
+
+    /// Nobody needs a new link any more.
+    pub(crate) fn is_parting(&self) -> bool {
+        self.parting.load(Ordering::Acquire)
+    }
+
+    /// Ends the session if it has not ended, and says for good whether bytes of W20 may have been written to QEMU: after
+    /// false none will be (W28).
+    pub fn settle(&self, reason: &str) -> bool {
+        self.fail(SessionError::Local { reason: reason.into() });
+        self.has_committed_for_good()
+    }
+
+    /// True once and for all when bytes of W20 may have been written; else none will be.
+    fn has_committed_for_good(&self) -> bool {
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        let before = self.committed.compare_exchange(UNDECIDED, NEVER, order.0, order.1);
+        before == Err(COMMITTED)
     }
 
     /// Ends the links (what is queued still goes out when the session ended well) and waits for their threads. A peer that
     /// never closes its half is cut off.
     pub fn join(&self) {
-        self.leaving.store(true, Ordering::Release);
+        self.parting.store(true, Ordering::Release);
+        self.lifeline.wake();
         self.close_queues();
         let deadline = Instant::now() + FAREWELL;
         while lock(&self.threads).iter().any(|thread| !thread.is_finished()) {
@@ -416,12 +558,13 @@ impl Session {
 
     /// Shuts every link at once.
     pub(crate) fn cut(&self) {
-        for socket in lock(&self.sockets).iter() {
-            let _ = socket.shutdown(Shutdown::Both);
-        }
+        self.lifeline.cut();
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// Threads of links that are there or on their way out.
+const MAX_THREADS: usize = 8 * MAX_LINKS as usize;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ use crate::net::Rate;
 pub(crate) struct Pace {
     /// Megabits a second; 0 is unlimited.
     mbit: AtomicU32,
+    /// Nothing passes.
+    down: AtomicBool,
     forth: Way,
     back: Way,
 }
@@ -35,6 +37,10 @@ impl Pace {
         self.mbit.store(mbit, Ordering::Relaxed);
     }
 
+    pub(crate) fn set_up(&self, up: bool) {
+        self.down.store(!up, Ordering::Relaxed);
+    }
+
     /// Bytes forth and back.
     pub(crate) fn counted(&self) -> u64 {
         self.forth.bytes.load(Ordering::Relaxed) + self.back.bytes.load(Ordering::Relaxed)
@@ -42,6 +48,9 @@ impl Pace {
 
     /// Counts `len` bytes and sleeps until the link would have carried them.
     fn pass(&self, way: &Way, len: usize) {
+        while self.down.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         way.bytes.fetch_add(len as u64, Ordering::Relaxed);
         let mbit = self.mbit.load(Ordering::Relaxed);
         if mbit == 0 {

@@ -190,6 +190,23 @@ impl Net {
         Ok(())
     }
 
+    /// Takes the link away, as a pulled cable does, or puts it back.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn set_up(&self, up: bool) -> Result<()> {
+        match &self.kind {
+            Kind::Namespaces { source, .. } => {
+                let state = if up { "up" } else { "down" };
+                ip(&["-n", source, "link", "set", DEVICE, state]).map(drop)
+            }
+            Kind::Loopback { pace, .. } => {
+                pace.set_up(up);
+                Ok(())
+            }
+        }
+    }
+
     /// An address to listen at for a process at `side`, and the one by which the other side reaches it.
     ///
     /// # Errors
@@ -258,18 +275,30 @@ impl Net {
         })
     }
 
-    /// Runs `work` in the namespace of `side`: a socket stays in the one it was made in.
-    fn at<T: Send>(&self, side: Side, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    /// What takes the calling thread into the namespace of `side`, for good.
+    ///
+    /// # Errors
+    /// When the namespace is gone.
+    pub(crate) fn way_to(&self, side: Side) -> Result<impl FnOnce() -> Result<()> + Send> {
         let file = match self.namespace(side) {
             Some(name) => Some(std::fs::File::open(format!("/run/netns/{name}"))?),
             None => None,
         };
+        Ok(move || {
+            if let Some(file) = &file {
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs `work` in the namespace of `side`: a socket stays in the one it was made in.
+    fn at<T: Send>(&self, side: Side, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let enter = self.way_to(side)?;
         std::thread::scope(|scope| {
             // A namespace belongs to a thread, so a thread of its own enters it and ends there.
             let thread = scope.spawn(|| {
-                if let Some(file) = &file {
-                    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-                }
+                enter()?;
                 work()
             });
             thread.join().expect("a panic in there is reported by its own message")

@@ -28,13 +28,18 @@ pub(crate) const SHUT_BAD: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 1];
 
 /// Runs a test that fails instead of hanging.
 pub(crate) fn bounded(body: impl FnOnce() + Send + 'static) {
+    bounded_by(WATCHDOG, body);
+}
+
+/// The same for a test of many migrations.
+pub(crate) fn bounded_by(limit: Duration, body: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let test = std::thread::spawn(move || {
         body();
         let _ = done.send(());
     });
-    match ended.recv_timeout(WATCHDOG) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hangs: not over after {WATCHDOG:?}"),
+    match ended.recv_timeout(limit) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hangs: not over after {limit:?}"),
         _ => test.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause)),
     }
 }
@@ -83,6 +88,15 @@ impl Receiving {
         grants: Grants,
         acceptor: Option<Acceptor>,
     ) -> Self {
+        Self::resuming(names, grants, acceptor, Duration::ZERO)
+    }
+
+    pub(crate) fn resuming(
+        names: &[Option<&str>],
+        grants: Grants,
+        acceptor: Option<Acceptor>,
+        resume: Duration,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
         let targets = names
@@ -99,6 +113,7 @@ impl Receiving {
             decompress_threads: 2,
             page_size: u32::try_from(PAGE).unwrap(),
             grants,
+            resume,
         };
         let server = Server::new(config, host.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -146,11 +161,19 @@ pub(crate) struct Options {
     pub(crate) wait: bool,
     pub(crate) name: Option<String>,
     pub(crate) connector: Option<Connector>,
+    pub(crate) resume: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { codec: Codec::Zstd, links: 2, wait: true, name: None, connector: None }
+        Self {
+            codec: Codec::Zstd,
+            links: 2,
+            wait: true,
+            name: None,
+            connector: None,
+            resume: Duration::ZERO,
+        }
     }
 }
 
@@ -165,6 +188,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         page_size: u32::try_from(PAGE).unwrap(),
         name: options.name,
         setup: Some(Setup { channels: 0, return_path: true }),
+        resume: options.resume,
     }
 }
 

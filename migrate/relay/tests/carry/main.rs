@@ -7,8 +7,10 @@
 mod bad_peers;
 mod barriers;
 mod commit;
+mod cutter;
 mod harness;
 mod identity;
 mod lost_peer;
 mod proxy;
+mod resume;
 mod secured;

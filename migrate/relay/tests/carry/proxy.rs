@@ -1,4 +1,4 @@
-//! A TCP proxy that cuts, stops, corrupts or doubles what it passes on.
+//! A TCP proxy that cuts, stops or corrupts what it passes on.
 
 use session::HEADER_BYTES;
 use std::io::{self, Read, Write};
@@ -11,8 +11,6 @@ pub(crate) enum Tamper {
     Nothing,
     /// Flip one bit in the payload of this DATA frame (0 is the first).
     Flip(usize),
-    /// Send this DATA frame twice.
-    Double(usize),
     /// Leave this DATA frame out.
     Drop(usize),
 }
@@ -126,7 +124,6 @@ impl Shared {
                         let at = HEADER_BYTES + 20 + (length - 20) / 2;
                         frame[at] ^= 0x10;
                     }
-                    Tamper::Double(which) if which == number => times = 2,
                     Tamper::Drop(which) if which == number => times = 0,
                     _ => {}
                 }

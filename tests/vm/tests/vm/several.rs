@@ -8,7 +8,7 @@ use vm_tests::{platen, Method, Rate, Side, Signal, Vm, VmSpec};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, Stage, DATA_MIB,
-    HALF_WAY, LOAD, NOTICE,
+    HALF_WAY, LOAD, NOTICE, PATIENCE,
 };
 use crate::Scenario;
 
@@ -120,7 +120,7 @@ fn relay_killed(stage: &mut Stage, channels: u32) -> Result<()> {
     let mut destination = stage.lab.incoming_for(&vm)?;
     set_up(&mut vm, channels)?;
     // This one sets the destination up itself.
-    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let mut receive = platen::receive(&stage.lab, &destination, &PATIENCE)?;
     let socket = stage.lab.scratch("relay");
     let mut relay = {
         let channels = channels.to_string();

@@ -15,6 +15,9 @@ pub(crate) const LOAD: (u64, u64, u64) = (4000, 30, 48);
 /// How long a failure may take to be noticed by everybody.
 pub(crate) const NOTICE: Duration = Duration::from_secs(30);
 
+/// How long a relay waits for a peer that was killed: it cannot know that it will not come back.
+pub(crate) const PATIENCE: [&str; 2] = ["--resume-timeout", "4"];
+
 /// The reason a scenario was not run.
 #[derive(Debug)]
 pub(crate) struct Skip(pub(crate) &'static str);
@@ -38,8 +41,9 @@ impl Stage {
         Ok(Self { lab: Lab::new()?, parked: None })
     }
 
-    /// Before each scenario: a link without limit, no logs of others.
+    /// Before each scenario: a link that is there and without limit, no logs of others.
     pub(crate) fn prepare(&mut self) -> Result<()> {
+        self.lab.net.set_up(true)?;
         self.lab.net.shape(Rate::Unlimited)?;
         Ok(())
     }
@@ -90,10 +94,11 @@ impl Stage {
         let mut vm = self.vm()?;
         self.lab.net.shape(Rate::Mbit(100))?;
         let destination = self.lab.incoming_for(&vm)?;
-        let receive = platen::receive(&self.lab, &destination, &[])?;
+        let receive = platen::receive(&self.lab, &destination, &PATIENCE)?;
         vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
         let crossed = self.lab.net.crossed()?;
-        let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, flags)?;
+        let flags = [flags, &PATIENCE].concat();
+        let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, &flags)?;
         wait_crossed(&self.lab, crossed + HALF_WAY, &mut migrate)?;
         let status = vm.monitor.migration_status()?;
         ensure!(status == "active", "half way, the migration is {status}");

@@ -1,0 +1,186 @@
+//! A network between the relays that is cut at a chosen message, in a chosen way, and then works again.
+
+use session::HEADER_BYTES;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// The direction whose messages are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Forth,
+    Back,
+}
+
+/// When and what to cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) way: Way,
+    /// Messages that pass before, over all links.
+    pub(crate) after: usize,
+    /// Bytes of the next one that still pass.
+    pub(crate) inside: usize,
+    /// Every link, or only the one that the message is on.
+    pub(crate) all: bool,
+    /// How often, each time after so many messages more.
+    pub(crate) times: usize,
+}
+
+#[derive(Default)]
+struct State {
+    passed: usize,
+    cuts: usize,
+    held: bool,
+    swallows: bool,
+    to: Option<SocketAddr>,
+    sockets: Vec<TcpStream>,
+    doubled: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    plan: Option<Plan>,
+    /// Every message from client to server goes twice.
+    double: bool,
+}
+
+pub(crate) struct Cutter {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl Cutter {
+    pub(crate) fn new(to: SocketAddr, plan: Option<Plan>) -> Self {
+        Self::with(to, plan, false)
+    }
+
+    /// One that sends every DATA frame twice.
+    pub(crate) fn doubling(to: SocketAddr) -> Self {
+        Self::with(to, None, true)
+    }
+
+    fn with(to: SocketAddr, plan: Option<Plan>, double: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared { state: Mutex::default(), plan, double });
+        let of_thread = shared.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let mut state = of_thread.state.lock().unwrap();
+                if state.held {
+                    continue;
+                }
+                let to = state.to.unwrap_or(to);
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(to)) else { return };
+                for socket in [&client, &server] {
+                    socket.set_nodelay(true).unwrap();
+                    state.sockets.push(socket.try_clone().unwrap());
+                }
+                drop(state);
+                for way in [Way::Forth, Way::Back] {
+                    let shared = of_thread.clone();
+                    let (client, server) =
+                        (client.try_clone().unwrap(), server.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let (from, to) = match way {
+                            Way::Forth => (&client, &server),
+                            Way::Back => (&server, &client),
+                        };
+                        let _ = shared.pass(from, to, way);
+                        let _ = to.shutdown(Shutdown::Write);
+                    });
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// How often it has cut so far.
+    pub(crate) fn cuts(&self) -> usize {
+        self.shared.state.lock().unwrap().cuts
+    }
+
+    /// Whether a message was sent twice.
+    pub(crate) fn has_doubled(&self) -> bool {
+        self.shared.state.lock().unwrap().doubled
+    }
+
+    /// Cuts every link and lets no new one through.
+    pub(crate) fn hold(&self) {
+        let mut state = self.shared.state.lock().unwrap();
+        state.held = true;
+        state.swallows = false;
+        state.cut();
+    }
+
+    /// Takes everything and passes nothing on, until links are cut.
+    pub(crate) fn swallow(&self) {
+        self.shared.state.lock().unwrap().swallows = true;
+    }
+
+    /// Has new links go elsewhere.
+    pub(crate) fn lead_to(&self, to: SocketAddr) {
+        self.shared.state.lock().unwrap().to = Some(to);
+    }
+
+    /// Lets links through again.
+    pub(crate) fn release(&self) {
+        self.shared.state.lock().unwrap().held = false;
+    }
+}
+
+impl State {
+    fn cut(&mut self) {
+        for socket in self.sockets.drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Cutter {
+    fn drop(&mut self) {
+        self.hold();
+    }
+}
+
+impl Shared {
+    fn pass(&self, mut from: &TcpStream, mut to: &TcpStream, way: Way) -> io::Result<()> {
+        let mut head = [0; 20];
+        from.read_exact(&mut head)?;
+        let mut json = vec![0; u32::from_be_bytes(head[12..16].try_into().unwrap()) as usize];
+        from.read_exact(&mut json)?;
+        to.write_all(&[&head[..], &json].concat())?;
+        loop {
+            let mut frame = vec![0; HEADER_BYTES];
+            from.read_exact(&mut frame)?;
+            let length = u32::from_be_bytes(frame[4..8].try_into().unwrap()) as usize;
+            frame.resize(HEADER_BYTES + length, 0);
+            from.read_exact(&mut frame[HEADER_BYTES..])?;
+            let mut state = self.state.lock().unwrap();
+            if state.swallows {
+                continue;
+            }
+            if let Some(plan) = self.plan.filter(|plan| plan.way == way) {
+                if state.cuts < plan.times && state.passed == plan.after {
+                    state.cuts += 1;
+                    state.passed = 0;
+                    let _ = to.write_all(&frame[..plan.inside.min(frame.len() - 1)]);
+                    if plan.all {
+                        state.cut();
+                    }
+                    let _ = from.shutdown(Shutdown::Both);
+                    let _ = to.shutdown(Shutdown::Both);
+                    return Ok(());
+                }
+                state.passed += 1;
+            }
+            let double = self.double && way == Way::Forth && frame[0] == 2;
+            state.doubled |= double;
+            drop(state);
+            to.write_all(&frame)?;
+            if double {
+                to.write_all(&frame)?;
+            }
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! W25 to W28: links are cut, the session goes on, and every byte is where it belongs.
+
+use crate::cutter::{Cutter, Plan, Way};
+use crate::harness::{
+    assert_same, bounded, bounded_by, destination_qemu, read_exactly, read_rest, readable,
+    source_qemu, tag_at, Options, Reader, Receiving, Sending, Streams, A_WHILE, SHUT_OK,
+};
+use crate::identity::{multifd, single};
+use relay::RelayError;
+use session::{dial, Grants, Hello};
+use std::io::Write;
+use std::time::Duration;
+use stream::synth::Style;
+
+/// How long the relays of these tests wait for a link.
+const RESUME: Duration = Duration::from_secs(20);
+/// A migration for each message takes this long at most.
+const MANY: Duration = Duration::from_secs(240);
+/// Small chunks, so that there are many messages.
+const GRANTS: Grants = Grants { chunk_bytes: 65536, stream_frames: 4, shared_frames: 8 };
+
+fn receiving(resume: Duration) -> Receiving {
+    Receiving::resuming(&[None], GRANTS, None, resume)
+}
+
+fn options(links: u16, resume: Duration) -> Options {
+    Options { links, resume, ..Options::default() }
+}
+
+/// A whole migration over a network that is cut; gives how often it was.
+fn survives(streams: &Streams, links: u16, plan: Plan) -> usize {
+    let receiving = receiving(RESUME);
+    let cutter = Cutter::new(receiving.address, Some(plan));
+    let destination = destination_qemu(receiving.qemu(None), streams, Reader::Prompt);
+    let sending = Sending::new(&receiving, cutter.address, options(links, RESUME));
+    let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+    let received = destination.join().unwrap();
+    assert_same(&received.main, &streams.main, &format!("main, {plan:?}"));
+    for (id, (got, sent)) in received.channels.iter().zip(&streams.channels).enumerate() {
+        assert_same(got, sent, &format!("channel {id}, {plan:?}"));
+    }
+    let back = [&[0, 2, 0, 4, 0, 0, 0, 1][..], &SHUT_OK].concat();
+    assert_same(&source.join().unwrap(), &back, &format!("return path, {plan:?}"));
+    sending.result().unwrap_or_else(|error| panic!("source, {plan:?}: {error}"));
+    let end = receiving.result();
+    let end = end.unwrap_or_else(|error| panic!("destination, {plan:?}: {error}"));
+    // Said again until it is heard (W27).
+    assert_eq!(end.peer_report, b"{\"end\":\"source\"}", "{plan:?}");
+    cutter.cuts()
+}
+
+/// Cuts once at each message, one migration after the other, until there is no such message.
+fn at_every_message(streams: &Streams, links: u16, way: Way, inside: usize, all: bool) {
+    let mut after = 0;
+    while survives(streams, links, Plan { way, after, inside, all, times: 1 }) > 0 {
+        after += 1;
+    }
+    assert!(after > 5, "only {after} messages went {way:?}");
+}
+
+#[test]
+fn the_only_link_is_cut_before_every_message_to_the_destination() {
+    bounded_by(MANY, || at_every_message(&single(220), 1, Way::Forth, 0, true));
+}
+
+#[test]
+fn the_only_link_is_cut_before_every_message_to_the_source() {
+    bounded_by(MANY, || at_every_message(&single(220), 1, Way::Back, 0, true));
+}
+
+#[test]
+fn the_only_link_is_cut_inside_every_message() {
+    bounded_by(MANY, || {
+        at_every_message(&single(120), 1, Way::Forth, 100, true);
+        at_every_message(&single(120), 1, Way::Back, 20, true);
+    });
+}
+
+#[test]
+fn all_of_three_links_are_cut_at_every_message_of_main_and_channels() {
+    bounded_by(MANY, || at_every_message(&multifd(Style::Qemu92, 2, 160), 3, Way::Forth, 0, true));
+}
+
+#[test]
+fn one_of_three_links_is_cut_at_every_message_of_main_and_channels() {
+    bounded_by(MANY, || {
+        at_every_message(&multifd(Style::Qemu72, 2, 160), 3, Way::Forth, 60, false);
+        at_every_message(&multifd(Style::Qemu72, 2, 160), 3, Way::Back, 0, false);
+    });
+}
+
+#[test]
+fn links_that_are_cut_again_and_again_still_bring_everything() {
+    bounded_by(MANY, || {
+        for (links, all) in [(1, true), (4, false), (4, true)] {
+            let plan = Plan { way: Way::Forth, after: 7, inside: 1000, all, times: 12 };
+            let cuts = survives(&single(1500), links, plan);
+            assert!(cuts > 5, "{cuts}");
+        }
+    });
+}
+
+#[test]
+fn a_frame_that_comes_twice_is_delivered_once() {
+    bounded(|| {
+        let (streams, receiving) = (single(600), receiving(RESUME));
+        let cutter = Cutter::doubling(receiving.address);
+        let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
+        let sending = Sending::new(&receiving, cutter.address, options(2, RESUME));
+        let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+        assert_same(&destination.join().unwrap().main, &streams.main, "main");
+        source.join().unwrap();
+        sending.result().unwrap();
+        receiving.result().unwrap();
+        assert!(cutter.has_doubled());
+    });
+}
+
+/// Both relays with a network between them that can be cut, and a main stream of which the destination has read `len`
+/// bytes.
+struct Rig {
+    cutter: Cutter,
+    sending: Sending,
+    receiving: Receiving,
+    source: std::os::unix::net::UnixStream,
+    destination: std::os::unix::net::UnixStream,
+    sent: Vec<u8>,
+}
+
+fn rig(len: impl FnOnce(&[u8]) -> usize, resume: [Duration; 2]) -> Rig {
+    let sent = single(300).main;
+    let receiving = receiving(resume[1]);
+    let listener = receiving.qemu(None);
+    let cutter = Cutter::new(receiving.address, None);
+    let sending = Sending::new(&receiving, cutter.address, options(2, resume[0]));
+    let source = sending.connect();
+    let len = len(&sent);
+    let (now, to) = (sent[..len].to_vec(), source.try_clone().unwrap());
+    let writer = std::thread::spawn(move || (&to).write_all(&now).unwrap());
+    let (destination, _) = listener.accept().unwrap();
+    assert_same(&read_exactly(&destination, len), &sent[..len], "main");
+    writer.join().unwrap();
+    Rig { cutter, sending, receiving, source, destination, sent }
+}
+
+/// Waits for a notice that holds `words`.
+fn noticed(sending: &Sending, words: &str) {
+    loop {
+        let text = sending.notices.recv_timeout(Duration::from_secs(20)).expect("it is said");
+        if text.contains(words) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_the_destination_says_during_an_outage_is_heard_after_it() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME; 2]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to 20 s");
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        assert!(!readable(&rig.source, A_WHILE), "QEMU heard of success over a link that is cut");
+        rig.cutter.release();
+        assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
+        noticed(&rig.sending, "is back after");
+        drop((rig.source, rig.destination));
+        rig.sending.result().unwrap();
+        rig.receiving.result().unwrap();
+    });
+}
+
+#[test]
+fn a_source_that_is_cancelled_during_an_outage_never_has_its_tag_delivered() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to");
+        let half = rig.sent.len() / 2;
+        (&rig.source).write_all(&rig.sent[half..]).unwrap();
+        // The word is said, and waits for a link.
+        std::thread::sleep(A_WHILE);
+        drop(rig.source);
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::SourceEnded), "{error}");
+        rig.cutter.release();
+        let rest = read_rest(&rig.destination);
+        assert_same(&rest, &rig.sent[half..half + rest.len()], "what was delivered");
+        assert!(half + rest.len() < tag_at(&rig.sent), "the tag was delivered");
+        rig.receiving.result().unwrap_err();
+    });
+}
+
+#[test]
+fn a_source_without_credit_is_cancelled_during_an_outage_all_the_same() {
+    bounded(|| {
+        let rig = rig(|_| 4096, [RESUME; 2]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to");
+        // More than the credit, so that nobody reads its end.
+        let (bytes, to) = (rig.sent.repeat(4), rig.source.try_clone().unwrap());
+        let writer = std::thread::spawn(move || {
+            let _ = (&to).write_all(&bytes[4096..]);
+        });
+        std::thread::sleep(2 * A_WHILE);
+        assert!(!writer.is_finished());
+        rig.source.shutdown(std::net::Shutdown::Both).unwrap();
+        writer.join().unwrap();
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::SourceEnded), "{error}");
+    });
+}
+
+/// An outage that is longer than both ends wait.
+const SHORT: Duration = Duration::from_millis(700);
+
+#[test]
+fn a_word_that_no_link_has_taken_leaves_nobody_in_doubt() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [SHORT, RESUME]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to");
+        let half = rig.sent.len() / 2;
+        (&rig.source).write_all(&rig.sent[half..]).unwrap();
+        assert_eq!(read_rest(&rig.source), b"", "the source VM goes on");
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Ended(_)), "{error}");
+        rig.cutter.release();
+        let rest = read_rest(&rig.destination);
+        assert!(half + rest.len() < tag_at(&rig.sent), "the tag was delivered");
+    });
+}
+
+#[test]
+fn an_outage_that_lasts_too_long_before_the_word_frees_both_ends() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [SHORT; 2]);
+        rig.cutter.hold();
+        assert_eq!(read_rest(&rig.source), b"");
+        assert_eq!(read_rest(&rig.destination), b"");
+        for error in [rig.sending.result().unwrap_err(), rig.receiving.result().unwrap_err()] {
+            let text = error.to_string();
+            assert!(text.contains("did not come back within 0 s"), "{text}");
+        }
+    });
+}
+
+#[test]
+fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [SHORT, RESUME]);
+        rig.cutter.swallow();
+        let half = rig.sent.len() / 2;
+        (&rig.source).write_all(&rig.sent[half..]).unwrap();
+        // The word goes out, and does not arrive.
+        std::thread::sleep(2 * A_WHILE);
+        rig.cutter.hold();
+        noticed(&rig.sending, "Look at the destination");
+        assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed in doubt");
+        rig.cutter.release();
+        // The question ends the other end's session, which has waited for links.
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::NeverCommitted), "{error}");
+        assert_eq!(read_rest(&rig.source), b"", "the source VM goes on");
+        let rest = read_rest(&rig.destination);
+        assert!(half + rest.len() < tag_at(&rig.sent), "the tag was delivered");
+        let error = rig.receiving.result().unwrap_err().to_string();
+        assert!(error.contains("given up"), "{error}");
+    });
+}
+
+#[test]
+fn a_source_in_doubt_is_told_what_a_peer_that_committed_knows() {
+    bounded(|| {
+        for (confirmed, words) in [(true, "runs the VM. Quit"), (false, "cannot say")] {
+            let rig = rig(<[u8]>::len, [SHORT; 2]);
+            rig.cutter.hold();
+            if confirmed {
+                (&rig.destination).write_all(&SHUT_OK).unwrap();
+            }
+            noticed(&rig.sending, "Look at the destination");
+            rig.receiving.result().unwrap_err();
+            rig.cutter.release();
+            noticed(&rig.sending, words);
+            assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed");
+            assert!(rig.sending.is_running());
+            drop(rig.source);
+            let error = rig.sending.result().unwrap_err();
+            assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_peer_whose_session_has_ended_meanwhile_says_so() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to");
+        drop(rig.destination);
+        rig.receiving.result().unwrap_err();
+        rig.cutter.release();
+        let error = rig.sending.result().unwrap_err().to_string();
+        assert!(error.contains("has ended"), "{error}");
+        assert_eq!(read_rest(&rig.source), b"");
+    });
+}
+
+#[test]
+fn a_peer_that_was_started_anew_ends_the_wait() {
+    bounded(|| {
+        let (rig, other) = (rig(|sent| sent.len() / 2, [RESUME; 2]), receiving(RESUME));
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to");
+        rig.cutter.lead_to(other.address);
+        rig.cutter.release();
+        let error = rig.sending.result().unwrap_err().to_string();
+        assert!(error.contains("no such session"), "{error}");
+        assert_eq!(read_rest(&rig.source), b"");
+    });
+}
+
+#[test]
+fn a_session_is_taken_over_by_nobody_else() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
+        let to = rig.receiving.address.to_string();
+        for ask in [false, true] {
+            let stranger = Hello {
+                session: "0".repeat(32),
+                link: 0,
+                links: 2,
+                token: Some("0".repeat(32)),
+                page_size: 4096,
+                name: None,
+                setup: None,
+                codecs: Vec::new(),
+                ask,
+            };
+            let error = dial(&to, None, &stranger).unwrap_err().to_string();
+            assert!(error.contains("no such session, or not yours"), "{error}");
+        }
+        let half = rig.sent.len() / 2;
+        let (bytes, to) = (rig.sent.clone(), rig.source.try_clone().unwrap());
+        let writer = std::thread::spawn(move || (&to).write_all(&bytes[half..]).unwrap());
+        assert_same(&read_exactly(&rig.destination, rig.sent.len() - half), &rig.sent[half..], "");
+        writer.join().unwrap();
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
+        drop((rig.source, rig.destination));
+        rig.sending.result().unwrap();
+        rig.receiving.result().unwrap();
+    });
+}

@@ -1,0 +1,407 @@
+//! Links come and go, the session stays: which links there are, how new ones are made, and when to give up (W25 to W28).
+
+use crate::error::SessionError;
+use crate::hello::{dial_as, Attempt, Hello, HELLO_TIMEOUT};
+use crate::session::{lock, Session};
+use crate::transport::Link;
+use ring::EventCount;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tls::Connector;
+
+/// Between two attempts: a twentieth of the time that has passed, in these bounds. Whoever comes back after 5 s is found
+/// within 250 ms.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How long an attempt may take to connect: as long again as has passed, in these bounds. The kernel repeats a lost SYN
+/// only after a second, so short attempts find a link that is back sooner; long ones come in time for slow links.
+const CONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Once our FINISH is said links end because the peer leaves, and its FINISH may still be on its way over another: a new
+/// link is made only after this.
+const PARTING: Duration = Duration::from_millis(300);
+
+/// What the two threads of a link and the session know of it.
+#[derive(Debug)]
+pub(crate) struct LinkState {
+    /// Unique in the session, never 0.
+    pub(crate) id: u64,
+    number: u16,
+    pub(crate) socket: TcpStream,
+    dead: AtomicBool,
+}
+
+impl LinkState {
+    /// It was lost: nothing more is to be written to it.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// True for the first to say so.
+    pub(crate) fn mark_dead(&self) -> bool {
+        !self.dead.swap(true, Ordering::AcqRel)
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Lost {
+    /// When the last link was given up.
+    at: Instant,
+    /// When something was last heard.
+    heard: Instant,
+    why: String,
+}
+
+#[derive(Debug)]
+struct Table {
+    last_id: u64,
+    /// By number.
+    links: Vec<Option<Arc<LinkState>>>,
+    /// When a link was last lost.
+    loss: Instant,
+    /// There were links, and now there are none.
+    lost: Option<Lost>,
+    resumes: u32,
+    silent: Duration,
+}
+
+/// The links of a session.
+#[derive(Debug)]
+pub(crate) struct Lifeline {
+    timeout: Duration,
+    began: Instant,
+    /// Milliseconds from `began` to the last byte of any link. Relaxed: a time for people.
+    heard: AtomicU64,
+    /// The link that empties the outbox; 0 for none.
+    first: AtomicU64,
+    /// Links in the table, for who needs no more than that.
+    up: AtomicUsize,
+    table: Mutex<Table>,
+    /// The table has changed, or the session is over.
+    changed: EventCount,
+}
+
+impl Lifeline {
+    pub(crate) fn new(links: u16, timeout: Duration) -> Self {
+        let now = Instant::now();
+        let table = Table {
+            last_id: 0,
+            links: vec![None; usize::from(links)],
+            loss: now,
+            lost: None,
+            resumes: 0,
+            silent: Duration::ZERO,
+        };
+        Self {
+            timeout,
+            began: now,
+            heard: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            up: AtomicUsize::new(0),
+            table: Mutex::new(table),
+            changed: EventCount::new(),
+        }
+    }
+
+    /// Whether a lost link is replaced at all.
+    pub(crate) fn resumes(&self) -> bool {
+        !self.timeout.is_zero()
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn links_up(&self) -> usize {
+        self.up.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn resumes_so_far(&self) -> (u32, Duration) {
+        let table = lock(&self.table);
+        (table.resumes, table.silent)
+    }
+
+    /// Something came.
+    pub(crate) fn hear(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.began).as_millis();
+        self.heard.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The link of this number.
+    pub(crate) fn of(&self, number: u16) -> Option<Arc<LinkState>> {
+        lock(&self.table).links.get(usize::from(number)).cloned().flatten()
+    }
+
+    /// A link begins; how long nothing was heard, if it is the first after all were lost.
+    pub(crate) fn up(&self, number: u16, socket: TcpStream) -> (Arc<LinkState>, Option<Duration>) {
+        let mut table = lock(&self.table);
+        table.last_id += 1;
+        let (id, dead) = (table.last_id, AtomicBool::new(false));
+        let link = Arc::new(LinkState { id, number, socket, dead });
+        let at = usize::from(number);
+        if table.links.len() <= at {
+            table.links.resize(at + 1, None);
+        }
+        table.links[at] = Some(link.clone());
+        self.up.fetch_add(1, Ordering::AcqRel);
+        let back = table.lost.take().map(|lost| lost.heard.elapsed());
+        if let Some(silent) = back {
+            table.resumes += 1;
+            table.silent += silent;
+        }
+        (link, back)
+    }
+
+    /// A link is lost; how many are left.
+    pub(crate) fn down(&self, link: &LinkState, why: &SessionError) -> usize {
+        let mut table = lock(&self.table);
+        let left = self.remove(&mut table, link);
+        table.loss = Instant::now();
+        if left == 0 {
+            let heard = self.began + Duration::from_millis(self.heard.load(Ordering::Relaxed));
+            table.lost = Some(Lost { at: table.loss, heard, why: why.to_string() });
+        }
+        drop(table);
+        self.wake();
+        left
+    }
+
+    /// A link has ended as it should; true for the last one.
+    pub(crate) fn ended(&self, link: &LinkState) -> bool {
+        self.remove(&mut lock(&self.table), link) == 0
+    }
+
+    fn remove(&self, table: &mut Table, link: &LinkState) -> usize {
+        if let Some(slot) = table.links.get_mut(usize::from(link.number)) {
+            if slot.as_ref().is_some_and(|there| there.id == link.id) {
+                *slot = None;
+                self.up.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        self.release(link.id);
+        self.links_up()
+    }
+
+    /// Whether link `id` empties the outbox. The first to ask when nobody does it gets the work.
+    pub(crate) fn claim(&self, id: u64) -> bool {
+        let claimed = self.first.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
+        claimed.is_ok() || claimed == Err(id)
+    }
+
+    /// It no longer does.
+    pub(crate) fn release(&self, id: u64) {
+        let _ = self.first.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Shuts every link at once.
+    pub(crate) fn cut(&self) {
+        for link in lock(&self.table).links.iter().flatten() {
+            let _ = link.socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Lets `keep` look again.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
+    }
+}
+
+/// What a client needs to make a link again.
+#[derive(Debug, Clone)]
+pub struct Redial {
+    peer: String,
+    address: Option<SocketAddr>,
+    connector: Option<Connector>,
+    hello: Hello,
+}
+
+/// What a peer says of its session, when ours is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// Bytes of W20 may have been written to QEMU. If not, none ever will be.
+    pub committed: bool,
+    /// QEMU has said that it runs the VM.
+    pub confirmed: bool,
+}
+
+impl Redial {
+    /// `peer` as it was dialled for `first`; `hello` with the token.
+    pub fn new(peer: String, first: &Link, connector: Option<Connector>, hello: Hello) -> Self {
+        // The address, not the name: while the network is down the resolver may be as well.
+        Self { peer, address: first.socket().peer_addr().ok(), connector, hello }
+    }
+
+    fn attempt(&self, hello: &Hello, passed: Duration) -> Result<Link, SessionError> {
+        let connect = passed.clamp(CONNECT.0, CONNECT.1);
+        let rest = (4 * connect).min(HELLO_TIMEOUT);
+        let attempt = Attempt { address: self.address, connect, handshake: rest, welcome: rest };
+        dial_as(&self.peer, self.connector.as_ref(), hello, attempt).map(|(link, _)| link)
+    }
+
+    /// Asks a peer that has not answered how far it has come; its session is over then (W28).
+    ///
+    /// # Errors
+    /// It cannot be reached, or knows nothing of this session.
+    pub fn ask(&self) -> Result<Verdict, SessionError> {
+        let hello = Hello { ask: true, link: 0, ..self.hello.clone() };
+        match self.attempt(&hello, CONNECT.0) {
+            Err(SessionError::Over { committed, confirmed, .. }) => {
+                Ok(Verdict { committed, confirmed })
+            }
+            Err(error) => Err(error),
+            Ok(_) => {
+                let detail = "it answers a question with a link".into();
+                Err(SessionError::Hello { peer: self.peer.clone(), detail })
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Starts the thread that ends the session when its last link stays away, and with `redial` makes lost links anew.
+    ///
+    /// # Errors
+    /// The thread cannot be had.
+    pub fn keep_up(self: &Arc<Self>, redial: Option<Redial>) -> Result<(), SessionError> {
+        if !self.lifeline.resumes() {
+            return Ok(());
+        }
+        let session = self.clone();
+        // Not joined: it may be in the middle of an attempt when the session ends.
+        let thread = std::thread::Builder::new()
+            .name("keeper".into())
+            .spawn(move || keep(&session, redial.as_ref()));
+        thread.map(drop).map_err(|source| SessionError::Resource {
+            what: "cannot start a session's keeper".into(),
+            source,
+        })
+    }
+
+    /// Whether a link is up.
+    pub fn is_linked(&self) -> bool {
+        self.lifeline.links_up() > 0
+    }
+
+    fn needs_no_link(&self) -> bool {
+        self.has_failed() || self.is_parting()
+    }
+}
+
+fn keep(session: &Arc<Session>, redial: Option<&Redial>) {
+    let lifeline = &session.lifeline;
+    let mut turn = 0;
+    loop {
+        let (lost, loss, missing) = {
+            let table = lock(&lifeline.table);
+            let count = table.links.len();
+            let missing =
+                (0..count).map(|n| (n + turn) % count).find(|n| table.links[*n].is_none());
+            (table.lost.clone(), table.loss, missing)
+        };
+        if session.needs_no_link() {
+            return;
+        }
+        let deadline = lost.as_ref().map(|lost| lost.at + lifeline.timeout);
+        if let Some(lost) = lost.as_ref().filter(|lost| lost.at.elapsed() >= lifeline.timeout) {
+            let (lost, seconds) = (lost.why.clone(), lifeline.timeout.as_secs());
+            return session.fail(SessionError::NotResumed { lost, seconds });
+        }
+        let (Some(redial), Some(number)) = (redial, missing) else {
+            let all = missing.is_none();
+            lifeline.changed.wait_until(deadline, || {
+                let table = lock(&lifeline.table);
+                let gap = all && table.links.iter().any(Option::is_none);
+                let news = gap || table.lost.is_some() != lost.is_some();
+                (news || session.needs_no_link()).then_some(())
+            });
+            continue;
+        };
+        if session.farewell().is_some() && loss.elapsed() < PARTING {
+            let until = Some(loss + PARTING);
+            lifeline.changed.wait_until(until, || session.needs_no_link().then_some(()));
+            continue;
+        }
+        let number16 = u16::try_from(number).unwrap_or(u16::MAX);
+        let hello = Hello { link: number16, ..redial.hello.clone() };
+        let result = redial.attempt(&hello, loss.elapsed());
+        if session.needs_no_link() {
+            return;
+        }
+        match result {
+            Ok(link) => {
+                if let Err(error) = session.add_link(number16, link) {
+                    return session.fail(error);
+                }
+                continue;
+            }
+            // It is there and has no such session: no attempt will change that.
+            Err(error @ (SessionError::Over { .. } | SessionError::Refused { .. }))
+                if lost.is_some() =>
+            {
+                return session.fail(error);
+            }
+            Err(_) => turn = number + 1,
+        }
+        let pause = Instant::now() + (loss.elapsed() / 20).clamp(PAUSE.0, PAUSE.1);
+        let until = deadline.map_or(pause, |deadline| deadline.min(pause));
+        lifeline.changed.wait_until(Some(until), || session.needs_no_link().then_some(()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credit::Grants;
+    use crate::frame::{FrameType, Header, HEADER_BYTES};
+    use crate::session::{Incoming, Outgoing, Sink};
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    struct Nobody;
+
+    impl Sink for Nobody {
+        fn frame(&self, _: Incoming) -> Result<(), SessionError> {
+            Ok(())
+        }
+
+        fn finish(&self, _: &[u8]) {}
+
+        fn closed(&self, _: &Arc<SessionError>) {}
+    }
+
+    #[test]
+    fn what_was_spilled_for_links_that_are_gone_is_not_forgotten() {
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+        let lifeline = (2, Duration::from_secs(20));
+        let session = Session::new("x".into(), grants, 8, lifeline, Arc::new(Nobody)).unwrap();
+        let header = Header { stream: 7, ..Header::free(FrameType::Open, 0) };
+        assert!(session.spill().push(Outgoing::Bare(header)).is_ok());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        session.add_link(1, Link::from(ours)).unwrap();
+        let mut frame = [0; HEADER_BYTES];
+        loop {
+            theirs.read_exact(&mut frame).unwrap();
+            let got = Header::from_bytes(&frame, grants.chunk_bytes).unwrap();
+            if got.kind == FrameType::Open {
+                assert_eq!(got.stream, 7);
+                break;
+            }
+            assert_eq!(got.kind, FrameType::Heartbeat);
+        }
+        session.fail(SessionError::Local { reason: "the test is over".into() });
+        session.join();
+    }
+
+    #[test]
+    fn the_work_of_the_first_link_passes_on_and_comes_to_one_at_a_time() {
+        let lifeline = Lifeline::new(2, Duration::from_secs(1));
+        assert!(lifeline.claim(5) && lifeline.claim(5) && !lifeline.claim(6));
+        lifeline.release(6);
+        assert!(!lifeline.claim(6));
+        lifeline.release(5);
+        assert!(lifeline.claim(6) && !lifeline.claim(5));
+    }
+}
