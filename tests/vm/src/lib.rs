@@ -34,6 +34,7 @@ mod process;
 mod qemu;
 mod simulated;
 pub mod table;
+mod wild;
 
 pub use certificates::Certificates;
 pub use console::{Console, Verified};
@@ -44,3 +45,4 @@ pub use net::{Net, Rate, Side};
 pub use process::{Ended, Proc, Signal};
 pub use qemu::Vm;
 pub use simulated::SimulatedQat;
+pub use wild::{Habits, WildLink};

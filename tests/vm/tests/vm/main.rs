@@ -13,6 +13,7 @@ mod cancel;
 mod guest;
 mod kill;
 mod moves;
+mod resume;
 mod security;
 mod several;
 mod stage;
@@ -72,6 +73,7 @@ fn run() -> anyhow::Result<u32> {
         kill::scenarios(),
         several::scenarios(),
         security::scenarios(),
+        resume::scenarios(),
         bad_input::scenarios(),
     ];
     // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean nothing here.

@@ -1,0 +1,175 @@
+//! The link goes away, slows down, delays, reorders and cuts: QEMU sees a pause, never an error, and the VM arrives whole.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use vm_tests::platen::{self, Platen};
+use vm_tests::{Habits, Rate, Signal, WildLink};
+
+use crate::stage::{
+    destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, HalfWay, Stage,
+    HALF_WAY, LOAD, NOTICE,
+};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for seconds in [1, 5, 20] {
+        for channels in ["0", "2"] {
+            all.push(Scenario::new(
+                format!("survives_a_link_cut_of_{seconds}_s_{channels}_channels"),
+                move |stage| link_cut(stage, seconds, channels),
+            ));
+        }
+    }
+    all.push(Scenario::new("a_link_cut_of_5_s_costs_little_more", what_a_cut_costs));
+    for channels in ["0", "2"] {
+        all.push(Scenario::new(
+            format!("survives_delays_reordering_and_cuts_{channels}_channels"),
+            move |stage| wild(stage, channels),
+        ));
+    }
+    all.push(Scenario::new("survives_a_link_of_changing_speed", changing_speed));
+    all.push(Scenario::new("cancelled_while_the_link_is_away", cancelled_meanwhile));
+    all
+}
+
+const LIMIT: Duration = Duration::from_secs(150);
+/// Longer than any cut here.
+const RESUME: [&str; 2] = ["--resume-timeout", "40"];
+/// Of a receiver whose source will not come back.
+const BRIEF: [&str; 2] = ["--resume-timeout", "8"];
+
+/// A migration half way over a slow link, with relays that wait long enough; the receiver as `waits` says.
+fn half_way(stage: &mut Stage, channels: &str, waits: [&str; 2]) -> Result<HalfWay> {
+    let mut vm = stage.vm()?;
+    stage.lab.net.shape(Rate::Mbit(100))?;
+    let destination = stage.lab.incoming_for(&vm)?;
+    let receive = platen::receive(&stage.lab, &destination, &waits)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let crossed = stage.lab.net.crossed()?;
+    let flags = [&["--channels", channels], &RESUME[..]].concat();
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
+    wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
+    Ok(HalfWay { vm, destination, receive, migrate })
+}
+
+/// Waits for success and checks that the VM, `busy` dirtying its memory or not, arrived whole.
+fn arrives(stage: &mut Stage, half_way: HalfWay, busy: bool) -> Result<Value> {
+    let HalfWay { vm, mut destination, mut receive, mut migrate } = half_way;
+    migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+    receive.platen.succeed(NOTICE)?;
+    drop(vm);
+    destination.assert_running()?;
+    if busy {
+        destination.guest.stop()?;
+    }
+    destination.guest.verify()?;
+    let report = migrate.report()?;
+    ensure!(report["status"] == "completed", "{report}");
+    stage.park(destination);
+    Ok(report)
+}
+
+fn number(report: &Value, key: &str) -> Result<f64> {
+    report[key].as_f64().with_context(|| format!("no {key} in {report}"))
+}
+
+/// Takes the link away for `seconds`; gives how long after its return bytes crossed it again.
+fn cut(stage: &Stage, seconds: u64, mover: &mut Platen) -> Result<Duration> {
+    stage.lab.net.set_up(false)?;
+    std::thread::sleep(Duration::from_secs(seconds));
+    let crossed = stage.lab.net.crossed()?;
+    stage.lab.net.set_up(true)?;
+    let begin = Instant::now();
+    wait_crossed(&stage.lab, crossed + (1 << 20), mover)?;
+    Ok(begin.elapsed())
+}
+
+fn link_cut(stage: &mut Stage, seconds: u64, channels: &str) -> Result<()> {
+    let mut half_way = half_way(stage, channels, RESUME)?;
+    let back = cut(stage, seconds, &mut half_way.migrate)?;
+    let status = half_way.vm.monitor.migration_status()?;
+    ensure!(status == "active", "after the cut the migration is {status}");
+    println!("  a megabyte had crossed {:.2} s after the link was back", back.as_secs_f64());
+    stage.lab.net.shape(Rate::Unlimited)?;
+    let report = arrives(stage, half_way, true)?;
+    let (resumes, lost) = (number(&report, "resumes")?, number(&report, "seconds-lost")?);
+    println!("  resumes {resumes}, seconds-lost {lost:.2}");
+    // A second may pass unnoticed: TCP repairs it.
+    ensure!(resumes >= 1.0 || seconds < 5, "no resume in {report}");
+    ensure!(resumes == 0.0 || lost > 0.5, "{resumes} resumes in {lost} s");
+    Ok(())
+}
+
+/// The same idle VM over the same slow link, without a cut and with one.
+fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
+    let mut total = [0.0; 2];
+    for (with, total) in [false, true].into_iter().zip(&mut total) {
+        let vm = stage.vm()?;
+        stage.lab.net.shape(Rate::Mbit(100))?;
+        let destination = stage.lab.incoming_for(&vm)?;
+        let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
+        let crossed = stage.lab.net.crossed()?;
+        let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &RESUME)?;
+        wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
+        if with {
+            cut(stage, 5, &mut migrate)?;
+        }
+        let report = arrives(stage, HalfWay { vm, destination, receive, migrate }, false)?;
+        *total = number(&report, "total-time")? / 1e3;
+    }
+    let added = total[1] - total[0];
+    println!("  {:.2} s without, {:.2} s with a cut of 5 s: {added:.2} s more", total[0], total[1]);
+    // The goal is 6; a machine that is busy with other things gets twice that.
+    ensure!(added < 12.0, "{added:.2} s more");
+    Ok(())
+}
+
+fn wild(stage: &mut Stage, channels: &str) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let destination = stage.lab.incoming_for(&vm)?;
+    let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
+    let habits = Habits { delay: 5, jitter: 30, stall_every: 150, cut_every: 8 << 20 };
+    let link = WildLink::start(&stage.lab.net, vm.side(), receive.peer, habits)?;
+    vm.guest.dirty(LOAD.0 / 4, LOAD.1, LOAD.2 / 4)?;
+    let name = receive.peer.ip().to_string();
+    let flags = [&["--channels", channels, "--peer-name", &name], &RESUME[..]].concat();
+    let migrate = platen::migrate(&stage.lab, &vm, link.address, &flags)?;
+    arrives(stage, HalfWay { vm, destination, receive, migrate }, true)?;
+    println!("  {} connections were cut", link.cuts());
+    ensure!(link.cuts() > 2, "only {} connections were cut", link.cuts());
+    Ok(())
+}
+
+fn changing_speed(stage: &mut Stage) -> Result<()> {
+    let mut half_way = half_way(stage, "0", RESUME)?;
+    for mbit in [10, 300, 3, 100] {
+        stage.lab.net.shape(Rate::Mbit(mbit))?;
+        std::thread::sleep(Duration::from_millis(1500));
+        ensure!(half_way.migrate.process.poll()?.is_none(), "over before the link was slow");
+    }
+    let status = half_way.vm.monitor.migration_status()?;
+    ensure!(status == "active", "the migration is {status}");
+    stage.lab.net.shape(Rate::Unlimited)?;
+    arrives(stage, half_way, true).map(drop)
+}
+
+/// Ctrl-C during an outage: the source goes on at once; the receiver gives up when it has waited, or has been asked.
+fn cancelled_meanwhile(stage: &mut Stage) -> Result<()> {
+    let HalfWay { mut vm, mut destination, mut receive, mut migrate } =
+        half_way(stage, "0", BRIEF)?;
+    stage.lab.net.set_up(false)?;
+    migrate.process.wait_for_output("waiting up to", NOTICE)?;
+    migrate.process.signal(Signal::INT)?;
+    source_goes_on(&mut vm, &["cancelled"])?;
+    let ended = migrate.process.wait(NOTICE)?;
+    ensure!(!ended.status.success() && ended.killed_by().is_none(), "{}", ended.status);
+    names_the_cause(&migrate.complaints(), &["cancel"])?;
+    stage.lab.net.set_up(true)?;
+    let said = receive.platen.fail(NOTICE)?;
+    names_the_cause(&said, &["link", "source", "peer"])?;
+    destination_ends(&mut destination)?;
+    then_moves(stage, vm)
+}
