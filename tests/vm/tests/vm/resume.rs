@@ -163,7 +163,8 @@ fn cancelled_meanwhile(stage: &mut Stage) -> Result<()> {
     stage.lab.net.set_up(false)?;
     migrate.process.wait_for_output("waiting up to", NOTICE)?;
     migrate.process.signal(Signal::INT)?;
-    source_goes_on(&mut vm, &["cancelled"])?;
+    // See `cancel`: QEMU may call it failed.
+    source_goes_on(&mut vm, &["cancelled", "failed"])?;
     let ended = migrate.process.wait(NOTICE)?;
     ensure!(!ended.status.success() && ended.killed_by().is_none(), "{}", ended.status);
     names_the_cause(&migrate.complaints(), &["cancel"])?;
