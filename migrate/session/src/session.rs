@@ -243,11 +243,12 @@ impl Session {
     /// A link is of no more use. What it had written and nobody has acknowledged goes over the others, or waits for the
     /// next (W25).
     pub(crate) fn lose(&self, link: &Arc<LinkState>, error: SessionError) {
-        let Some(again) = self.kept.take(link.id, || link.mark_dead()) else { return };
-        let _ = link.socket.shutdown(Shutdown::Both);
         if self.has_failed() {
+            // Its writer still has to say why.
             return;
         }
+        let Some(again) = self.kept.take(link.id, || link.mark_dead()) else { return };
+        let _ = link.socket.shutdown(Shutdown::Both);
         if !self.lifeline.resumes() {
             return self.fail(error);
         }
