@@ -1,0 +1,504 @@
+//! The controller itself: a plan that readers look up without a lock, and the books behind it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use codec::{Codec, Settings};
+
+use crate::config::{prior, Config, Prior, MAX_CANDIDATES};
+use crate::estimate::{Estimates, Point};
+use crate::explain::{Candidate, ClassMix, Decision};
+use crate::flow::{Bottleneck, Flow, Signals, Worked};
+use crate::mix::{best, hull, Limits, Mix, Pair};
+use crate::Class;
+
+/// What to do with one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    candidate: u8,
+    class: Class,
+    explore: bool,
+}
+
+impl Choice {
+    /// Number of the candidate: its place in [`Config::candidates`](Config#structfield.candidates).
+    pub fn candidate(&self) -> usize {
+        usize::from(self.candidate)
+    }
+
+    /// What the chunk looks like.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// Chosen to see what it makes of the data, not for being the best.
+    pub fn explore(&self) -> bool {
+        self.explore
+    }
+}
+
+/// What became of a chunk. Also wanted of chunks that went raw, or no share of the classes is right.
+#[derive(Clone, Copy, Debug)]
+pub struct Observation {
+    /// What [`Controller::choose`] said; also where the codec gave up and the chunk went raw.
+    pub choice: Choice,
+    /// Bytes of the chunk.
+    pub plain: usize,
+    /// Bytes that go to the link for it.
+    pub encoded: usize,
+    /// CPU time of the codec thread (packing included), ns; 0 for a chunk that saw none.
+    pub cpu_ns: u64,
+    /// Time from its start to its end in the codec thread, ns; 0 for a chunk that saw none.
+    pub wall_ns: u64,
+}
+
+/// Chooses what each chunk is encoded with. Shared by readers, codec threads and whoever ticks.
+#[derive(Debug)]
+pub struct Controller {
+    candidates: Vec<Settings>,
+    /// Packed plans, see [`Plan`]. Relaxed: each is one word and nothing else hangs on it.
+    plans: [AtomicU64; Class::COUNT],
+    /// Chunks chosen for, for an even spread. Relaxed.
+    counts: [AtomicU32; Class::COUNT],
+    stopped: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    candidates: Vec<Settings>,
+    estimates: [Estimates; Class::COUNT],
+    weights: [f64; Class::COUNT],
+    chunks: f64,
+    /// Plain bytes of a usual chunk.
+    chunk_bytes: f64,
+    flow: Flow,
+    /// What is used while nothing is known.
+    start: usize,
+    ticked: bool,
+    since_plan: u32,
+    now: Duration,
+    mix: Option<Mix>,
+    log: VecDeque<Decision>,
+}
+
+/// One class's plan in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    low: u8,
+    high: u8,
+    /// Share of `high`, in 65536ths; 65535 counts as all.
+    share: u16,
+    /// Every `period`th chunk explores this; 0: none does.
+    explore: u8,
+    period: u16,
+}
+
+impl Plan {
+    fn pack(self) -> u64 {
+        u64::from(self.low)
+            | u64::from(self.high) << 8
+            | u64::from(self.explore) << 16
+            | u64::from(self.share) << 24
+            | u64::from(self.period) << 40
+    }
+
+    fn unpack(word: u64) -> Self {
+        let [low, high, explore, share_low, share_high, period_low, period_high, _] =
+            word.to_le_bytes();
+        Self {
+            low,
+            high,
+            explore,
+            share: u16::from_le_bytes([share_low, share_high]),
+            period: u16::from_le_bytes([period_low, period_high]),
+        }
+    }
+}
+
+/// Observations from one plan to the next.
+const PLAN_EVERY: u32 = 8;
+/// Chunks after which a class's share of them counts for a third.
+const WEIGHT_MEMORY: f64 = 32.0;
+/// A class with less than this share of the chunks is planned for as if it were about to get all.
+const RARE: f64 = 0.1;
+/// A chunk in this many explores at most; while a class is new, and later.
+const EXPLORE_NEW: f64 = 4.0;
+const EXPLORE: f64 = 32.0;
+/// Observations with which a class is no longer new.
+const NEW: f64 = 24.0;
+/// Decisions kept for `explain`.
+const LOG: usize = 256;
+
+impl Controller {
+    /// A controller that has seen nothing. Duplicate candidates, and what exceeds
+    /// [`MAX_CANDIDATES`], are left out; without any, zstd 1 is the only one.
+    pub fn new(mut config: Config) -> Self {
+        let mut candidates: Vec<Settings> = Vec::new();
+        for settings in &config.candidates {
+            if candidates.len() < MAX_CANDIDATES && !candidates.contains(settings) {
+                candidates.push(*settings);
+            }
+        }
+        if candidates.is_empty() {
+            candidates.push(Settings::default());
+        }
+        let share = Some(config.explore_share).filter(|share| share.is_finite());
+        config.explore_share = share.unwrap_or(0.02).clamp(1e-4, 0.5);
+        config.chunk_bytes = config.chunk_bytes.max(1);
+        let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
+        let start = candidates
+            .iter()
+            .position(|&settings| settings == Settings::default())
+            .or_else(|| candidates.iter().position(|settings| settings.codec() != Codec::Raw))
+            .unwrap_or(0);
+        let flow = Flow::new(config.workers, config.max_cpu, config.other_ns_per_byte);
+        let inner = Inner {
+            estimates: Class::ALL.map(|class| Estimates::new(class, &priors)),
+            weights: [0.0, 1.0, 0.0, 0.0],
+            chunks: 0.0,
+            chunk_bytes: config.chunk_bytes as f64,
+            flow,
+            start,
+            ticked: false,
+            since_plan: 0,
+            now: Duration::ZERO,
+            mix: None,
+            log: VecDeque::new(),
+            candidates: candidates.clone(),
+            config,
+        };
+        let this = Self {
+            candidates,
+            plans: Default::default(),
+            counts: Default::default(),
+            stopped: AtomicBool::new(false),
+            inner: Mutex::new(inner),
+        };
+        this.lock().plan(&this.plans);
+        this
+    }
+
+    /// What to encode a chunk of `class` with. Two atomic operations.
+    pub fn choose(&self, class: Class) -> Choice {
+        let number = class as usize;
+        let plan = Plan::unpack(self.plans[number].load(Ordering::Relaxed));
+        let count = self.counts[number].fetch_add(1, Ordering::Relaxed);
+        if plan.period > 0 && count % u32::from(plan.period) == u32::from(plan.period) - 1 {
+            return Choice { candidate: plan.explore, class, explore: true };
+        }
+        // `high` wherever the count times the share passes a whole number: as even as can be.
+        let share = u64::from(plan.share) + u64::from(plan.share == u16::MAX);
+        let passes = |count: u64| (count * share) >> 16;
+        let count = u64::from(count);
+        let candidate = if passes(count + 1) > passes(count) { plan.high } else { plan.low };
+        Choice { candidate, class, explore: false }
+    }
+
+    /// What `choice` stands for.
+    pub fn settings(&self, choice: &Choice) -> Settings {
+        self.candidates[choice.candidate()]
+    }
+
+    /// What can be chosen, by number.
+    pub fn candidates(&self) -> &[Settings] {
+        &self.candidates
+    }
+
+    /// Takes what became of a chunk. One short lock; every eighth makes a new plan (some microseconds).
+    pub fn observe(&self, observation: &Observation) {
+        let mut inner = self.lock();
+        if inner.observe(observation) && !self.stopped.load(Ordering::Relaxed) {
+            inner.plan(&self.plans);
+        }
+    }
+
+    /// Takes the figures of the flow; call it every 50 to 100 ms. `now`: time since any fixed moment.
+    pub fn tick(&self, now: Duration, signals: &Signals) {
+        let mut inner = self.lock();
+        inner.now = inner.now.max(now);
+        if inner.flow.tick(now, signals) {
+            inner.ticked = true;
+            if !self.stopped.load(Ordering::Relaxed) {
+                inner.plan(&self.plans);
+            }
+        }
+    }
+
+    /// The VM has stopped: from here on each class goes with the one candidate with which a chunk is
+    /// encoded and sent soonest, and nothing is tried out any more.
+    pub fn stopped(&self) {
+        // Under the lock, or a plan being made could follow.
+        let mut inner = self.lock();
+        if !self.stopped.swap(true, Ordering::Relaxed) {
+            inner.plan_for_the_end(&self.plans);
+        }
+    }
+
+    /// The decisions so far, oldest first: at most the last 256 that changed something.
+    pub fn explain(&self) -> Vec<Decision> {
+        self.lock().log.iter().cloned().collect()
+    }
+
+    /// What holds now, whether or not it changed anything.
+    pub fn current(&self) -> Decision {
+        let inner = self.lock();
+        inner.decision(self.stopped.load(Ordering::Relaxed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing in here panics half-way through a change that matters.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// True if it is time for a new plan.
+    fn observe(&mut self, observation: &Observation) -> bool {
+        let Observation { choice, plain, encoded, cpu_ns, wall_ns } = *observation;
+        let worked = Worked { cpu_ns: cpu_ns as f64, wall_ns: wall_ns.max(cpu_ns) as f64 };
+        self.flow.worked(worked);
+        if plain == 0 || choice.candidate() >= self.candidates.len() {
+            return false;
+        }
+        let bytes = plain as f64;
+        let weight = (bytes / self.config.chunk_bytes as f64).clamp(1.0 / 64.0, 1.0);
+        self.chunks = (self.chunks + weight).min(WEIGHT_MEMORY);
+        let gain = weight / self.chunks.max(1.0);
+        for (class, share) in self.weights.iter_mut().enumerate() {
+            let here = if class == choice.class as usize { 1.0 } else { 0.0 };
+            *share += gain * (here - *share);
+        }
+        self.chunk_bytes += 0.05 * (bytes - self.chunk_bytes);
+        let seen = Point { cost: cpu_ns as f64 / bytes, size: encoded as f64 / bytes };
+        let estimates = &mut self.estimates[choice.class as usize];
+        let jumped = estimates.take(choice.candidate(), seen, weight);
+        self.since_plan += 1;
+        jumped || choice.explore || self.since_plan >= PLAN_EVERY
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            link: self.flow.link.unwrap_or(f64::MAX).max(1e-9),
+            workers: self.flow.cores().max(1e-3),
+            cores: self
+                .config
+                .cores
+                .filter(|cores| cores.is_finite() && *cores > 0.0)
+                .map(|cores| (cores, self.flow.other)),
+            floor: self.flow.floor,
+            idle_use: self.flow.idle_use(),
+        }
+    }
+
+    /// The candidates of a class that may be chosen, with what they make of it.
+    fn points(&self, class: usize) -> Vec<(usize, Point)> {
+        let points = (0..self.candidates.len())
+            .map(|candidate| (candidate, self.estimates[class].point(candidate)));
+        let (short, long): (Vec<_>, Vec<_>) = points.partition(|(_, point)| self.is_short(*point));
+        if short.is_empty() {
+            let cheapest = long.into_iter().min_by(|a, b| a.1.cost.total_cmp(&b.1.cost));
+            return cheapest.into_iter().collect();
+        }
+        short
+    }
+
+    fn is_short(&self, point: Point) -> bool {
+        point.cost * self.chunk_bytes.max(65536.0) <= self.config.longest_encode_ns
+    }
+
+    fn plan(&mut self, plans: &[AtomicU64; Class::COUNT]) {
+        self.since_plan = 0;
+        let limits = self.limits();
+        let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
+        let mut mix = best(&hulls, &self.weights, &limits);
+        let start = Pair { low: self.start, high: self.start, share: 0.0 };
+        if !self.ticked {
+            // Neither link nor CPU was seen yet; the first ticks come within some 10 ms.
+            mix.pairs = [start; Class::COUNT];
+        }
+        for (class, plan) in plans.iter().enumerate() {
+            let mut own = mix;
+            if self.ticked && self.weights[class] < RARE {
+                // What is rare can afford anything. When the data turns it must not come as that.
+                let mut weights = [0.0; Class::COUNT];
+                weights[class] = 1.0;
+                own = best(&hulls, &weights, &limits);
+                mix.pairs[class] = own.pairs[class];
+            }
+            let Pair { low, high, share } = own.pairs[class];
+            let (explore, period) = self.exploration(class, &own, &limits).unwrap_or((low, 0));
+            let word = Plan {
+                low: number(low),
+                high: number(high),
+                share: parts(share),
+                explore: number(explore),
+                period,
+            };
+            plan.store(word.pack(), Ordering::Relaxed);
+        }
+        self.mix = Some(mix);
+        let (now, bottleneck) = (self.now, self.flow.bottleneck);
+        let news = |last: &Decision| last.differs(now, bottleneck, mix.at.size, mix.at.cost);
+        if self.log.back().is_none_or(news) {
+            self.tell(self.decision(false));
+        }
+    }
+
+    /// What the next exploring chunk of `class` is to try, and how often.
+    fn exploration(&self, class: usize, mix: &Mix, limits: &Limits) -> Option<(usize, u16)> {
+        let estimates = &self.estimates[class];
+        let Pair { low, high, share } = mix.pairs[class];
+        let (from, to) = (estimates.point(low), estimates.point(high));
+        let mean = |from: f64, to: f64| from + share * (to - from);
+        let now = Point { cost: mean(from.cost, to.cost), size: mean(from.size, to.size) };
+        // A candidate can only matter if, at its best, it buys bytes below the price they have.
+        let worth = |point: Point| {
+            if mix.price.is_finite() {
+                point.size + mix.price * point.cost
+            } else {
+                point.cost
+            }
+        };
+        let useful = (0..self.candidates.len()).filter(|&candidate| {
+            let at_best = estimates.at_best(candidate);
+            candidate != low
+                && (candidate != high || share <= 0.0)
+                && self.candidates[candidate].codec() != Codec::Raw
+                && self.is_short(estimates.point(candidate))
+                && worth(at_best) < worth(now) * (1.0 - 1e-6)
+        });
+        let rarest = useful.min_by(|&a, &b| estimates.seen(a).total_cmp(&estimates.seen(b)))?;
+        let point = estimates.point(rarest);
+        let time = limits.time(mix.at).max(1e-9);
+        // What it takes more of the link's and the codec threads' time than a usual chunk.
+        let more = ((point.cost - now.cost) / (limits.workers * time))
+            .max((point.size - now.size) / (limits.link * time))
+            .max(0.0);
+        let is_new = estimates.compressed() < NEW;
+        let (share, least) = if is_new {
+            (4.0 * self.config.explore_share, EXPLORE_NEW)
+        } else {
+            // What is well known can wait.
+            (self.config.explore_share, EXPLORE * (1.0 + estimates.seen(rarest) / 8.0))
+        };
+        Some((rarest, period((more / share).max(least))))
+    }
+
+    /// For each class the candidate with which one chunk is through soonest: all codec threads at it,
+    /// and then the link. The two do not overlap, for there is not much left to overlap with.
+    fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
+        let limits = self.limits();
+        let mut pairs = [Pair { low: self.start, high: self.start, share: 0.0 }; Class::COUNT];
+        let mut at = Point { cost: 0.0, size: 0.0 };
+        for class in 0..Class::COUNT {
+            let soonest = self.points(class).into_iter().min_by(|(_, a), (_, b)| {
+                let time = |point: &Point| point.size / limits.link + point.cost / limits.workers;
+                time(a).total_cmp(&time(b))
+            });
+            // Before anything of the flow is known the start stands.
+            let soonest = soonest.filter(|_| self.ticked);
+            let candidate = soonest.map_or(self.start, |(candidate, _)| candidate);
+            pairs[class] = Pair { low: candidate, high: candidate, share: 0.0 };
+            let point = self.estimates[class].point(candidate);
+            at.cost += self.weights[class] * point.cost;
+            at.size += self.weights[class] * point.size;
+            let all = number(candidate);
+            let plan = Plan { low: all, high: all, share: 0, explore: all, period: 0 };
+            plans[class].store(plan.pack(), Ordering::Relaxed);
+        }
+        self.mix = Some(Mix { pairs, at, price: f64::INFINITY, idle_used: false });
+        let decision = self.decision(true);
+        self.tell(decision);
+    }
+
+    fn tell(&mut self, decision: Decision) {
+        if self.log.len() >= LOG {
+            self.log.pop_front();
+        }
+        self.log.push_back(decision);
+    }
+
+    fn classes(&self, mix: &Mix) -> Vec<ClassMix> {
+        let used = Class::ALL.into_iter().zip(&self.weights).zip(&mix.pairs);
+        used.filter(|((_, weight), _)| **weight >= 0.01)
+            .map(|((class, weight), pair)| {
+                let part = |candidate: usize, share| (self.candidates[candidate], share);
+                let mut parts = vec![part(pair.low, 1.0 - pair.share), part(pair.high, pair.share)];
+                parts.retain(|(_, share)| *share > 0.0);
+                ClassMix { class, weight: *weight, parts, candidates: Vec::new() }
+            })
+            .collect()
+    }
+
+    fn decision(&self, stopped: bool) -> Decision {
+        let limits = self.limits();
+        let mut classes = Vec::new();
+        let mut at = Point { cost: 0.0, size: 0.0 };
+        if let Some(mix) = &self.mix {
+            at = mix.at;
+            classes = self.classes(mix);
+            for class in &mut classes {
+                let estimates = &self.estimates[class.class as usize];
+                class.candidates = (0..self.candidates.len())
+                    .map(|candidate| {
+                        let point = estimates.point(candidate);
+                        Candidate {
+                            settings: self.candidates[candidate],
+                            size: point.size,
+                            cost_ns: point.cost,
+                            observations: estimates.seen(candidate),
+                            time_ns: limits.time(point),
+                        }
+                    })
+                    .collect();
+            }
+        }
+        let known = self.flow.bottleneck != Bottleneck::Unknown;
+        Decision {
+            at: self.now,
+            bottleneck: self.flow.bottleneck,
+            stopped,
+            drain_bytes_per_s: self.flow.link.filter(|_| known).map(|link| link * 1e9),
+            cores: limits.workers,
+            busy_share: self.flow.busy,
+            used_cores: self.flow.used,
+            granted_share: self.flow.granted,
+            qemu_bytes_per_s: (self.flow.floor > 0.0).then(|| 1e9 / self.flow.floor),
+            encoded_share: at.size,
+            encode_ns: at.cost,
+            link_ns: at.size / limits.link,
+            cpu_ns: limits.cpu_time(at),
+            idle_used: self.mix.is_some_and(|mix| mix.idle_used),
+            classes,
+        }
+    }
+}
+
+/// A candidate's number in a plan.
+fn number(candidate: usize) -> u8 {
+    u8::try_from(candidate).unwrap_or(0)
+}
+
+/// `share` in 65536ths, all being 65535.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "0 to 65535; `as` saturates"
+)]
+fn parts(share: f64) -> u16 {
+    (share * 65536.0) as u16
+}
+
+/// A number of chunks.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "4 to 8192; `as` saturates"
+)]
+fn period(chunks: f64) -> u16 {
+    chunks.ceil().clamp(EXPLORE_NEW, 8192.0) as u16
+}

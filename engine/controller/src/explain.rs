@@ -1,0 +1,160 @@
+//! Decisions with the figures they rest on, for `--explain`.
+
+use std::fmt;
+use std::time::Duration;
+
+use codec::{Codec, Settings};
+
+use crate::{Bottleneck, Class};
+
+/// A decision, and why.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// When, on the clock of the ticks.
+    pub at: Duration,
+    /// What held the migration up at the last look.
+    pub bottleneck: Bottleneck,
+    /// The VM has stopped: latency counts, and nothing changes any more.
+    pub stopped: bool,
+    /// What the link is believed to take, bytes/s; a lower bound until it was the bottleneck once.
+    pub drain_bytes_per_s: Option<f64>,
+    /// Cores planned with.
+    pub cores: f64,
+    /// Share of their time that the codec threads were busy, 0 to 1; the rest is idle.
+    pub busy_share: f64,
+    /// Cores that they used.
+    pub used_cores: f64,
+    /// CPU time they got for the time they were busy, 0 to 1: below 1, cores are short.
+    pub granted_share: f64,
+    /// What QEMU (either one) takes, plain bytes/s, while it is the bottleneck.
+    pub qemu_bytes_per_s: Option<f64>,
+    /// Predicted for the mix: encoded bytes for a plain byte.
+    pub encoded_share: f64,
+    /// Predicted for the mix: CPU time of the codec threads for a plain byte, ns.
+    pub encode_ns: f64,
+    /// Predicted for the mix: link time for a plain byte, ns.
+    pub link_ns: f64,
+    /// Predicted for the mix: CPU time for a plain byte over the cores planned with, ns.
+    pub cpu_ns: f64,
+    /// Some CPU time goes into bytes that nobody waits for.
+    pub idle_used: bool,
+    /// The classes with at least 1 % of the chunks.
+    pub classes: Vec<ClassMix>,
+}
+
+/// What chunks of a class get.
+#[derive(Clone, Debug)]
+pub struct ClassMix {
+    /// The class.
+    pub class: Class,
+    /// Its share of the bytes, 0 to 1.
+    pub weight: f64,
+    /// What its chunks get, and how many of them; the shares add up to 1.
+    pub parts: Vec<(Settings, f64)>,
+    /// What was known of every candidate.
+    pub candidates: Vec<Candidate>,
+}
+
+/// What is believed of a candidate in a class.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Codec and level.
+    pub settings: Settings,
+    /// Encoded bytes for a plain byte; the ratio is its inverse.
+    pub size: f64,
+    /// CPU time for a plain byte, ns.
+    pub cost_ns: f64,
+    /// Observations that this rests on, old ones counting less.
+    pub observations: f64,
+    /// Time for a plain byte, ns, if everything were like this.
+    pub time_ns: f64,
+}
+
+impl Decision {
+    /// Whether a mix of this size and cost, and what holds it up, is news a person should read.
+    pub(crate) fn differs(
+        &self,
+        at: Duration,
+        bottleneck: Bottleneck,
+        size: f64,
+        cost: f64,
+    ) -> bool {
+        let far = |a: f64, b: f64| (a - b).abs() > 0.1 * a.max(b);
+        let since = at.saturating_sub(self.at);
+        let first = self.bottleneck == Bottleneck::Unknown;
+        (self.bottleneck != bottleneck && (first || since >= Duration::from_secs(1)))
+            || (far(self.encoded_share, size) || far(self.encode_ns, cost))
+                && since >= Duration::from_millis(250)
+    }
+
+    /// Why, in words.
+    pub fn reason(&self) -> &'static str {
+        match (self.stopped, self.bottleneck) {
+            (true, _) => "the VM has stopped: what is encoded and sent soonest",
+            (_, Bottleneck::Unknown) => "nothing was measured yet",
+            (_, Bottleneck::Workers) => {
+                "the codec threads are the bottleneck: cheaper, until the link is full"
+            }
+            (_, Bottleneck::Link) => {
+                "the link is the bottleneck: smaller, until the codec threads are busy"
+            }
+            (_, Bottleneck::Destination) => {
+                "the destination is the bottleneck: idle CPU time saves bytes"
+            }
+            (_, Bottleneck::Source) => {
+                "the source QEMU is the bottleneck: idle CPU time saves bytes"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Decision {
+    /// One line for the decision, and one for each class.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} s: {}", self.at.as_secs_f64(), self.reason())?;
+        if let Some(rate) = self.drain_bytes_per_s {
+            write!(f, "; link {:.1} MB/s", rate / 1e6)?;
+        }
+        if let Some(rate) = self.qemu_bytes_per_s {
+            write!(f, ", QEMU {:.0} MB/s", rate / 1e6)?;
+        }
+        write!(
+            f,
+            ", codec threads {:.0} % idle, {:.2} of {:.2} cores",
+            100.0 * (1.0 - self.busy_share),
+            self.used_cores,
+            self.cores
+        )?;
+        for mix in &self.classes {
+            write!(f, "\n  {:?} ({:.0} %):", mix.class, 100.0 * mix.weight)?;
+            for (at, (settings, share)) in mix.parts.iter().enumerate() {
+                let comma = if at > 0 { "," } else { "" };
+                write!(f, "{comma} {:.0} % {}", 100.0 * share, Name(*settings))?;
+            }
+            f.write_str(";")?;
+            for candidate in &mix.candidates {
+                write!(
+                    f,
+                    " {} {:.2}x {:.2} ns/B ({:.0});",
+                    Name(candidate.settings),
+                    1.0 / candidate.size,
+                    candidate.cost_ns,
+                    candidate.observations
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// "zstd 3"; a codec without levels, or with one, by its name alone.
+struct Name(Settings);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.codec() {
+            Codec::Zlib | Codec::Zstd => write!(f, "{} {}", self.0.codec(), self.0.level()),
+            codec => write!(f, "{codec}"),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Scenes beside the plain sweep: what changes on the way, what is not told, what is asked for.
+
+use controller::{Bottleneck, Class};
+
+use crate::model::{controller, run, Chooser, World};
+use crate::tables::{GUEST, RANDOM, TEXT};
+use crate::{check, compare, DATA};
+
+fn guest(at: usize) -> &'static crate::tables::Row {
+    &GUEST[at % GUEST.len()]
+}
+
+#[test]
+fn a_link_that_changes_midway_is_followed() {
+    let mut failed = Vec::new();
+    for (name, data) in DATA {
+        for (from, to) in
+            [(0.125, 1.25), (1.25, 0.125), (0.0125, 0.125), (0.125, 0.0125), (0.5, 0.25)]
+        {
+            for workers in [2, 8] {
+                let link = move |now: f64| if now < 4e9 { from } else { to };
+                let world = World {
+                    workers,
+                    link: Box::new(link),
+                    bytes: f64::clamp(from * 8e9 + to * 20e9, 1e9, 12e9),
+                    ..World::new(from, data)
+                };
+                let name = format!("{name}, {from} to {to}, {workers} threads");
+                // What was not sent before the link became slow takes that much longer after it.
+                let before = 0.05 * 4e9 * f64::max(from / to - 1.0, 0.0);
+                check(&name, &world, before, &mut failed);
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn noise_on_what_is_observed_does_little_harm() {
+    let mut failed = Vec::new();
+    for (name, data) in DATA {
+        for noise in [0.0, 0.4] {
+            for link in [0.125, 1.25] {
+                let world = World { noise, bytes: link * 20e9 + 1e9, ..World::new(link, data) };
+                check(&format!("{name}, {link}, noise {noise}"), &world, 0.0, &mut failed);
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// That data which is not looked at can be compressed again is only found out by trying: some ten chunks
+/// in each 2048 of a phase.
+#[test]
+fn it_does_without_a_look_at_chunks() {
+    let mut failed = Vec::new();
+    for (name, data) in DATA {
+        for link in [0.0125, 0.125, 1.25, f64::INFINITY] {
+            let bytes = f64::clamp(link * 20e9, 1e9, 6e9);
+            let slowed = move |at| data(if name == "phases" { at / 4 } else { at });
+            let bytes = if name == "phases" { 4.0 * bytes } else { bytes };
+            let world = World { blind: true, bytes, ..World::new(link, slowed) };
+            check(&format!("{name}, {link}, blind"), &world, 0.0, &mut failed);
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn a_slow_destination_is_not_taken_for_a_slow_link() {
+    let world = World { workers: 8, destination: 0.4, bytes: 3e9, ..World::new(1.25, guest) };
+    let auto = controller(&world);
+    run(&world, Chooser::Auto(&auto));
+    let now = auto.current();
+    assert_eq!(now.bottleneck, Bottleneck::Destination, "{now}");
+    let rate = now.qemu_bytes_per_s.expect("it is the bottleneck");
+    assert!((0.36e9..0.44e9).contains(&rate), "{now}");
+    let mut failed = Vec::new();
+    check("slow destination", &world, 0.0, &mut failed);
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn where_qemu_is_slow_idle_cpu_saves_bytes() {
+    let world = World { workers: 8, source: 0.5, bytes: 4e9, ..World::new(f64::INFINITY, guest) };
+    let (_, best, chosen, auto) = compare(&world);
+    assert_eq!(auto.current().bottleneck, Bottleneck::Source);
+    assert!(chosen.time < 1.02 * best.time);
+    // 60 % of 8 threads for 0.5 bytes/ns: 9.6 ns a byte are there.
+    assert!(chosen.wire < 0.34 * world.bytes, "{}", chosen.wire / world.bytes);
+}
+
+#[test]
+fn max_cpu_is_kept_on_average() {
+    for (name, data) in DATA {
+        for link in [0.125, 1.25, f64::INFINITY] {
+            for max in [0.5, 1.0, 3.0] {
+                let world = World {
+                    workers: 8,
+                    max_cpu: Some(max),
+                    bytes: f64::clamp(link * 30e9, 1e9, 10e9),
+                    ..World::new(link, data)
+                };
+                let auto = controller(&world);
+                let chosen = run(&world, Chooser::Auto(&auto));
+                let used = chosen.cpu / chosen.time;
+                println!("{name}, {link}: {used:.2} of {max} cores, {:.2} s", chosen.time / 1e9);
+                // Before the first look all threads work.
+                let start = 8.0 * 0.1e9 / chosen.time;
+                assert!(
+                    used < 1.05 * max + start,
+                    "{name}, {link}: {used} of {max}\n{}",
+                    auto.current()
+                );
+            }
+        }
+    }
+}
+
+/// With n cores allowed it does about as well as with n threads.
+#[test]
+fn max_cpu_is_used() {
+    for link in [0.125, 0.5] {
+        let few = World { workers: 2, bytes: link * 80e9, ..World::new(link, guest) };
+        let limited =
+            World { workers: 8, max_cpu: Some(2.0), bytes: link * 80e9, ..World::new(link, guest) };
+        let few = run(&few, Chooser::Auto(&controller(&few)));
+        let limited = run(&limited, Chooser::Auto(&controller(&limited)));
+        assert!(limited.time < 1.06 * few.time, "{} {}", limited.time, few.time);
+    }
+}
+
+#[test]
+fn a_turn_of_the_data_is_followed_within_some_ten_chunks() {
+    // Not told apart by class: text, then random, then text.
+    let world = World { blind: true, ..World::new(0.25, guest) };
+    let auto = controller(&world);
+    let turn = |data: &'static [crate::tables::Row], chunks: usize| {
+        let mut heavy = 0;
+        for at in 0..chunks {
+            let row = &data[at % data.len()];
+            let choice = auto.choose(Class::Plain);
+            let (size, cost) = row.1[choice.candidate()];
+            heavy += usize::from(choice.candidate() != 0 && !choice.explore());
+            auto.observe(&controller::Observation {
+                choice,
+                plain: 1 << 19,
+                encoded: size as usize * (1 << 19) / 10_000,
+                cpu_ns: cost * (1 << 19) / 1000,
+                wall_ns: cost * (1 << 19) / 1000,
+            });
+        }
+        heavy
+    };
+    // A link that is the bottleneck, by the signals.
+    let mut signals = controller::Signals { link_busy: 1.0, ..Default::default() };
+    for tick in 0..20 {
+        auto.tick(std::time::Duration::from_millis(50 * tick), &signals);
+        signals.plain_bytes += 32 << 20;
+        signals.wire_bytes += 12 << 20;
+        turn(TEXT, 16);
+    }
+    assert!(turn(TEXT, 100) > 90);
+    turn(RANDOM, 30);
+    assert!(turn(RANDOM, 100) < 5, "random data still goes to a codec\n{}", auto.current());
+    turn(TEXT, 40);
+    assert!(turn(TEXT, 100) > 90, "text goes raw\n{}", auto.current());
+}
+
+#[test]
+fn incompressible_data_is_tried_out_but_rarely() {
+    for link in [0.125, 1.25, f64::INFINITY] {
+        let world = World { bytes: 4e9, ..World::new(link, |at| &RANDOM[at % RANDOM.len()]) };
+        let auto = controller(&world);
+        let chosen = run(&world, Chooser::Auto(&auto));
+        assert!(chosen.explored * 16 < chosen.chunks, "{} of {}", chosen.explored, chosen.chunks);
+        assert!(chosen.cpu < 0.01 * chosen.time * 4.0, "{}", chosen.cpu / chosen.time);
+    }
+}
+
+#[test]
+fn trying_out_costs_little() {
+    for (name, data) in DATA {
+        for link in [0.0125, 0.125, 1.25] {
+            let world =
+                World { bytes: f64::clamp(link * 40e9, 2e9, 8e9), ..World::new(link, data) };
+            let auto = controller(&world);
+            let chosen = run(&world, Chooser::Auto(&auto));
+            let share = chosen.explored_cpu / (chosen.time * world.workers as f64);
+            println!("{name}, {link}: {:.2} % of the codec threads' time", 100.0 * share);
+            assert!(share < 0.05, "{name}, {link}: {share}");
+        }
+    }
+}
