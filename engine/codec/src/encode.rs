@@ -23,7 +23,9 @@ pub struct Encoder {
     lz4: Option<Lz4>,
     /// For both codecs that are deflate inside.
     deflate: Option<(i32, libdeflater::Compressor)>,
-    zstd: Option<zstd::Compressor>,
+    /// For levels that need little memory, and for the others: a context that is changed to and fro between them would
+    /// give memory back and take it again.
+    zstd: [Option<zstd::Compressor>; 2],
 }
 
 impl Encoder {
@@ -33,7 +35,7 @@ impl Encoder {
     ///
     /// [`SettingsError::Context`] if a context cannot be made.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
-        let mut this = Self { settings, lz4: None, deflate: None, zstd: None };
+        let mut this = Self { settings, lz4: None, deflate: None, zstd: [None, None] };
         this.set(settings)?;
         Ok(this)
     }
@@ -67,8 +69,8 @@ impl Encoder {
                 })?;
                 self.deflate = Some((level, libdeflater::Compressor::new(checked)));
             }
-            Codec::Zstd => match &mut self.zstd {
-                Some(context) => context.set_level(level)?,
+            Codec::Zstd => match &mut self.zstd[zstd_number(level)] {
+                Some(context) => context.set_level(level),
                 none => *none = Some(zstd::Compressor::new(level)?),
             },
         }
@@ -116,7 +118,8 @@ impl Encoder {
                 .as_mut()
                 .and_then(|(_, deflate)| qz::compress(deflate, plain, &mut out[..room])),
             Codec::Zstd => {
-                self.zstd.as_mut().and_then(|zstd| zstd.compress(plain, &mut out[..room]))
+                let zstd = &mut self.zstd[zstd_number(self.settings.level())];
+                zstd.as_mut().and_then(|zstd| zstd.compress(plain, &mut out[..room]))
             }
         };
         match len {
@@ -129,6 +132,12 @@ impl Encoder {
     pub fn roomy(plain_len: usize) -> usize {
         get_maximum_output_size(plain_len)
     }
+}
+
+/// Which of the two compressors does `level`. For units of 512 KiB levels up to 3 take 0.5 to 1.3 MB, those from 4 to 12
+/// 2.6 to 5.8 MB; a context gives back what it has used less than a third of for long.
+fn zstd_number(level: i32) -> usize {
+    usize::from(level > 3)
 }
 
 /// Tables for short and long inputs, since a table is cleared for each unit, and scratch.

@@ -40,54 +40,67 @@ use crate::{Codec, SettingsError, MAX_PLAIN};
 /// that need about the same: then nothing is allocated after the first unit of a class.
 pub(crate) struct Compressor {
     level: i32,
-    classes: [Option<CCtx<'static>>; CLASSES.len()],
+    classes: [Class; CLASSES.len()],
+}
+
+struct Class {
+    context: CCtx<'static>,
+    /// What `context` is set to; `None` if that failed half-way.
+    level: Option<i32>,
 }
 
 impl Compressor {
+    /// Makes a context for each class of sizes.
     pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
-        let mut this = Self { level, classes: [const { None }; CLASSES.len()] };
-        this.set_level(level)?;
-        Ok(this)
+        let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
+        let mut classes = Vec::with_capacity(CLASSES.len());
+        for largest in CLASSES {
+            let mut context = CCtx::try_create().ok_or_else(|| failed("out of memory"))?;
+            set_up(&mut context, level, largest)
+                .map_err(|code| failed(zstd_safe::get_error_name(code)))?;
+            classes.push(Class { context, level: Some(level) });
+        }
+        let classes = classes.try_into().unwrap_or_else(|_| unreachable!("one for each class"));
+        Ok(Self { level, classes })
     }
 
-    /// Makes what is missing of the contexts, and sets them all.
-    pub(crate) fn set_level(&mut self, level: i32) -> Result<(), SettingsError> {
+    /// Uses `level` from the next unit on; each context learns of it when it is used.
+    pub(crate) fn set_level(&mut self, level: i32) {
         self.level = level;
-        let failed = |code| SettingsError::Context {
-            codec: Codec::Zstd,
-            level,
-            reason: zstd_safe::get_error_name(code),
-        };
-        for (largest, slot) in CLASSES.into_iter().zip(&mut self.classes) {
-            let context = match slot {
-                Some(context) => context,
-                None => slot.insert(CCtx::try_create().ok_or(SettingsError::Context {
-                    codec: Codec::Zstd,
-                    level,
-                    reason: "out of memory",
-                })?),
-            };
-            context.reset(ResetDirective::SessionAndParameters).map_err(failed)?;
-            for parameter in [
-                CParameter::Format(FrameFormat::Magicless),
-                CParameter::ContentSizeFlag(false),
-                CParameter::ChecksumFlag(false),
-                CParameter::DictIdFlag(false),
-                CParameter::CompressionLevel(level),
-                // See the figures above; zero is "what the level says".
-                CParameter::MinMatch(if level == 1 && largest == MAX_PLAIN { 6 } else { 0 }),
-            ] {
-                context.set_parameter(parameter).map_err(failed)?;
-            }
-        }
-        Ok(())
     }
 
     /// Compresses into `out`; `None` if it does not fit there.
     pub(crate) fn compress(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
-        let class = CLASSES.iter().position(|&largest| plain.len() <= largest)?;
-        self.classes[class].as_mut()?.compress2(out, plain).ok()
+        let number = CLASSES.iter().position(|&largest| plain.len() <= largest)?;
+        let class = &mut self.classes[number];
+        if class.level != Some(self.level) {
+            class.level = None;
+            set_up(&mut class.context, self.level, CLASSES[number]).ok()?;
+            class.level = Some(self.level);
+        }
+        class.context.compress2(out, plain).ok()
     }
+}
+
+/// Sets a context to `level`, for units of at most `largest` bytes.
+fn set_up(
+    context: &mut CCtx<'static>,
+    level: i32,
+    largest: usize,
+) -> Result<(), zstd_safe::ErrorCode> {
+    context.reset(ResetDirective::SessionAndParameters)?;
+    for parameter in [
+        CParameter::Format(FrameFormat::Magicless),
+        CParameter::ContentSizeFlag(false),
+        CParameter::ChecksumFlag(false),
+        CParameter::DictIdFlag(false),
+        CParameter::CompressionLevel(level),
+        // See the figures above; zero is "what the level says".
+        CParameter::MinMatch(if level == 1 && largest == MAX_PLAIN { 6 } else { 0 }),
+    ] {
+        context.set_parameter(parameter)?;
+    }
+    Ok(())
 }
 
 /// The largest unit of each class.
@@ -124,7 +137,7 @@ mod tests {
 
     /// What every context holds, in bytes.
     fn sizes(compressor: &Compressor) -> Vec<usize> {
-        compressor.classes.iter().flatten().map(CCtx::sizeof).collect()
+        compressor.classes.iter().map(|class| class.context.sizeof()).collect()
     }
 
     #[test]
@@ -144,6 +157,33 @@ mod tests {
                     compressor.compress(&plain[..pages << 12], &mut out).unwrap();
                 }
                 assert_eq!(sizes(&compressor), before, "level {level}, units of {pages} pages");
+            }
+        }
+    }
+
+    #[test]
+    fn a_level_that_changes_with_each_unit_allocates_nothing_and_is_the_level_asked_for() {
+        let plain: Vec<u8> =
+            (0..MAX_PLAIN as u64).map(|at| (at * at / 7).to_le_bytes()[0] & 0x1f).collect();
+        let mut out = vec![0; MAX_PLAIN];
+        for levels in [[1, 3], [-5, 3], [9, 4], [4, 12]] {
+            let alone = levels.map(|level| {
+                Compressor::new(level).unwrap().compress(&plain[..1 << 19], &mut out).unwrap()
+            });
+            let mut compressor = Compressor::new(levels[0]).unwrap();
+            compressor.set_level(levels[1]);
+            for level in levels {
+                compressor.set_level(level);
+                compressor.compress(&plain[..1 << 19], &mut out).unwrap();
+            }
+            let before = sizes(&compressor);
+            // Long stretches of one with a single one of the other, as trying out makes them.
+            for round in 0..300 {
+                let number = usize::from(round % 150 == 149);
+                compressor.set_level(levels[number]);
+                let len = compressor.compress(&plain[..1 << 19], &mut out).unwrap();
+                assert_eq!(len, alone[number], "level {}", levels[number]);
+                assert_eq!(sizes(&compressor), before, "level {}", levels[number]);
             }
         }
     }
