@@ -1,9 +1,12 @@
 //! What can be typed. QEMU's names are taken where QEMU has one.
 
+use crate::auto::explainer;
+use crate::cpus::{cores, Cpus};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codec::{Codec, Settings};
-use relay::UnixAddress;
+use relay::{AutoConfig, UnixAddress};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -123,10 +126,11 @@ pub(crate) struct SourceOptions {
     /// Which of the receiver's targets
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// none, lz4, zlib, zstd or qatzip
-    #[arg(long, default_value = "zstd", visible_alias = "multifd-compression")]
-    pub(crate) codec: Codec,
-    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
+    /// auto, none, lz4, zlib, zstd or qatzip; auto chooses codec and level all the time, by what link and CPU have to
+    /// spare
+    #[arg(long, default_value = "auto", visible_alias = "multifd-compression")]
+    pub(crate) codec: CodecChoice,
+    /// Level of a named codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
     #[arg(long, allow_negative_numbers = true, visible_alias = "compress-level")]
     pub(crate) level: Option<i32>,
     /// Level of codec qatzip, as QEMU names it
@@ -142,9 +146,19 @@ pub(crate) struct SourceOptions {
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
     pub(crate) qat: QatLibraries,
-    /// Compression threads [default: the cores, at most 8]
+    /// Compression threads [default: the cores, at most 8, and what --max-cpu allows]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) compress_threads: Option<u16>,
+    /// Cores that the relay may use on average, 1.5 for example; with a named codec, which cannot give way, only the
+    /// number of threads follows it
+    #[arg(long, value_name = "CORES", value_parser = cores)]
+    pub(crate) max_cpu: Option<f64>,
+    /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<Cpus>,
+    /// Print what --codec auto decides, with the figures it rests on
+    #[arg(long)]
+    pub(crate) explain: bool,
     /// When all threads are busy: wait (on), or send pages as they are (off)
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) compress_wait_thread: OnOff,
@@ -168,17 +182,81 @@ pub(crate) struct SourceOptions {
 }
 
 impl SourceOptions {
-    pub(crate) fn settings(&self) -> anyhow::Result<Settings> {
+    /// Codec and level; `None` where they are chosen on the way.
+    pub(crate) fn settings(&self) -> anyhow::Result<Option<Settings>> {
         if let Some(level) = self.qatzip_level {
-            if self.codec != Codec::DeflateQz {
+            if self.codec != CodecChoice::Named(Codec::DeflateQz) {
                 bail!("--qatzip-level {level} goes with --codec qatzip, not with {}", self.codec);
             }
         }
-        Ok(Settings::new(self.codec, self.qatzip_level.or(self.level))?)
+        let CodecChoice::Named(codec) = self.codec else {
+            if let Some(level) = self.level {
+                bail!("--level {level} goes with a codec that has levels: add --codec zstd, or leave it to auto");
+            }
+            return Ok(None);
+        };
+        if self.explain {
+            bail!("--explain goes with --codec auto: {codec} leaves nothing to decide");
+        }
+        Ok(Some(Settings::new(codec, self.qatzip_level.or(self.level))?))
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.compress_threads.map_or_else(default_threads, usize::from)
+        let most = self.max_cpu.map_or(usize::MAX, |cores| {
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "1 to 4096 by its parser"
+            )]
+            let threads = cores.ceil() as usize;
+            threads
+        });
+        self.compress_threads.map_or_else(|| default_threads().min(most), usize::from)
+    }
+
+    /// Keeps this process to its CPUs. Before it has threads.
+    pub(crate) fn keep_to_cpus(&self) -> anyhow::Result<()> {
+        self.cpus.as_ref().map_or(Ok(()), Cpus::apply)
+    }
+
+    /// What `--codec auto` is told; `None` for a named codec.
+    pub(crate) fn auto(&self) -> anyhow::Result<Option<AutoConfig>> {
+        if self.codec != CodecChoice::Auto {
+            return Ok(None);
+        }
+        Ok(Some(AutoConfig { max_cpu: self.max_cpu, explain: explainer(self.explain)? }))
+    }
+}
+
+/// Who chooses codec and level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CodecChoice {
+    /// platen, all the time.
+    Auto,
+    /// The user.
+    Named(Codec),
+}
+
+impl FromStr for CodecChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            name => name
+                .parse()
+                .map(Self::Named)
+                .map_err(|_| format!("'{name}' is none of auto, none, lz4, zlib, zstd, qatzip")),
+        }
+    }
+}
+
+impl fmt::Display for CodecChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Named(codec) => codec.fmt(f),
+        }
     }
 }
 
@@ -318,6 +396,9 @@ pub(crate) struct ReceiveArgs {
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
     pub(crate) qat: QatLibraries,
+    /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<Cpus>,
     /// Page size of the guests, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,

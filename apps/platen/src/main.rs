@@ -3,8 +3,10 @@
 //! The one binary. `args` is what was typed, a module for each command is what it does; everything else is in the crates.
 
 mod args;
+mod auto;
 mod bench;
 mod cert;
+mod cpus;
 mod migrate;
 mod network;
 mod progress;

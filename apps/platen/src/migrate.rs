@@ -59,6 +59,7 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
 pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     let options = &args.source;
     let settings = options.settings()?;
+    options.keep_to_cpus()?;
     let connector = network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
     let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
     let mut qmp = open_monitor(&args.qmp)?;
@@ -70,7 +71,8 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
         &SourceConfig {
             peer: options.peer.clone(),
             connector,
-            settings,
+            settings: settings.unwrap_or_default(),
+            auto: options.auto()?,
             compress_threads: options.threads(),
             compress_wait_thread: options.compress_wait_thread == OnOff::On,
             links: options.links,
@@ -125,7 +127,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
 /// Runs the relay on a thread of its own, because this one has the monitor.
 fn start(
     source: &Arc<Source>,
-    settings: codec::Settings,
+    settings: Option<codec::Settings>,
     started: Instant,
     cpu: f64,
 ) -> anyhow::Result<mpsc::Receiver<Message>> {

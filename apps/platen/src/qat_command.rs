@@ -38,14 +38,14 @@ const NO_DEVICE: &str =
 pub(crate) fn accelerator(
     wanted: Accelerator,
     libraries: &QatLibraries,
-    settings: Settings,
+    settings: Option<Settings>,
 ) -> anyhow::Result<Option<relay::Accelerator>> {
-    if settings.codec() != Codec::DeflateQz {
+    let named = settings.map(|settings| settings.codec());
+    if let Some(codec) = named.filter(|codec| *codec != Codec::DeflateQz) {
         ensure!(
             matches!(wanted, Accelerator::Auto | Accelerator::None),
-            "--accelerator {} goes with --codec qatzip, not with {}",
-            wanted.name(),
-            settings.codec()
+            "--accelerator {} goes with --codec auto or qatzip, not with {codec}",
+            wanted.name()
         );
         return Ok(None);
     }
@@ -53,6 +53,8 @@ pub(crate) fn accelerator(
         Accelerator::None => Ok(None),
         Accelerator::Auto => match libraries.start() {
             Ok(qat) => Ok(Some(relay::Accelerator::Qat(qat))),
+            // With codec auto a device would only be one choice more.
+            Err(_) if settings.is_none() => Ok(None),
             Err(error) => {
                 eprintln!("platen: codec qatzip in software: {error}");
                 Ok(None)
@@ -67,7 +69,7 @@ pub(crate) fn accelerator(
                 .context("--accelerator qatzip: QATzip cannot be used")?;
             // Whether there is a device only a session finds out. This one is for that alone.
             drop(
-                qatzip::Session::new(&library, settings.level())
+                qatzip::Session::new(&library, settings.map_or(1, |settings| settings.level()))
                     .context("--accelerator qatzip: no QAT device")?,
             );
             Ok(Some(relay::Accelerator::QatZip(library)))

@@ -1,6 +1,7 @@
 //! `platen receive`: takes migrations and hands each to its QEMU.
 
 use crate::args::{shown, ReceiveArgs};
+use crate::cpus::Cpus;
 use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
@@ -166,6 +167,7 @@ fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> String {
 }
 
 pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
+    args.cpus.as_ref().map_or(Ok(()), Cpus::apply)?;
     args.check()?;
     let of = |named: &[crate::args::Named]| -> Vec<_> {
         named.iter().map(|named| (named.name.clone(), named.address.clone())).collect()

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     let options = &args.source;
     let settings = options.settings()?;
+    options.keep_to_cpus()?;
     let connector = network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
     let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
     args.listen.check_target()?;
@@ -19,7 +20,8 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
         &SourceConfig {
             peer: options.peer.clone(),
             connector,
-            settings,
+            settings: settings.unwrap_or_default(),
+            auto: options.auto()?,
             compress_threads: options.threads(),
             compress_wait_thread: options.compress_wait_thread == crate::args::OnOff::On,
             links: options.links,

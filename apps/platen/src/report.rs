@@ -1,5 +1,6 @@
 //! The report of a migration: `info migrate`'s names, as text or JSON.
 
+use crate::auto::Auto;
 use anyhow::Context;
 use codec::Settings;
 use relay::{AcceleratorSnapshot, Counters, Source};
@@ -72,6 +73,9 @@ pub(crate) struct Report {
     pub(crate) codec: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) level: Option<i32>,
+    /// With codec auto.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) auto: Option<Auto>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) channels: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +91,7 @@ impl Report {
     /// The figures of a source.
     pub(crate) fn of_source(
         source: &Source,
-        settings: Settings,
+        settings: Option<Settings>,
         total: Duration,
         cpu: f64,
     ) -> Self {
@@ -107,8 +111,10 @@ impl Report {
         });
         report.accelerators = source.accelerators();
         report.cpu_seconds.source = Some(cpu);
-        report.codec = Some(settings.codec().name().to_string());
-        report.level = Some(settings.level());
+        report.codec =
+            Some(settings.map_or("auto", |settings| settings.codec().name()).to_string());
+        report.level = settings.map(|settings| settings.level());
+        report.auto = Auto::of(source);
         report
     }
 
@@ -176,6 +182,12 @@ impl Report {
                 format!("{} ({:.1} s without the peer)", self.resumes, self.seconds_lost),
             );
         }
+        if let Some(auto) = &self.auto {
+            line("bottleneck", auto.bottleneck.to_string());
+            line("link, at most", format!("{:.1} Mbit/s", auto.link_peak));
+            line("codecs", auto.codecs_in_words());
+            line("last choice", auto.mix_in_words());
+        }
         let shown =
             |cpu: Option<f64>| cpu.map_or("unknown".into(), |seconds| format!("{seconds:.2} s"));
         if self.cpu_seconds.source.is_some() {
@@ -198,6 +210,9 @@ impl Report {
                 .with_context(|| format!("cannot write the report to {}", path.display()))?;
         }
         print!("{}", self.text());
+        if let Some(warning) = self.auto.as_ref().and_then(Auto::warning) {
+            eprintln!("platen: {warning}");
+        }
         Ok(())
     }
 }

@@ -83,6 +83,8 @@ struct Inner {
     now: Duration,
     mix: Option<Mix>,
     log: VecDeque<Decision>,
+    /// Decisions that were ever in the log.
+    told: u64,
 }
 
 /// One class's plan in one word.
@@ -168,6 +170,7 @@ impl Controller {
             now: Duration::ZERO,
             mix: None,
             log: VecDeque::new(),
+            told: 0,
             candidates: candidates.clone(),
             config,
         };
@@ -238,9 +241,22 @@ impl Controller {
         }
     }
 
+    /// Whether [`stopped`](Self::stopped) was called.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
     /// The decisions so far, oldest first: at most the last 256 that changed something.
     pub fn explain(&self) -> Vec<Decision> {
-        self.lock().log.iter().cloned().collect()
+        self.explain_after(0).1
+    }
+
+    /// How many decisions there were, and those after the first `known`, as far as they are kept.
+    pub fn explain_after(&self, known: u64) -> (u64, Vec<Decision>) {
+        let inner = self.lock();
+        let fresh = usize::try_from(inner.told.saturating_sub(known)).unwrap_or(usize::MAX);
+        let skip = inner.log.len().saturating_sub(fresh);
+        (inner.told, inner.log.iter().skip(skip).cloned().collect())
     }
 
     /// What holds now, whether or not it changed anything.
@@ -420,6 +436,7 @@ impl Inner {
             self.log.pop_front();
         }
         self.log.push_back(decision);
+        self.told += 1;
     }
 
     fn classes(&self, mix: &Mix) -> Vec<ClassMix> {

@@ -1,5 +1,6 @@
 //! Reading one connection of the source QEMU: chunks of whatever is there, never holding anything back.
 
+use crate::auto::Assigned;
 use crate::jobs::{raw, EncodeJob};
 use crate::source::{Event, Shared, SourceStream};
 use codec::Codec;
@@ -85,6 +86,7 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
     let mut patient = true;
     loop {
         wait_readable(&stream.socket, None);
+        let waiting = shared.auto.as_ref().map(|auto| auto.waiting());
         let permit = loop {
             let deadline = Some(Instant::now() + GONE);
             match session.credits().permit_by(stream.id, deadline) {
@@ -101,6 +103,7 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
             }
         };
         let Some(permit) = permit else { break };
+        drop(waiting);
         let stop = || session.failure().is_some();
         let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(()) };
         let len = read_chunk(&stream.socket, &mut chunk[..permit.bytes], patient);
@@ -129,6 +132,9 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         let tail = kind == Kind::Other || (kind == Kind::Main && facts.tail);
         // The VM has stopped: from here on every millisecond is downtime.
         patient = !(tail || facts.vm_stopped_hint);
+        if let Some(auto) = shared.auto.as_ref().filter(|_| facts.vm_stopped_hint) {
+            auto.stopped();
+        }
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
         let channels = if has_barrier { shared.multifd_channels() } else { 0 };
         let page_size = facts.page_size;
@@ -168,8 +174,14 @@ struct EncodeInput {
 fn send_chunk(shared: &Shared, input: EncodeInput) {
     let EncodeInput { header, chunk, len, checksum, tokens, page_size } = input;
     let session = &shared.session;
+    let assigned = shared
+        .auto
+        .as_ref()
+        .filter(|_| len >= LEAST_COMPRESSED)
+        .map(|auto| auto.choose(&chunk[..len]));
+    let settings = assigned.as_ref().map_or(shared.settings, Assigned::settings);
     let worthwhile = len >= LEAST_COMPRESSED
-        && (shared.settings.codec() != Codec::Raw || stream::worth_packing_without_codec(&tokens));
+        && (settings.codec() != Codec::Raw || stream::worth_packing_without_codec(&tokens));
     let payload = if worthwhile {
         session.payload().take_until(None, || session.failure().is_some())
     } else {
@@ -178,7 +190,13 @@ fn send_chunk(shared: &Shared, input: EncodeInput) {
     let Some(payload) = payload else {
         let _ = shared.spare.push(tokens);
         shared.counters.raw(len);
-        return session.send(raw(header, chunk, len, checksum));
+        let outgoing = raw(header, chunk, len, checksum);
+        match (&assigned, &shared.auto) {
+            (Some(assigned), _) => assigned.past(len, &outgoing),
+            (None, Some(auto)) => auto.as_it_was(len),
+            (None, None) => {}
+        }
+        return session.send(outgoing);
     };
     let pages = tokens.iter().map(|token| match token {
         Token::Pages { count, .. } | Token::Bodies { count } => u64::from(*count),
@@ -196,10 +214,16 @@ fn send_chunk(shared: &Shared, input: EncodeInput) {
         payload,
         counters: shared.counters.clone(),
         spare: shared.spare.clone(),
+        assigned,
     };
     match shared.submitter.submit(job, pages) {
         Submitted::Queued => {}
-        Submitted::Busy(job) | Submitted::Closed(job) => session.send(job.into_raw()),
+        Submitted::Busy(job) | Submitted::Closed(job) => {
+            if let Some(auto) = &shared.auto {
+                auto.as_it_was(len);
+            }
+            session.send(job.into_raw());
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the codec threads of the source do with a chunk: pack and encode it.
 
 use crate::accelerator::{Accelerator, AcceleratorCounters, QatZipWorker};
+use crate::auto::{Assigned, Begun};
 use crate::counters::Counters;
 use codec::{Codec, Encoded, Encoder, Settings, UnitHeader};
 use offload::{Carry, Done, Offload, Streams};
@@ -70,6 +71,7 @@ pub(crate) struct Encoding {
     plain_len: usize,
     checksum: u64,
     packed: bool,
+    begun: Option<Begun>,
 }
 
 impl Carry for Encoding {
@@ -81,7 +83,8 @@ impl Carry for Encoding {
 impl Encoding {
     /// Makes the frame of what the device made of the chunk.
     fn finish(self, streams: Option<&Streams<'_>>) -> (Ticket<Outgoing>, Outgoing) {
-        let Self { mut job, ticket, plain_len, checksum, packed } = self;
+        let Self { mut job, ticket, plain_len, checksum, packed, begun } = self;
+        let (assigned, len) = (job.assigned.take(), job.len);
         let written = streams
             .filter(|streams| streams.payload_len() < plain_len)
             .and_then(|streams| streams.write(&mut job.payload));
@@ -99,6 +102,9 @@ impl Encoding {
             None if packed => job.into_packed(),
             None => job.into_raw(),
         };
+        if let (Some(assigned), Some(begun)) = (assigned, begun) {
+            assigned.done_by_device(len, &outgoing, &begun, u32::from(CHUNKS_ON_DEVICE));
+        }
         (ticket, outgoing)
     }
 }
@@ -118,6 +124,8 @@ pub(crate) struct EncodeJob {
     pub(crate) counters: Arc<Counters>,
     /// Where `tokens` goes to be used again.
     pub(crate) spare: Arc<Ring<Vec<Token>>>,
+    /// With `--codec auto`.
+    pub(crate) assigned: Option<Assigned>,
 }
 
 impl EncodeJob {
@@ -172,6 +180,15 @@ impl Job for EncodeJob {
 
     fn run(mut self, context: &mut EncodeContext) -> Outgoing {
         let EncodeContext { encoder, packed, qatzip, .. } = context;
+        let mut assigned = self.assigned.take();
+        let begun = assigned.as_mut().map(Assigned::begin);
+        if let Some(wanted) = assigned.as_ref().map(Assigned::settings) {
+            if encoder.settings() != wanted {
+                // Without memory for a context the chunk goes as it is.
+                let _ = encoder.set(wanted);
+            }
+        }
+        let mut qatzip = qatzip.as_mut().filter(|_| encoder.settings().codec() == Codec::DeflateQz);
         let mut encode = |plain: &[u8], out: &mut [u8]| {
             let by_device = qatzip.as_mut().and_then(|qatzip| qatzip.encode(plain, out));
             by_device.unwrap_or_else(|| encoder.encode(plain, out))
@@ -200,28 +217,38 @@ impl Job for EncodeJob {
                 (UnitHeader { codec, plain_len, payload_len, checksum: self.checksum }, 0)
             }
         };
-        self.into_unit(unit, flags)
+        let len = self.len;
+        let outgoing = self.into_unit(unit, flags);
+        if let (Some(assigned), Some(begun)) = (assigned, begun) {
+            assigned.done(len, &outgoing, &begun);
+        }
+        outgoing
     }
 
     fn start(
-        self,
+        mut self,
         context: &mut EncodeContext,
         ticket: Ticket<Outgoing>,
     ) -> Option<(Ticket<Outgoing>, Outgoing)> {
-        let Some(offload) = &mut context.offload else {
+        let begun = self.assigned.as_mut().map(Assigned::begin);
+        let chosen = self.assigned.as_ref().map(Assigned::settings);
+        let for_device = chosen.is_none_or(|settings| settings.codec() == Codec::DeflateQz);
+        let Some(offload) = context.offload.as_mut().filter(|_| for_device) else {
             return Some((ticket, self.run(context)));
         };
         if let Some(buffer) = offload.buffer().filter(|_| self.is_structured()) {
             let chunk = &self.chunk[..self.len];
             if let Some(plain_len) = stream::pack(chunk, &self.tokens, self.page_size, buffer) {
                 let checksum = codec::checksum(&buffer[..plain_len]);
-                let encoding = Encoding { job: self, ticket, plain_len, checksum, packed: true };
+                let encoding =
+                    Encoding { job: self, ticket, plain_len, checksum, packed: true, begun };
                 offload.compress(encoding, plain_len);
                 return None;
             }
         }
         let (plain_len, checksum) = (self.len, self.checksum);
-        offload.compress(Encoding { job: self, ticket, plain_len, checksum, packed: false }, 0);
+        let encoding = Encoding { job: self, ticket, plain_len, checksum, packed: false, begun };
+        offload.compress(encoding, 0);
         None
     }
 

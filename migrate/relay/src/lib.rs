@@ -18,6 +18,7 @@
 //! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
 
 mod accelerator;
+mod auto;
 mod barrier;
 mod counters;
 mod decode;
@@ -33,6 +34,7 @@ mod source;
 mod unix;
 
 pub use accelerator::{Accelerator, AcceleratorSnapshot, QatZipSnapshot, QatZipSoftware};
+pub use auto::{AutoConfig, AutoReport, Part};
 pub use counters::Counters;
 pub use destination::{Destination, DestinationEnd};
 pub use error::RelayError;

@@ -1,6 +1,7 @@
 //! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands the return path back.
 
 use crate::accelerator::{Accelerator, AcceleratorCounters, AcceleratorSnapshot};
+use crate::auto::{Auto, AutoConfig, AutoReport};
 use crate::counters::Counters;
 use crate::decode::Arrived;
 use crate::error::RelayError;
@@ -41,8 +42,10 @@ pub struct SourceConfig {
     pub peer: String,
     /// Secures the links; none sends memory in the clear.
     pub connector: Option<Connector>,
-    /// Codec and level.
+    /// Codec and level, unless `auto` chooses.
     pub settings: Settings,
+    /// Codec and level are chosen for each chunk, by what link and CPU have to spare.
+    pub auto: Option<AutoConfig>,
     /// Codec threads, at least 1.
     pub compress_threads: usize,
     /// QEMU's compress-wait-thread: wait for a codec thread, or send the chunk as it is.
@@ -99,6 +102,7 @@ pub(crate) struct Shared {
     /// Of each codec thread's accelerator.
     accelerators: Vec<AcceleratorCounters>,
     pub(crate) settings: Settings,
+    pub(crate) auto: Option<Arc<Auto>>,
     pub(crate) page_size: usize,
     streams: Mutex<Vec<Arc<SourceStream>>>,
     listening: OnceLock<Listening>,
@@ -286,9 +290,21 @@ impl Source {
             page_size: config.page_size,
             name: config.name.clone(),
             setup: config.setup.clone(),
-            codecs: vec![config.settings.codec().name().to_string()],
+            codecs: Vec::new(),
             ask: false,
         };
+        let mut candidates = match &config.auto {
+            Some(_) => controller::Config::candidates(),
+            None => vec![config.settings],
+        };
+        let device = Settings::new(Codec::DeflateQz, None).ok();
+        candidates.extend(device.filter(|_| config.auto.is_some() && accelerator.is_some()));
+        for settings in &candidates {
+            let name = settings.codec().name();
+            if !hello.codecs.iter().any(|known| known == name) {
+                hello.codecs.push(name.to_string());
+            }
+        }
         let connector = config.connector.as_ref();
         let (first, welcome) = dial(&config.peer, connector, &hello)?;
         let grants = session::Grants {
@@ -301,7 +317,16 @@ impl Source {
         let sink = Arc::new(SourceSink(back.clone(), Mutex::new(events.clone())));
         let lifeline = (links, config.resume);
         let session = Session::new(config.peer.clone(), grants, grants.buffers(), lifeline, sink)?;
-        let settings = config.settings;
+        candidates.retain(|settings| {
+            settings.codec() == Codec::Raw
+                || welcome.codecs.iter().any(|known| known == settings.codec().name())
+        });
+        // With `auto` the threads begin with what an accelerator can do, or with what is chosen first.
+        let settings = match (&config.auto, device) {
+            (None, _) => config.settings,
+            (Some(_), Some(device)) if candidates.contains(&device) => device,
+            (Some(_), _) => Settings::default(),
+        };
         // Contexts are made here once so that a bad level is an error and not a dead thread.
         let mut contexts = Vec::new();
         let mut accelerators = Vec::new();
@@ -322,6 +347,10 @@ impl Source {
                     what: "cannot start the codec threads".into(),
                     source,
                 })?;
+        let auto = config
+            .auto
+            .as_ref()
+            .map(|auto| Arc::new(Auto::new(auto, candidates, config.compress_threads.max(1))));
         let submitter =
             Submitter::new(lanes, session.outbox().clone(), config.compress_wait_thread);
         let shared = Arc::new(Shared {
@@ -331,6 +360,7 @@ impl Source {
             counters: Arc::new(Counters::default()),
             accelerators,
             settings,
+            auto,
             page_size: config.page_size as usize,
             streams: Mutex::new(Vec::new()),
             listening: OnceLock::new(),
@@ -362,6 +392,9 @@ impl Source {
             }
         }
         session.keep_up(Some(redial.clone()))?;
+        if let Some(config) = &config.auto {
+            watch(&shared, config)?;
+        }
         Ok(Self { shared, redial, events: Mutex::new(receiver) })
     }
 
@@ -406,6 +439,11 @@ impl Source {
     /// What the codec threads' accelerators did; empty without any.
     pub fn accelerators(&self) -> Vec<AcceleratorSnapshot> {
         self.shared.accelerators.iter().map(AcceleratorCounters::snapshot).collect()
+    }
+
+    /// How `auto` chose, if it did.
+    pub fn auto(&self) -> Option<AutoReport> {
+        self.shared.auto.as_ref().map(|auto| auto.report())
     }
 
     /// QEMU's busy and busy-rate over the whole migration.
@@ -734,6 +772,22 @@ fn hold(
             };
         }
     }
+}
+
+/// Starts the thread that looks at the flow for `auto`. It ends with the session.
+fn watch(shared: &Arc<Shared>, config: &AutoConfig) -> Result<(), RelayError> {
+    let Some(auto) = shared.auto.clone() else { return Ok(()) };
+    let explain = config.explain.clone();
+    let (session, counters) = (shared.session.clone(), shared.counters.clone());
+    let (lanes, weak) = (shared.submitter.lanes().clone(), Arc::downgrade(shared));
+    thread("auto", move || {
+        let worker_cpu = || lanes.cpu_times().iter().sum();
+        let is_over = || {
+            session.failure().is_some()
+                || weak.upgrade().is_none_or(|shared| shared.over.load(Ordering::Acquire))
+        };
+        auto.watch(&session, &counters, worker_cpu, explain.as_ref(), is_over);
+    })
 }
 
 pub(crate) fn thread(

@@ -32,6 +32,7 @@ mod pacing;
 mod resume;
 mod session;
 mod transport;
+mod waiting;
 
 pub use credit::{Credits, Grants, Permit, MAX_FRAMES_IN_FLIGHT};
 pub use error::SessionError;

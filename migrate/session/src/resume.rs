@@ -117,6 +117,11 @@ impl Lifeline {
         self.up.load(Ordering::Acquire)
     }
 
+    /// Whether `test` holds for a link that is up.
+    pub(crate) fn any(&self, test: impl FnMut(&Arc<LinkState>) -> bool) -> bool {
+        lock(&self.table).links.iter().flatten().any(test)
+    }
+
     pub(crate) fn resumes_so_far(&self) -> (u32, Duration) {
         let table = lock(&self.table);
         (table.resumes, table.silent)

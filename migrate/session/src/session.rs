@@ -8,6 +8,7 @@ use crate::kept::{Arrivals, Kept, WINDOW};
 use crate::link;
 use crate::resume::{Lifeline, LinkState};
 use crate::transport::Link;
+use crate::waiting;
 use codec::UnitHeader;
 use pages::{Arena, Slot};
 use pipeline::Results;
@@ -307,6 +308,11 @@ impl Session {
     /// The frames in flight.
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
+    }
+
+    /// Whether bytes wait for a link now: what is narrow is the way to the peer. Some system calls.
+    pub fn link_waits(&self) -> bool {
+        self.lifeline.any(|link| waiting::waits(&link.socket))
     }
 
     /// The sender's books.

@@ -157,6 +157,7 @@ pub(crate) struct Sending {
 /// What a test changes about a source relay.
 pub(crate) struct Options {
     pub(crate) codec: Codec,
+    pub(crate) auto: bool,
     pub(crate) links: u16,
     pub(crate) wait: bool,
     pub(crate) name: Option<String>,
@@ -168,6 +169,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             codec: Codec::Zstd,
+            auto: false,
             links: 2,
             wait: true,
             name: None,
@@ -182,6 +184,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         peer: peer.to_string(),
         connector: options.connector,
         settings: Settings::new(options.codec, None).unwrap(),
+        auto: options.auto.then(relay::AutoConfig::default),
         compress_threads: 2,
         compress_wait_thread: options.wait,
         links: options.links,

@@ -49,6 +49,18 @@ fn multifd_channels_arrive_identical_with_every_codec_on_one_link_and_four() {
 }
 
 #[test]
+fn a_codec_and_level_for_each_chunk_change_nothing() {
+    bounded(|| {
+        let auto = || Options { auto: true, ..Options::default() };
+        carries(&single(9000), auto(), 0, Reader::Prompt);
+        carries(&single(3000), Options { links: 4, ..auto() }, 30_011, Reader::Prompt);
+        carries(&single(3000), Options { wait: false, ..auto() }, 30_011, Reader::Prompt);
+        carries(&multifd(Style::Qemu90, 3, 9000), auto(), 0, Reader::Prompt);
+        carries(&multifd(Style::Qemu72, 2, 9000), auto(), 0, Reader::LazyMain);
+    });
+}
+
+#[test]
 fn odd_write_sizes_and_busy_codec_threads_change_nothing() {
     bounded(|| {
         let small = single(600);

@@ -1,0 +1,382 @@
+//! `--codec auto` in a source relay: each chunk its codec and level, the controller its figures.
+//!
+//! ```text
+//!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► what became of it ─► controller
+//!  auto (a thread): every 5 ms, do bytes wait for a link? every 50 ms: bytes, waits for credit, CPU time ─► controller
+//! ```
+
+use crate::counters::Counters;
+use codec::{Codec, Settings};
+use controller::{Bottleneck, Choice, Class, Config, Controller, Decision, Observation, Signals};
+use rustix::time::{clock_gettime, ClockId};
+use session::{Outgoing, Session};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often the links are looked at.
+const LOOK: Duration = Duration::from_millis(5);
+/// Looks to a tick of the controller.
+const LOOKS: u32 = 10;
+/// What a link took for this long it takes.
+const LASTING: Duration = Duration::from_millis(200);
+
+/// What `--codec auto` is told.
+#[derive(Debug, Clone, Default)]
+pub struct AutoConfig {
+    /// Cores that the relay may use on average; `None`: all that the process may run on.
+    pub max_cpu: Option<f64>,
+    /// Gets each decision as it is made.
+    pub explain: Option<Sender<Decision>>,
+}
+
+/// What was sent with a codec and level.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// Which.
+    pub settings: Settings,
+    /// Plain bytes.
+    pub plain: u64,
+    /// What they became.
+    pub sent: u64,
+}
+
+/// How `--codec auto` went.
+#[derive(Debug, Clone)]
+pub struct AutoReport {
+    /// What was sent how. What no codec made smaller is under none, whatever was tried on it.
+    pub parts: Vec<Part>,
+    /// What held the migration up for the longest time.
+    pub bottleneck: Bottleneck,
+    /// What was chosen before the VM stopped, and why.
+    pub last: Decision,
+    /// The most that the links took for 200 ms, bytes/s.
+    pub link_peak: f64,
+    /// Plain bytes/s that got through, over the time in which any did.
+    pub plain_rate: f64,
+    /// The links were seen to take more than the plain bytes that got through, and were not what held the migration
+    /// up: QEMU alone would have been at least as fast.
+    pub link_too_fast: bool,
+}
+
+pub(crate) struct Auto {
+    controller: Controller,
+    waits: Mutex<Waits>,
+    /// Plain bytes and what they became, for each candidate.
+    made: Box<[(AtomicU64, AtomicU64)]>,
+    /// Bytes that went as they were.
+    as_they_were: AtomicU64,
+    /// When the first bytes came.
+    started: OnceLock<Instant>,
+    seen: Mutex<Seen>,
+}
+
+/// Readers that wait for credit.
+struct Waits {
+    readers: u32,
+    since: Instant,
+    total: Duration,
+}
+
+/// What the ticks saw.
+struct Seen {
+    /// Time in which bytes passed, by bottleneck: codec threads, link, destination, source.
+    time: [Duration; 4],
+    before: Option<(Instant, u64)>,
+    /// Where the stretch for `link_peak` began, and the bytes sent until then.
+    stretch: Option<(Instant, u64)>,
+    link_peak: f64,
+    plain: u64,
+    last: Option<Decision>,
+    told: u64,
+}
+
+/// A reader that waits for credit; until it is dropped.
+pub(crate) struct Waiting<'a>(&'a Auto);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut waits = lock(&self.0.waits);
+        waits.readers -= 1;
+        if waits.readers == 0 {
+            let waited = waits.since.elapsed();
+            waits.total += waited;
+        }
+    }
+}
+
+impl Auto {
+    /// `settings` is what there is to choose from, `threads` how many codec threads.
+    pub(crate) fn new(config: &AutoConfig, candidates: Vec<Settings>, threads: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let controller = Controller::new(Config {
+            max_cpu: config.max_cpu,
+            cores: Some(config.max_cpu.unwrap_or(cores).min(cores)),
+            candidates,
+            ..Config::new(threads)
+        });
+        let made = controller.candidates().iter().map(|_| Default::default()).collect();
+        Self {
+            controller,
+            waits: Mutex::new(Waits { readers: 0, since: Instant::now(), total: Duration::ZERO }),
+            made,
+            as_they_were: AtomicU64::new(0),
+            started: OnceLock::new(),
+            seen: Mutex::new(Seen {
+                time: [Duration::ZERO; 4],
+                before: None,
+                stretch: None,
+                link_peak: 0.0,
+                plain: 0,
+                last: None,
+                told: 0,
+            }),
+        }
+    }
+
+    /// What to do with `chunk`.
+    pub(crate) fn choose(self: &Arc<Self>, chunk: &[u8]) -> Assigned {
+        let choice = self.controller.choose(Class::of(chunk));
+        Assigned { auto: self.clone(), choice }
+    }
+
+    /// The VM has stopped.
+    pub(crate) fn stopped(&self) {
+        self.controller.stopped();
+    }
+
+    /// A reader is about to ask for credit.
+    pub(crate) fn waiting(&self) -> Waiting<'_> {
+        let mut waits = lock(&self.waits);
+        if waits.readers == 0 {
+            waits.since = Instant::now();
+        }
+        waits.readers += 1;
+        Waiting(self)
+    }
+
+    fn credit_wait(&self) -> Duration {
+        let waits = lock(&self.waits);
+        waits.total + if waits.readers > 0 { waits.since.elapsed() } else { Duration::ZERO }
+    }
+
+    /// Bytes went as they were without a choice: too few, or no codec thread was free.
+    pub(crate) fn as_it_was(&self, len: usize) {
+        self.as_they_were.fetch_add(len as u64, Ordering::Relaxed);
+    }
+
+    /// Looks at the flow until `is_over`; `worker_cpu` gives the CPU time of the codec threads.
+    pub(crate) fn watch(
+        &self,
+        session: &Session,
+        counters: &Counters,
+        worker_cpu: impl Fn() -> Duration,
+        explain: Option<&Sender<Decision>>,
+        is_over: impl Fn() -> bool,
+    ) {
+        let (mut looks, mut waited) = (0_u32, 0_u32);
+        while !is_over() {
+            let plain = counters.plain.load(Ordering::Relaxed);
+            if plain == 0 {
+                // QEMU has not begun; that may take hours.
+                std::thread::sleep(4 * LOOK);
+                continue;
+            }
+            // The first bytes are where the controller counts from.
+            if looks == LOOKS || self.started.get().is_none() {
+                let wire = session.bytes_out.load(Ordering::Relaxed);
+                self.controller.tick(
+                    self.started.get_or_init(Instant::now).elapsed(),
+                    &Signals {
+                        plain_bytes: plain,
+                        wire_bytes: wire,
+                        credit_wait: self.credit_wait(),
+                        link_busy: f64::from(waited) / f64::from(looks.max(1)),
+                        other_cpu: Some(process_cpu().saturating_sub(worker_cpu())),
+                    },
+                );
+                self.see(plain, wire, explain);
+                (looks, waited) = (0, 0);
+            }
+            std::thread::sleep(LOOK);
+            looks += 1;
+            waited += u32::from(session.link_waits());
+        }
+        self.tell(explain);
+    }
+
+    fn see(&self, plain: u64, wire: u64, explain: Option<&Sender<Decision>>) {
+        let now = Instant::now();
+        let decision = self.controller.current();
+        let mut seen = lock(&self.seen);
+        if let Some((then, before)) =
+            seen.before.replace((now, plain)).filter(|_| !decision.stopped)
+        {
+            if plain > before {
+                seen.plain = plain;
+                let row = match decision.bottleneck {
+                    Bottleneck::Workers => Some(0),
+                    Bottleneck::Link => Some(1),
+                    Bottleneck::Destination => Some(2),
+                    Bottleneck::Source => Some(3),
+                    Bottleneck::Unknown => None,
+                };
+                if let Some(row) = row {
+                    seen.time[row] += now - then;
+                }
+            }
+        }
+        match seen.stretch {
+            Some((then, before)) if now - then >= LASTING => {
+                let rate = (wire - before) as f64 / (now - then).as_secs_f64();
+                seen.link_peak = seen.link_peak.max(rate);
+                seen.stretch = Some((now, wire));
+            }
+            Some(_) => {}
+            None => seen.stretch = Some((now, wire)),
+        }
+        if !decision.stopped {
+            seen.last = Some(decision);
+        }
+        drop(seen);
+        self.tell(explain);
+    }
+
+    fn tell(&self, explain: Option<&Sender<Decision>>) {
+        let Some(explain) = explain else { return };
+        let mut seen = lock(&self.seen);
+        let (told, decisions) = self.controller.explain_after(seen.told);
+        seen.told = told;
+        for decision in decisions {
+            // Nobody listens any more: fine.
+            let _ = explain.send(decision);
+        }
+    }
+
+    pub(crate) fn report(&self) -> AutoReport {
+        let seen = lock(&self.seen);
+        let mut parts: Vec<Part> = Vec::new();
+        let as_they_were = self.as_they_were.load(Ordering::Relaxed);
+        if let Ok(settings) = Settings::new(Codec::Raw, None) {
+            parts.push(Part { settings, plain: as_they_were, sent: as_they_were });
+        }
+        for (settings, (plain, sent)) in self.controller.candidates().iter().zip(&self.made) {
+            let (plain, sent) = (plain.load(Ordering::Relaxed), sent.load(Ordering::Relaxed));
+            match parts.iter_mut().find(|part| part.settings == *settings) {
+                Some(part) => {
+                    part.plain += plain;
+                    part.sent += sent;
+                }
+                None => parts.push(Part { settings: *settings, plain, sent }),
+            }
+        }
+        parts.retain(|part| part.plain > 0);
+        let bottlenecks =
+            [Bottleneck::Workers, Bottleneck::Link, Bottleneck::Destination, Bottleneck::Source];
+        let longest = bottlenecks.into_iter().zip(seen.time).max_by_key(|(_, time)| *time);
+        let bottleneck = longest
+            .filter(|(_, time)| !time.is_zero())
+            .map_or(Bottleneck::Unknown, |(bottleneck, _)| bottleneck);
+        let time: Duration = seen.time.iter().sum();
+        let plain_rate = if time.is_zero() { 0.0 } else { seen.plain as f64 / time.as_secs_f64() };
+        AutoReport {
+            parts,
+            bottleneck,
+            last: seen.last.clone().unwrap_or_else(|| self.controller.current()),
+            link_peak: seen.link_peak,
+            plain_rate,
+            link_too_fast: plain_rate > 0.0
+                && seen.link_peak >= plain_rate
+                && 2 * seen.time[1] < time,
+        }
+    }
+}
+
+/// What a chunk is to be encoded with.
+pub(crate) struct Assigned {
+    auto: Arc<Auto>,
+    choice: Choice,
+}
+
+impl Assigned {
+    pub(crate) fn settings(&self) -> Settings {
+        self.auto.controller.settings(&self.choice)
+    }
+
+    /// A codec thread begins. Chunks that waited while the VM stopped go with the fastest choice as well.
+    pub(crate) fn begin(&mut self) -> Begun {
+        if self.auto.controller.is_stopped() {
+            self.choice = self.auto.controller.choose(self.choice.class());
+        }
+        Begun { cpu: thread_cpu(), at: Instant::now() }
+    }
+
+    /// A codec thread has made `outgoing` of `plain` bytes.
+    pub(crate) fn done(&self, plain: usize, outgoing: &Outgoing, begun: &Begun) {
+        let cpu = thread_cpu().saturating_sub(begun.cpu);
+        self.observe(plain, outgoing, cpu, begun.at.elapsed());
+    }
+
+    /// A device has made `outgoing` of `plain` bytes, with `depth` chunks in flight for a codec thread. What counts is
+    /// for how long a thread's place with the device is taken.
+    pub(crate) fn done_by_device(
+        &self,
+        plain: usize,
+        outgoing: &Outgoing,
+        begun: &Begun,
+        depth: u32,
+    ) {
+        let taken = begun.at.elapsed() / depth;
+        self.observe(plain, outgoing, taken, taken);
+    }
+
+    /// It goes past the codec threads.
+    pub(crate) fn past(&self, plain: usize, outgoing: &Outgoing) {
+        self.observe(plain, outgoing, Duration::ZERO, Duration::ZERO);
+    }
+
+    fn observe(&self, plain: usize, outgoing: &Outgoing, cpu: Duration, wall: Duration) {
+        let Outgoing::Unit { unit, .. } = outgoing else { return };
+        let encoded = unit.payload_len as usize;
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.auto.controller.observe(&Observation {
+            choice: self.choice,
+            plain,
+            encoded,
+            cpu_ns: nanos(cpu),
+            wall_ns: nanos(wall),
+        });
+        if encoded >= plain {
+            return self.auto.as_it_was(plain);
+        }
+        let made = &self.auto.made[self.choice.candidate()];
+        made.0.fetch_add(plain as u64, Ordering::Relaxed);
+        made.1.fetch_add(encoded as u64, Ordering::Relaxed);
+    }
+}
+
+/// When a codec thread took a chunk.
+pub(crate) struct Begun {
+    cpu: Duration,
+    at: Instant,
+}
+
+fn thread_cpu() -> Duration {
+    cpu_time(ClockId::ThreadCPUTime)
+}
+
+fn process_cpu() -> Duration {
+    cpu_time(ClockId::ProcessCPUTime)
+}
+
+fn cpu_time(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whole after each statement: figures for reports.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
