@@ -66,7 +66,9 @@ const NEARLY: f64 = 0.85;
 const OFTEN: f64 = 0.05;
 /// Share of the codec threads' time that may save bytes nobody waits for. The rest is for when the data
 /// turns dear: until that is noticed QEMU would wait.
-const IDLE_USE: f64 = 0.6;
+const IDLE_USE: f64 = 0.4;
+/// Looks in a row at which a QEMU has to be the bottleneck before it is believed to be.
+const SURE: u32 = 3;
 /// The factor once the link is seen to take clearly more than was believed.
 const FASTER: f64 = 1.3;
 /// The least and the largest factor by which an estimate rises in a look.
@@ -100,6 +102,10 @@ pub(crate) struct Flow {
     pub(crate) used: f64,
     /// CPU time for a busy codec thread's time: less than 1 when cores are short.
     pub(crate) granted: f64,
+    /// Looks that went into that.
+    grants: u32,
+    /// Looks in a row at which a QEMU was the bottleneck.
+    slow: u32,
 }
 
 impl Flow {
@@ -123,6 +129,8 @@ impl Flow {
             busy: 0.0,
             used: 0.0,
             granted: 1.0,
+            grants: 0,
+            slow: 0,
         }
     }
 
@@ -161,7 +169,8 @@ impl Flow {
         self.busy = (worked.wall_ns / span_ns / self.threads).min(1.0);
         if worked.wall_ns > 0.0 {
             let granted = (worked.cpu_ns / worked.wall_ns).clamp(0.0, 1.0);
-            self.granted += 0.3 * (granted - self.granted);
+            self.granted += if self.grants == 0 { 1.0 } else { 0.3 } * (granted - self.granted);
+            self.grants += 1;
         }
         if plain == 0 {
             // QEMU has nothing for us: that says nothing.
@@ -170,7 +179,7 @@ impl Flow {
         let plain = plain as f64;
         if let (Some(then), Some(now)) = (before.other_cpu, signals.other_cpu) {
             let other = now.saturating_sub(then).as_nanos() as f64 / plain;
-            self.other += 0.1 * (other.clamp(0.0, 100.0) - self.other);
+            self.other += 0.3 * (other.clamp(0.0, 100.0) - self.other);
         }
         let waited = signals.credit_wait.saturating_sub(before.credit_wait).as_secs_f64();
         let wire = signals.wire_bytes.saturating_sub(before.wire_bytes) as f64 / span_ns;
@@ -224,9 +233,15 @@ impl Flow {
             self.supply +=
                 0.15 * (self.used.clamp(0.02 * self.threads, self.threads) - self.supply);
         } else {
-            self.supply += 0.1 * (self.threads - self.supply);
+            // What they get of the time in which they have work, they would get of all time.
+            self.supply += 0.1 * (self.threads * self.granted.max(0.05) - self.supply);
         }
+        self.slow = match self.bottleneck {
+            Bottleneck::Source | Bottleneck::Destination => self.slow.saturating_add(1),
+            _ => 0,
+        };
         self.floor = match self.bottleneck {
+            _ if self.slow < SURE => 0.0,
             Bottleneck::Source | Bottleneck::Destination if self.floor > 0.0 => {
                 // QEMU's pauses are no sign that it became slower: believe the fast looks at once.
                 if interval < self.floor {
@@ -244,6 +259,6 @@ impl Flow {
     /// Share of the floor's time that the codec threads may be busy to save bytes nobody waits for.
     pub(crate) fn idle_use(&self) -> f64 {
         // Where codec threads wait for a core, QEMU does too.
-        IDLE_USE * ((self.granted - 0.6) / 0.3).clamp(0.0, 1.0)
+        IDLE_USE * ((self.granted - 0.8) / 0.15).clamp(0.0, 1.0)
     }
 }

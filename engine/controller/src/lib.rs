@@ -35,7 +35,7 @@
 //! that costs two microseconds, each class has its own points, and CPU time goes first where it
 //! buys most bytes.
 //!
-//! Where a QEMU is the bottleneck, the time is QEMU's; up to 60 % of the codec threads' time
+//! Where a QEMU is the bottleneck, the time is QEMU's; up to 40 % of the codec threads' time
 //! then goes into saving bytes, less where threads wait for cores, for QEMU would wait too.
 //!
 //! # Trying out

@@ -140,7 +140,12 @@ struct Step {
     vertex: usize,
     to_add: Point,
     buys: f64,
+    /// Share of the bytes of a chunk that it saves.
+    saves: f64,
 }
+
+/// A step that saves less is no use for idle CPU time.
+const WORTH: f64 = 0.01;
 
 /// Finds the best mix for classes with these hulls (none empty) and these weights (sum 1).
 pub(crate) fn best(
@@ -157,7 +162,8 @@ pub(crate) fn best(
             let cost = pair[1].1.cost - pair[0].1.cost;
             let size = pair[1].1.size - pair[0].1.size;
             let to_add = Point { cost: weight * cost, size: weight * size };
-            steps.push(Step { class, vertex, to_add, buys: -size / cost.max(1e-12) });
+            let saves = -size / pair[0].1.size;
+            steps.push(Step { class, vertex, to_add, buys: -size / cost.max(1e-12), saves });
         }
     }
     // Stable, and the steps of a hull are in descending order already: they keep their order.
@@ -172,7 +178,9 @@ pub(crate) fn best(
         let to = Point { cost: at.cost + step.to_add.cost, size: at.size + step.to_add.size };
         let mut share = limits.best_share(at, to);
         // Nobody waits for the link any more: idle CPU time may save bytes.
-        if limits.floor > 0.0 && limits.time(between(at, to, share)) <= limits.floor * (1.0 + 1e-9)
+        if step.saves >= WORTH
+            && limits.floor > 0.0
+            && limits.time(between(at, to, share)) <= limits.floor * (1.0 + 1e-9)
         {
             let fits = |share: f64| {
                 limits.cpu_time(between(at, to, share)) <= limits.floor * limits.idle_use

@@ -23,15 +23,22 @@ pub(crate) fn kernel() -> Result<PathBuf> {
     present(folder().join("kernel"))
 }
 
-/// An initramfs with `corpus_mib` MiB of corpus pages, made if it is not there yet.
+/// An initramfs with `corpus_mib` MiB of corpus pages, or with `random` ones, made if it is not there yet.
 ///
 /// # Errors
 /// When the guest has not been built, or the archive cannot be written.
-pub(crate) fn initramfs(corpus_mib: u32) -> Result<PathBuf> {
+pub(crate) fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
     let init = std::fs::read(present(folder().join("guest"))?)?;
-    let corpus = pages(corpus_mib);
+    let corpus = if random {
+        let random = Corpus::load().set("random").context("the corpus has no random pages")?;
+        // The guest has 255 keys. What comes twice is farther apart than a codec sees.
+        random.into_pages().repeat(8)
+    } else {
+        pages(corpus_mib)
+    };
     let key = xxh3_64(&init) ^ xxh3_64(&corpus);
-    let prefix = format!("initramfs-{corpus_mib}-");
+    let kind = if random { "random".into() } else { corpus_mib.to_string() };
+    let prefix = format!("initramfs-{kind}-");
     let path = folder().join(format!("{prefix}{key:016x}.cpio"));
     if !path.exists() {
         let unfinished = folder().join(format!("initramfs-{}.tmp", std::process::id()));

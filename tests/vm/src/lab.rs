@@ -23,6 +23,8 @@ pub struct VmSpec {
     pub memory_kib: u64,
     /// How many MiB of distinct corpus pages its page cache holds and its memory is filled from.
     pub corpus_mib: u32,
+    /// Random pages instead, which no codec makes smaller.
+    pub random: bool,
     /// Virtual CPUs.
     pub cpus: u32,
 }
@@ -30,12 +32,12 @@ pub struct VmSpec {
 impl VmSpec {
     /// What the scenarios use: 384 MiB + 8 KiB.
     pub fn small() -> Self {
-        Self { memory_kib: (384 << 10) + 8, corpus_mib: 32, cpus: 1 }
+        Self { memory_kib: (384 << 10) + 8, corpus_mib: 32, random: false, cpus: 1 }
     }
 
     /// What the demo and the benchmark use: room for 700 MiB of data.
     pub fn large() -> Self {
-        Self { memory_kib: (1200 << 10) + 8, corpus_mib: 128, cpus: 1 }
+        Self { memory_kib: (1200 << 10) + 8, corpus_mib: 128, random: false, cpus: 1 }
     }
 }
 
@@ -46,8 +48,8 @@ pub struct Lab {
     pub net: Net,
     folder: PathBuf,
     count: AtomicU32,
-    /// By MiB of corpus; packing one takes a second or two.
-    archives: Mutex<HashMap<u32, PathBuf>>,
+    /// By MiB of corpus and `random`; packing one takes a second or two.
+    archives: Mutex<HashMap<(u32, bool), PathBuf>>,
     certificates: OnceLock<Certificates>,
     _ticket: Ticket,
 }
@@ -135,7 +137,7 @@ impl Lab {
 
     /// Starts a QEMU at `side`.
     fn start(&self, spec: &VmSpec, role: Role, side: Side) -> Result<Vm> {
-        let initramfs = self.initramfs(spec.corpus_mib)?;
+        let initramfs = self.initramfs(spec)?;
         let kernel = image::kernel()?;
         let images = (kernel.as_path(), initramfs.as_path());
         let name = self.fresh_name("vm");
@@ -156,13 +158,14 @@ fn remove_stale_folders() {
 }
 
 impl Lab {
-    fn initramfs(&self, corpus_mib: u32) -> Result<PathBuf> {
+    fn initramfs(&self, spec: &VmSpec) -> Result<PathBuf> {
+        let kind = (spec.corpus_mib, spec.random);
         let mut archives = self.archives.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(path) = archives.get(&corpus_mib) {
+        if let Some(path) = archives.get(&kind) {
             return Ok(path.clone());
         }
-        let path = image::initramfs(corpus_mib)?;
-        archives.insert(corpus_mib, path.clone());
+        let path = image::initramfs(spec.corpus_mib, spec.random)?;
+        archives.insert(kind, path.clone());
         Ok(path)
     }
 }

@@ -86,8 +86,8 @@ fn where_qemu_is_slow_idle_cpu_saves_bytes() {
     let (_, best, chosen, auto) = compare(&world);
     assert_eq!(auto.current().bottleneck, Bottleneck::Source);
     assert!(chosen.time < 1.02 * best.time);
-    // 60 % of 8 threads for 0.5 bytes/ns: 9.6 ns a byte are there.
-    assert!(chosen.wire < 0.34 * world.bytes, "{}", chosen.wire / world.bytes);
+    // 40 % of 8 threads for 0.5 bytes/ns: 6.4 ns a byte are there.
+    assert!(chosen.wire < 0.36 * world.bytes, "{}", chosen.wire / world.bytes);
 }
 
 #[test]

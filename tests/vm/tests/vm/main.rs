@@ -8,6 +8,7 @@
 //! binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
 mod accelerator;
+mod auto;
 mod bad_input;
 mod cancel;
 mod guest;
@@ -68,6 +69,7 @@ fn run() -> anyhow::Result<u32> {
     let all = [
         guest::scenarios(),
         moves::scenarios(),
+        auto::scenarios(),
         accelerator::scenarios(),
         cancel::scenarios(),
         kill::scenarios(),

@@ -1,0 +1,109 @@
+//! `--codec auto`: the VM arrives whole over any link, and the report says what was chosen and why.
+
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use vm_tests::{platen, Method, Outcome, Rate, VmSpec};
+
+use crate::stage::{Stage, LOAD};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    vec![
+        Scenario::new("auto_over_a_slow_link", slow),
+        Scenario::new("auto_over_a_fast_link", |stage| fast(stage, &[])),
+        Scenario::new("auto_within_half_a_core", |stage| fast(stage, &["--max-cpu", "0.5"])),
+        Scenario::new("auto_with_incompressible_memory", incompressible),
+        Scenario::new("auto_is_told_a_level", told_a_level),
+        Scenario::new("auto_is_given_cpus_that_are_not_there", no_such_cpu),
+    ]
+}
+
+/// Bytes of QEMU's, and what they became, with a codec (all of its levels).
+fn sent(report: &Value, codec: &str) -> (u64, u64) {
+    let parts = report["auto"]["codecs"].as_array().cloned().unwrap_or_default();
+    let parts = parts.iter().filter(|part| part["codec"] == codec);
+    let sum = |key: &str| parts.clone().filter_map(|part| part[key].as_u64()).sum();
+    (sum("plain"), sum("size"))
+}
+
+/// The report of a move, whose codecs add up to all that was read.
+fn report(outcome: &Outcome) -> Result<Value> {
+    let report = outcome.report.clone().context("no report")?;
+    ensure!(report["codec"] == "auto", "{report}");
+    let codecs = ["none", "lz4", "zstd"].map(|codec| sent(&report, codec));
+    let plain: u64 = codecs.iter().map(|(plain, _)| plain).sum();
+    ensure!(report["plain"].as_u64() == Some(plain), "the codecs add up to {plain}: {report}");
+    let size: u64 = codecs.iter().map(|(_, size)| size).sum();
+    let wire = report["transferred"].as_u64().context("no bytes on the wire")?;
+    // Headers, and all that is no chunk.
+    ensure!((size..size + size / 20 + (1 << 20)).contains(&wire), "{size} of {wire}: {report}");
+    Ok(report)
+}
+
+/// What waits for the link is made smaller than zstd 1 makes it.
+fn slow(stage: &mut Stage) -> Result<()> {
+    stage.lab.net.shape(Rate::Mbit(100))?;
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(1000, 20, 16)?;
+    let (mut vm, outcome) = Method::platen(&["--explain"]).run(&stage.lab, vm)?;
+    vm.guest.stop()?;
+    vm.guest.verify()?;
+    let report = report(&outcome)?;
+    ensure!(report["auto"]["bottleneck"] == "link", "{report}");
+    let parts = report["auto"]["codecs"].as_array().cloned().unwrap_or_default();
+    let strong = parts.iter().filter(|part| part["level"].as_i64() > Some(1));
+    let strong: u64 = strong.filter_map(|part| part["plain"].as_u64()).sum();
+    let all = report["plain"].as_u64().context("no plain bytes")?;
+    ensure!(2 * strong > all, "{strong} of {all} bytes above level 1: {report}");
+    ensure!(report["auto"]["link-too-fast"] == false, "{report}");
+    stage.park(vm);
+    Ok(())
+}
+
+fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let (mut vm, outcome) = Method::platen(flags).run(&stage.lab, vm)?;
+    vm.guest.stop()?;
+    vm.guest.verify()?;
+    report(&outcome)?;
+    stage.park(vm);
+    Ok(())
+}
+
+/// Memory that no codec makes smaller costs little CPU time, also where the link is the bottleneck.
+fn incompressible(stage: &mut Stage) -> Result<()> {
+    let vm = stage.lab.boot(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
+    stage.lab.net.shape(Rate::Mbit(500))?;
+    let (mut vm, outcome) = Method::platen(&[]).run(&stage.lab, vm)?;
+    vm.guest.verify()?;
+    let report = report(&outcome)?;
+    let cpu = report["cpu-seconds"]["source"].as_f64().context("no CPU seconds")?;
+    let seconds = report["total-time"].as_f64().context("no total time")? / 1000.0;
+    ensure!(cpu < 0.6 * seconds, "{cpu} CPU seconds in {seconds} s: {report}");
+    let plain = report["plain"].as_u64().context("no plain bytes")?;
+    ensure!(outcome.wire < plain + plain / 20, "{} bytes for {plain}", outcome.wire);
+    Ok(())
+}
+
+fn told_a_level(stage: &mut Stage) -> Result<()> {
+    refused(stage, &["--level", "3"], "--codec zstd")
+}
+
+fn no_such_cpu(stage: &mut Stage) -> Result<()> {
+    refused(stage, &["--cpus", "1023"], "1023")?;
+    refused(stage, &["--cpus", "3-1"], "backwards")
+}
+
+/// It ends at once with these words, and the VM has noticed nothing.
+fn refused(stage: &mut Stage, flags: &[&str], words: &str) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let nobody = "127.0.0.1:1".parse()?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, nobody, flags)?;
+    let ended = migrate.process.wait(std::time::Duration::from_secs(20))?;
+    let said = migrate.process.output();
+    ensure!(!ended.status.success() && said.contains(words), "{ended:?}: {said}");
+    vm.guest.verify()?;
+    stage.park(vm);
+    Ok(())
+}
