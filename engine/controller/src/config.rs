@@ -21,9 +21,8 @@ pub struct Config {
     /// CPU time a plain byte costs besides encoding, ns, on those cores. A first guess when
     /// [`Signals::other_cpu`](crate::Signals::other_cpu) is given.
     pub other_ns_per_byte: f64,
-    /// What may be chosen, in any order; [`Config::candidates`] are the usual ones. The first entry of
-    /// a codec that compresses, or else the first of all, is used until something is known, unless
-    /// zstd 1 is among them.
+    /// What may be chosen, in any order; [`Config::candidates`] are the usual ones. The cheapest that
+    /// compresses, or else the first of all, is used until something is known.
     pub candidates: Vec<Settings>,
     /// Bytes of a full chunk.
     pub chunk_bytes: usize,

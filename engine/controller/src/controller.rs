@@ -10,7 +10,7 @@ use codec::{Codec, Settings};
 use crate::config::{prior, Config, Prior, MAX_CANDIDATES};
 use crate::estimate::{Estimates, Point};
 use crate::explain::{Candidate, ClassMix, Decision};
-use crate::flow::{Bottleneck, Flow, Signals, Worked};
+use crate::flow::{Flow, Signals, Worked};
 use crate::mix::{best, hull, Limits, Mix, Pair};
 use crate::Class;
 
@@ -152,10 +152,10 @@ impl Controller {
         config.explore_share = share.unwrap_or(0.02).clamp(1e-4, 0.5);
         config.chunk_bytes = config.chunk_bytes.max(1);
         let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
-        let start = candidates
-            .iter()
-            .position(|&settings| settings == Settings::default())
-            .or_else(|| candidates.iter().position(|settings| settings.codec() != Codec::Raw))
+        // The cheapest that compresses: over a slow link little is lost by it, and over a fast one not much.
+        let start = (0..candidates.len())
+            .filter(|&at| candidates[at].codec() != Codec::Raw)
+            .min_by(|&a, &b| priors[a].cost.total_cmp(&priors[b].cost))
             .unwrap_or(0);
         let flow = Flow::new(config.workers, config.max_cpu, config.other_ns_per_byte);
         let inner = Inner {
@@ -219,7 +219,7 @@ impl Controller {
         }
     }
 
-    /// Takes the figures of the flow; call it every 50 to 100 ms. `now`: time since any fixed moment.
+    /// Takes the figures of the flow; call it every 25 to 100 ms. `now`: time since any fixed moment.
     pub fn tick(&self, now: Duration, signals: &Signals) {
         let mut inner = self.lock();
         inner.now = inner.now.max(now);
@@ -322,6 +322,12 @@ impl Inner {
         short
     }
 
+    /// What a class gets while nothing is known.
+    fn start(&self, class: Class) -> usize {
+        let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
+        raw.filter(|_| class == Class::Dense).unwrap_or(self.start)
+    }
+
     fn is_short(&self, point: Point) -> bool {
         point.cost * self.chunk_bytes.max(65536.0) <= self.config.longest_encode_ns
     }
@@ -331,10 +337,12 @@ impl Inner {
         let limits = self.limits();
         let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
         let mut mix = best(&hulls, &self.weights, &limits);
-        let start = Pair { low: self.start, high: self.start, share: 0.0 };
         if !self.ticked {
             // Neither link nor CPU was seen yet; the first ticks come within some 10 ms.
-            mix.pairs = [start; Class::COUNT];
+            mix.pairs = Class::ALL.map(|class| {
+                let start = self.start(class);
+                Pair { low: start, high: start, share: 0.0 }
+            });
         }
         for (class, plan) in plans.iter().enumerate() {
             let mut own = mix;
@@ -408,7 +416,7 @@ impl Inner {
     /// and then the link. The two do not overlap, for there is not much left to overlap with.
     fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
         let limits = self.limits();
-        let mut pairs = [Pair { low: self.start, high: self.start, share: 0.0 }; Class::COUNT];
+        let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];
         let mut at = Point { cost: 0.0, size: 0.0 };
         for class in 0..Class::COUNT {
             let soonest = self.points(class).into_iter().min_by(|(_, a), (_, b)| {
@@ -417,7 +425,8 @@ impl Inner {
             });
             // Before anything of the flow is known the start stands.
             let soonest = soonest.filter(|_| self.ticked);
-            let candidate = soonest.map_or(self.start, |(candidate, _)| candidate);
+            let candidate =
+                soonest.map_or(self.start(Class::ALL[class]), |(candidate, _)| candidate);
             pairs[class] = Pair { low: candidate, high: candidate, share: 0.0 };
             let point = self.estimates[class].point(candidate);
             at.cost += self.weights[class] * point.cost;
@@ -474,12 +483,11 @@ impl Inner {
                     .collect();
             }
         }
-        let known = self.flow.bottleneck != Bottleneck::Unknown;
         Decision {
             at: self.now,
             bottleneck: self.flow.bottleneck,
             stopped,
-            drain_bytes_per_s: self.flow.link.filter(|_| known).map(|link| link * 1e9),
+            drain_bytes_per_s: self.flow.link.filter(|_| self.flow.measured).map(|link| link * 1e9),
             cores: limits.workers,
             busy_share: self.flow.busy,
             used_cores: self.flow.used,

@@ -16,7 +16,7 @@ pub struct Decision {
     pub bottleneck: Bottleneck,
     /// The VM has stopped: latency counts, and nothing changes any more.
     pub stopped: bool,
-    /// What the link is believed to take, bytes/s; a lower bound until it was the bottleneck once.
+    /// What the link is believed to take, bytes/s; `None` until it was the bottleneck once.
     pub drain_bytes_per_s: Option<f64>,
     /// Cores planned with.
     pub cores: f64,

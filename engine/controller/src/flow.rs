@@ -55,7 +55,7 @@ pub(crate) struct Worked {
 }
 
 /// Ticks are put together until they show this much, or last this long.
-const ENOUGH: Duration = Duration::from_millis(40);
+const ENOUGH: Duration = Duration::from_millis(20);
 const ENOUGH_BYTES: u64 = 2 << 20;
 const LONG: Duration = Duration::from_millis(400);
 /// The codec threads are the bottleneck from here on: some of their time goes with waking up.
@@ -69,6 +69,8 @@ const OFTEN: f64 = 0.05;
 const IDLE_USE: f64 = 0.4;
 /// Looks in a row at which a QEMU has to be the bottleneck before it is believed to be.
 const SURE: u32 = 3;
+/// Before the link was the bottleneck once it is taken to be this much faster than what was sent over it.
+const UNSEEN: f64 = 64.0;
 /// The factor once the link is seen to take clearly more than was believed.
 const FASTER: f64 = 1.3;
 /// The least and the largest factor by which an estimate rises in a look.
@@ -86,7 +88,7 @@ pub(crate) struct Flow {
     link_looks: f64,
     rise: f64,
     /// The link was the bottleneck once.
-    measured: bool,
+    pub(crate) measured: bool,
     pub(crate) bottleneck: Bottleneck,
     /// Bytes a ns that the link takes; `None` until it was seen to be the bottleneck or to be none.
     pub(crate) link: Option<f64>,
@@ -201,7 +203,8 @@ impl Flow {
     /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
     fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
         // Until it was the bottleneck once it may be anything; what is too high is soon put right.
-        let link = self.link.unwrap_or(16.0 * wire);
+        let believed = if self.measured { self.link } else { None };
+        let link = believed.unwrap_or(UNSEEN * wire).max(self.link.unwrap_or(0.0));
         if wire > 1.2 * link {
             // Not the link that was measured any more.
             self.rise = self.rise.max(FASTER);

@@ -6,7 +6,7 @@
 //!               │                                     ▼
 //!          mix (the best mix) ◄── estimates (what each candidate makes of a class)
 //!               ▲
-//!               └── flow (bottleneck, drain rate, cores) ◄── tick(Signals), every 50 to 100 ms
+//!               └── flow (bottleneck, drain rate, cores) ◄── tick(Signals), every 25 to 100 ms
 //! ```
 //!
 //! Logic alone: no thread, no I/O, no clock; time comes with the calls.

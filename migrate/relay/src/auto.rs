@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► what became of it ─► controller
-//!  auto (a thread): every 5 ms, do bytes wait for a link? every 50 ms: bytes, waits for credit, CPU time ─► controller
+//!  auto (a thread): every 5 ms, do bytes wait for a link? every 25 ms: bytes, waits for credit, CPU time ─► controller
 //! ```
 
 use crate::counters::Counters;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// How often the links are looked at.
 const LOOK: Duration = Duration::from_millis(5);
 /// Looks to a tick of the controller.
-const LOOKS: u32 = 10;
+const LOOKS: u32 = 5;
 /// What a link took for this long it takes.
 const LASTING: Duration = Duration::from_millis(200);
 
@@ -180,7 +180,7 @@ impl Auto {
             let plain = counters.plain.load(Ordering::Relaxed);
             if plain == 0 {
                 // QEMU has not begun; that may take hours.
-                std::thread::sleep(4 * LOOK);
+                std::thread::sleep(2 * LOOK);
                 continue;
             }
             // The first bytes are where the controller counts from.
