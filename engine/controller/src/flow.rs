@@ -55,7 +55,7 @@ pub(crate) struct Worked {
 }
 
 /// Ticks are put together until they show this much, or last this long.
-const ENOUGH: Duration = Duration::from_millis(20);
+const ENOUGH: Duration = Duration::from_millis(8);
 const ENOUGH_BYTES: u64 = 2 << 20;
 const LONG: Duration = Duration::from_millis(400);
 /// The codec threads are the bottleneck from here on: some of their time goes with waking up.

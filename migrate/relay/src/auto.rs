@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// Looks to a tick of the controller.
 const LOOKS: u32 = 5;
+/// To the first one: until then nothing is known.
+const FIRST_LOOKS: u32 = 2;
 /// What a link took for this long it takes.
 const LASTING: Duration = Duration::from_millis(200);
 
@@ -175,7 +177,7 @@ impl Auto {
         explain: Option<&Sender<Decision>>,
         is_over: impl Fn() -> bool,
     ) {
-        let (mut looks, mut waited) = (0_u32, 0_u32);
+        let (mut looks, mut waited, mut wanted) = (0_u32, 0_u32, FIRST_LOOKS);
         while !is_over() {
             let plain = counters.plain.load(Ordering::Relaxed);
             if plain == 0 {
@@ -184,7 +186,8 @@ impl Auto {
                 continue;
             }
             // The first bytes are where the controller counts from.
-            if looks == LOOKS || self.started.get().is_none() {
+            if looks == wanted || self.started.get().is_none() {
+                wanted = if looks == 0 { FIRST_LOOKS } else { LOOKS };
                 let wire = session.bytes_out.load(Ordering::Relaxed);
                 self.controller.tick(
                     self.started.get_or_init(Instant::now).elapsed(),

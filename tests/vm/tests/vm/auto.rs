@@ -2,7 +2,8 @@
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
-use vm_tests::{platen, Method, Outcome, Rate, VmSpec};
+use std::time::Duration;
+use vm_tests::{platen, Method, Outcome, Rate, SimulatedQat, VmSpec};
 
 use crate::stage::{Stage, LOAD};
 use crate::Scenario;
@@ -13,10 +14,16 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         Scenario::new("auto_over_a_fast_link", |stage| fast(stage, &[])),
         Scenario::new("auto_within_half_a_core", |stage| fast(stage, &["--max-cpu", "0.5"])),
         Scenario::new("auto_with_incompressible_memory", incompressible),
+        Scenario::new("auto_with_a_simulated_qat_device", |stage| device(stage, "")),
+        Scenario::new("auto_with_a_simulated_qat_device_that_dies", |stage| {
+            device(stage, "at 300 fatal")
+        }),
         Scenario::new("auto_is_told_a_level", told_a_level),
         Scenario::new("auto_is_given_cpus_that_are_not_there", no_such_cpu),
     ]
 }
+
+const LIMIT: Duration = Duration::from_secs(90);
 
 /// Bytes of QEMU's, and what they became, with a codec (all of its levels).
 fn sent(report: &Value, codec: &str) -> (u64, u64) {
@@ -30,7 +37,7 @@ fn sent(report: &Value, codec: &str) -> (u64, u64) {
 fn report(outcome: &Outcome) -> Result<Value> {
     let report = outcome.report.clone().context("no report")?;
     ensure!(report["codec"] == "auto", "{report}");
-    let codecs = ["none", "lz4", "zstd"].map(|codec| sent(&report, codec));
+    let codecs = ["none", "lz4", "zstd", "qatzip"].map(|codec| sent(&report, codec));
     let plain: u64 = codecs.iter().map(|(plain, _)| plain).sum();
     ensure!(report["plain"].as_u64() == Some(plain), "the codecs add up to {plain}: {report}");
     let size: u64 = codecs.iter().map(|(_, size)| size).sum();
@@ -86,6 +93,30 @@ fn incompressible(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// A device is one choice more, and one that its end takes away again.
+fn device(stage: &mut Stage, script: &str) -> Result<()> {
+    let qat = SimulatedQat::new(script, stage.lab.folder())?;
+    let libraries = qat.flags();
+    let mut flags: Vec<&str> = libraries.iter().map(String::as_str).collect();
+    flags.extend(["--accelerator", "qat"]);
+    stage.lab.net.shape(Rate::Mbit(500))?;
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
+    migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+    receive.platen.succeed(LIMIT)?;
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify().context("in the destination")?;
+    let report = migrate.report()?;
+    let (plain, _) = sent(&report, "qatzip");
+    ensure!(plain > 0, "nothing went by the device: {report}");
+    stage.park(destination);
+    Ok(())
+}
+
 fn told_a_level(stage: &mut Stage) -> Result<()> {
     refused(stage, &["--level", "3"], "--codec zstd")
 }
@@ -100,7 +131,7 @@ fn refused(stage: &mut Stage, flags: &[&str], words: &str) -> Result<()> {
     let mut vm = stage.vm()?;
     let nobody = "127.0.0.1:1".parse()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, nobody, flags)?;
-    let ended = migrate.process.wait(std::time::Duration::from_secs(20))?;
+    let ended = migrate.process.wait(Duration::from_secs(20))?;
     let said = migrate.process.output();
     ensure!(!ended.status.success() && said.contains(words), "{ended:?}: {said}");
     vm.guest.verify()?;
