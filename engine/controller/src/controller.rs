@@ -132,6 +132,8 @@ const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
 /// Observations with which a class is no longer new.
 const NEW: f64 = 24.0;
+/// A candidate that saves less than this share of the bytes is not used.
+const WORTH: f64 = 0.01;
 /// Decisions kept for `explain`.
 const LOG: usize = 256;
 
@@ -314,6 +316,13 @@ impl Inner {
     fn points(&self, class: usize) -> Vec<(usize, Point)> {
         let points = (0..self.candidates.len())
             .map(|candidate| (candidate, self.estimates[class].point(candidate)));
+        let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
+        let raw = raw.map(|raw| self.estimates[class].point(raw).size);
+        // What hardly shrinks is not worth anybody's CPU time.
+        let points = points.filter(|(candidate, point)| {
+            self.candidates[*candidate].codec() == Codec::Raw
+                || raw.is_none_or(|raw| point.size < (1.0 - WORTH) * raw)
+        });
         let (short, long): (Vec<_>, Vec<_>) = points.partition(|(_, point)| self.is_short(*point));
         if short.is_empty() {
             let cheapest = long.into_iter().min_by(|a, b| a.1.cost.total_cmp(&b.1.cost));
