@@ -15,8 +15,35 @@ use crate::net::{self, Net, Side};
 use crate::process::Proc;
 use crate::qemu::{Role, Vm};
 
+/// Which QEMU runs a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Qemu {
+    /// The system's.
+    System,
+    /// The QEMU 10 that `scripts/fetch-qemu10` has unpacked.
+    Ten,
+}
+
+impl Qemu {
+    /// What to start.
+    pub(crate) fn program(self) -> PathBuf {
+        match self {
+            Self::System => PathBuf::from("qemu-system-x86_64"),
+            Self::Ten => image::folder().with_file_name("qemu10").join("qemu-system-x86_64"),
+        }
+    }
+
+    /// Whether it can be started here.
+    pub fn is_there(self) -> bool {
+        self == Self::System || self.program().exists()
+    }
+}
+
+/// A machine type that QEMU 7.2 and every later one has.
+pub const MACHINE_7_2: &str = "pc-q35-7.2";
+
 /// What a VM has.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {
     /// RAM in KiB. Keep it off every multiple of 256 KiB: QEMU before 9.0 under TCG loses dirty bits otherwise,
     /// and a dirtying guest then arrives with stale pages whoever moves it.
@@ -27,17 +54,33 @@ pub struct VmSpec {
     pub random: bool,
     /// Virtual CPUs.
     pub cpus: u32,
+    /// Which QEMU runs it.
+    pub qemu: Qemu,
+    /// The machine type, which decides about half of what a QEMU's migration stream looks like.
+    pub machine: &'static str,
 }
 
 impl VmSpec {
     /// What the scenarios use: 384 MiB + 8 KiB.
     pub fn small() -> Self {
-        Self { memory_kib: (384 << 10) + 8, corpus_mib: 32, random: false, cpus: 1 }
+        Self {
+            memory_kib: (384 << 10) + 8,
+            corpus_mib: 32,
+            random: false,
+            cpus: 1,
+            qemu: Qemu::System,
+            machine: MACHINE_7_2,
+        }
+    }
+
+    /// For scenarios that are about the course of a migration and not its size: 128 MiB + 8 KiB.
+    pub fn tiny(qemu: Qemu, machine: &'static str) -> Self {
+        Self { memory_kib: (128 << 10) + 8, corpus_mib: 8, qemu, machine, ..Self::small() }
     }
 
     /// What the demo and the benchmark use: room for 700 MiB of data.
     pub fn large() -> Self {
-        Self { memory_kib: (1200 << 10) + 8, corpus_mib: 128, random: false, cpus: 1 }
+        Self { memory_kib: (1200 << 10) + 8, corpus_mib: 128, ..Self::small() }
     }
 }
 

@@ -68,6 +68,8 @@ enum Kind {
 const SOURCE_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const DESTINATION_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const DEVICE: &str = "veth0";
+/// A station that is on no link.
+const NOBODY: &str = "02:00:00:00:77:77";
 
 impl Net {
     /// Makes two namespaces joined by a link, or explains why it has to be the loopback device.
@@ -204,6 +206,30 @@ impl Net {
                 pace.set_up(up);
                 Ok(())
             }
+        }
+    }
+
+    /// Has the link swallow everything, both ways and without a word to anybody, until [`Self::heal`]. False where the
+    /// ends meet on the loopback device, which has no such fault.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn swallow(&self) -> Result<bool> {
+        let Kind::Namespaces { source, destination, .. } = &self.kind else { return Ok(false) };
+        for (name, other) in [(source, DESTINATION_IP), (destination, SOURCE_IP)] {
+            // Frames for a station that is not there: the other end of the link drops them.
+            let to = [&other.to_string(), "lladdr", NOBODY, "dev", DEVICE, "nud", "permanent"];
+            ip(&[["-n", name, "neigh", "replace"].as_slice(), &to].concat())?;
+        }
+        Ok(true)
+    }
+
+    /// Undoes [`Self::swallow`].
+    pub fn heal(&self) {
+        let Kind::Namespaces { source, destination, .. } = &self.kind else { return };
+        for (name, other) in [(source, DESTINATION_IP), (destination, SOURCE_IP)] {
+            // There may be none.
+            let _ = ip(&["-n", name, "neigh", "del", &other.to_string(), "dev", DEVICE]);
         }
     }
 

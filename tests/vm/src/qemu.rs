@@ -51,11 +51,11 @@ impl Vm {
         let unix = |what: &str| format!("unix:{},server=on,wait=off", socket(what).display());
         let (kernel, initramfs) = images;
         let mut argv: Vec<String> = [
-            "qemu-system-x86_64",
+            &spec.qemu.program().display().to_string(),
             "-name",
             &format!("{name},debug-threads=on"),
             "-machine",
-            "pc-q35-7.2",
+            spec.machine,
             "-accel",
             "tcg",
             "-smp",

@@ -10,6 +10,7 @@
 mod accelerator;
 mod auto;
 mod bad_input;
+mod bare;
 mod cancel;
 mod guest;
 mod kill;
@@ -18,6 +19,7 @@ mod resume;
 mod security;
 mod several;
 mod stage;
+mod versions;
 
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime};
@@ -77,6 +79,7 @@ fn run() -> anyhow::Result<u32> {
         security::scenarios(),
         resume::scenarios(),
         bad_input::scenarios(),
+        versions::scenarios(),
     ];
     // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean nothing here.
     let (flags, filters): (Vec<String>, Vec<String>) =

@@ -9,6 +9,9 @@ use vm_tests::{Lab, Method, Rate, Vm, VmSpec};
 /// Data in the guest, in MiB.
 pub(crate) const DATA_MIB: u64 = 144;
 
+/// Data in the guest of a tiny VM, in MiB.
+pub(crate) const TINY_DATA_MIB: u64 = 40;
+
 /// How the guest dirties its memory: updates a second, percent of whole pages, range in MiB.
 pub(crate) const LOAD: (u64, u64, u64) = (4000, 30, 48);
 
@@ -34,16 +37,19 @@ impl std::error::Error for Skip {}
 pub(crate) struct Stage {
     pub(crate) lab: Lab,
     parked: Option<Vm>,
+    /// Of other kinds than [`VmSpec::small`].
+    others: Vec<Vm>,
 }
 
 impl Stage {
     pub(crate) fn new() -> Result<Self> {
-        Ok(Self { lab: Lab::new()?, parked: None })
+        Ok(Self { lab: Lab::new()?, parked: None, others: Vec::new() })
     }
 
     /// Before each scenario: a link that is there and without limit, no logs of others.
     pub(crate) fn prepare(&mut self) -> Result<()> {
         self.lab.net.set_up(true)?;
+        self.lab.net.heal();
         self.lab.net.shape(Rate::Unlimited)?;
         Ok(())
     }
@@ -63,9 +69,26 @@ impl Stage {
         self.parked = Some(vm);
     }
 
-    /// Ends the VM between scenarios: after a failure nobody knows what state it is in.
+    /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU keeps the migration settings it had.
+    pub(crate) fn vm_of(&mut self, spec: &VmSpec) -> Result<Vm> {
+        if !spec.qemu.is_there() {
+            return Err(Skip("there is no QEMU 10 here; scripts/fetch-qemu10 fetches it").into());
+        }
+        match self.others.iter().position(|vm| vm.spec() == spec) {
+            Some(nth) => Ok(self.others.swap_remove(nth)),
+            None => self.lab.boot(spec, TINY_DATA_MIB),
+        }
+    }
+
+    /// Leaves a VM of [`Self::vm_of`], verified and idle, for the next scenario.
+    pub(crate) fn park_other(&mut self, vm: Vm) {
+        self.others.push(vm);
+    }
+
+    /// Ends the VMs between scenarios: after a failure nobody knows what state they are in.
     pub(crate) fn discard(&mut self) {
         self.parked = None;
+        self.others.clear();
     }
 
     /// Prints the end of every log that was written to since `begin`, newest process last.

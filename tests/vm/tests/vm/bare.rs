@@ -1,0 +1,156 @@
+//! The bare relays between two QEMUs that the test drives by their monitors, in the place of libvirt.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+use vm_tests::platen::{self, Platen, Receive};
+use vm_tests::{Vm, VmSpec};
+
+use crate::stage::{Skip, Stage, NOTICE, PATIENCE};
+
+/// How long a migration of a tiny VM may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// Every capability that a scenario here turns on; the others are turned off before.
+const CAPABILITIES: [&str; 6] =
+    ["postcopy-preempt", "postcopy-ram", "multifd", "xbzrle", "pause-before-switchover", "x-colo"];
+
+/// How both QEMUs are set up.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Capabilities beside events and return-path.
+    pub(crate) on: Vec<&'static str>,
+    /// Migration parameters.
+    pub(crate) parameters: Value,
+}
+
+impl Settings {
+    pub(crate) fn new(on: &[&'static str]) -> Self {
+        Self { on: on.to_vec(), parameters: json!({}) }
+    }
+
+    /// Multifd with this many channels and this compression by QEMU itself; 0 is a single stream.
+    pub(crate) fn multifd(channels: u32, compression: &str) -> Self {
+        let on = if channels > 0 { vec!["multifd"] } else { Vec::new() };
+        let parameters =
+            json!({"multifd-channels": channels.max(1), "multifd-compression": compression});
+        Self { on, parameters }
+    }
+
+    /// With one more parameter.
+    pub(crate) fn with(mut self, name: &str, value: Value) -> Self {
+        self.parameters[name] = value;
+        self
+    }
+
+    /// Sets `vm` up. A capability that the host cannot give skips the scenario.
+    pub(crate) fn apply(&self, vm: &mut Vm) -> Result<()> {
+        let off: Vec<_> = CAPABILITIES.iter().map(|name| (*name, false)).collect();
+        vm.monitor.set_capabilities(&off)?;
+        let on: Vec<_> = self.on.iter().map(|name| (*name, true)).collect();
+        let on = [[("events", true), ("return-path", true)].as_slice(), &on].concat();
+        if let Err(error) = vm.monitor.set_capabilities(&on) {
+            if format!("{error:#}").contains("userfault") {
+                println!("  {error:#}");
+                return Err(Skip("this host gives QEMU no userfaultfd: no postcopy").into());
+            }
+            return Err(error);
+        }
+        let mut parameters = json!({
+            "max-bandwidth": 0,
+            "downtime-limit": 300,
+            "multifd-channels": 2,
+            "multifd-compression": "none",
+        });
+        for (name, value) in self.parameters.as_object().context("parameters")? {
+            parameters[name] = value.clone();
+        }
+        vm.monitor.execute("migrate-set-parameters", parameters)?;
+        Ok(())
+    }
+}
+
+/// Two QEMUs with both relays between them.
+pub(crate) struct Flight {
+    pub(crate) vm: Vm,
+    pub(crate) destination: Vm,
+    pub(crate) receive: Receive,
+    pub(crate) relay: Platen,
+    socket: PathBuf,
+    /// Further relays have sockets of their own.
+    legs: u32,
+}
+
+impl Flight {
+    /// Everything is up and waits for [`Self::go`]. `flags` are the source relay's; both relays give up soon on a peer
+    /// that was killed or cannot be reached.
+    pub(crate) fn prepare(
+        stage: &mut Stage,
+        mut vm: Vm,
+        to: &VmSpec,
+        settings: &Settings,
+        flags: &[&str],
+    ) -> Result<Self> {
+        ensure!(to.machine == vm.spec().machine, "both ends must have one machine type");
+        let mut destination = stage.lab.incoming_with(&vm, to)?;
+        settings.apply(&mut vm)?;
+        settings.apply(&mut destination)?;
+        destination.listen(&format!("unix:{}", destination.incoming_socket().display()))?;
+        let deliver = format!("unix:{}", destination.incoming_socket().display());
+        let receive = platen::receive_with(
+            &stage.lab,
+            destination.side(),
+            &[["--deliver", &deliver, "--once"].as_slice(), &PATIENCE].concat(),
+        )?;
+        let socket = stage.lab.scratch("relay");
+        let flags = [flags, &PATIENCE].concat();
+        let relay = platen::relay(&stage.lab, vm.side(), &socket, receive.peer, &flags)?;
+        Ok(Self { vm, destination, receive, relay, socket, legs: 0 })
+    }
+
+    /// Tells the source QEMU to migrate.
+    pub(crate) fn go(&mut self) -> Result<()> {
+        let uri = format!("unix:{}", self.socket.display());
+        self.vm.monitor.execute("migrate", json!({"uri": uri})).map(|_| ())
+    }
+
+    /// Waits for the migration to complete on both sides, with the VM running at the destination, and for both relays
+    /// to end well. The destination's VM is what is left.
+    pub(crate) fn land(&mut self) -> Result<()> {
+        let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
+        let state = self.vm.monitor.wait_migration(&ends, LIMIT)?;
+        ensure!(
+            state == "completed",
+            "the source is {state}; {}; {}",
+            self.relay.process.tail(),
+            self.receive.platen.process.tail()
+        );
+        let left = self.vm.monitor.run_state()?;
+        ensure!(left == "postmigrate", "the VM left behind is {left}");
+        self.destination.assert_running()?;
+        self.relay.succeed(NOTICE)?;
+        self.receive.platen.succeed(NOTICE)?;
+        Ok(())
+    }
+
+    /// Two new relays for a migration that is paused in postcopy, and the words to both QEMUs that use them.
+    pub(crate) fn recover(&mut self, stage: &mut Stage) -> Result<()> {
+        self.legs += 1;
+        let incoming = stage.lab.scratch("recover");
+        let incoming = format!("unix:{}", incoming.display());
+        self.destination.monitor.execute("migrate-recover", json!({"uri": incoming}))?;
+        self.receive = platen::receive_with(
+            &stage.lab,
+            self.destination.side(),
+            &[["--deliver", &incoming, "--once"].as_slice(), &PATIENCE].concat(),
+        )?;
+        self.socket = stage.lab.scratch("relay");
+        self.relay =
+            platen::relay(&stage.lab, self.vm.side(), &self.socket, self.receive.peer, &PATIENCE)?;
+        let uri = format!("unix:{}", self.socket.display());
+        self.vm.monitor.execute("migrate", json!({"uri": uri, "resume": true}))?;
+        Ok(())
+    }
+}

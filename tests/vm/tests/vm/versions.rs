@@ -1,0 +1,117 @@
+//! Every pair of QEMU versions that this host can run, and QEMU's own ways to make its stream smaller, through the
+//! bare relays.
+
+use anyhow::{ensure, Context, Result};
+use serde_json::json;
+use vm_tests::{Qemu, VmSpec, MACHINE_7_2};
+
+use crate::bare::{Flight, Settings, LIMIT};
+use crate::stage::{Stage, LOAD, TINY_DATA_MIB};
+use crate::Scenario;
+
+/// The newest machine type of the QEMU that `scripts/fetch-qemu10` fetches.
+pub(crate) const MACHINE_10: &str = "pc-q35-10.0";
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let pairs = [
+        ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2),
+        ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
+        ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10),
+    ];
+    let mut all = Vec::new();
+    for (name, from, to, machine) in pairs {
+        let (from, to) = (VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
+        for channels in [0, 2, 4] {
+            let (from, to) = (from.clone(), to.clone());
+            all.push(Scenario::new(format!("qemu_{name}_{channels}_channels"), move |stage| {
+                moves(stage, &from, &to, channels)
+            }));
+        }
+        for method in ["zlib", "zstd"] {
+            let (from, to) = (from.clone(), to.clone());
+            all.push(Scenario::new(format!("qemu_{name}_multifd_{method}_passes"), move |stage| {
+                passes(stage, &from, &to, method)
+            }));
+        }
+        all.push(Scenario::new(format!("qemu_{name}_xbzrle_passes"), move |stage| {
+            xbzrle(stage, &from, &to)
+        }));
+    }
+    all
+}
+
+fn moves(stage: &mut Stage, from: &VmSpec, to: &VmSpec, channels: u32) -> Result<()> {
+    let vm = stage.vm_of(from)?;
+    let settings = Settings::multifd(channels, "none");
+    // By itself it might leave alone what so fast a link takes as it is.
+    let mut flight = Flight::prepare(stage, vm, to, &settings, &["--codec", "zstd"])?;
+    flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let crossed = stage.lab.net.crossed()?;
+    flight.go()?;
+    flight.land()?;
+    let wire = stage.lab.net.crossed()? - crossed;
+    flight.destination.guest.stop()?;
+    flight.destination.guest.verify().context("in the destination")?;
+    let report = flight.relay.report()?;
+    let pages = report["normal"].as_u64().context("no normal pages in the report")?;
+    // What is not understood passes as it is: then nothing would be counted.
+    ensure!(pages << 12 > TINY_DATA_MIB << 20, "only {pages} pages were recognised");
+    ensure!(wire < pages << 11, "{wire} bytes on the wire for {pages} pages");
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+/// What QEMU has compressed is not compressed again, and takes no more room on the wire than without platen.
+fn passes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, method: &str) -> Result<()> {
+    let mut vm = stage.vm_of(from)?;
+    let settings = Settings::multifd(2, method);
+    // QEMU alone first, by TCP over the same link. Its VM goes on at the destination, of the other version perhaps.
+    settings.apply(&mut vm)?;
+    let mut alone = stage.lab.incoming_with(&vm, to)?;
+    settings.apply(&mut alone)?;
+    let (listen, peer) = stage.lab.net.meeting_point(alone.side())?;
+    alone.listen(&format!("tcp:{listen}"))?;
+    let crossed = stage.lab.net.crossed()?;
+    vm.monitor.execute("migrate", json!({"uri": format!("tcp:{peer}")}))?;
+    let state = vm.monitor.wait_migration(&["completed", "failed"], LIMIT)?;
+    ensure!(state == "completed", "QEMU alone: {state}");
+    alone.assert_running()?;
+    let by_qemu = stage.lab.net.crossed()? - crossed;
+    drop(vm);
+    drop(alone);
+
+    let vm = stage.vm_of(from)?;
+    let mut flight = Flight::prepare(stage, vm, to, &settings, &[])?;
+    let crossed = stage.lab.net.crossed()?;
+    flight.go()?;
+    flight.land()?;
+    let by_platen = stage.lab.net.crossed()? - crossed;
+    flight.destination.guest.verify().context("in the destination")?;
+    ensure!(
+        by_platen < by_qemu + by_qemu / 20 + (256 << 10),
+        "{by_platen} bytes on the wire, {by_qemu} by QEMU alone"
+    );
+    let report = flight.relay.report()?;
+    let again = report["compression"]["compressed-size"].as_u64().context("no compressed-size")?;
+    ensure!(again < by_platen / 4, "{again} of {by_platen} bytes were compressed a second time");
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+fn xbzrle(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let vm = stage.vm_of(from)?;
+    let settings = Settings::new(&["xbzrle"]).with("xbzrle-cache-size", json!(64 << 20));
+    stage.lab.net.shape(vm_tests::Rate::Mbit(100))?;
+    let mut flight = Flight::prepare(stage, vm, to, &settings, &[])?;
+    // Small updates within a range that the cache holds, so that pages are sent again as deltas.
+    flight.vm.guest.dirty(3000, 0, 16)?;
+    flight.go()?;
+    flight.land()?;
+    flight.destination.guest.stop()?;
+    flight.destination.guest.verify().context("in the destination")?;
+    let stats = flight.vm.monitor.query_migrate()?;
+    let deltas = stats["xbzrle-cache"]["pages"].as_u64().context("no xbzrle-cache")?;
+    ensure!(deltas > 0, "no page went as a delta: {stats}");
+    stage.park_other(flight.destination);
+    Ok(())
+}
