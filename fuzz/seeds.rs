@@ -56,12 +56,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);
-        let number = u8::from(kind == Kind::Multifd);
+        let number = match kind {
+            Kind::Multifd => 1,
+            Kind::Recovery => 3,
+            _ => 0,
+        };
         // The head, and the end behind a head that makes sense of it.
         let head = &bytes[..bytes.len().min(MAX_SEED)];
         for cuts in [&[0u8][..], &[2, 0x07, 0x10, 0x50, 0x00]] {
             // Page size 4096 is number 2 of the sizes.
-            put(&root, "tokenise", &[&[number + 6][..], cuts, head].concat())?;
+            put(&root, "tokenise", &[&[number + 10][..], cuts, head].concat())?;
         }
         let mut tokens = Vec::new();
         let mut tokeniser = Tokeniser::new(kind, PAGE);

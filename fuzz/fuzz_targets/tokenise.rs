@@ -10,8 +10,9 @@ use stream::{pack, saving, unpack, Facts, Kind, Tokeniser};
 
 fuzz_target!(|input: &[u8]| {
     let Some((&[kind, cuts], rest)) = input.split_first_chunk() else { return };
-    let page_size = 1 << (10 + kind / 3 % 7);
-    let kind = [Kind::Main, Kind::Multifd, Kind::Other][usize::from(kind % 3)];
+    let page_size = 1 << (10 + kind / 5 % 7);
+    let kinds = [Kind::Main, Kind::Multifd, Kind::Other, Kind::Recovery, Kind::Preempt];
+    let kind = kinds[usize::from(kind % 5)];
     let Some((cuts, bytes)) = rest.split_at_checked(usize::from(cuts % 8) * 2) else { return };
     let cuts: Vec<usize> =
         cuts.chunks(2).map(|c| usize::from(u16::from_le_bytes([c[0], c[1]])) + 1).collect();

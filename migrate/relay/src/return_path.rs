@@ -1,51 +1,102 @@
-//! The return path, of which only SHUT matters here (section 1.7 of the stream's description: u16 type, u16 length,
-//! body; type 1 is SHUT with a u32, 0 for success).
+//! The return path, of which only SHUT matters here (u16 type, u16 length, body; type 1 is SHUT with a u32, 0 for
+//! success). Everything else is followed just far enough not to take other bytes for it: a postcopy that goes on after
+//! a pause sends RECV_BITMAP (type 5), behind which a bitmap stands without any frame.
 
 const SHUT: u16 = 1;
 const RECV_BITMAP: u16 = 5;
 /// QEMU's own limit of a frame's body.
 const MAX_BODY: usize = 512;
 
+/// What ends the bitmap that follows a RECV_BITMAP frame.
+const BITMAP_END: u64 = 0x0123_4567_89ab_cdef;
+/// Largest bitmap believed, in bytes: one bit a page of 4 KiB for 2^51 bytes of RAM.
+const MAX_BITMAP: u64 = 1 << 36;
+
 /// Finds SHUT in the bytes of a return path, cut anywhere.
 #[derive(Debug, Default)]
 pub struct ReturnPath {
-    /// The frame header and body gathered so far.
-    frame: Vec<u8>,
-    /// Type 5 is followed by unframed bytes, and unknown lengths cannot be followed: no more is looked at.
-    blind: bool,
+    state: State,
+    /// The frame header and body, or the field, gathered so far.
+    gathered: Vec<u8>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum State {
+    #[default]
+    Frame,
+    /// The length of a bitmap, which follows its frame without a frame of its own.
+    BitmapLength,
+    Bitmap {
+        left: u64,
+    },
+    BitmapEnd,
+    /// What cannot be followed is not looked at any more.
+    Blind,
 }
 
 impl ReturnPath {
     /// Looks at more bytes. Gives SHUT's value and the number of bytes of `bytes` before the frame that holds it, if one
     /// ends here.
     pub fn feed(&mut self, bytes: &[u8]) -> Option<(u32, usize)> {
-        let mut begin = 0;
-        for (at, byte) in bytes.iter().enumerate() {
-            if self.blind {
-                return None;
+        let (mut begin, mut at) = (0, 0);
+        while let Some(byte) = bytes.get(at) {
+            match self.state {
+                State::Blind => return None,
+                State::Bitmap { left } => {
+                    let here = (bytes.len() - at) as u64;
+                    let taken = left.min(here);
+                    // No more than `bytes` has.
+                    at += usize::try_from(taken).unwrap_or(usize::MAX);
+                    let left = left - taken;
+                    self.state = if left == 0 { State::BitmapEnd } else { State::Bitmap { left } };
+                    continue;
+                }
+                State::Frame | State::BitmapLength | State::BitmapEnd => {}
             }
-            if self.frame.is_empty() {
+            if self.gathered.is_empty() {
                 begin = at;
             }
-            self.frame.push(*byte);
-            if self.frame.len() < 4 {
-                continue;
-            }
-            let kind = u16::from_be_bytes([self.frame[0], self.frame[1]]);
-            let length = usize::from(u16::from_be_bytes([self.frame[2], self.frame[3]]));
-            if length > MAX_BODY || kind == RECV_BITMAP {
-                self.blind = true;
-                return None;
-            }
-            if self.frame.len() == 4 + length {
-                let body = self.frame.split_off(4);
-                self.frame.clear();
-                if let (SHUT, [a, b, c, d]) = (kind, body[..].get(..4).unwrap_or(&[])) {
-                    return Some((u32::from_be_bytes([*a, *b, *c, *d]), begin));
-                }
+            self.gathered.push(*byte);
+            at += 1;
+            if let Some(code) = self.gathered_byte() {
+                return Some((code, begin));
             }
         }
         None
+    }
+
+    /// Judges what is gathered. SHUT's value when that is what it is.
+    fn gathered_byte(&mut self) -> Option<u32> {
+        if self.state != State::Frame {
+            let field = u64::from_be_bytes(self.gathered[..].try_into().ok()?);
+            self.gathered.clear();
+            self.state = match self.state {
+                State::BitmapLength if field % 8 == 0 && field <= MAX_BITMAP => {
+                    State::Bitmap { left: field }
+                }
+                State::BitmapEnd if field == BITMAP_END => State::Frame,
+                _ => State::Blind,
+            };
+            return None;
+        }
+        let [a, b, c, d, body @ ..] = &self.gathered[..] else { return None };
+        let kind = u16::from_be_bytes([*a, *b]);
+        let length = usize::from(u16::from_be_bytes([*c, *d]));
+        if length > MAX_BODY {
+            self.state = State::Blind;
+        }
+        if body.len() < length {
+            return None;
+        }
+        let shut = match (kind, body) {
+            (SHUT, [a, b, c, d, ..]) => Some(u32::from_be_bytes([*a, *b, *c, *d])),
+            _ => None,
+        };
+        if kind == RECV_BITMAP {
+            self.state = State::BitmapLength;
+        }
+        self.gathered.clear();
+        shut
     }
 }
 
@@ -73,8 +124,35 @@ mod tests {
     #[test]
     fn it_goes_blind_rather_than_wrong() {
         let mut path = ReturnPath::default();
-        assert_eq!(path.feed(&[0, 5, 0, 3, 1, b'a', b'b']), None);
+        assert_eq!(path.feed(&[0, 9, 0xff, 0xff]), None);
         assert_eq!(path.feed(&SHUT_OK), None);
-        assert_eq!(ReturnPath::default().feed(&[0, 9, 0xff, 0xff]), None);
+        // A bitmap whose length is no multiple of 8, and one that does not end where it says.
+        for wrong in [bitmap(7, 7, BITMAP_END), bitmap(8, 16, BITMAP_END), bitmap(8, 8, 1)] {
+            let mut path = ReturnPath::default();
+            assert_eq!(path.feed(&wrong), None);
+            assert_eq!(path.feed(&SHUT_OK), None);
+        }
+    }
+
+    /// RECV_BITMAP of block "ab", with a bitmap of `has` bytes that says it has `says`.
+    fn bitmap(says: u64, has: usize, end: u64) -> Vec<u8> {
+        let frame = [0, 5, 0, 3, 2, b'a', b'b'];
+        // The bytes of SHUT, over and over: in a bitmap they mean nothing.
+        let map = SHUT_OK.iter().cycle().take(has).copied().collect::<Vec<_>>();
+        [&frame[..], &says.to_be_bytes(), &map, &end.to_be_bytes()].concat()
+    }
+
+    #[test]
+    fn shut_is_found_behind_bitmaps() {
+        let bytes =
+            [bitmap(64, 64, BITMAP_END), bitmap(0, 0, BITMAP_END), PONG.into(), SHUT_OK.into()]
+                .concat();
+        let before = bytes.len() - 8;
+        assert_eq!(ReturnPath::default().feed(&bytes), Some((0, before)));
+        for cut in 1..bytes.len() {
+            let mut path = ReturnPath::default();
+            assert_eq!(path.feed(&bytes[..cut]), None);
+            assert_eq!(path.feed(&bytes[cut..]).map(|found| found.0), Some(0), "cut at {cut}");
+        }
     }
 }

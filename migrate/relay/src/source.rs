@@ -668,6 +668,8 @@ impl Shared {
             Kind::Main => 0,
             Kind::Multifd => 1,
             Kind::Other => 2,
+            Kind::Preempt => 3,
+            Kind::Recovery => 4,
         };
         if kind != Kind::Multifd {
             let results = Results::new(2048);

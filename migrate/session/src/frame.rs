@@ -145,7 +145,7 @@ impl Header {
             return Err(SessionError::PlainLength { got: plain, limit: chunk_bytes });
         }
         let flags = match kind {
-            FrameType::Open => 2,
+            FrameType::Open => 4,
             FrameType::Data => FLAG_PACKED,
             _ => 0,
         };

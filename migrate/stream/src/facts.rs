@@ -24,6 +24,11 @@ pub struct Facts {
     pub postcopy: bool,
     /// Main: POSTCOPY_LISTEN, POSTCOPY_RUN or PACKAGED was seen: it has turned.
     pub postcopy_running: bool,
+    /// Main: offset behind the PACKAGED state that starts the destination's VM in postcopy; 0 while there is none.
+    pub switch_end: u64,
+    /// Main: a section begins behind PACKAGED, or the connection takes up a paused postcopy. The source QEMU is in
+    /// postcopy for good and starts its own VM no more, whatever happens.
+    pub switched: bool,
     /// Main: ENABLE_COLO (command 8) was seen.
     pub colo: bool,
     /// Main: the source VM is certainly stopped: SWITCHOVER_START (command 11), the packaged
@@ -45,10 +50,11 @@ pub struct Facts {
     ///
     /// When `opaque` is set on any multifd channel this number is no longer to be waited for.
     pub syncs: u64,
-    /// Main: the end of RAM, an end-of-stream tag, or opaque bytes were reached: the 0x00
-    /// end-of-stream tag may be at `tail_at` or behind it. Never taken back.
+    /// Main: the end of RAM, an end-of-stream tag, a PACKAGED state, or opaque bytes were reached: what starts the
+    /// destination's VM (the 0x00 end-of-stream tag, or the last byte of PACKAGED) may be at `tail_at` or behind it.
+    /// Taken back by `switched` alone: the destination's VM is then the only one that can run.
     pub tail: bool,
-    /// Offset in the stream at which `tail` became true: no end-of-stream tag stands before it.
+    /// Offset in the stream at which `tail` became true: nothing that starts a VM stands before it.
     /// A token begins there. Meaningless while `tail` is false.
     pub tail_at: u64,
     /// The bytes are not understood at present. Normal on main in the device state; on a multifd
@@ -86,6 +92,8 @@ impl Facts {
             return_path: false,
             postcopy: false,
             postcopy_running: false,
+            switch_end: 0,
+            switched: false,
             colo: false,
             vm_stopped_hint: false,
             barriers: 0,

@@ -43,6 +43,18 @@ pub(crate) struct Main {
     block_page_sizes: u64,
     /// Bytes of RAM blocks the block table has yet to name.
     table_left: u64,
+    form: Form,
+}
+
+/// What the connection is the main channel of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// A migration, from its file header.
+    Whole,
+    /// A postcopy that goes on: section ids are those of a connection that nobody here has seen.
+    Recovery,
+    /// Nothing: bare records.
+    Preempt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +142,26 @@ impl Default for Main {
             footer: 0,
             block_page_sizes: 0,
             table_left: 0,
+            form: Form::Whole,
         }
     }
 }
 
 impl Main {
+    pub(crate) fn recovery() -> Self {
+        Main { state: State::Tag, markers: Markers::Off, form: Form::Recovery, ..Main::default() }
+    }
+
+    pub(crate) fn preempt() -> Self {
+        Main {
+            state: State::Record,
+            section: Section::Part,
+            markers: Markers::Off,
+            form: Form::Preempt,
+            ..Main::default()
+        }
+    }
+
     pub(crate) fn run(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) {
         while feed.skip(&mut self.skip) && self.step(feed, facts).is_some() {}
     }
@@ -192,12 +219,12 @@ impl Main {
         self.tail(feed, facts);
         facts.opaque = true;
         self.scan = Scan::default();
-        let ended = self.section == Section::End;
+        let ended = self.section == Section::End || self.form == Form::Preempt;
         self.next(if ended { State::Tail } else { State::Lost })
     }
 
     fn tail(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) {
-        if !facts.tail {
+        if !facts.tail && !facts.switched && self.form != Form::Preempt {
             feed.cut();
             facts.tail = true;
             facts.tail_at = facts.fed + feed.pos() as u64;
@@ -267,7 +294,8 @@ impl Main {
                 if self.section == Section::End {
                     self.tail(feed, facts);
                 }
-                return self.next(State::Footer);
+                let bare = self.form == Form::Preempt;
+                return self.next(if bare { State::Record } else { State::Footer });
             }
             FLAG_FLUSH => {
                 self.marker(Markers::Flush, read, feed, facts);
@@ -405,6 +433,14 @@ impl Main {
             State::SectionHead { full } => return self.section_head(full, feed, facts),
             State::SectionId { end } => {
                 let id = be32(self.gather.field(feed, 4)?, 0);
+                if facts.switch_end > 0 {
+                    facts.switched = true;
+                    facts.tail = false;
+                }
+                // Only RAM is iterated in postcopy but for block bitmaps, which do not survive a pause.
+                if self.form == Form::Recovery && self.ram.is_none() {
+                    self.ram = Some(id);
+                }
                 if self.ram == Some(id) {
                     facts.vm_stopped_hint |= end;
                     let section = if end { Section::End } else { Section::Part };
@@ -549,6 +585,12 @@ impl Main {
                 self.skip = u64::from(blob);
                 facts.postcopy_running = true;
                 facts.vm_stopped_hint = true;
+                // The destination runs the VM once it has the last byte of this.
+                self.tail(feed, facts);
+                // Behind opaque bytes the guest may have written what looks like this.
+                if facts.resyncs == 0 {
+                    facts.switch_end = facts.fed + feed.pos() as u64 + u64::from(blob);
+                }
             }
             (1..=6 | 8..=11, _) => {
                 match command {

@@ -12,18 +12,38 @@ pub enum Kind {
     Main,
     /// A multifd channel.
     Multifd,
-    /// Anything else, all of it raw: postcopy preempt channel, recovery, return path, TLS.
+    /// The main channel of a migration that was paused in postcopy and goes on: no file header.
+    Recovery,
+    /// The postcopy preempt channel: records of RAM without any frame. Its first bytes do not tell it: it has no
+    /// magic, and may never have any byte.
+    Preempt,
+    /// Anything else, all of it raw: return path, TLS.
     Other,
 }
 
 const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
+/// Command 10, RECV_BITMAP, of at most 255 bytes: what a source asks first when it goes on.
+const RECOVERY_BEGIN: [u8; 4] = [0x08, 0x00, 0x0a, 0x00];
+
+impl Kind {
+    /// Whether this is the connection that the migration stands and falls with: it has the return path, and what starts
+    /// the destination's VM. What is not known is taken for it.
+    pub fn is_main(self) -> bool {
+        matches!(self, Kind::Main | Kind::Recovery | Kind::Other)
+    }
+}
 
 /// What a connection that begins with `first` carries; `None` while more bytes (4 at most) could
 /// still make it a main or multifd channel.
 pub fn classify(first: &[u8]) -> Option<Kind> {
     let n = first.len().min(4);
-    for (magic, kind) in [(MAIN_MAGIC, Kind::Main), (MULTIFD_MAGIC, Kind::Multifd)] {
+    let magics = [
+        (MAIN_MAGIC, Kind::Main),
+        (MULTIFD_MAGIC, Kind::Multifd),
+        (RECOVERY_BEGIN, Kind::Recovery),
+    ];
+    for (magic, kind) in magics {
         if first[..n] == magic[..n] {
             return (n == 4).then_some(kind);
         }
@@ -50,12 +70,20 @@ impl Tokeniser {
     /// otherwise; one that no target has is taken as 4096.
     pub fn new(kind: Kind, page_size: usize) -> Self {
         let page_size = if is_page_size(page_size) { page_size } else { 4096 };
+        let mut facts = Facts::new(page_size);
         let parser = match kind {
             Kind::Main => Parser::Main(Box::default()),
             Kind::Multifd => Parser::Multifd(Box::default()),
+            Kind::Recovery => {
+                // A paused postcopy had its return path, and goes on with it.
+                (facts.return_path, facts.postcopy) = (true, true);
+                (facts.postcopy_running, facts.switched) = (true, true);
+                Parser::Main(Box::new(Main::recovery()))
+            }
+            Kind::Preempt => Parser::Main(Box::new(Main::preempt())),
             Kind::Other => Parser::Other,
         };
-        Tokeniser { parser, facts: Facts::new(page_size) }
+        Tokeniser { parser, facts }
     }
 
     /// Appends tokens that cover `bytes` exactly: their lengths, at the page size in

@@ -7,7 +7,13 @@ use proptest::prelude::*;
 use stream::{classify, pack, unpack, Kind, Token, MAX_CHUNK};
 
 fn kinds() -> impl Strategy<Value = Kind> {
-    prop_oneof![Just(Kind::Main), Just(Kind::Multifd), Just(Kind::Other)]
+    prop_oneof![
+        Just(Kind::Main),
+        Just(Kind::Multifd),
+        Just(Kind::Recovery),
+        Just(Kind::Preempt),
+        Just(Kind::Other)
+    ]
 }
 
 fn page_sizes() -> impl Strategy<Value = usize> {
@@ -99,7 +105,8 @@ proptest! {
         let start: &[u8] = match kind {
             Kind::Main => b"QEVM\0\0\0\x03\x01\0\0\0\x02\x03ram\0\0\0\0\0\0\0\x04",
             Kind::Multifd => &[&b"\x11\x22\x33\x44\0\0\0\x01"[..], &[0; 56]].concat(),
-            Kind::Other => &[],
+            Kind::Recovery => b"\x08\0\x09\0\0\x02\0\0\0\x02",
+            Kind::Preempt | Kind::Other => &[],
         };
         check(kind, size, &[start, &bytes].concat(), &cuts);
     }
@@ -167,6 +174,8 @@ fn first_bytes_tell_the_kind() {
     assert_eq!(classify(&[0x11, 0x22, 0x33]), None);
     assert_eq!(classify(&[0x11, 0x22, 0x33, 0x44, 9]), Some(Kind::Multifd));
     assert_eq!(classify(&[0x11, 0x22, 0x34]), Some(Kind::Other));
-    assert_eq!(classify(b"\x08"), Some(Kind::Other));
+    assert_eq!(classify(b"\x08"), None);
+    assert_eq!(classify(b"\x08\0\x0a\0\x07"), Some(Kind::Recovery));
+    assert_eq!(classify(b"\x08\0\x09"), Some(Kind::Other));
     assert_eq!(classify(b"QEVN"), Some(Kind::Other));
 }
