@@ -7,6 +7,7 @@ mod auto;
 mod bench;
 mod cert;
 mod cpus;
+mod keeper;
 mod migrate;
 mod network;
 mod progress;
@@ -44,6 +45,9 @@ enum Command {
     Cert(cert::CertArgs),
     /// Measure
     Bench(bench::BenchArgs),
+    /// What `migrate` and `relay` start beside themselves: see `relay::keep`
+    #[command(hide = true)]
+    Keep,
 }
 
 fn main() -> ExitCode {
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         Command::Qat(args) => return finish(qat_command::run(args)),
         Command::Cert(args) => cert::run(&args),
         Command::Bench(args) => bench::run(args),
+        Command::Keep => keeper::run(),
     };
     finish(result.map(|()| ExitCode::SUCCESS))
 }

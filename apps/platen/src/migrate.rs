@@ -1,6 +1,7 @@
 //! `platen migrate`: drives the source QEMU by its monitor and carries its stream.
 
 use crate::args::{MigrateArgs, OnOff};
+use crate::keeper;
 use crate::network;
 use crate::progress::Bar;
 use crate::qat_command;
@@ -88,6 +89,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
         .tempdir()
         .context("cannot make a private directory")?;
     let address = UnixAddress::from(dir.path().join("migrate.sock"));
+    source.kept_by(keeper::start()?);
     source.listen(&address)?;
     let interrupts = Arc::new(AtomicU32::new(0));
     let counted = interrupts.clone();

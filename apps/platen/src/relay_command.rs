@@ -1,6 +1,7 @@
 //! `platen relay`: the source end alone, for libvirt and scripts.
 
 use crate::args::RelayArgs;
+use crate::keeper;
 use crate::network;
 use crate::qat_command;
 use crate::report::{peer_cpu, process_cpu, Report};
@@ -32,6 +33,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
         },
         accelerator.as_ref(),
     )?;
+    source.kept_by(keeper::start()?);
     source.listen(&args.listen)?;
     let handle = source.handle();
     ctrlc::set_handler(move || handle.stop()).context("cannot handle signals")?;

@@ -116,12 +116,18 @@ impl Delivery<'_> {
                 let kind = match header.flags {
                     0 => Kind::Main,
                     1 => Kind::Multifd,
+                    3 => Kind::Preempt,
+                    4 => Kind::Recovery,
                     _ => Kind::Other,
                 };
                 self.kind = Some(kind);
                 self.tokeniser = Tokeniser::new(kind, self.shared.page_size);
                 if kind == Kind::Multifd {
                     self.shared.barriers.handed(self.stream, 0);
+                }
+                if kind == Kind::Preempt {
+                    // QEMU 7.2 begins only when it has this one, which may never have a byte.
+                    self.connect()?;
                 }
                 self.delivered(&header, self.hash.value());
             }
@@ -159,14 +165,23 @@ impl Delivery<'_> {
         // What is not understood at all may hold the tag anywhere.
         let other = self.kind == Some(Kind::Other);
         let (tail, tail_at) = if other { (true, 0) } else { (facts.tail, facts.tail_at) };
-        let page_size = facts.page_size;
+        let (page_size, switched) = (facts.page_size, facts.switched);
         self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
+        self.shared.postcopy.fetch_or(facts.postcopy_running, Ordering::AcqRel);
         let markers = self.markers_in(page_size);
-        if self.kind == Some(Kind::Multifd) {
+        if !self.is_main() {
             self.write_channel(bytes)?;
             drop(chunk);
             self.delivered(&header, self.hash.value());
             return Ok(());
+        }
+        if !tail {
+            // Behind a switch to postcopy: the source starts its VM no more, whatever word is missing.
+            self.release()?;
+            // It is running from here on, or was before: W28 has to say so.
+            if switched && !self.shared.session.commit() {
+                return Err(Stop::Over);
+            }
         }
         let free = if tail {
             usize::try_from(tail_at.saturating_sub(before)).unwrap_or(bytes.len()).min(bytes.len())
@@ -214,7 +229,19 @@ impl Delivery<'_> {
         Ok(())
     }
 
+    /// Whether this is the connection that starts the VM.
+    fn is_main(&self) -> bool {
+        self.kind.is_some_and(Kind::is_main)
+    }
+
     fn eof(&mut self) -> Result<(), Stop> {
+        if self.kind == Some(Kind::Preempt) {
+            if let Some(socket) = &self.socket {
+                // QEMU may have closed it first.
+                let _ = socket.shutdown(Shutdown::Write);
+            }
+            return Ok(());
+        }
         if self.kind == Some(Kind::Multifd) {
             // QEMU would sit in its barrier for a channel that closes early; the main channel's end ends all.
             return Ok(());
@@ -241,7 +268,7 @@ impl Delivery<'_> {
             self.shared.barriers.handed(self.stream, syncs);
         }
         self.write(&bytes[done..])?;
-        if facts.opaque {
+        if facts.opaque && self.kind == Some(Kind::Multifd) {
             // Its SYNCs can no longer be counted: better a barrier that QEMU waits at than one that never comes.
             self.shared.barriers.handed(self.stream, u64::MAX);
         }
@@ -278,7 +305,7 @@ impl Delivery<'_> {
         let mut socket: &UnixStream = socket;
         if let Err(error) = socket.write_all(bytes) {
             let error = self.explain(&error);
-            if self.kind != Some(Kind::Multifd) {
+            if self.is_main() {
                 return Err(Stop::Qemu(error));
             }
             let gone = Event::WriterGone { stream: self.stream, is_channel: true, error };
@@ -289,7 +316,7 @@ impl Delivery<'_> {
             // QEMU has confirmed: what it did not want to read counts as taken, or the source would never be told.
             return Ok(());
         }
-        if self.kind != Some(Kind::Multifd) {
+        if self.is_main() {
             self.shared.main_is_up();
         }
         Ok(())
@@ -304,8 +331,7 @@ impl Delivery<'_> {
         if self.socket.is_some() {
             return Ok(());
         }
-        let is_main =
-            self.kind == Some(Kind::Main) || (self.kind == Some(Kind::Other) && self.stream == 0);
+        let is_main = self.is_main() && (self.kind != Some(Kind::Other) || self.stream == 0);
         if !is_main && !self.shared.wait_for_main() {
             return Err(Stop::Over);
         }

@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) events: Sender<Event>,
     /// The stream asked for a return path.
     pub(crate) return_path: AtomicBool,
+    /// The stream holds what starts the VM in postcopy: QEMU may close its socket and run it all the same.
+    pub(crate) postcopy: AtomicBool,
     pub(crate) over: AtomicBool,
     /// QEMU has said SHUT(0): it has all it needs, whatever its channels still take.
     content: AtomicBool,
@@ -289,6 +291,7 @@ impl Destination {
             counters: Counters::default(),
             events,
             return_path: AtomicBool::new(false),
+            postcopy: AtomicBool::new(false),
             over: AtomicBool::new(false),
             content: AtomicBool::new(false),
             main_up: AtomicBool::new(false),
@@ -367,8 +370,11 @@ impl Destination {
                 Some(Event::QemuEof)
                     if source_eof && !shared.return_path.load(Ordering::Acquire) => {}
                 Some(Event::QemuEof) => {
-                    // It did not confirm and is gone: its VM does not run, so the source need not be in doubt.
-                    shared.session.uncommit();
+                    // It did not confirm and is gone: its VM does not run, so the source need not be in doubt. Not so
+                    // in postcopy, which it may have paused with its VM running.
+                    if !shared.postcopy.load(Ordering::Acquire) {
+                        shared.session.uncommit();
+                    }
                     return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
                 }
                 Some(Event::WriterGone { .. }) if shut == Some(0) => {}

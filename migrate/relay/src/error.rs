@@ -57,6 +57,18 @@ pub enum RelayError {
     /// The peer was lost in doubt, could be asked, and has not brought the VM to life.
     #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU; the source VM goes on")]
     NeverCommitted,
+    /// A migration in postcopy was interrupted.
+    #[error("the migration was interrupted in postcopy ({cause}): the VM is at the destination and both QEMUs pause the migration, with nothing lost. Take it up again: start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]
+    Paused {
+        /// What interrupted it.
+        cause: String,
+    },
+    /// A migration was interrupted on its way into postcopy, too late for the one QEMU and too early for the other.
+    #[error("the migration was interrupted as it turned to postcopy ({cause}): the source QEMU has gone over to postcopy and keeps its VM stopped, but the state that starts the VM never reached the destination QEMU. It runs nowhere, and no recovery can take it up")]
+    Stranded {
+        /// What interrupted it.
+        cause: String,
+    },
     /// What this version does not carry.
     #[error("{what}")]
     Unsupported {

@@ -21,30 +21,44 @@ const LINGER: Duration = Duration::from_millis(1);
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
 /// How often a reader that has no credit looks whether QEMU is still there.
 const GONE: Duration = Duration::from_millis(200);
+/// The PING behind the packaged state, and the first byte behind that, which shows that the source is in postcopy.
+const PING: u64 = 10;
 /// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
 const LEAST_COMPRESSED: usize = 512;
 /// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's description).
 const FIRST_BYTES: usize = 64;
 
+/// A connection that has no byte for this long, when the main one has announced postcopy, is its preempt channel: every
+/// other kind begins to write at once.
+const SILENT: Duration = Duration::from_millis(100);
+
 /// What a connection is, by its first bytes; `None` while they are not there.
-pub(crate) fn classify(stream: &SourceStream) -> Option<Kind> {
+pub(crate) fn classify(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
     if let Some(kind) = stream.kind.get() {
         return Some(*kind);
     }
     let mut first = [0; FIRST_BYTES];
     let (_, got) =
         recv(&stream.socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
-    let kind = stream::classify(&first[..got])?;
+    let kind = match stream::classify(&first[..got])? {
+        // Records of RAM have no magic.
+        Kind::Other if stream.id > 0 && shared.postcopy.load(Ordering::Acquire) => Kind::Preempt,
+        kind => kind,
+    };
     Some(*stream.kind.get_or_init(|| kind))
 }
 
 /// Reads `stream` to its end.
 pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
     let Some(kind) = first_bytes(shared, stream) else {
-        // It ended without a word. QEMU does that to a preempt channel it never used; nobody misses it.
+        // It ended without a word; nobody misses it.
         return;
     };
-    let is_main = kind != Kind::Multifd;
+    let is_main = kind.is_main();
+    if kind == Kind::Recovery {
+        shared.postcopy.store(true, Ordering::Release);
+        shared.has_gone_over();
+    }
     if shared.open(stream, kind) {
         let result = read_all(shared, stream, kind);
         if let Err(error) = result {
@@ -61,9 +75,18 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
 /// Waits for the bytes that tell what this is.
 fn first_bytes(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
     loop {
-        wait_readable(&stream.socket, None);
-        if let Some(kind) = classify(stream) {
+        let readable = wait_readable(&stream.socket, Some(SILENT));
+        if let Some(kind) = classify(shared, stream) {
             return Some(kind);
+        }
+        if !readable {
+            if shared.over.load(Ordering::Acquire) {
+                return None;
+            }
+            if stream.id > 0 && shared.postcopy.load(Ordering::Acquire) {
+                return Some(*stream.kind.get_or_init(|| Kind::Preempt));
+            }
+            continue;
         }
         let mut byte = [0; 1];
         match recv(&stream.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -93,7 +116,7 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
                 Some(Some(permit)) => break Some(permit),
                 Some(None) => return Ok(()),
                 // Cancelled while nothing moves, perhaps for as long as a link is away (W21).
-                None if kind != Kind::Multifd
+                None if kind.is_main()
                     && shared.return_path.load(Ordering::Acquire)
                     && !is_open(&stream.socket) =>
                 {
@@ -128,20 +151,40 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         if facts.return_path {
             shared.return_path.store(true, Ordering::Release);
         }
+        if facts.postcopy {
+            shared.postcopy.store(true, Ordering::Release);
+        }
         // What is not understood at all may hold the tag anywhere.
         let tail = kind == Kind::Other || (kind == Kind::Main && facts.tail);
+        let before_switch = (facts.switch_end > 0 && !facts.switched)
+            .then(|| facts.switch_end.saturating_sub(facts.fed));
+        if facts.switched && kind.is_main() {
+            shared.has_gone_over();
+        }
         // The VM has stopped: from here on every millisecond is downtime.
-        patient = !(tail || facts.vm_stopped_hint);
+        patient = !(tail || facts.vm_stopped_hint || kind == Kind::Preempt);
         if let Some(auto) = shared.auto.as_ref().filter(|_| facts.vm_stopped_hint) {
             auto.stopped();
         }
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
         let channels = if has_barrier { shared.multifd_channels() } else { 0 };
         let page_size = facts.page_size;
+        // QEMU's own multifd compression: what it has compressed does not shrink a second time.
+        let is_compressed = kind == Kind::Multifd && facts.multifd_method != 0;
+        // A page that a stopped vCPU waits for is not to queue behind others for a codec thread.
+        let as_it_is = is_compressed || kind == Kind::Preempt;
         let header = session.credits().issue_data(permit, len, checksum, channels);
-        send_chunk(shared, EncodeInput { header, chunk, len, checksum, tokens, page_size });
+        send_chunk(
+            shared,
+            EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is },
+        );
         if tail {
+            // Before the word is queued: a link may say it at once.
+            shared
+                .before_switch
+                .store(before_switch.map_or(0, |left| left + PING), Ordering::Release);
             shared.tail_read.store(true, Ordering::Release);
+            shared.guard(stream, before_switch);
             if is_open(&stream.socket) {
                 session.send_bare(stream.id, FrameType::StillOpen, 0);
             } else if shared.return_path.load(Ordering::Acquire) {
@@ -152,7 +195,7 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
     }
     // Cut off before the destination confirmed: the decision whether this is a cancel is the relay's (W21). The frame
     // itself is only true for a stream that may end like this.
-    let ends_well = kind == Kind::Multifd
+    let ends_well = !kind.is_main()
         || !shared.return_path.load(Ordering::Acquire)
         || shared.over.load(Ordering::Acquire);
     if ends_well {
@@ -168,20 +211,23 @@ struct EncodeInput {
     checksum: u64,
     tokens: Vec<Token>,
     page_size: usize,
+    /// Compressing it is not worth it.
+    as_it_is: bool,
 }
 
 /// To the codec threads, or straight to the links when there is nothing to gain.
 fn send_chunk(shared: &Shared, input: EncodeInput) {
-    let EncodeInput { header, chunk, len, checksum, tokens, page_size } = input;
+    let EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is } = input;
     let session = &shared.session;
+    let packable = stream::worth_packing_without_codec(&tokens);
     let assigned = shared
         .auto
         .as_ref()
-        .filter(|_| len >= LEAST_COMPRESSED)
+        .filter(|_| len >= LEAST_COMPRESSED && (packable || !as_it_is))
         .map(|auto| auto.choose(&chunk[..len]));
     let settings = assigned.as_ref().map_or(shared.settings, Assigned::settings);
-    let worthwhile = len >= LEAST_COMPRESSED
-        && (settings.codec() != Codec::Raw || stream::worth_packing_without_codec(&tokens));
+    let worthwhile =
+        len >= LEAST_COMPRESSED && ((settings.codec() != Codec::Raw && !as_it_is) || packable);
     let payload = if worthwhile {
         session.payload().take_until(None, || session.failure().is_some())
     } else {

@@ -13,7 +13,9 @@
 //! alone ends things, so that the rules about who is told what (`docs/wire.md`, W18 to W28) stand in two functions.
 //!
 //! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both sides: the source VM
-//! goes on, the destination QEMU gives up. After it, only the destination's word or a person decides.
+//! goes on, the destination QEMU gives up. After it, only the destination's word or a person decides, also when the
+//! source relay is killed ([`Keeper`]). In postcopy every failure ends with both QEMUs paused, to be taken up again by
+//! new relays.
 //!
 //! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
 
@@ -28,6 +30,7 @@ mod error;
 mod hand_back;
 mod intake;
 mod jobs;
+mod keeper;
 mod return_path;
 mod server;
 mod source;
@@ -38,6 +41,7 @@ pub use auto::{AutoConfig, AutoReport, Part};
 pub use counters::Counters;
 pub use destination::{Destination, DestinationEnd};
 pub use error::RelayError;
+pub use keeper::{keep, Keeper};
 pub use return_path::ReturnPath;
 pub use server::{Host, Server, ServerConfig};
 pub use source::{Progress, Source, SourceConfig, SourceEnd, SourceHandle};

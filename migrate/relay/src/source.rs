@@ -8,18 +8,20 @@ use crate::error::RelayError;
 use crate::hand_back;
 use crate::intake;
 use crate::jobs::{EncodeContext, EncodeJob};
+use crate::keeper::Keeper;
 use crate::unix::{Listening, UnixAddress};
 use codec::{Codec, Settings};
 use pipeline::{Lanes, LanesConfig, Results, Submitter};
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::{recv, RecvFlags};
 use session::{
     dial, random_id, FrameType, Hello, Incoming, Redial, Session, SessionError, Setup, Sink,
     Verdict, MAX_LINKS, MAX_STREAMS,
 };
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{fence, AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -112,6 +114,14 @@ pub(crate) struct Shared {
     /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(crate) word_sent: AtomicBool,
     pub(crate) return_path: AtomicBool,
+    /// The main stream has announced that it may turn to postcopy, or is one that goes on.
+    pub(crate) postcopy: AtomicBool,
+    /// The source QEMU is in postcopy for good: its VM runs no more, and a closed socket pauses the migration.
+    pub(crate) switched: AtomicBool,
+    /// Bytes of the main stream that may still come before that, counted from what was read of it; 0 without postcopy.
+    pub(crate) before_switch: AtomicU64,
+    /// Holds QEMU's main socket while this process must not be the only one that does.
+    keeper: OnceLock<Keeper>,
     /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
     pub(crate) handing_shut: AtomicBool,
     /// Return paths being handed back.
@@ -368,6 +378,10 @@ impl Source {
             tail_read: AtomicBool::new(false),
             word_sent: AtomicBool::new(false),
             return_path: AtomicBool::new(false),
+            postcopy: AtomicBool::new(false),
+            switched: AtomicBool::new(false),
+            before_switch: AtomicU64::new(0),
+            keeper: OnceLock::new(),
             handing_shut: AtomicBool::new(false),
             backs: AtomicUsize::new(0),
             over: AtomicBool::new(false),
@@ -419,6 +433,12 @@ impl Source {
                 shared.accept_waiting();
             }
         })
+    }
+
+    /// Has `keeper` hold QEMU's main socket while the destination may be running and the source does not know yet. To be
+    /// called before [`Source::listen`], once.
+    pub fn kept_by(&self, keeper: Keeper) {
+        let _ = self.shared.keeper.set(keeper);
     }
 
     /// A handle for other threads.
@@ -519,6 +539,10 @@ impl Source {
                         // It closed because the session ended, whose own event says why.
                         None if shared.session.failure().is_some() => {}
                         None if shared.handing_shut.load(Ordering::Acquire) => {}
+                        None if shared.has_switched() => {
+                            let cause = "the source QEMU closed its migration socket".into();
+                            return Err(RelayError::Paused { cause });
+                        }
                         None => return Err(RelayError::SourceEnded),
                     }
                 }
@@ -535,7 +559,12 @@ impl Source {
                     Some(code) => return Err(RelayError::DestinationRefused { code }),
                     None if main_eof && !return_path => break,
                     None => {
-                        return Err(peer_reason(&events).unwrap_or(RelayError::DestinationEnded))
+                        let reason = peer_reason(&events).unwrap_or(RelayError::DestinationEnded);
+                        if shared.has_switched() {
+                            let cause = "the destination QEMU closed its migration socket".into();
+                            return Err(RelayError::Paused { cause });
+                        }
+                        return Err(reason);
                     }
                 },
                 Ok(Event::Closed(error)) => {
@@ -551,13 +580,16 @@ impl Source {
                         Some(code) => return Err(RelayError::DestinationRefused { code }),
                         None => {}
                     }
+                    // Pairs with the fences in `still_open` and `has_gone_over`.
+                    fence(Ordering::SeqCst);
                     let told = matches!(
                         *error,
                         SessionError::Aborted { committed: false, .. }
                             | SessionError::Over { committed: false, .. }
                     );
-                    // Pairs with the fence in `still_open`.
-                    fence(Ordering::SeqCst);
+                    if shared.has_switched() {
+                        return Err(shared.interrupted(&error, told));
+                    }
                     if shared.word_sent.load(Ordering::Acquire) && !told && return_path && !main_eof
                     {
                         return Err(hold(shared, &self.redial, &events, error, notice));
@@ -567,6 +599,10 @@ impl Source {
                 Ok(Event::Finished(_) | Event::BackDone) => {}
                 Ok(Event::Notice(text)) => notice(&text),
                 Ok(Event::Stop) => {
+                    if shared.has_switched() && shut.is_none() {
+                        let cause = "this relay was told to end".into();
+                        return Err(RelayError::Paused { cause });
+                    }
                     let in_doubt = shared.word_sent.load(Ordering::Acquire) && shut.is_none();
                     if in_doubt && !stop_asked {
                         stop_asked = true;
@@ -649,17 +685,77 @@ impl Shared {
         self.accept_waiting();
         let streams = self.lock_streams();
         let multifd =
-            streams.iter().filter(|stream| intake::classify(stream) == Some(Kind::Multifd));
+            streams.iter().filter(|stream| intake::classify(self, stream) == Some(Kind::Multifd));
         u32::try_from(multifd.count()).unwrap_or(0)
     }
 
     /// Whether the source QEMU still has its main connection open.
     fn main_is_open(&self) -> bool {
         let streams = self.lock_streams();
-        let mut main = streams
-            .iter()
-            .filter(|stream| matches!(stream.kind.get(), Some(Kind::Main | Kind::Other)));
+        let mut main =
+            streams.iter().filter(|stream| stream.kind.get().is_some_and(|kind| kind.is_main()));
         main.any(|stream| intake::is_open(&stream.socket))
+    }
+
+    /// Whether the source QEMU is in postcopy for good.
+    fn has_switched(&self) -> bool {
+        self.switched.load(Ordering::Acquire)
+    }
+
+    /// A session that ends when the source QEMU is in postcopy. `never`: the peer has written nothing that starts the VM.
+    fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
+        let cause = cause.to_string();
+        // Who takes up a paused postcopy has nothing more to write of that kind: the VM is there.
+        let recovers = self.lock_streams().iter().any(|s| s.kind.get() == Some(&Kind::Recovery));
+        if never && !recovers {
+            RelayError::Stranded { cause }
+        } else {
+            RelayError::Paused { cause }
+        }
+    }
+
+    /// With the session gone: reads on in the main stream, for nothing but to see whether the source goes over to
+    /// postcopy, which it does in what it writes behind its packaged state and a PING.
+    fn look_for_switch(&self) {
+        let left = self.before_switch.load(Ordering::Acquire);
+        if left == 0 || self.has_switched() {
+            return;
+        }
+        let mut bytes = [0; 16384];
+        for stream in self.lock_streams().iter().filter(|s| s.kind.get() == Some(&Kind::Main)) {
+            while let Ok((_, got @ 1..)) = recv(&stream.socket, &mut bytes[..], RecvFlags::DONTWAIT)
+            {
+                let left = self.before_switch.load(Ordering::Acquire);
+                match left.checked_sub(got as u64) {
+                    Some(left @ 1..) => self.before_switch.store(left, Ordering::Release),
+                    _ => {
+                        self.switched.store(true, Ordering::Release);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The destination may have what starts its VM from now on: until the source has heard of it, or cannot start its
+    /// own any more, its socket must stay open even if this process dies.
+    pub(crate) fn guard(&self, stream: &SourceStream, before_switch: Option<u64>) {
+        if let Some(keeper) = self.keeper.get() {
+            // A keeper that has gone leaves what there is without one.
+            let _ = keeper.hold(&stream.socket, before_switch);
+        }
+    }
+
+    /// The source QEMU is in postcopy for good.
+    pub(crate) fn has_gone_over(&self) {
+        if !self.switched.swap(true, Ordering::AcqRel) {
+            // As in `still_open`: either what shows the switch stays here, as the session has failed, or whoever decides
+            // what that means sees the flag.
+            fence(Ordering::SeqCst);
+            if let Some(keeper) = self.keeper.get() {
+                keeper.release();
+            }
+        }
     }
 
     /// Makes the stream known to the peer; for a main channel starts what hands the return path back.
@@ -671,7 +767,7 @@ impl Shared {
             Kind::Preempt => 3,
             Kind::Recovery => 4,
         };
-        if kind != Kind::Multifd {
+        if kind.is_main() {
             let results = Results::new(2048);
             let _ = stream.results.set(results.clone());
             let (shared, stream) = (self.clone(), stream.clone());
@@ -749,19 +845,30 @@ fn hold(
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
 ) -> RelayError {
-    let doubt = RelayError::InDoubt { cause };
+    let doubt = RelayError::InDoubt { cause: cause.clone() };
     notice(&doubt.to_string());
+    // Nobody but `look_for_switch` is to read on in QEMU's main connection.
+    shared.session.fail(SessionError::Local { reason: cause.to_string() });
     let mut asked = Some(Instant::now());
     loop {
+        if shared.has_switched() {
+            return shared.interrupted(&cause, false);
+        }
         match events.recv_timeout(LOOK) {
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return doubt,
             // The readers have ended with the session, so QEMU's socket is looked at here.
             _ if !shared.main_is_open() => return doubt,
-            _ => {}
+            _ => shared.look_for_switch(),
         }
-        if asked.is_some_and(|last| last.elapsed() >= ASK) {
+        if !shared.has_switched() && asked.is_some_and(|last| last.elapsed() >= ASK) {
             asked = match redial.ask() {
-                Ok(Verdict { committed: false, .. }) => return RelayError::NeverCommitted,
+                Ok(Verdict { committed: false, .. }) => {
+                    shared.look_for_switch();
+                    if shared.has_switched() {
+                        return shared.interrupted(&cause, true);
+                    }
+                    return RelayError::NeverCommitted;
+                }
                 Ok(Verdict { confirmed, .. }) => {
                     notice(if confirmed {
                         "the peer is back: its QEMU has confirmed and runs the VM. Quit the source QEMU"

@@ -1,0 +1,20 @@
+//! The process beside a source relay that outlives it (`relay::Keeper`).
+
+use anyhow::Context;
+use relay::Keeper;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+/// Starts one, of this very program.
+pub(crate) fn start() -> anyhow::Result<Keeper> {
+    Keeper::spawn(Command::new("/proc/self/exe").arg("keep"))
+        .context("cannot start the process that keeps QEMU's socket open should this one be killed")
+}
+
+/// Is one.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
+    relay::keep(&UnixStream::from(control), |notice| eprintln!("platen: {notice}"))
+        .context("this command is for the use of platen itself")
+}

@@ -1,0 +1,297 @@
+//! A process that keeps the source QEMU's main connection open should the relay be killed at the wrong moment.
+//!
+//! From the moment the destination QEMU may have what starts its VM until the source QEMU has heard so, a source whose
+//! socket closes starts its own VM again: two copies. A relay that is killed (SIGKILL, out of memory) closes it. So a
+//! second process, which does nothing else, holds a copy of that socket meanwhile:
+//!
+//! ```text
+//!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper
+//!    └────────────── main connection ─────── source QEMU ─────┘
+//! ```
+//!
+//! A relay that ends by itself shuts the connection down, which the keeper's copy sees, and it goes. A relay that was
+//! killed did not: the keeper says so and waits until QEMU ends the connection, or a person ends the keeper.
+//!
+//! **In postcopy** the source never starts its VM again once it is in that state, and has to see its socket close to
+//! pause. That it is there shows in what it writes: more than the PING that follows the packaged state.
+//!
+//! **What fails.** Without a keeper (it was killed as well) the source sees its socket close, as with QEMU alone.
+
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// With a descriptor: hold this one. Followed by a `u64`, big-endian: bytes that may still come before the source is in
+/// postcopy for good, or [`NO_SWITCH`].
+const HOLD: u8 = 1;
+/// Let go of it.
+const RELEASE: u8 = 2;
+/// A command and its number.
+const MESSAGE: usize = 9;
+/// In place of a number: this is no postcopy.
+const NO_SWITCH: u64 = u64::MAX;
+/// The PING that a source sends behind the packaged state, before it is in postcopy.
+const PING: u64 = 9;
+/// How long the keeper may take to end once the relay has said goodbye.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The relay's half: a keeper process that runs.
+#[derive(Debug)]
+pub struct Keeper {
+    control: Option<UnixStream>,
+    child: Child,
+}
+
+impl Keeper {
+    /// Starts `program`, which has to call [`keep`] with its standard input.
+    ///
+    /// # Errors
+    /// No socket, or the program does not start.
+    pub fn spawn(program: &mut Command) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let child = program
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            // What a terminal sends to the relay (Ctrl-C) is not for the keeper.
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { control: Some(ours), child })
+    }
+
+    /// Hands over a copy of `socket`. It is held from the moment this returns, whatever becomes of this process.
+    /// `before_switch`: in postcopy, the bytes that the source still has to write of its packaged state.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    pub(crate) fn hold(&self, socket: &UnixStream, before_switch: Option<u64>) -> io::Result<()> {
+        let left = before_switch.map_or(NO_SWITCH, |left| left.saturating_add(PING));
+        let mut message = [0; MESSAGE];
+        message[0] = HOLD;
+        message[1..].copy_from_slice(&left.to_be_bytes());
+        let fds = [socket.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        self.send(&message, &mut control)
+    }
+
+    /// The source may see its socket close again.
+    pub(crate) fn release(&self) {
+        let mut message = [0; MESSAGE];
+        message[0] = RELEASE;
+        // One that has ended holds nothing.
+        let _ = self.send(&message, &mut SendAncillaryBuffer::default());
+    }
+
+    fn send(
+        &self,
+        message: &[u8],
+        control: &mut SendAncillaryBuffer<'_, '_, '_>,
+    ) -> io::Result<()> {
+        let Some(socket) = &self.control else { return Ok(()) };
+        sendmsg(socket, &[IoSlice::new(message)], control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.control = None;
+        let deadline = Instant::now() + FAREWELL;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The keeper's half: obeys `control` until the relay has gone, then holds on where it has to. `notice` gets a sentence
+/// for a person if so.
+///
+/// # Errors
+/// The control socket fails.
+pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
+    let mut held: Option<(OwnedFd, u64)> = None;
+    let mut message = [0; MESSAGE];
+    let mut got = 0;
+    let mut descriptor = None;
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut message[got..])];
+        let received = match recvmsg(control, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => continue,
+            received => received?,
+        };
+        debug_assert!(!received.flags.contains(ReturnFlags::CTRUNC));
+        for ancillary in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = ancillary {
+                descriptor = fds.last().or(descriptor);
+            }
+        }
+        if received.bytes == 0 {
+            break;
+        }
+        got += received.bytes;
+        if got < MESSAGE {
+            continue;
+        }
+        got = 0;
+        let [kind, number @ ..] = message;
+        held = match (kind, descriptor.take()) {
+            (HOLD, Some(fd)) => Some((fd, u64::from_be_bytes(number))),
+            _ => None,
+        };
+    }
+    match held {
+        Some((fd, left)) => hold_on(&UnixStream::from(fd), left, notice),
+        None => Ok(()),
+    }
+}
+
+/// Keeps `socket` open until QEMU closes its end, or is seen to be in postcopy.
+fn hold_on(mut socket: &UnixStream, mut left: u64, notice: impl FnOnce(&str)) -> io::Result<()> {
+    let mut notice = Some(notice);
+    let mut bytes = vec![0; 64 << 10];
+    socket.set_nonblocking(true)?;
+    loop {
+        // POLLHUP and POLLERR come unasked; bytes to read matter in postcopy alone.
+        let mut wanted = PollFlags::RDHUP;
+        if left != NO_SWITCH {
+            wanted |= PollFlags::IN;
+        }
+        let mut fds = [PollFd::new(socket, wanted)];
+        // A relay that ends by itself has shut the connection down: then nothing is to be said.
+        let immediate = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = notice.is_some().then_some(&immediate);
+        let ready = match poll(&mut fds, timeout) {
+            Err(rustix::io::Errno::INTR) => continue,
+            ready => ready?,
+        };
+        let seen = fds[0].revents();
+        if seen.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
+            return Ok(());
+        }
+        if ready == 0 {
+            if let Some(notice) = notice.take() {
+                notice(IN_DOUBT);
+            }
+            continue;
+        }
+        match socket.read(&mut bytes) {
+            Ok(0) => return Ok(()),
+            Ok(n) => match left.checked_sub(n as u64) {
+                Some(rest) => left = rest,
+                // In postcopy: the source has to see its socket close, and pauses.
+                None => return Ok(()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+const IN_DOUBT: &str =
+    "the source relay was killed after the end of the stream may have reached the destination QEMU. The source VM is \
+     stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit \
+     the source QEMU; if not, cancel the migration on the source (migrate_cancel), and the source VM goes on";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::mpsc::{self, Receiver};
+    use std::thread::JoinHandle;
+
+    struct Rig {
+        control: Option<UnixStream>,
+        qemu: UnixStream,
+        relay: Option<UnixStream>,
+        notices: Receiver<String>,
+        keeper: JoinHandle<()>,
+    }
+
+    /// A keeper on a thread, told what `before_switch` says.
+    fn rig(before_switch: Option<Option<u64>>) -> Rig {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (qemu, relay) = UnixStream::pair().unwrap();
+        let (send, notices) = mpsc::channel();
+        let keeper = std::thread::spawn(move || {
+            keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+        });
+        let child = Command::new("true").spawn().unwrap();
+        let parent = Keeper { control: Some(ours.try_clone().unwrap()), child };
+        if let Some(before_switch) = before_switch {
+            parent.hold(&relay, before_switch).unwrap();
+        }
+        drop(parent);
+        Rig { control: Some(ours), qemu, relay: Some(relay), notices, keeper }
+    }
+
+    fn is_open(mut qemu: &UnixStream) -> bool {
+        qemu.set_nonblocking(true).unwrap();
+        !matches!(qemu.read(&mut [0; 1]), Ok(0))
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_killed_relay_leaves_the_connection_open_until_qemu_ends_it() {
+        let mut rig = rig(Some(None));
+        rig.relay = None;
+        rig.control = None;
+        assert!(rig.notices.recv_timeout(SOON).unwrap().contains("migrate_cancel"));
+        (&rig.qemu).write_all(&[7; 1000]).unwrap();
+        assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+        drop(rig.qemu);
+        rig.keeper.join().unwrap();
+    }
+
+    #[test]
+    fn a_relay_that_ends_by_itself_takes_the_connection_with_it() {
+        let mut rig = rig(Some(None));
+        rig.relay.take().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+        rig.control = None;
+        rig.keeper.join().unwrap();
+        assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
+    }
+
+    #[test]
+    fn what_was_never_handed_over_or_was_released_closes() {
+        let mut never = rig(None);
+        never.relay = None;
+        never.control = None;
+        never.keeper.join().unwrap();
+        assert!(!is_open(&never.qemu));
+
+        let mut released = rig(Some(None));
+        released.control.as_mut().unwrap().write_all(&[RELEASE, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        released.relay = None;
+        released.control = None;
+        released.keeper.join().unwrap();
+        assert!(!is_open(&released.qemu) && released.notices.try_recv().is_err());
+    }
+
+    #[test]
+    fn in_postcopy_it_lets_go_once_the_source_is_there() {
+        let mut rig = rig(Some(Some(100)));
+        rig.relay = None;
+        rig.control = None;
+        rig.notices.recv_timeout(SOON).unwrap();
+        (&rig.qemu).write_all(&[7; 109]).unwrap();
+        assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+        // The first byte of a section.
+        (&rig.qemu).write_all(&[2]).unwrap();
+        rig.keeper.join().unwrap();
+        assert!(!is_open(&rig.qemu));
+    }
+}
