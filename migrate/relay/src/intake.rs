@@ -42,7 +42,7 @@ pub(crate) fn classify(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
         recv(&stream.socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
     let kind = match stream::classify(&first[..got])? {
         // Records of RAM have no magic.
-        Kind::Other if stream.id > 0 && shared.postcopy.load(Ordering::Acquire) => Kind::Preempt,
+        Kind::Other if shared.postcopy.load(Ordering::Acquire) => Kind::Preempt,
         kind => kind,
     };
     Some(*stream.kind.get_or_init(|| kind))
@@ -51,13 +51,17 @@ pub(crate) fn classify(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
 /// Reads `stream` to its end.
 pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
     let Some(kind) = first_bytes(shared, stream) else {
-        // It ended without a word; nobody misses it.
+        // It ended without a word: a migration that was cancelled before it began, or somebody who looked whether this
+        // is a live socket. The relay still waits for its migration.
         return;
     };
     let is_main = kind.is_main();
     if kind == Kind::Recovery {
         shared.postcopy.store(true, Ordering::Release);
         shared.has_gone_over();
+    }
+    if kind == Kind::Preempt {
+        shared.session.open_lane(stream.id);
     }
     if shared.open(stream, kind) {
         let result = read_all(shared, stream, kind);
@@ -83,7 +87,7 @@ fn first_bytes(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
             if shared.over.load(Ordering::Acquire) {
                 return None;
             }
-            if stream.id > 0 && shared.postcopy.load(Ordering::Acquire) {
+            if shared.postcopy.load(Ordering::Acquire) {
                 return Some(*stream.kind.get_or_init(|| Kind::Preempt));
             }
             continue;
@@ -170,13 +174,13 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         let channels = if has_barrier { shared.multifd_channels() } else { 0 };
         let page_size = facts.page_size;
         // QEMU's own multifd compression: what it has compressed does not shrink a second time.
-        let is_compressed = kind == Kind::Multifd && facts.multifd_method != 0;
-        // A page that a stopped vCPU waits for is not to queue behind others for a codec thread.
-        let as_it_is = is_compressed || kind == Kind::Preempt;
+        let as_it_is = kind == Kind::Multifd && facts.multifd_method != 0;
+        // A page that a stopped vCPU waits for does not queue behind others, neither for a codec thread nor for a link.
+        let urgent = kind == Kind::Preempt;
         let header = session.credits().issue_data(permit, len, checksum, channels);
         send_chunk(
             shared,
-            EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is },
+            EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
         );
         if tail {
             // Before the word is queued: a link may say it at once.
@@ -213,12 +217,22 @@ struct EncodeInput {
     page_size: usize,
     /// Compressing it is not worth it.
     as_it_is: bool,
+    /// A stopped vCPU waits for it.
+    urgent: bool,
 }
 
 /// To the codec threads, or straight to the links when there is nothing to gain.
 fn send_chunk(shared: &Shared, input: EncodeInput) {
-    let EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is } = input;
+    let EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent } = input;
     let session = &shared.session;
+    if urgent {
+        let _ = shared.spare.push(tokens);
+        shared.counters.raw(len);
+        if let Some(auto) = &shared.auto {
+            auto.as_it_was(len);
+        }
+        return session.send_urgent(raw(header, chunk, len, checksum));
+    }
     let packable = stream::worth_packing_without_codec(&tokens);
     let assigned = shared
         .auto

@@ -560,9 +560,20 @@ impl Source {
                     None if main_eof && !return_path => break,
                     None => {
                         let reason = peer_reason(&events).unwrap_or(RelayError::DestinationEnded);
+                        let cause = match &reason {
+                            RelayError::Ended(error) => error.clone(),
+                            _ => {
+                                let reason = "the destination QEMU closed its migration socket";
+                                Arc::new(SessionError::Local { reason: reason.into() })
+                            }
+                        };
+                        let told = says_never(&cause);
                         if shared.has_switched() {
-                            let cause = "the destination QEMU closed its migration socket".into();
-                            return Err(RelayError::Paused { cause });
+                            return Err(shared.interrupted(&cause, told));
+                        }
+                        if shared.before_switch.load(Ordering::Acquire) > 0 && !told {
+                            // It may have the packaged state, and have paused with its VM running.
+                            return Err(hold(shared, &self.redial, &events, cause, notice));
                         }
                         return Err(reason);
                     }
@@ -582,11 +593,7 @@ impl Source {
                     }
                     // Pairs with the fences in `still_open` and `has_gone_over`.
                     fence(Ordering::SeqCst);
-                    let told = matches!(
-                        *error,
-                        SessionError::Aborted { committed: false, .. }
-                            | SessionError::Over { committed: false, .. }
-                    );
+                    let told = says_never(&error);
                     if shared.has_switched() {
                         return Err(shared.interrupted(&error, told));
                     }
@@ -803,6 +810,15 @@ fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
         }
     }
     None
+}
+
+/// Whether the peer has said that it has written nothing that starts the VM, and never will.
+fn says_never(error: &SessionError) -> bool {
+    matches!(
+        error,
+        SessionError::Aborted { committed: false, .. }
+            | SessionError::Over { committed: false, .. }
+    )
 }
 
 #[derive(Default)]

@@ -66,6 +66,20 @@ struct Table {
     silent: Duration,
 }
 
+/// No lane is wanted.
+const UNWANTED: u64 = u64::MAX;
+
+/// What a link has to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It empties the outbox, and without a lane what is urgent before that.
+    First,
+    /// It carries what is urgent.
+    Lane,
+    /// It takes what the first one would have to wait for.
+    Other,
+}
+
 /// The links of a session.
 #[derive(Debug)]
 pub(crate) struct Lifeline {
@@ -75,6 +89,8 @@ pub(crate) struct Lifeline {
     heard: AtomicU64,
     /// The link that empties the outbox; 0 for none.
     first: AtomicU64,
+    /// The link that carries what is urgent and nothing else; 0 for none, [`UNWANTED`] as long as nothing is urgent.
+    lane: AtomicU64,
     /// Links in the table, for who needs no more than that.
     up: AtomicUsize,
     table: Mutex<Table>,
@@ -98,6 +114,7 @@ impl Lifeline {
             began: now,
             heard: AtomicU64::new(0),
             first: AtomicU64::new(0),
+            lane: AtomicU64::new(UNWANTED),
             up: AtomicUsize::new(0),
             table: Mutex::new(table),
             changed: EventCount::new(),
@@ -188,15 +205,36 @@ impl Lifeline {
         self.links_up()
     }
 
-    /// Whether link `id` empties the outbox. The first to ask when nobody does it gets the work.
-    pub(crate) fn claim(&self, id: u64) -> bool {
-        let claimed = self.first.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
-        claimed.is_ok() || claimed == Err(id)
+    /// What link `id` does now. The first to ask when nobody does a piece of work gets it.
+    pub(crate) fn role(&self, id: u64) -> Role {
+        // The lane leaves the first one's work to others, if there are any.
+        if self.lane.load(Ordering::Acquire) == id && self.links_up() > 1 {
+            return Role::Lane;
+        }
+        if take(&self.first, id) {
+            leave(&self.lane, id);
+            return Role::First;
+        }
+        if take(&self.lane, id) {
+            return Role::Lane;
+        }
+        Role::Other
     }
 
-    /// It no longer does.
+    /// Something is urgent; true for the first to say so.
+    pub(crate) fn want_lane(&self) -> bool {
+        self.lane.compare_exchange(UNWANTED, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Whether a link carries what is urgent and nothing else.
+    pub(crate) fn has_lane(&self) -> bool {
+        !matches!(self.lane.load(Ordering::Acquire), 0 | UNWANTED)
+    }
+
+    /// Link `id` does nothing any more.
     pub(crate) fn release(&self, id: u64) {
-        let _ = self.first.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
+        leave(&self.first, id);
+        leave(&self.lane, id);
     }
 
     /// Shuts every link at once.
@@ -210,6 +248,17 @@ impl Lifeline {
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
+}
+
+/// Whether link `id` does this work, or gets it here as nobody did.
+fn take(work: &AtomicU64, id: u64) -> bool {
+    let taken = work.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
+    taken.is_ok() || taken == Err(id)
+}
+
+/// Link `id` does not do this work any more, if it did.
+fn leave(work: &AtomicU64, id: u64) {
+    let _ = work.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
 }
 
 /// What a client needs to make a link again.
@@ -403,10 +452,37 @@ mod tests {
     #[test]
     fn the_work_of_the_first_link_passes_on_and_comes_to_one_at_a_time() {
         let lifeline = Lifeline::new(2, Duration::from_secs(1));
-        assert!(lifeline.claim(5) && lifeline.claim(5) && !lifeline.claim(6));
+        assert_eq!([5, 5, 6].map(|id| lifeline.role(id)), [Role::First, Role::First, Role::Other]);
         lifeline.release(6);
-        assert!(!lifeline.claim(6));
+        assert_eq!(lifeline.role(6), Role::Other);
         lifeline.release(5);
-        assert!(lifeline.claim(6) && !lifeline.claim(5));
+        assert_eq!([6, 5].map(|id| lifeline.role(id)), [Role::First, Role::Other]);
+    }
+
+    #[test]
+    fn the_lane_passes_on_when_its_link_is_lost_and_ends_with_the_last_but_one() {
+        let lifeline = Lifeline::new(3, Duration::from_secs(1));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let [a, b, c] = [0, 1, 2].map(|number| lifeline.up(number, socket()).0);
+        let roles = || [&a, &b, &c].map(|link| lifeline.role(link.id));
+        assert_eq!(roles(), [Role::First, Role::Other, Role::Other]);
+        assert!(lifeline.want_lane() && !lifeline.has_lane() && !lifeline.want_lane());
+        assert_eq!(roles(), [Role::First, Role::Lane, Role::Other]);
+        let why = SessionError::Local { reason: "the test".into() };
+        // The lane is lost: another takes it.
+        lifeline.down(&b, &why);
+        assert!(!lifeline.has_lane());
+        assert_eq!([&a, &c].map(|link| lifeline.role(link.id)), [Role::First, Role::Lane]);
+        // The first one is lost: the lane leaves its work to the new one.
+        lifeline.down(&a, &why);
+        let b = lifeline.up(1, socket()).0;
+        assert_eq!([&c, &b].map(|link| lifeline.role(link.id)), [Role::Lane, Role::First]);
+        // With one link there is no lane, and with the next one there is again.
+        lifeline.down(&b, &why);
+        assert_eq!(lifeline.role(c.id), Role::First);
+        assert!(!lifeline.has_lane());
+        let a = lifeline.up(0, socket()).0;
+        assert_eq!([&c, &a].map(|link| lifeline.role(link.id)), [Role::First, Role::Lane]);
     }
 }

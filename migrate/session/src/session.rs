@@ -124,6 +124,10 @@ pub struct Session {
     outbox: Arc<Results<Outgoing>>,
     /// What the first link would have to wait for.
     spill: Arc<Results<Outgoing>>,
+    /// What goes before everything else: by the lane, where there is one.
+    urgent: Arc<Results<Outgoing>>,
+    /// By stream: whether its DATA is urgent.
+    urgent_streams: Box<[AtomicBool]>,
     /// What is in flight.
     kept: Kept,
     plain: Arc<Arena>,
@@ -182,6 +186,8 @@ impl Session {
             credits: Credits::new(grants),
             outbox: Results::new(OUTBOX_FRAMES),
             spill: Results::new(128),
+            urgent: Results::new(OUTBOX_FRAMES),
+            urgent_streams: (0..MAX_STREAMS).map(|_| AtomicBool::new(false)).collect(),
             kept: Kept::new(),
             // Both directions draw on it; twice the credit keeps each direction's promise. A lost link and the one in its
             // place may both be reading a frame that the other has brought or will bring.
@@ -263,14 +269,64 @@ impl Session {
             self.sink.notice(&format!("{error}; {others} others go on"));
         }
         for frame in again {
-            self.send(frame);
+            self.put_back(frame);
         }
-        if others < 2 {
+        if self.spare_links() == 0 {
             self.unspill();
         }
         // What was acknowledged on it may be lost as well. And whoever waits for the other links' work takes its place.
         self.acknowledge_again();
         let _ = self.spill.push(Outgoing::Acks);
+        if self.lifeline.has_lane() {
+            // It may be the only one left.
+            let _ = self.urgent.push(Outgoing::Acks);
+        }
+        self.wake_for_urgent();
+    }
+
+    /// The DATA of `stream` is urgent: one link, other than the first, is to carry it and nothing else. With a single link
+    /// it goes ahead of everything else on it.
+    pub fn open_lane(&self, stream: u16) {
+        self.urgent_streams[usize::from(stream)].store(true, Ordering::Release);
+        if self.lifeline.want_lane() {
+            // Wakes one of those who can take it on themselves.
+            let _ = self.spill.push(Outgoing::Acks);
+        }
+    }
+
+    /// Queues a frame ahead of all that [`Session::send`] has queued.
+    pub fn send_urgent(&self, frame: Outgoing) {
+        let _ = self.urgent.push(frame);
+        if !self.lifeline.has_lane() {
+            // The first link empties the queue before it takes anything else; this wakes it.
+            self.send(Outgoing::Acks);
+        }
+    }
+
+    /// Queues a frame again that a lost link had taken.
+    pub(crate) fn put_back(&self, frame: Outgoing) {
+        let urgent = match &frame {
+            Outgoing::Unit { header, .. } => {
+                self.urgent_streams[usize::from(header.stream)].load(Ordering::Acquire)
+            }
+            _ => false,
+        };
+        if urgent {
+            self.send_urgent(frame);
+        } else {
+            self.send(frame);
+        }
+    }
+
+    pub(crate) fn urgent(&self) -> &Arc<Results<Outgoing>> {
+        &self.urgent
+    }
+
+    /// A link has given up being the lane: what it left behind is not to wait for the next urgent frame.
+    pub(crate) fn wake_for_urgent(&self) {
+        if !self.urgent.is_empty() {
+            self.send(Outgoing::Acks);
+        }
     }
 
     /// Puts what was meant for other links before whoever empties the outbox.
@@ -293,6 +349,11 @@ impl Session {
     /// Links that are up, or were when the last one was lost; at least 1.
     pub(crate) fn links(&self) -> usize {
         self.lifeline.links_up().max(1)
+    }
+
+    /// Links that take what the first one would have to wait for.
+    pub(crate) fn spare_links(&self) -> usize {
+        (self.links() - 1).saturating_sub(usize::from(self.lifeline.has_lane()))
     }
 
     /// How often all links were lost and one came back, and for how long nothing came in all.
@@ -348,6 +409,7 @@ impl Session {
     pub(crate) fn close_queues(&self) {
         self.outbox.close();
         self.spill.close();
+        self.urgent.close();
     }
 
     pub(crate) fn sink(&self) -> &Arc<dyn Sink> {

@@ -27,6 +27,19 @@ impl Monitor {
     /// # Errors
     /// When nobody listens there within `limit`, or it is no QMP monitor.
     pub fn connect(name: &str, path: &Path, limit: Duration) -> Result<Self> {
+        Self::negotiate(name, path, limit, json!({}))
+    }
+
+    /// As [`Self::connect`], with leave for commands out of band: a QEMU in postcopy whose main loop waits for a page
+    /// answers no others.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_out_of_band(name: &str, path: &Path, limit: Duration) -> Result<Self> {
+        Self::negotiate(name, path, limit, json!({"enable": ["oob"]}))
+    }
+
+    fn negotiate(name: &str, path: &Path, limit: Duration, enable: Value) -> Result<Self> {
         let stream = connect(path, limit).with_context(|| format!("monitor of {name}"))?;
         let mut monitor = Self {
             name: name.into(),
@@ -38,7 +51,7 @@ impl Monitor {
         if greeting.get("QMP").is_none() {
             bail!("{name} is no QMP monitor: {greeting}");
         }
-        monitor.execute("qmp_capabilities", json!({}))?;
+        monitor.execute("qmp_capabilities", enable)?;
         Ok(monitor)
     }
 
@@ -47,7 +60,18 @@ impl Monitor {
     /// # Errors
     /// QEMU's own error text, or that the monitor does not answer.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        let request = json!({"execute": command, "arguments": arguments});
+        self.request(command, json!({"execute": command, "arguments": arguments}))
+    }
+
+    /// Runs a command out of band.
+    ///
+    /// # Errors
+    /// As [`Self::execute`], and when QEMU allows the command no such thing.
+    pub fn execute_out_of_band(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        self.request(command, json!({"exec-oob": command, "arguments": arguments}))
+    }
+
+    fn request(&mut self, command: &str, request: Value) -> Result<Value> {
         let stream = self.reader.get_mut();
         stream
             .write_all(format!("{request}\n").as_bytes())
@@ -79,12 +103,29 @@ impl Monitor {
         if states.contains(&now.as_str()) {
             return Ok(now);
         }
-        let mut seen = now;
+        self.wait_event(states, deadline, now)
+    }
+
+    /// As [`Self::wait_migration`] by events alone, from the last state that this monitor was told on: for a QEMU that
+    /// may not answer just now.
+    ///
+    /// # Errors
+    /// As [`Self::wait_migration`].
+    pub fn wait_migration_event(&mut self, states: &[&str], limit: Duration) -> Result<String> {
+        self.wait_event(states, Instant::now() + limit, "silent".into())
+    }
+
+    fn wait_event(
+        &mut self,
+        states: &[&str],
+        deadline: Instant,
+        mut seen: String,
+    ) -> Result<String> {
         loop {
             let event = match self.events.pop_front() {
                 Some(event) => event,
                 None => self.message(deadline)?.ok_or_else(|| {
-                    anyhow!("migration of {} is {seen}, not {states:?}, after {limit:?}", self.name)
+                    anyhow!("migration of {} is {seen} and does not become {states:?}", self.name)
                 })?,
             };
             if event["event"] == "MIGRATION" {

@@ -11,6 +11,7 @@ mod cutter;
 mod harness;
 mod identity;
 mod lost_peer;
+mod postcopy;
 mod proxy;
 mod resume;
 mod secured;

@@ -18,6 +18,8 @@ pub(crate) enum Tamper {
 #[derive(Default)]
 struct State {
     frozen: bool,
+    /// The first connection passes nothing on to the server.
+    first_frozen: bool,
     cut: bool,
     data_frames: usize,
     sockets: Vec<TcpStream>,
@@ -51,13 +53,14 @@ impl Proxy {
                 if state.cut {
                     return;
                 }
+                let is_first = state.sockets.is_empty();
                 state.sockets.push(client.try_clone().unwrap());
                 state.sockets.push(server.try_clone().unwrap());
                 drop(state);
                 let (a, b) = (client.try_clone().unwrap(), server.try_clone().unwrap());
                 let shared = of_thread.clone();
                 std::thread::spawn(move || {
-                    let _ = shared.forward(client, &server);
+                    let _ = shared.forward(client, &server, is_first);
                     let _ = server.shutdown(Shutdown::Write);
                 });
                 let shared = of_thread.clone();
@@ -79,6 +82,11 @@ impl Proxy {
         }
     }
 
+    /// Passes nothing on any more from the client on its first connection, and closes nothing.
+    pub(crate) fn freeze_first(&self) {
+        self.shared.state.lock().unwrap().first_frozen = true;
+    }
+
     /// Passes nothing on any more, in neither direction, and closes nothing.
     pub(crate) fn freeze(&self) {
         self.shared.state.lock().unwrap().frozen = true;
@@ -88,19 +96,23 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.cut();
-        self.shared.state.lock().unwrap().frozen = false;
+        {
+            let mut state = self.shared.state.lock().unwrap();
+            (state.frozen, state.first_frozen) = (false, false);
+        }
         self.shared.thawed.notify_all();
         let _ = TcpStream::connect(self.address);
     }
 }
 
 impl Shared {
-    fn pause(&self) {
+    fn pause(&self, is_first: bool) {
         let state = self.state.lock().unwrap();
-        drop(self.thawed.wait_while(state, |state| state.frozen).unwrap());
+        let is_frozen = |state: &mut State| state.frozen || (is_first && state.first_frozen);
+        drop(self.thawed.wait_while(state, is_frozen).unwrap());
     }
 
-    fn forward(&self, mut from: TcpStream, mut to: &TcpStream) -> io::Result<()> {
+    fn forward(&self, mut from: TcpStream, mut to: &TcpStream, is_first: bool) -> io::Result<()> {
         let mut head = [0; 20];
         from.read_exact(&mut head)?;
         let mut json = vec![0; u32::from_be_bytes(head[12..16].try_into().unwrap()) as usize];
@@ -112,7 +124,7 @@ impl Shared {
             let length = u32::from_be_bytes(frame[4..8].try_into().unwrap()) as usize;
             frame.resize(HEADER_BYTES + length, 0);
             from.read_exact(&mut frame[HEADER_BYTES..])?;
-            self.pause();
+            self.pause(is_first);
             let mut times = 1;
             if frame[0] == 2 {
                 let mut state = self.state.lock().unwrap();
@@ -141,7 +153,7 @@ impl Shared {
             if got == 0 {
                 return Ok(());
             }
-            self.pause();
+            self.pause(false);
             to.write_all(&bytes[..got])?;
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 use vm_tests::platen::{self, Platen, Receive};
-use vm_tests::{Vm, VmSpec};
+use vm_tests::{Monitor, Vm, VmSpec};
 
 use crate::stage::{Skip, Stage, NOTICE, PATIENCE};
 
@@ -78,9 +78,9 @@ pub(crate) struct Flight {
     pub(crate) destination: Vm,
     pub(crate) receive: Receive,
     pub(crate) relay: Platen,
+    /// In postcopy the destination's main loop may itself wait for a page, and with it every monitor but this.
+    out_of_band: Option<Monitor>,
     socket: PathBuf,
-    /// Further relays have sockets of their own.
-    legs: u32,
 }
 
 impl Flight {
@@ -107,7 +107,13 @@ impl Flight {
         let socket = stage.lab.scratch("relay");
         let flags = [flags, &PATIENCE].concat();
         let relay = platen::relay(&stage.lab, vm.side(), &socket, receive.peer, &flags)?;
-        Ok(Self { vm, destination, receive, relay, socket, legs: 0 })
+        let out_of_band = if settings.on.contains(&"postcopy-ram") {
+            let (name, path) = (destination.name(), destination.platen_monitor());
+            Some(Monitor::connect_out_of_band(name, &path, NOTICE)?)
+        } else {
+            None
+        };
+        Ok(Self { vm, destination, receive, relay, out_of_band, socket })
     }
 
     /// Tells the source QEMU to migrate.
@@ -127,7 +133,15 @@ impl Flight {
             self.relay.process.tail(),
             self.receive.platen.process.tail()
         );
-        let left = self.vm.monitor.run_state()?;
+        // QEMU says that it has completed a moment before it says what became of the VM.
+        let mut left = self.vm.monitor.run_state()?;
+        for _ in 0..100 {
+            if left != "finish-migrate" {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            left = self.vm.monitor.run_state()?;
+        }
         ensure!(left == "postmigrate", "the VM left behind is {left}");
         self.destination.assert_running()?;
         self.relay.succeed(NOTICE)?;
@@ -137,10 +151,10 @@ impl Flight {
 
     /// Two new relays for a migration that is paused in postcopy, and the words to both QEMUs that use them.
     pub(crate) fn recover(&mut self, stage: &mut Stage) -> Result<()> {
-        self.legs += 1;
         let incoming = stage.lab.scratch("recover");
         let incoming = format!("unix:{}", incoming.display());
-        self.destination.monitor.execute("migrate-recover", json!({"uri": incoming}))?;
+        let monitor = self.out_of_band.as_mut().context("not set up for postcopy")?;
+        monitor.execute_out_of_band("migrate-recover", json!({"uri": incoming}))?;
         self.receive = platen::receive_with(
             &stage.lab,
             self.destination.side(),
@@ -151,6 +165,8 @@ impl Flight {
             platen::relay(&stage.lab, self.vm.side(), &self.socket, self.receive.peer, &PATIENCE)?;
         let uri = format!("unix:{}", self.socket.display());
         self.vm.monitor.execute("migrate", json!({"uri": uri, "resume": true}))?;
+        let states = ["postcopy-recover", "postcopy-active", "completed"];
+        self.vm.monitor.wait_migration_event(&states, NOTICE)?;
         Ok(())
     }
 }

@@ -12,8 +12,10 @@ mod auto;
 mod bad_input;
 mod bare;
 mod cancel;
+mod course;
 mod guest;
 mod kill;
+mod matrix;
 mod moves;
 mod resume;
 mod security;
@@ -80,6 +82,8 @@ fn run() -> anyhow::Result<u32> {
         resume::scenarios(),
         bad_input::scenarios(),
         versions::scenarios(),
+        course::scenarios(),
+        matrix::scenarios(),
     ];
     // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean nothing here.
     let (flags, filters): (Vec<String>, Vec<String>) =

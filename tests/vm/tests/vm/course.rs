@@ -1,0 +1,391 @@
+//! The courses that a migration can take beside the straight one: a pause before the switchover, a cancel in each
+//! phase, postcopy with and without a preempt channel, its pause and recovery, and COLO, which is refused.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
+use vm_tests::{Qemu, Rate, Signal, VmSpec, MACHINE_7_2};
+
+use crate::bare::{Flight, Settings, LIMIT};
+use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE};
+use crate::versions::MACHINE_10;
+use crate::Scenario;
+
+/// The two QEMUs, each to itself.
+pub(crate) fn versions() -> [(&'static str, VmSpec); 2] {
+    [("7", VmSpec::tiny(Qemu::System, MACHINE_7_2)), ("10", VmSpec::tiny(Qemu::Ten, MACHINE_10))]
+}
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
+    let courses: [(&str, Run); 11] = [
+        ("pause_before_switchover", |stage, spec| pauses(stage, spec, 0)),
+        ("pause_before_switchover_2_channels", |stage, spec| pauses(stage, spec, 2)),
+        ("cancel_in_setup", |stage, spec| cancels(stage, spec, Phase::Setup)),
+        ("cancel_in_active", |stage, spec| cancels(stage, spec, Phase::Active)),
+        ("cancel_in_pre_switchover", |stage, spec| cancels(stage, spec, Phase::PreSwitchover)),
+        ("cancel_in_device", |stage, spec| cancels(stage, spec, Phase::Device)),
+        ("cancel_in_postcopy", cancel_in_postcopy),
+        ("postcopy", |stage, spec| postcopy(stage, spec, false)),
+        ("postcopy_preempt", |stage, spec| postcopy(stage, spec, true)),
+        ("postcopy_recovers", |stage, spec| recovers(stage, spec, false)),
+        ("postcopy_preempt_recovers", |stage, spec| recovers(stage, spec, true)),
+    ];
+    let mut all = Vec::new();
+    for (version, spec) in versions() {
+        for (name, run) in courses {
+            let spec = spec.clone();
+            all.push(Scenario::new(format!("qemu_{version}_{name}"), move |stage| {
+                run(stage, &spec)
+            }));
+        }
+        all.push(Scenario::new(format!("qemu_{version}_colo_is_refused"), move |stage| {
+            colo(stage, &spec)
+        }));
+    }
+    all
+}
+
+/// How far a migration has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// QEMU has connected to the relay, which has read nothing yet.
+    Setup,
+    /// RAM is on its way.
+    Active,
+    /// The VM is stopped and QEMU waits for leave to hand it over.
+    PreSwitchover,
+    /// The last RAM is on its way.
+    Device,
+    /// The destination QEMU's socket holds everything, and the destination has not said so.
+    AfterEof,
+    /// The destination runs the VM and asks for its memory.
+    Postcopy,
+}
+
+/// Half a second of a slow link.
+const SLOW: Rate = Rate::Mbit(40);
+
+/// A migration that has come as far as `phase`. In [`Phase::Setup`] the source relay is stopped (SIGSTOP), in
+/// [`Phase::AfterEof`] the destination QEMU is.
+pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
+    let vm = stage.vm_of(spec)?;
+    let settings = match phase {
+        Phase::Setup | Phase::Active => Settings::new(&[]),
+        // With all of the RAM still to go when the VM stops.
+        Phase::Device => {
+            Settings::new(&["pause-before-switchover"]).with("downtime-limit", json!(600_000))
+        }
+        Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
+        // With nearly nothing to go.
+        Phase::AfterEof => {
+            Settings::new(&["pause-before-switchover"]).with("downtime-limit", json!(1))
+        }
+        Phase::Postcopy => Settings::new(&["postcopy-ram"]),
+    };
+    let mut flight = Flight::prepare(stage, vm, spec, &settings, &[])?;
+    match phase {
+        Phase::Setup => {
+            flight.relay.process.signal(Signal::STOP)?;
+            flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+            flight.go()?;
+        }
+        Phase::Active => {
+            stage.lab.net.shape(SLOW)?;
+            flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+            let crossed = stage.lab.net.crossed()?;
+            flight.go()?;
+            flight.wait_crossed(stage, crossed + (4 << 20))?;
+            let status = flight.vm.monitor.migration_status()?;
+            ensure!(status == "active", "half way, the migration is {status}");
+        }
+        Phase::PreSwitchover => {
+            flight.vm.guest.dirty(500, 0, 4)?;
+            flight.go()?;
+            flight.waits_for(&["pre-switchover"])?;
+        }
+        Phase::Device => {
+            stage.lab.net.shape(SLOW)?;
+            flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+            flight.go()?;
+            flight.waits_for(&["pre-switchover"])?;
+            let crossed = stage.lab.net.crossed()?;
+            flight.switch_over()?;
+            // QEMU answers nothing while it writes the last RAM.
+            flight.vm.monitor.wait_migration_event(&["device"], NOTICE)?;
+            flight.wait_crossed(stage, crossed + (2 << 20))?;
+        }
+        Phase::AfterEof => {
+            // Idle: what is left to send when the VM stops fits into the socket of a QEMU that does not read.
+            flight.go()?;
+            flight.waits_for(&["pre-switchover"])?;
+            flight.settles(stage)?;
+            flight.destination.process.signal(Signal::STOP)?;
+            let crossed = stage.lab.net.crossed()?;
+            flight.switch_over()?;
+            flight.waits_for(&["device"])?;
+            // Device state and its description have at least this many bytes, compressed.
+            flight.wait_crossed(stage, crossed + (6 << 10))?;
+            flight.settles(stage)?;
+            let status = flight.vm.monitor.migration_status()?;
+            ensure!(status == "device", "with the destination stopped the source is {status}");
+        }
+        Phase::Postcopy => {
+            stage.lab.net.shape(SLOW)?;
+            flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+            let crossed = stage.lab.net.crossed()?;
+            flight.go()?;
+            flight.wait_crossed(stage, crossed + (4 << 20))?;
+            flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
+            flight.has_switched()?;
+        }
+    }
+    Ok(flight)
+}
+
+impl Flight {
+    /// Waits until the source's migration is in one of `states`.
+    pub(crate) fn waits_for(&mut self, states: &[&str]) -> Result<String> {
+        let until = [states, &["failed", "completed", "cancelled"]].concat();
+        let state = self.vm.monitor.wait_migration(&until, LIMIT)?;
+        ensure!(
+            states.contains(&state.as_str()),
+            "the source is {state}, not {states:?}; {}",
+            self.relay.process.tail()
+        );
+        Ok(state)
+    }
+
+    /// Lets a source in pre-switchover hand over.
+    pub(crate) fn switch_over(&mut self) -> Result<()> {
+        let arguments = json!({"state": "pre-switchover"});
+        self.vm.monitor.execute("migrate-continue", arguments).map(|_| ())
+    }
+
+    /// Waits until nothing crosses the link but heartbeats.
+    fn settles(&mut self, stage: &Stage) -> Result<()> {
+        let mut quiet = 0;
+        for _ in 0..200 {
+            let before = stage.lab.net.crossed()?;
+            std::thread::sleep(Duration::from_millis(150));
+            quiet = if stage.lab.net.crossed()? - before < 4096 { quiet + 1 } else { 0 };
+            if quiet == 3 {
+                return Ok(());
+            }
+        }
+        bail!("the link does not come to rest; {}", self.relay.process.tail())
+    }
+
+    fn wait_crossed(&mut self, stage: &Stage, mark: u64) -> Result<()> {
+        crate::stage::wait_crossed(&stage.lab, mark, &mut self.relay)
+    }
+}
+
+fn pauses(stage: &mut Stage, spec: &VmSpec, channels: u32) -> Result<()> {
+    let vm = stage.vm_of(spec)?;
+    let mut settings = Settings::multifd(channels, "none");
+    settings.on.push("pause-before-switchover");
+    let mut flight = Flight::prepare(stage, vm, spec, &settings, &[])?;
+    flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    flight.go()?;
+    flight.waits_for(&["pre-switchover"])?;
+    // The source holds the VM, stopped; the destination has nothing that could start it.
+    let here = flight.vm.monitor.run_state()?;
+    ensure!(here == "finish-migrate", "before the switchover the source's VM is {here}");
+    let there = flight.destination.monitor.run_state()?;
+    ensure!(there == "inmigrate", "before the switchover the destination's VM is {there}");
+    flight.switch_over()?;
+    flight.land()?;
+    flight.destination.guest.stop()?;
+    flight.destination.guest.verify()?;
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+/// `migrate_cancel` as a person types it: the source goes on at once, the destination ends, the same VM can migrate
+/// again.
+fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
+    let mut flight = reach(stage, spec, phase)?;
+    flight.vm.monitor.execute("migrate_cancel", json!({}))?;
+    if phase == Phase::Setup {
+        flight.relay.process.signal(Signal::CONT)?;
+        return cancelled_in_setup(stage, flight, spec);
+    }
+    // QEMU shuts the return path before it notes that it is cancelling: its own thread may see the socket fail first.
+    let states = ["cancelled", "failed"];
+    if phase == Phase::PreSwitchover {
+        flight.vm.wait_back(&states, NOTICE)?;
+        flight.vm.guest.stop()?;
+        flight.vm.guest.verify()?;
+    } else {
+        source_goes_on(&mut flight.vm, &states)?;
+    }
+    names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
+    flight.receive.platen.fail(NOTICE)?;
+    destination_ends(&mut flight.destination)?;
+    again(stage, flight, spec)
+}
+
+/// A migration of which the relay has seen no byte never was: the same relays carry the next one. With a few bytes seen
+/// it ends as others do.
+fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> Result<()> {
+    source_goes_on(&mut flight.vm, &["cancelled", "failed"])?;
+    std::thread::sleep(Duration::from_millis(500));
+    if flight.relay.process.poll()?.is_some() {
+        names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
+        flight.receive.platen.fail(NOTICE)?;
+        // It may never have been connected to.
+        flight.destination.process.kill()?;
+        return again(stage, flight, spec);
+    }
+    flight.go()?;
+    flight.land()?;
+    flight.destination.guest.verify()?;
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+/// The VM that stayed moves after all.
+pub(crate) fn again(stage: &mut Stage, flight: Flight, spec: &VmSpec) -> Result<()> {
+    stage.lab.net.heal();
+    stage.lab.net.shape(Rate::Unlimited)?;
+    let Flight { vm, .. } = flight;
+    let mut flight = Flight::prepare(stage, vm, spec, &Settings::new(&[]), &[])?;
+    flight.go()?;
+    flight.land().context("the next migration of the same VM")?;
+    flight.destination.guest.verify()?;
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+/// QEMU 10 refuses it. QEMU 7.2 does what it does, but no second VM may come of it.
+fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let mut flight = reach(stage, spec, Phase::Postcopy)?;
+    let refused = flight.vm.monitor.execute("migrate_cancel", json!({})).is_err();
+    ensure!(refused || spec.qemu == Qemu::System, "QEMU 10 cancels in postcopy");
+    stage.lab.net.shape(Rate::Unlimited)?;
+    if refused {
+        flight.land()?;
+        flight.destination.guest.stop()?;
+        flight.destination.guest.verify()?;
+        stage.park_other(flight.destination);
+        return Ok(());
+    }
+    let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
+    flight.vm.monitor.wait_migration(&ends, NOTICE)?;
+    std::thread::sleep(Duration::from_millis(300));
+    let state = flight.vm.monitor.run_state()?;
+    ensure!(state != "running", "the source runs the VM again, which the destination has: {state}");
+    flight.relay.process.wait(NOTICE)?;
+    flight.receive.platen.process.wait(NOTICE)?;
+    Ok(())
+}
+
+/// What postcopy needs at both ends.
+fn postcopy_settings(preempt: bool) -> Settings {
+    Settings::new(if preempt { &["postcopy-ram", "postcopy-preempt"] } else { &["postcopy-ram"] })
+}
+
+/// Starts postcopy over a slow link with the guest at work: it faults on what has not arrived.
+fn into_postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<Flight> {
+    stage.lab.net.shape(SLOW)?;
+    let vm = stage.vm_of(spec)?;
+    let mut flight = Flight::prepare(stage, vm, spec, &postcopy_settings(preempt), &[])?;
+    flight.vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
+    let crossed = stage.lab.net.crossed()?;
+    flight.go()?;
+    flight.wait_crossed(stage, crossed + (2 << 20))?;
+    flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
+    flight.has_switched()?;
+    Ok(flight)
+}
+
+fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
+    let mut flight = into_postcopy(stage, spec, preempt)?;
+    std::thread::sleep(Duration::from_millis(500));
+    stage.lab.net.shape(Rate::Unlimited)?;
+    flight.land()?;
+    let requests = flight.requests()?;
+    ensure!(requests > 0, "the destination asked for no page");
+    flight.destination.guest.stop()?;
+    flight.destination.guest.verify()?;
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+impl Flight {
+    /// Pages that the destination has asked for.
+    fn requests(&mut self) -> Result<u64> {
+        let stats = self.vm.monitor.query_migrate()?;
+        stats["ram"]["postcopy-requests"].as_u64().context("no postcopy-requests")
+    }
+
+    /// Waits until both ends are in postcopy. QEMU 7.2's source says so before it has sent what makes it true.
+    fn has_switched(&mut self) -> Result<()> {
+        self.waits_for(&["postcopy-active"])?;
+        let states = ["postcopy-active", "completed", "failed"];
+        let state = self.destination.monitor.wait_migration(&states, NOTICE)?;
+        ensure!(state == "postcopy-active", "the destination is {state}");
+        // Before it runs the VM it does not pause but fails, whoever carries the stream.
+        let deadline = Instant::now() + NOTICE;
+        while self.destination.monitor.run_state()? != "running" {
+            ensure!(Instant::now() < deadline, "the destination does not run the VM");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Waits until both ends have paused in postcopy.
+    pub(crate) fn pauses(&mut self) -> Result<()> {
+        let paused = ["postcopy-paused", "completed", "failed"];
+        for end in [&mut self.vm, &mut self.destination] {
+            let state = end.monitor.wait_migration_event(&paused, NOTICE)?;
+            ensure!(state == "postcopy-paused", "{} is {state}", end.name());
+        }
+        let here = self.vm.monitor.run_state()?;
+        ensure!(here != "running", "in postcopy the source's VM is {here}");
+        Ok(())
+    }
+}
+
+/// Both relays are killed in postcopy, started again, and the migration goes on to its end.
+fn recovers(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
+    let mut flight = into_postcopy(stage, spec, preempt)?;
+    for relay in [&mut flight.receive.platen, &mut flight.relay] {
+        relay.process.signal(Signal::KILL)?;
+        relay.process.wait(NOTICE)?;
+    }
+    flight.pauses()?;
+    flight.recover(stage)?;
+    stage.lab.net.shape(Rate::Unlimited)?;
+    flight.land()?;
+    flight.destination.guest.stop()?;
+    flight.destination.guest.verify()?;
+    stage.park_other(flight.destination);
+    Ok(())
+}
+
+fn colo(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let mut vm = stage.vm_of(spec)?;
+    if vm.monitor.set_capabilities(&[("x-colo", true)]).is_err() {
+        // Built without it: then nobody needs to refuse it.
+        println!("  this QEMU has no COLO: it refuses the capability itself");
+        stage.park_other(vm);
+        return Ok(());
+    }
+    vm.monitor.set_capabilities(&[("x-colo", false)])?;
+    let mut flight = Flight::prepare(stage, vm, spec, &Settings::new(&[]), &[])?;
+    // At the source alone, so that it is the relay that meets it.
+    flight.vm.monitor.set_capabilities(&[("x-colo", true)])?;
+    flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    flight.go()?;
+    let said = flight.relay.fail(NOTICE)?;
+    names_the_cause(&said, &["x-colo"])?;
+    source_goes_on(&mut flight.vm, &["failed"])?;
+    // It was refused before the destination had a byte of it.
+    let there = flight.destination.monitor.run_state()?;
+    ensure!(there == "inmigrate", "the destination is {there}");
+    flight.vm.monitor.set_capabilities(&[("x-colo", false)])?;
+    again(stage, flight, spec)
+}

@@ -1,0 +1,251 @@
+//! What dies, and when: for each pair the VM is where the table says afterwards, never in two places, and never in none
+//! where one of them could have it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use serde_json::json;
+use vm_tests::platen::Platen;
+use vm_tests::{Rate, Signal, Vm, VmSpec};
+
+use crate::bare::Flight;
+use crate::course::{reach, versions, Phase};
+use crate::stage::{destination_ends, names_the_cause, Skip, Stage, NOTICE};
+use crate::Scenario;
+
+/// What dies (SIGKILL), or in the case of the link swallows everything without a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    SourceQemu,
+    DestinationQemu,
+    SourceRelay,
+    DestinationRelay,
+    Link,
+}
+
+/// Where the VM is to be afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// At the source, which goes on by itself; the destination never ran it.
+    Source,
+    /// At the source, which goes on once its user says `migrate-continue` or cancels: QEMU looks at nothing before.
+    SourceWhenAsked,
+    /// At the destination; the source has been killed.
+    Destination,
+    /// At the destination, and the source is held back, stopped, for a person to look.
+    DestinationInDoubt,
+    /// Nowhere: it died with the QEMU that had it. The other one does not run what it has of it.
+    Nowhere,
+    /// At the destination, paused, and it goes on once both relays have been started again.
+    Paused,
+}
+
+use Left::{Destination, DestinationInDoubt, Nowhere, Paused, Source, SourceWhenAsked};
+use Victim::{DestinationQemu, DestinationRelay, Link, SourceQemu, SourceRelay};
+
+const VICTIMS: [(&str, Victim); 5] = [
+    ("source_qemu", SourceQemu),
+    ("destination_qemu", DestinationQemu),
+    ("source_relay", SourceRelay),
+    ("destination_relay", DestinationRelay),
+    ("link", Link),
+];
+
+/// In the order of [`VICTIMS`].
+const TABLE: [(&str, Phase, [Left; 5]); 6] = [
+    ("setup", Phase::Setup, [Nowhere, Source, Source, Source, Source]),
+    ("active", Phase::Active, [Nowhere, Source, Source, Source, Source]),
+    (
+        "pre_switchover",
+        Phase::PreSwitchover,
+        [Nowhere, SourceWhenAsked, SourceWhenAsked, SourceWhenAsked, SourceWhenAsked],
+    ),
+    ("device", Phase::Device, [Nowhere, Source, Source, Source, Source]),
+    (
+        "after_eof",
+        Phase::AfterEof,
+        [Destination, Source, DestinationInDoubt, DestinationInDoubt, DestinationInDoubt],
+    ),
+    ("postcopy", Phase::Postcopy, [Nowhere, Nowhere, Paused, Paused, Paused]),
+];
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for (version, spec) in versions() {
+        for (phase_name, phase, left) in TABLE {
+            for ((victim_name, victim), left) in VICTIMS.into_iter().zip(left) {
+                let spec = spec.clone();
+                let name = format!("matrix_{version}_{phase_name}_{victim_name}");
+                all.push(Scenario::new(name, move |stage| run(stage, &spec, phase, victim, left)));
+            }
+        }
+        all.push(Scenario::new(format!("matrix_{version}_in_doubt_the_source_is_freed"), {
+            move |stage| freed(stage, &spec)
+        }));
+    }
+    all
+}
+
+fn strike(stage: &Stage, flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
+    let process = match victim {
+        SourceQemu => &mut flight.vm.process,
+        DestinationQemu => &mut flight.destination.process,
+        SourceRelay => &mut flight.relay.process,
+        DestinationRelay => &mut flight.receive.platen.process,
+        Link => {
+            if !stage.lab.net.swallow()? {
+                return Err(Skip("a loopback link cannot swallow what it is given").into());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            return wake(flight, phase, victim);
+        }
+    };
+    process.signal(Signal::KILL)?;
+    process.wait(NOTICE)?;
+    wake(flight, phase, victim)
+}
+
+/// Lets go on what [`reach`] has stopped, after those who are left have had time to do something wrong.
+fn wake(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
+    std::thread::sleep(Duration::from_millis(200));
+    match phase {
+        Phase::Setup if victim != SourceRelay => flight.relay.process.signal(Signal::CONT),
+        Phase::AfterEof if victim != DestinationQemu => {
+            flight.destination.process.signal(Signal::CONT)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Left) -> Result<()> {
+    let mut flight = reach(stage, spec, phase)?;
+    strike(stage, &mut flight, phase, victim)?;
+    match left {
+        Source | SourceWhenAsked => {
+            relays_end(&mut flight, victim)?;
+            if left == SourceWhenAsked {
+                // Refused where QEMU has seen by itself that there is nothing to continue.
+                let _ = flight.switch_over();
+            }
+            flight.vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source goes on")?;
+            if phase != Phase::AfterEof {
+                flight.vm.guest.stop()?;
+            }
+            flight.vm.guest.verify().context("in the source")?;
+            if victim != DestinationQemu {
+                never_ran(&mut flight.destination, phase)?;
+            }
+            stage.park_other(flight.vm);
+        }
+        Destination | DestinationInDoubt => {
+            flight.destination.assert_running().context("the destination has it all")?;
+            flight.destination.guest.verify().context("in the destination")?;
+            if left == DestinationInDoubt {
+                held_back(&mut flight.vm)?;
+                let notice = "two copies cannot run";
+                flight.relay.process.wait_for_output(notice, NOTICE).or_else(|error| {
+                    // Killed, it has left that to its keeper, who writes into the same log.
+                    let said = flight.relay.process.output().contains(notice);
+                    if said {
+                        Ok(())
+                    } else {
+                        Err(error)
+                    }
+                })?;
+                held_back(&mut flight.vm)?;
+                flight.vm.process.kill()?;
+            }
+            relays_end(&mut flight, victim)?;
+            flight.destination.assert_running().context("after the source has gone")?;
+            stage.park_other(flight.destination);
+        }
+        Nowhere if phase == Phase::Postcopy => {
+            relays_end(&mut flight, victim)?;
+            let (end, source) = match victim {
+                SourceQemu => (&mut flight.destination, false),
+                _ => (&mut flight.vm, true),
+            };
+            let paused = ["postcopy-paused", "completed", "failed"];
+            let state = end.monitor.wait_migration_event(&paused, NOTICE)?;
+            ensure!(state == "postcopy-paused", "who is left is {state}");
+            if source {
+                held_back(end)?;
+            }
+        }
+        Nowhere => {
+            if phase == Phase::Setup {
+                // It may have seen no byte of that migration, and waits for the next one.
+                flight.relay.process.kill()?;
+                flight.receive.platen.fail(NOTICE)?;
+            } else {
+                relays_end(&mut flight, victim)?;
+            }
+            never_ran(&mut flight.destination, phase)?;
+        }
+        Paused => {
+            // Both see it by themselves, whatever died.
+            flight.pauses()?;
+            relays_end(&mut flight, victim)?;
+            stage.lab.net.heal();
+            stage.lab.net.shape(Rate::Unlimited)?;
+            flight.recover(stage)?;
+            flight.land()?;
+            flight.destination.guest.stop()?;
+            flight.destination.guest.verify().context("after the recovery")?;
+            stage.park_other(flight.destination);
+        }
+    }
+    Ok(())
+}
+
+/// The relays that are left end with a message that says why.
+fn relays_end(flight: &mut Flight, victim: Victim) -> Result<()> {
+    let cause = ["source", "peer", "link", "destination", "qemu", "network", "interrupted"];
+    let ends = |platen: &mut Platen| names_the_cause(&platen.fail(NOTICE)?, &cause);
+    if victim != SourceRelay {
+        ends(&mut flight.relay)?;
+    }
+    if victim != DestinationRelay {
+        ends(&mut flight.receive.platen)?;
+    }
+    Ok(())
+}
+
+/// The destination has ended by itself, or still waits for its first byte.
+fn never_ran(destination: &mut Vm, phase: Phase) -> Result<()> {
+    if phase == Phase::Setup && destination.process.poll()?.is_none() {
+        // Asked while it ends, the monitor says nothing.
+        if let Ok(state) = destination.monitor.run_state() {
+            ensure!(state == "inmigrate", "the destination is {state}");
+            return Ok(());
+        }
+    }
+    destination_ends(destination)
+}
+
+/// The source has the VM, stopped, and does not start it.
+fn held_back(vm: &mut Vm) -> Result<()> {
+    let until = Instant::now() + Duration::from_millis(600);
+    while Instant::now() < until {
+        let state = vm.monitor.run_state()?;
+        ensure!(state != "running", "the source runs what the destination runs");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// In doubt, with the destination found dead: a person cancels at the source, which goes on.
+fn freed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let mut flight = reach(stage, spec, Phase::AfterEof)?;
+    for process in [&mut flight.relay.process, &mut flight.destination.process] {
+        process.signal(Signal::KILL)?;
+        process.wait(NOTICE)?;
+    }
+    held_back(&mut flight.vm)?;
+    flight.vm.monitor.execute("migrate_cancel", json!({}))?;
+    flight.vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source is freed")?;
+    flight.vm.guest.verify()?;
+    flight.receive.platen.fail(NOTICE)?;
+    stage.park_other(flight.vm);
+    Ok(())
+}
