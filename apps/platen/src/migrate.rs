@@ -21,6 +21,9 @@ const ASK: Duration = Duration::from_millis(250);
 /// How long QEMU may take to settle on completed, failed or cancelled once the stream has ended.
 const SETTLE: Duration = Duration::from_secs(15);
 
+/// What QEMU calls a migration that was interrupted in postcopy: not over, and nobody's but its user's to take up again.
+const PAUSED: &str = "postcopy-paused";
+
 /// Tells the source QEMU what the migration needs.
 fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
     let status = qmp.query_migrate()?.status.unwrap_or_default();
@@ -219,7 +222,7 @@ fn settle(qmp: &mut Qmp) -> Option<MigrationInfo> {
     let until = Instant::now() + SETTLE;
     loop {
         let info = qmp.query_migrate().ok()?;
-        if info.is_over() || Instant::now() > until {
+        if info.is_over() || info.status() == PAUSED || Instant::now() > until {
             return Some(info);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -240,7 +243,7 @@ fn fill(
     let status = info.map_or("failed", MigrationInfo::status);
     report.status = match (result, status) {
         (Ok(_), status) => status.to_string(),
-        (Err(_), "cancelled") => "cancelled".into(),
+        (Err(_), status @ ("cancelled" | PAUSED)) => status.into(),
         (Err(_), _) if interrupted => "cancelled".into(),
         (Err(_), _) => "failed".into(),
     };

@@ -41,8 +41,8 @@ pub(crate) fn classify(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
     let (_, got) =
         recv(&stream.socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
     let kind = match stream::classify(&first[..got])? {
-        // Records of RAM have no magic.
-        Kind::Other if shared.postcopy.load(Ordering::Acquire) => Kind::Preempt,
+        // Records of RAM have no magic, and there is one main connection.
+        Kind::Other | Kind::Recovery if shared.postcopy.load(Ordering::Acquire) => Kind::Preempt,
         kind => kind,
     };
     Some(*stream.kind.get_or_init(|| kind))

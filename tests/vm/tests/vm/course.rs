@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
-use vm_tests::{Qemu, Rate, Signal, VmSpec, MACHINE_7_2};
+use vm_tests::{platen, Qemu, Rate, Signal, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE};
@@ -19,7 +19,7 @@ pub(crate) fn versions() -> [(&'static str, VmSpec); 2] {
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
-    let courses: [(&str, Run); 11] = [
+    let courses: [(&str, Run); 12] = [
         ("pause_before_switchover", |stage, spec| pauses(stage, spec, 0)),
         ("pause_before_switchover_2_channels", |stage, spec| pauses(stage, spec, 2)),
         ("cancel_in_setup", |stage, spec| cancels(stage, spec, Phase::Setup)),
@@ -29,6 +29,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ("cancel_in_postcopy", cancel_in_postcopy),
         ("postcopy", |stage, spec| postcopy(stage, spec, false)),
         ("postcopy_preempt", |stage, spec| postcopy(stage, spec, true)),
+        ("postcopy_by_migrate", by_migrate),
         ("postcopy_recovers", |stage, spec| recovers(stage, spec, false)),
         ("postcopy_preempt_recovers", |stage, spec| recovers(stage, spec, true)),
     ];
@@ -78,10 +79,10 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             Settings::new(&["pause-before-switchover"]).with("downtime-limit", json!(600_000))
         }
         Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
-        // With nearly nothing to go.
-        Phase::AfterEof => {
-            Settings::new(&["pause-before-switchover"]).with("downtime-limit", json!(1))
-        }
+        // With so little to go that the socket of a QEMU that does not read can hold it and the devices' state: 50 KB.
+        Phase::AfterEof => Settings::new(&["pause-before-switchover"])
+            .with("downtime-limit", json!(1))
+            .with("max-bandwidth", json!(50 << 20)),
         Phase::Postcopy => Settings::new(&["postcopy-ram"]),
     };
     let mut flight = Flight::prepare(stage, vm, spec, &settings, &[])?;
@@ -311,6 +312,33 @@ fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
     flight.destination.guest.stop()?;
     flight.destination.guest.verify()?;
     stage.park_other(flight.destination);
+    Ok(())
+}
+
+/// `platen migrate` drives the migration, and its user turns it to postcopy.
+fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    stage.lab.net.shape(SLOW)?;
+    let mut vm = stage.vm_of(spec)?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    for end in [&mut vm, &mut destination] {
+        postcopy_settings(false).apply(end)?;
+    }
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
+    let crossed = stage.lab.net.crossed()?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
+    crate::stage::wait_crossed(&stage.lab, crossed + (2 << 20), &mut migrate)?;
+    vm.monitor.execute("migrate-start-postcopy", json!({}))?;
+    let states = ["postcopy-active", "completed", "failed"];
+    let state = vm.monitor.wait_migration(&states, NOTICE)?;
+    ensure!(state == "postcopy-active", "the source is {state}");
+    stage.lab.net.shape(Rate::Unlimited)?;
+    migrate.succeed(LIMIT)?;
+    receive.platen.succeed(NOTICE)?;
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify()?;
+    stage.park_other(destination);
     Ok(())
 }
 
