@@ -122,6 +122,8 @@ pub(crate) struct Shared {
     pub(crate) before_switch: AtomicU64,
     /// Holds QEMU's main socket while this process must not be the only one that does.
     keeper: OnceLock<Keeper>,
+    /// It has the socket, to be held whatever comes on it.
+    kept: AtomicBool,
     /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
     pub(crate) handing_shut: AtomicBool,
     /// Return paths being handed back.
@@ -382,6 +384,7 @@ impl Source {
             switched: AtomicBool::new(false),
             before_switch: AtomicU64::new(0),
             keeper: OnceLock::new(),
+            kept: AtomicBool::new(false),
             handing_shut: AtomicBool::new(false),
             backs: AtomicUsize::new(0),
             over: AtomicBool::new(false),
@@ -747,7 +750,9 @@ impl Shared {
     /// The destination may have what starts its VM from now on: until the source has heard of it, or cannot start its
     /// own any more, its socket must stay open even if this process dies.
     pub(crate) fn guard(&self, stream: &SourceStream, before_switch: Option<u64>) {
-        if let Some(keeper) = self.keeper.get() {
+        let Some(keeper) = self.keeper.get() else { return };
+        // In postcopy each time, as what is still to come gets less.
+        if before_switch.is_some() || !self.kept.swap(true, Ordering::AcqRel) {
             // A keeper that has gone leaves what there is without one.
             let _ = keeper.hold(&stream.socket, before_switch);
         }
