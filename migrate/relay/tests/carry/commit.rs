@@ -60,7 +60,6 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
     }
     assert_eq!(stuck, 6, "the way to the destination never filled");
     made.end_of_section();
-    made.section(Section::End).end_of_section();
     end(&mut made);
     let rest = made.take();
     socket.write_all(&rest).unwrap();
@@ -74,7 +73,8 @@ fn tight() -> Receiving {
     Receiving::with(&[None], grants)
 }
 
-fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, tag: bool) {
+/// `limit`: how much of what was sent may be delivered at most.
+fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, limit: fn(&[u8]) -> usize) {
     bounded(move || {
         let receiving = tight();
         let listener = receiving.qemu(None);
@@ -84,8 +84,12 @@ fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, tag: bool) {
         let (main, _) = listener.accept().unwrap();
         let sent = source.join().unwrap();
         let got = read_rest(&main);
-        let limit = if tag { tag_at(&sent) } else { sent.len() };
-        assert!(got.len() <= limit, "the tag at {limit} was delivered, {} bytes in all", got.len());
+        let limit = limit(&sent);
+        assert!(
+            got.len() <= limit,
+            "what starts the VM, at {limit}, was delivered, {} bytes in all",
+            got.len()
+        );
         assert_same(&got, &sent[..got.len()], "what came before");
         let error = sending.result().unwrap_err();
         assert!(matches!(error, RelayError::SourceEnded), "{error}");
@@ -96,16 +100,32 @@ fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, tag: bool) {
 
 #[test]
 fn a_source_that_closes_just_before_its_tag_never_has_it_delivered() {
-    vanishes(|_| {}, false);
+    vanishes(
+        |made| {
+            made.section(Section::End).end_of_section();
+        },
+        <[u8]>::len,
+    );
 }
 
 #[test]
 fn a_source_that_closes_right_behind_its_tag_never_has_it_delivered() {
     vanishes(
         |made| {
-            made.device_tail(400);
+            made.section(Section::End).end_of_section().device_tail(400);
         },
-        true,
+        tag_at,
+    );
+}
+
+#[test]
+fn a_source_that_closes_right_behind_its_packaged_state_never_has_it_delivered() {
+    vanishes(
+        |made| {
+            made.packaged(&[7; 400]);
+        },
+        // Without its last byte it starts nothing.
+        |sent| sent.len() - 1,
     );
 }
 
