@@ -58,7 +58,7 @@ pub enum RelayError {
     #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU; the source VM goes on")]
     NeverCommitted,
     /// A migration in postcopy was interrupted.
-    #[error("the migration was interrupted in postcopy ({cause}): the VM is at the destination and both QEMUs pause the migration, with nothing lost. Take it up again: start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]
+    #[error("the migration was interrupted in postcopy ({cause}): both QEMUs pause it. Where the destination QEMU says postcopy-paused, the VM is there, with nothing lost. To take it up again start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]
     Paused {
         /// What interrupted it.
         cause: String,

@@ -324,10 +324,10 @@ impl Session {
         let session = self.clone();
         // Not joined: it may be in the middle of an attempt when the session ends.
         let thread = std::thread::Builder::new()
-            .name("keeper".into())
+            .name("lifeline".into())
             .spawn(move || keep(&session, redial.as_ref()));
         thread.map(drop).map_err(|source| SessionError::Resource {
-            what: "cannot start a session's keeper".into(),
+            what: "cannot start the thread that keeps a session's links up".into(),
             source,
         })
     }

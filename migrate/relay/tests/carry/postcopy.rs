@@ -1,9 +1,10 @@
 //! Postcopy: the preempt channel, what starts the VM (the packaged state), what a lost link means before and after it,
 //! and a migration that goes on after a pause.
 
+use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
-    assert_same, bounded, pages, read_exactly, read_rest, readable, Options, Receiving, Sending,
-    A_WHILE, PAGE, SHUT_OK,
+    assert_same, bounded, bounded_by, pages, read_exactly, read_rest, readable, Options, Receiving,
+    Sending, A_WHILE, PAGE, SHUT_OK,
 };
 use crate::proxy::{Proxy, Tamper};
 use relay::RelayError;
@@ -183,5 +184,183 @@ fn a_migration_goes_on_through_new_relays() {
         let end = rig.sending.result().expect("the source relay succeeds");
         assert!(end.return_path);
         rig.receiving.result().expect("the destination relay succeeds");
+    });
+}
+
+/// How long the relays wait for a link where it comes back.
+const RESUME: Duration = Duration::from_secs(20);
+
+/// A network that can be cut between relays that outlive it for this long.
+struct Outage {
+    cutter: Cutter,
+    sending: Sending,
+    receiving: Receiving,
+    listener: std::os::unix::net::UnixListener,
+}
+
+fn outage(links: u16, plan: Option<Plan>, resume: [Duration; 2]) -> Outage {
+    let receiving = Receiving::resuming(&[None], session::Grants::default(), None, resume[1]);
+    let listener = receiving.qemu(None);
+    let cutter = Cutter::new(receiving.address, plan);
+    let options = Options { links, resume: resume[0], ..Options::default() };
+    let sending = Sending::new(&receiving, cutter.address, options);
+    Outage { cutter, sending, receiving, listener }
+}
+
+/// Page `nth` as a preempt channel brings it.
+fn asked_page(nth: u8) -> Vec<u8> {
+    [&(u64::from(nth) << 12 | 8).to_be_bytes()[..], &[nth; PAGE]].concat()
+}
+
+/// `from` writes what `to` has to read.
+fn passes(mut from: &UnixStream, to: &UnixStream, bytes: &[u8], what: &str) {
+    from.write_all(bytes).unwrap();
+    assert_same(&read_exactly(to, bytes.len()), bytes, what);
+}
+
+#[test]
+fn a_link_that_comes_back_in_postcopy_carries_on() {
+    bounded(|| {
+        for links in [1, 2, 3] {
+            let rig = outage(links, None, [RESUME; 2]);
+            let (source, preempt) = (rig.sending.connect(), rig.sending.connect());
+            let mut main = announced(50);
+            let head = main.take();
+            (&source).write_all(&head).unwrap();
+            let (destination, _) = rig.listener.accept().unwrap();
+            assert_same(&read_exactly(&destination, head.len()), &head, "main");
+            let (asked, _) = rig.listener.accept().unwrap();
+            main.packaged(&[7; 70_000]).raw(&PING).section(Section::Part);
+            main.page("pc.ram", 0, &[3; PAGE]);
+            passes(&source, &destination, &main.take(), "main");
+            passes(&preempt, &asked, &asked_page(1), "a page");
+
+            rig.cutter.hold();
+            loop {
+                let text = rig.sending.notices.recv_timeout(RESUME).expect("it is said");
+                if text.contains("waiting up to") {
+                    break;
+                }
+            }
+            (&preempt).write_all(&asked_page(2)).unwrap();
+            main.page("pc.ram", PAGE as u64, &[4; PAGE]);
+            let rest = main.take();
+            (&source).write_all(&rest).unwrap();
+            assert!(!readable(&asked, A_WHILE) && !readable(&source, A_WHILE));
+            rig.cutter.release();
+            assert_same(&read_exactly(&asked, asked_page(2).len()), &asked_page(2), "a page");
+            assert_same(&read_exactly(&destination, rest.len()), &rest, "main");
+            for nth in 3..40 {
+                passes(&preempt, &asked, &asked_page(nth), "a page behind the outage");
+            }
+            main.end_of_section().section(Section::End).end_of_section().raw(&[0]);
+            passes(&source, &destination, &main.take(), "main");
+            drop(preempt);
+            (&destination).write_all(&SHUT_OK).unwrap();
+            assert_eq!(read_exactly(&source, 8), SHUT_OK);
+            drop((source, destination, asked));
+            rig.sending.result().expect("the source relay succeeds");
+            rig.receiving.result().expect("the destination relay succeeds");
+        }
+    });
+}
+
+#[test]
+fn the_lane_of_a_preempt_channel_is_cut_again_and_again() {
+    bounded_by(Duration::from_secs(120), || {
+        for (links, all) in [(2, false), (3, false), (1, true), (3, true)] {
+            let plan = Plan { way: Way::Forth, after: 9, inside: 100, all, times: 12 };
+            let rig = outage(links, Some(plan), [RESUME; 2]);
+            let (source, preempt) = (rig.sending.connect(), rig.sending.connect());
+            let head = announced(1).take();
+            (&source).write_all(&head).unwrap();
+            let (destination, _) = rig.listener.accept().unwrap();
+            assert_same(&read_exactly(&destination, head.len()), &head, "main");
+            let (asked, _) = rig.listener.accept().unwrap();
+            for nth in 0..150 {
+                passes(&preempt, &asked, &asked_page(nth), "a page that was asked for");
+            }
+            assert!(rig.cutter.cuts() > 5, "{} cuts of {links} links", rig.cutter.cuts());
+            drop((source, preempt, destination, asked));
+            rig.sending.result().unwrap_err();
+            rig.receiving.result().unwrap_err();
+        }
+    });
+}
+
+#[test]
+fn the_only_other_link_takes_nothing_of_main_once_it_is_the_lane() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        // Slower than the relay, so that the first link has to wait.
+        let cutter = Cutter::new(receiving.address, None);
+        let options = Options { codec: codec::Codec::Raw, ..Options::default() };
+        let sending = Sending::new(&receiving, cutter.address, options);
+        let (source, preempt) = (sending.connect(), sending.connect());
+        let mut main = announced(1);
+        let head = main.take();
+        (&source).write_all(&head).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, head.len()), &head, "main");
+        let (asked, _) = listener.accept().unwrap();
+        passes(&preempt, &asked, &asked_page(0), "a page");
+        main.section(Section::Part);
+        for (nth, page) in pages(20_000, 5).iter().enumerate() {
+            main.page("pc.ram", (nth * PAGE) as u64, page);
+        }
+        let bytes = main.take();
+        let (to, sent) = (source.try_clone().unwrap(), bytes.clone());
+        let writer = std::thread::spawn(move || (&to).write_all(&sent).unwrap());
+        assert_same(&read_exactly(&destination, bytes.len()), &bytes, "main");
+        writer.join().unwrap();
+        drop((source, preempt, destination, asked));
+        sending.result().unwrap_err();
+        receiving.result().unwrap_err();
+    });
+}
+
+#[test]
+fn a_link_that_stays_away_in_postcopy_lets_both_ends_pause() {
+    bounded(|| {
+        let rig = outage(2, None, [Duration::from_secs(1); 2]);
+        let source = rig.sending.connect();
+        let mut main = announced(50);
+        main.packaged(&[7; 70_000]).raw(&PING);
+        main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+        let bytes = main.take();
+        (&source).write_all(&bytes).unwrap();
+        let (destination, _) = rig.listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, bytes.len()), &bytes, "main");
+        rig.cutter.hold();
+        assert_eq!(read_rest(&source), b"");
+        assert_eq!(read_rest(&destination), b"");
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Paused { .. }), "{error}");
+        rig.receiving.result().unwrap_err();
+    });
+}
+
+#[test]
+fn a_packaged_state_that_never_went_out_is_not_called_a_pause() {
+    bounded(|| {
+        let rig = outage(1, None, [RESUME, Duration::from_secs(1)]);
+        let source = rig.sending.connect();
+        let mut main = announced(50);
+        let head = main.take();
+        (&source).write_all(&head).unwrap();
+        let (destination, _) = rig.listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, head.len()), &head, "main");
+        rig.cutter.hold();
+        main.packaged(&[7; 7000]).raw(&PING);
+        main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+        (&source).write_all(&main.take()).unwrap();
+        // The receiver gives up, and says so when it can be reached again.
+        rig.receiving.result().unwrap_err();
+        assert_eq!(read_rest(&destination), b"", "what starts the VM was delivered");
+        rig.cutter.release();
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Stranded { .. }), "{error}");
+        assert_eq!(read_rest(&source), b"");
     });
 }
