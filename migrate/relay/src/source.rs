@@ -1,5 +1,7 @@
 //! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands the return path back.
 
+mod doubt;
+
 use crate::accelerator::{Accelerator, AcceleratorCounters, AcceleratorSnapshot};
 use crate::auto::{Auto, AutoConfig, AutoReport};
 use crate::counters::Counters;
@@ -11,13 +13,13 @@ use crate::jobs::{EncodeContext, EncodeJob};
 use crate::keeper::Keeper;
 use crate::unix::{Listening, UnixAddress};
 use codec::{Codec, Settings};
+use doubt::{hold, last_words, peer_reason, says_never, LOOK};
 use pipeline::{Lanes, LanesConfig, Results, Submitter};
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::net::{recv, RecvFlags};
 use session::{
     dial, random_id, FrameType, Hello, Incoming, Redial, Session, SessionError, Setup, Sink,
-    Verdict, MAX_LINKS, MAX_STREAMS,
+    MAX_LINKS, MAX_STREAMS,
 };
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -30,12 +32,6 @@ use tls::Connector;
 
 /// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// How often QEMU's socket is looked at while the peer is lost and the destination may run.
-const LOOK: Duration = Duration::from_millis(200);
-/// How often a peer that has not answered is asked again.
-const ASK: Duration = Duration::from_secs(2);
-/// How long to wait for the peer's own words once its QEMU has gone.
-const REASON: Duration = Duration::from_secs(2);
 
 /// What a source relay is told.
 #[derive(Debug, Clone)]
@@ -699,77 +695,6 @@ impl Shared {
         u32::try_from(multifd.count()).unwrap_or(0)
     }
 
-    /// Whether the source QEMU still has its main connection open.
-    fn main_is_open(&self) -> bool {
-        let streams = self.lock_streams();
-        let mut main =
-            streams.iter().filter(|stream| stream.kind.get().is_some_and(|kind| kind.is_main()));
-        main.any(|stream| intake::is_open(&stream.socket))
-    }
-
-    /// Whether the source QEMU is in postcopy for good.
-    fn has_switched(&self) -> bool {
-        self.switched.load(Ordering::Acquire)
-    }
-
-    /// A session that ends when the source QEMU is in postcopy. `never`: the peer has written nothing that starts the VM.
-    fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
-        let cause = cause.to_string();
-        // Who takes up a paused postcopy has nothing more to write of that kind: the VM is there.
-        let recovers = self.lock_streams().iter().any(|s| s.kind.get() == Some(&Kind::Recovery));
-        if never && !recovers {
-            RelayError::Stranded { cause }
-        } else {
-            RelayError::Paused { cause }
-        }
-    }
-
-    /// With the session gone: reads on in the main stream, for nothing but to see whether the source goes over to
-    /// postcopy, which it does in what it writes behind its packaged state and a PING.
-    fn look_for_switch(&self) {
-        let left = self.before_switch.load(Ordering::Acquire);
-        if left == 0 || self.has_switched() {
-            return;
-        }
-        let mut bytes = [0; 16384];
-        for stream in self.lock_streams().iter().filter(|s| s.kind.get() == Some(&Kind::Main)) {
-            while let Ok((_, got @ 1..)) = recv(&stream.socket, &mut bytes[..], RecvFlags::DONTWAIT)
-            {
-                let left = self.before_switch.load(Ordering::Acquire);
-                match left.checked_sub(got as u64) {
-                    Some(left @ 1..) => self.before_switch.store(left, Ordering::Release),
-                    _ => {
-                        self.switched.store(true, Ordering::Release);
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// The destination may have what starts its VM from now on: until the source has heard of it, or cannot start its
-    /// own any more, its socket must stay open even if this process dies.
-    pub(crate) fn guard(&self, stream: &SourceStream, before_switch: Option<u64>) {
-        let Some(keeper) = self.keeper.get() else { return };
-        // In postcopy each time, as what is still to come gets less.
-        if before_switch.is_some() || !self.kept.swap(true, Ordering::AcqRel) {
-            // A keeper that has gone leaves what there is without one.
-            let _ = keeper.hold(&stream.socket, before_switch);
-        }
-    }
-
-    /// The source QEMU is in postcopy for good.
-    pub(crate) fn has_gone_over(&self) {
-        if !self.switched.swap(true, Ordering::AcqRel) {
-            // As in `still_open`: either what shows the switch stays here, as the session has failed, or whoever decides
-            // what that means sees the flag.
-            fence(Ordering::SeqCst);
-            if let Some(keeper) = self.keeper.get() {
-                keeper.release();
-            }
-        }
-    }
-
     /// Makes the stream known to the peer; for a main channel starts what hands the return path back.
     pub(crate) fn open(self: &Arc<Self>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
         let flags = match kind {
@@ -800,106 +725,6 @@ impl Shared {
     pub(crate) fn close_sockets(&self) {
         for stream in self.lock_streams().iter() {
             let _ = stream.socket.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-/// The peer's own words on why its QEMU has gone, if they come soon.
-fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
-    let deadline = Instant::now() + REASON;
-    while let Ok(event) = events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        match event {
-            Event::Closed(error) => return Some(RelayError::Ended(error)),
-            Event::Shut(code) if code != 0 => return Some(RelayError::DestinationRefused { code }),
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Whether the peer has said that it has written nothing that starts the VM, and never will.
-fn says_never(error: &SessionError) -> bool {
-    matches!(
-        error,
-        SessionError::Aborted { committed: false, .. }
-            | SessionError::Over { committed: false, .. }
-    )
-}
-
-#[derive(Default)]
-struct LastWords {
-    shut: Option<u32>,
-    main_eof: bool,
-}
-
-/// The session has ended: lets what has already arrived on the return paths reach the source QEMU, and says what it was.
-fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
-    let mut last = LastWords::default();
-    for stream in shared.lock_streams().iter() {
-        if let Some(results) = stream.results.get() {
-            results.close();
-        }
-    }
-    let deadline = Instant::now() + REASON;
-    loop {
-        let event = if shared.backs.load(Ordering::Acquire) > 0 {
-            events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        } else {
-            // Each has sent its events before it was counted off.
-            events.try_recv().map_err(|_| RecvTimeoutError::Timeout)
-        };
-        match event {
-            Ok(Event::Shut(code)) => last.shut = Some(code),
-            Ok(Event::SourceEof { is_main: true }) => last.main_eof = true,
-            Ok(_) => {}
-            Err(_) => return last,
-        }
-    }
-}
-
-/// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them, or
-/// the peer can be asked and says that it never will.
-fn hold(
-    shared: &Shared,
-    redial: &Redial,
-    events: &Receiver<Event>,
-    cause: Arc<SessionError>,
-    notice: &mut impl FnMut(&str),
-) -> RelayError {
-    let doubt = RelayError::InDoubt { cause: cause.clone() };
-    notice(&doubt.to_string());
-    // Nobody but `look_for_switch` is to read on in QEMU's main connection.
-    shared.session.fail(SessionError::Local { reason: cause.to_string() });
-    let mut asked = Some(Instant::now());
-    loop {
-        if shared.has_switched() {
-            return shared.interrupted(&cause, false);
-        }
-        match events.recv_timeout(LOOK) {
-            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return doubt,
-            // The readers have ended with the session, so QEMU's socket is looked at here.
-            _ if !shared.main_is_open() => return doubt,
-            _ => shared.look_for_switch(),
-        }
-        if !shared.has_switched() && asked.is_some_and(|last| last.elapsed() >= ASK) {
-            asked = match redial.ask() {
-                Ok(Verdict { committed: false, .. }) => {
-                    shared.look_for_switch();
-                    if shared.has_switched() {
-                        return shared.interrupted(&cause, true);
-                    }
-                    return RelayError::NeverCommitted;
-                }
-                Ok(Verdict { confirmed, .. }) => {
-                    notice(if confirmed {
-                        "the peer is back: its QEMU has confirmed and runs the VM. Quit the source QEMU"
-                    } else {
-                        "the peer is back, but cannot say whether its QEMU runs the VM: look there"
-                    });
-                    None
-                }
-                Err(_) => Some(Instant::now()),
-            };
         }
     }
 }

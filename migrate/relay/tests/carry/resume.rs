@@ -177,7 +177,9 @@ fn a_source_that_is_cancelled_during_an_outage_never_has_its_tag_delivered() {
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");
         let half = rig.sent.len() / 2;
-        (&rig.source).write_all(&rig.sent[half..]).unwrap();
+        if let Err(error) = (&rig.source).write_all(&rig.sent[half..]) {
+            panic!("{error}: {:?}", rig.sending.result());
+        }
         // The word is said, and waits for a link.
         std::thread::sleep(A_WHILE);
         drop(rig.source);
