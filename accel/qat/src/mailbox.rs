@@ -7,7 +7,7 @@
 //!
 //! What a slot waits for and what came are one word, so that they change in one step: whoever changes it first, the
 //! callback, another callback or the owner that gives up, decides for all. The bit in `done` then carries what the
-//! library wrote to the owner. `loom.sh` proves that, and that nothing less would do.
+//! library wrote to the owner. `scripts/loom` proves that, and that nothing less would do.
 
 use crate::sync::{exchange, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering, Site};
 use qat_abi::CpaStatus;

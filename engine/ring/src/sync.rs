@@ -155,7 +155,7 @@ mod model {
     use super::Site;
 
     impl Site {
-        /// All of them, in the order of the table that `loom.sh` prints.
+        /// All of them, in the order of the table that `scripts/loom` prints.
         pub const ALL: [Site; 12] = [
             Site::PushAcquire,
             Site::PushRelease,

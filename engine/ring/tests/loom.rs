@@ -1,6 +1,6 @@
 //! Every interleaving, and every value that a weakly ordered load may give, of small models.
 //!
-//! Run by `loom.sh`, which also takes away one ordering after the other and wants a failure.
+//! Run by `scripts/loom`, which also takes away one ordering after the other and wants a failure.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "one model writes what a stack's number stands for")]
 

@@ -81,7 +81,7 @@
 //! # Proof
 //!
 //! `tests/oracle.rs`: operation lists, takeovers among them, against a map. `tests/concurrent.rs`: several
-//! threads' lists at once. `tests/loom.rs` with `loom.sh`: slots and slabs in every interleaving, and
+//! threads' lists at once. `tests/loom.rs` with `scripts/loom`: slots and slabs in every interleaving, and
 //! again with each ordering made weaker. `src/crash_tests.rs`: killed at every step; `tests/kill.rs`:
 //! killed under load. `tests/attach.rs`: refusals and damage; fuzz targets `store_ops`, `store_attach`.
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]

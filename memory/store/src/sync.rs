@@ -88,7 +88,7 @@ mod model {
     use super::Site;
 
     impl Site {
-        /// All of them, in the order of the table that `loom.sh` prints.
+        /// All of them, in the order of the table that `scripts/loom` prints.
         pub const ALL: [Site; 13] = [
             Site::PinAcquire,
             Site::UnpinRelease,

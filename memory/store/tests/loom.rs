@@ -1,7 +1,7 @@
 //! Every interleaving, and every value that a weakly ordered load may give, of small models of a
 //! slot, a slab and the bytes of its objects.
 //!
-//! Run by `loom.sh`, which also takes away one ordering after the other and wants a failure.
+//! Run by `scripts/loom`, which also takes away one ordering after the other and wants a failure.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "the models write and read the bytes of objects")]
 

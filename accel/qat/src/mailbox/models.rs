@@ -1,6 +1,6 @@
 //! Every interleaving, and every value that a weakly ordered load may give, of small models of the mailbox.
 //!
-//! Run by `loom.sh`, which also takes away one ordering or step after the other and wants a failure. The driver's side
+//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a failure. The driver's side
 //! is one thread, as an engine is; callbacks are run by any.
 
 #![expect(unsafe_code, reason = "the models write what stands for a slot's memory")]
