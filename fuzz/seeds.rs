@@ -46,6 +46,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         AckEntry { stream: 3, seq: 9, offset: 1 << 33, hash: 42 }.write(&mut acks);
         put(&root, "wire_frame", &[&header.to_bytes()[..], &acks].concat())?;
     }
+    // PONG, a bitmap behind its frame, SHUT; in pieces of 3 and of 256 bytes.
+    let mut back = vec![0, 2, 0, 4, 0, 0, 0, 1, 0, 5, 0, 2, 1, b'a', 0, 0, 0, 0, 0, 0, 0, 8];
+    back.extend([0xa5; 8].iter().chain(&0x0123_4567_89ab_cdef_u64.to_be_bytes()));
+    back.extend([0, 1, 0, 4, 0, 0, 0, 1]);
+    for size in [2, 255] {
+        put(&root, "return_path", &[&[size], &back[..]].concat())?;
+    }
     // Writes, a restart, compaction, discards; then words for the table.
     let ops: Vec<u8> = (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
     put(&root, "store_ops", &[&[0][..], &ops].concat())?;
