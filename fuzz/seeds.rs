@@ -38,7 +38,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         streams.push(main);
         streams.extend(channels);
     }
-    for kind in [FrameType::Open, FrameType::Data, FrameType::Eof, FrameType::Ack, FrameType::Abort] {
+    for kind in [FrameType::Open, FrameType::Data, FrameType::Eof, FrameType::Ack, FrameType::Abort]
+    {
         let len = if kind == FrameType::Data { 4000 } else { 0 };
         let header =
             Header { seq: 9, offset: 1 << 33, plain_len: len, hash: 42, ..Header::free(kind, len) };
@@ -54,7 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         put(&root, "return_path", &[&[size], &back[..]].concat())?;
     }
     // Writes, a restart, compaction, discards; then words for the table.
-    let ops: Vec<u8> = (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
+    let ops: Vec<u8> =
+        (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
     put(&root, "store_ops", &[&[0][..], &ops].concat())?;
     put(&root, "store_ops", &[&[200][..], &ops].concat())?;
     for at in [0_u16, 8, 24, 4096, 4104, 4800] {

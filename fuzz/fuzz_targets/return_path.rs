@@ -25,7 +25,8 @@ fuzz_target!(|input: &[u8]| {
     // A SHUT that is found is somewhere in the bytes.
     if let Some(value) = whole {
         let value = value.to_be_bytes();
-        assert!(bytes.windows(6).any(|at| at[..2] == [0, 1])
-            && bytes.windows(4).any(|at| at == value));
+        assert!(
+            bytes.windows(6).any(|at| at[..2] == [0, 1]) && bytes.windows(4).any(|at| at == value)
+        );
     }
 });
