@@ -11,7 +11,7 @@ use anyhow::{bail, Context};
 use qmp::{MigrationInfo, Qmp};
 use relay::{RelayError, Source, SourceConfig, SourceEnd, UnixAddress};
 use serde_json::json;
-use session::Setup;
+use session::{SessionError, Setup};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
@@ -23,6 +23,10 @@ const SETTLE: Duration = Duration::from_secs(15);
 
 /// What QEMU calls a migration that was interrupted in postcopy: not over, and nobody's but its user's to take up again.
 const PAUSED: &str = "postcopy-paused";
+
+/// From this version on a source can fail, and start its VM again, when it has begun to send in postcopy (its state
+/// `postcopy-device`); platen takes the first section in postcopy for the point of no return.
+const FAILS_IN_POSTCOPY: (u32, u32) = (10, 2);
 
 /// Tells the source QEMU what the migration needs.
 fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
@@ -41,6 +45,19 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
         bail!(
             "the source QEMU has tls-creds set, which hides the stream from compression: clear it \
              (migrate-set-parameters tls-creds \"\"); the socket to platen is local"
+        );
+    }
+    let capabilities = qmp.execute("query-migrate-capabilities", None)?;
+    let postcopy = capabilities.as_array().is_some_and(|all| {
+        all.iter().any(|one| one["capability"] == "postcopy-ram" && one["state"] == true)
+    });
+    let version = qmp.version();
+    if postcopy && (version.major, version.minor) >= FAILS_IN_POSTCOPY {
+        bail!(
+            "the source QEMU is a {version} with postcopy-ram on, which platen does not carry from {}.{} on: turn \
+             postcopy-ram off (migrate-set-capabilities), or use a precopy migration",
+            FAILS_IN_POSTCOPY.0,
+            FAILS_IN_POSTCOPY.1
         );
     }
     qmp.set_capabilities(&[
@@ -192,8 +209,11 @@ fn watch(
         if asked > passed_on {
             passed_on = asked;
             // Politely first: QEMU cancels and closes its socket. Then by ending the relay. Once the destination may be
-            // starting the VM, a cancel would resume the source beside it: the relay decides then (W23).
-            if handle.in_doubt() || asked > 1 || qmp.migrate_cancel().is_err() {
+            // starting the VM, or the source turns to postcopy, a cancel would resume the source beside it: the relay
+            // decides then (W23).
+            let postcopy =
+                qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
+            if handle.in_doubt() || postcopy || asked > 1 || qmp.migrate_cancel().is_err() {
                 handle.stop();
             } else {
                 bar.note("cancelling; the source VM goes on (interrupt again to force)");
@@ -244,7 +264,12 @@ fn fill(
     report.status = match (result, status) {
         (Ok(_), status) => status.to_string(),
         (Err(_), status @ ("cancelled" | PAUSED)) => status.into(),
-        (Err(_), _) if interrupted => "cancelled".into(),
+        // Whatever else ended it may leave the VM at the destination, and has to be read.
+        (Err(RelayError::SourceEnded | RelayError::Session(SessionError::Local { .. })), _)
+            if interrupted =>
+        {
+            "cancelled".into()
+        }
         (Err(_), _) => "failed".into(),
     };
     if let Some(info) = info {

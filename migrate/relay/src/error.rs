@@ -49,11 +49,14 @@ pub enum RelayError {
         code: u32,
     },
     /// The link was lost when the destination may already have been running.
-    #[error("the peer was lost after the end of the stream may have reached the destination QEMU ({cause}). The source VM is stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit the source QEMU; if not, cancel the migration on the source (migrate_cancel) and end this relay, and the source VM goes on")]
+    #[error("the peer was lost after the end of the stream may have reached the destination QEMU ({cause}). The source VM is stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit the source QEMU; if not, quit the destination QEMU first (it may still be loading), then cancel the migration on the source (migrate_cancel) and end this relay, and the source VM goes on")]
     InDoubt {
         /// Why the peer is lost.
         cause: Arc<SessionError>,
     },
+    /// Told to end while in doubt.
+    #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source VM goes on. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
+    LeftInDoubt,
     /// The peer was lost in doubt, could be asked, and has not brought the VM to life.
     #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU; the source VM goes on")]
     NeverCommitted,

@@ -22,7 +22,7 @@ const LINGER_TOTAL: Duration = Duration::from_millis(5);
 /// How often a reader that has no credit looks whether QEMU is still there.
 const GONE: Duration = Duration::from_millis(200);
 /// The PING behind the packaged state, and the first byte behind that, which shows that the source is in postcopy.
-const PING: u64 = 10;
+pub(crate) const PING: u64 = 10;
 /// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
 const LEAST_COMPRESSED: usize = 512;
 /// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's description).

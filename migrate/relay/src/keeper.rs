@@ -154,6 +154,9 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
         };
     }
     match held {
+        // The source is still writing its packaged state, without which nobody can start the VM over there: it has to
+        // see its socket close, and fails before it is in postcopy.
+        Some((_, left)) if left != NO_SWITCH && left > PING => Ok(()),
         Some((fd, left)) => hold_on(&UnixStream::from(fd), left, notice),
         None => Ok(()),
     }
@@ -205,7 +208,8 @@ fn hold_on(mut socket: &UnixStream, mut left: u64, notice: impl FnOnce(&str)) ->
 const IN_DOUBT: &str =
     "the source relay was killed after the end of the stream may have reached the destination QEMU. The source VM is \
      stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit \
-     the source QEMU; if not, cancel the migration on the source (migrate_cancel), and the source VM goes on";
+     the source QEMU; if not, quit the destination QEMU first (it may still be loading), then cancel the migration on the \
+     source (migrate_cancel), and the source VM goes on";
 
 #[cfg(test)]
 mod tests {
@@ -285,15 +289,24 @@ mod tests {
 
     #[test]
     fn in_postcopy_it_lets_go_once_the_source_is_there() {
-        let mut rig = rig(Some(Some(100)));
+        let mut rig = rig(Some(Some(0)));
         rig.relay = None;
         rig.control = None;
         rig.notices.recv_timeout(SOON).unwrap();
-        (&rig.qemu).write_all(&[7; 109]).unwrap();
+        (&rig.qemu).write_all(&[7; 9]).unwrap();
         assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
         // The first byte of a section.
         (&rig.qemu).write_all(&[2]).unwrap();
         rig.keeper.join().unwrap();
         assert!(!is_open(&rig.qemu));
+    }
+
+    #[test]
+    fn it_lets_go_of_a_source_that_still_writes_its_packaged_state() {
+        let mut rig = rig(Some(Some(1)));
+        rig.relay = None;
+        rig.control = None;
+        rig.keeper.join().unwrap();
+        assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
     }
 }

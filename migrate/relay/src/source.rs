@@ -238,11 +238,11 @@ impl SourceHandle {
         let _ = self.0.events.send(Event::Stop);
     }
 
-    /// Whether the destination may be starting the VM just now: a cancel could then make two copies run.
+    /// Whether the destination may be starting the VM just now, or has it: a cancel could then make two copies run.
     pub fn in_doubt(&self) -> bool {
         let shared = &self.0;
         shared.return_path.load(Ordering::Acquire)
-            && shared.word_sent.load(Ordering::Acquire)
+            && shared.may_run_there()
             && !shared.over.load(Ordering::Acquire)
     }
 
@@ -570,7 +570,8 @@ impl Source {
                         if shared.has_switched() {
                             return Err(shared.interrupted(&cause, told));
                         }
-                        if shared.before_switch.load(Ordering::Acquire) > 0 && !told {
+                        let packaged = shared.before_switch.load(Ordering::Acquire) > 0;
+                        if packaged && shared.may_run_there() && !told {
                             // It may have the packaged state, and have paused with its VM running.
                             return Err(hold(shared, &self.redial, &events, cause, notice));
                         }
@@ -596,8 +597,7 @@ impl Source {
                     if shared.has_switched() {
                         return Err(shared.interrupted(&error, told));
                     }
-                    if shared.word_sent.load(Ordering::Acquire) && !told && return_path && !main_eof
-                    {
+                    if shared.may_run_there() && !told && return_path && !main_eof {
                         return Err(hold(shared, &self.redial, &events, error, notice));
                     }
                     return Err(RelayError::Ended(error));
@@ -605,21 +605,35 @@ impl Source {
                 Ok(Event::Finished(_) | Event::BackDone) => {}
                 Ok(Event::Notice(text)) => notice(&text),
                 Ok(Event::Stop) => {
-                    if shared.has_switched() && shut.is_none() {
-                        let cause = "this relay was told to end".into();
-                        return Err(RelayError::Paused { cause });
-                    }
-                    let in_doubt = shared.word_sent.load(Ordering::Acquire) && shut.is_none();
-                    if in_doubt && !stop_asked {
+                    let doubtful = || shut.is_none() && shared.may_run_there();
+                    if doubtful() && !stop_asked {
                         stop_asked = true;
-                        notice(
+                        notice(if shared.has_switched() {
+                            "the destination has the VM, and pages of it are still to come; if this relay ends, the VM \
+                             pauses there until its migration is taken up again (interrupt again to end it all the \
+                             same)"
+                        } else {
                             "the destination may be starting the VM just now; waiting for its answer (interrupt \
-                             again to end this relay all the same)",
-                        );
+                             again to end this relay all the same)"
+                        });
                         continue;
                     }
-                    let reason = "interrupted by the user".into();
-                    return Err(SessionError::Local { reason }.into());
+                    let reason: Arc<str> = "interrupted by the user".into();
+                    let error = || SessionError::Local { reason: reason.to_string() };
+                    // No link says the word from here on, and what was said is seen (`still_open`, `has_gone_over`).
+                    shared.session.fail(error());
+                    fence(Ordering::SeqCst);
+                    if shared.has_switched() && shut.is_none() {
+                        return Err(RelayError::Paused { cause: reason.to_string() });
+                    }
+                    if doubtful() && return_path {
+                        if stop_asked {
+                            return Err(RelayError::LeftInDoubt);
+                        }
+                        // Said in this very moment.
+                        return Err(hold(shared, &self.redial, &events, Arc::new(error()), notice));
+                    }
+                    return Err(error().into());
                 }
                 // QEMU has its answer and keeps its socket: nothing more depends on it.
                 Err(_) if shut.is_some_and(|code| code != 0) => {

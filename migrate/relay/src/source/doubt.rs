@@ -33,6 +33,14 @@ impl Shared {
         self.switched.load(Ordering::Acquire)
     }
 
+    /// Whether the destination may have all that starts its VM. While the source QEMU has not written the whole packaged
+    /// state it has not, whatever was said of the part before: with its socket closed, QEMU fails in that write and its
+    /// own VM goes on. Once the session has failed, what was not there before goes nowhere.
+    pub(super) fn may_run_there(&self) -> bool {
+        let complete = || self.before_switch.load(Ordering::Acquire) <= intake::PING;
+        self.has_switched() || self.word_sent.load(Ordering::Acquire) && complete()
+    }
+
     /// A session that ends when the source QEMU is in postcopy. `never`: the peer has written nothing that starts the VM.
     pub(super) fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
         let cause = cause.to_string();
@@ -74,8 +82,13 @@ impl Shared {
         let Some(keeper) = self.keeper.get() else { return };
         // In postcopy each time, as what is still to come gets less.
         if before_switch.is_some() || !self.kept.swap(true, Ordering::AcqRel) {
-            // A keeper that has gone leaves what there is without one.
-            let _ = keeper.hold(&stream.socket, before_switch);
+            if let Err(error) = keeper.hold(&stream.socket, before_switch) {
+                // It leaves what there is without one.
+                let _ = self.events.send(Event::Notice(format!(
+                    "the process that would keep QEMU's socket if this relay were killed has gone ({error}): if it is \
+                     killed before the destination has answered, look there before the source VM goes on"
+                )));
+            }
         }
     }
 
@@ -164,7 +177,9 @@ pub(super) fn hold(
             return shared.interrupted(&cause, false);
         }
         match events.recv_timeout(LOOK) {
-            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return doubt,
+            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                return RelayError::LeftInDoubt
+            }
             // The readers have ended with the session, so QEMU's socket is looked at here.
             _ if !shared.main_is_open() => return doubt,
             _ => shared.look_for_switch(),

@@ -151,6 +151,7 @@ impl Drop for Receiving {
 pub(crate) struct Sending {
     pub(crate) path: PathBuf,
     pub(crate) notices: Receiver<String>,
+    pub(crate) handle: relay::SourceHandle,
     thread: JoinHandle<Result<SourceEnd, RelayError>>,
 }
 
@@ -202,6 +203,7 @@ impl Sending {
         let source = Source::connect(&config(peer, options)).unwrap();
         source.listen(&UnixAddress::from(path.clone())).unwrap();
         let (sender, notices) = mpsc::channel();
+        let handle = source.handle();
         let thread = std::thread::spawn(move || {
             source.run(
                 |notice| {
@@ -210,7 +212,7 @@ impl Sending {
                 || b"{\"end\":\"source\"}".to_vec(),
             )
         });
-        Self { path, notices, thread }
+        Self { path, notices, handle, thread }
     }
 
     pub(crate) fn connect(&self) -> UnixStream {

@@ -364,3 +364,52 @@ fn a_packaged_state_that_never_went_out_is_not_called_a_pause() {
         assert_eq!(read_rest(&source), b"");
     });
 }
+
+#[test]
+fn an_interrupt_in_postcopy_waits_for_a_second_and_lets_both_ends_pause() {
+    bounded(|| {
+        let rig = rig();
+        let mut main = announced(3);
+        // In one chunk with what follows it: no word is needed, and none is said.
+        main.packaged(&[7; 30_000]).raw(&PING);
+        main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+        let destination = rig.carry(None, &main.take());
+        assert!(rig.sending.handle.in_doubt(), "a migrate_cancel would start the source VM");
+        rig.sending.handle.stop();
+        let notice = rig.sending.notices.recv_timeout(RESUME).expect("it is said");
+        assert!(notice.contains("has the VM"), "{notice}");
+        assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed");
+        rig.sending.handle.stop();
+        assert_eq!(read_rest(&rig.source), b"");
+        assert_eq!(read_rest(&destination), b"");
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Paused { .. }), "{error}");
+        rig.receiving.result().unwrap_err();
+    });
+}
+
+#[test]
+fn a_link_lost_in_the_packaged_state_frees_the_source_before_it_goes_over() {
+    bounded(|| {
+        let rig = outage(1, None, [Duration::from_millis(700); 2]);
+        let source = rig.sending.connect();
+        let mut main = announced(3);
+        let head = main.take();
+        main.packaged(&vec![7; 8 << 20]).raw(&PING);
+        main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+        let rest = main.take();
+        let to = source.try_clone().unwrap();
+        let writer = std::thread::spawn(move || {
+            (&to).write_all(&head).unwrap();
+            rest.chunks(16 << 10).all(|piece| (&to).write_all(piece).is_ok())
+        });
+        let (destination, _) = rig.listener.accept().unwrap();
+        // Some of it goes out, the word for it was said, and then the network goes.
+        let _ = read_exactly(&destination, 1 << 20);
+        rig.cutter.hold();
+        assert!(!writer.join().unwrap(), "the relay read the source over into postcopy");
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Ended(_)), "{error}");
+        rig.receiving.result().unwrap_err();
+    });
+}

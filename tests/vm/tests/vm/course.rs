@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
-use vm_tests::{platen, Qemu, Rate, Signal, VmSpec, MACHINE_7_2};
+use vm_tests::platen::{self, Platen, Receive};
+use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE};
@@ -19,7 +20,7 @@ pub(crate) fn versions() -> [(&'static str, VmSpec); 2] {
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
-    let courses: [(&str, Run); 12] = [
+    let courses: [(&str, Run); 13] = [
         ("pause_before_switchover", |stage, spec| pauses(stage, spec, 0)),
         ("pause_before_switchover_2_channels", |stage, spec| pauses(stage, spec, 2)),
         ("cancel_in_setup", |stage, spec| cancels(stage, spec, Phase::Setup)),
@@ -30,6 +31,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ("postcopy", |stage, spec| postcopy(stage, spec, false)),
         ("postcopy_preempt", |stage, spec| postcopy(stage, spec, true)),
         ("postcopy_by_migrate", by_migrate),
+        ("ctrl_c_in_postcopy_by_migrate", ctrl_c_by_migrate),
         ("postcopy_recovers", |stage, spec| recovers(stage, spec, false)),
         ("postcopy_preempt_recovers", |stage, spec| recovers(stage, spec, true)),
     ];
@@ -317,29 +319,66 @@ fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
 
 /// `platen migrate` drives the migration, and its user turns it to postcopy.
 fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let (vm, mut destination, mut migrate, mut receive) = into_postcopy_by_migrate(stage, spec)?;
+    stage.lab.net.shape(Rate::Unlimited)?;
+    migrate.succeed(LIMIT)?;
+    receive.platen.succeed(NOTICE)?;
+    drop(vm);
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify()?;
+    stage.park_other(destination);
+    Ok(())
+}
+
+/// The destination has the VM: the first Ctrl-C must not start the source's as well, the second pauses the migration.
+fn ctrl_c_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let (mut vm, mut destination, mut migrate, _receive) = into_postcopy_by_migrate(stage, spec)?;
+    migrate.process.signal(Signal::INT)?;
+    std::thread::sleep(Duration::from_millis(500));
+    let here = vm.monitor.run_state()?;
+    ensure!(here != "running", "the source's VM is {here}, which the destination has");
+    destination.assert_running()?;
+    ensure!(migrate.process.poll()?.is_none(), "one Ctrl-C ended it");
+    migrate.process.signal(Signal::INT)?;
+    for end in [&mut vm, &mut destination] {
+        let state = end
+            .monitor
+            .wait_migration_event(&["postcopy-paused", "completed", "failed"], NOTICE)?;
+        ensure!(state == "postcopy-paused", "{} is {state}", end.name());
+    }
+    let here = vm.monitor.run_state()?;
+    ensure!(here != "running", "the source's VM is {here}");
+    let said = migrate.fail(NOTICE)?;
+    ensure!(said.contains("migrate-recover"), "it says: {said}");
+    Ok(())
+}
+
+/// A migration by `platen migrate` whose VM runs at the destination, and whose link is slow.
+fn into_postcopy_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Vm, Platen, Receive)> {
     stage.lab.net.shape(SLOW)?;
     let mut vm = stage.vm_of(spec)?;
     let mut destination = stage.lab.incoming_for(&vm)?;
     for end in [&mut vm, &mut destination] {
         postcopy_settings(false).apply(end)?;
     }
-    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let receive = platen::receive(&stage.lab, &destination, &[])?;
     vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
     let crossed = stage.lab.net.crossed()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
     crate::stage::wait_crossed(&stage.lab, crossed + (2 << 20), &mut migrate)?;
     vm.monitor.execute("migrate-start-postcopy", json!({}))?;
     let states = ["postcopy-active", "completed", "failed"];
-    let state = vm.monitor.wait_migration(&states, NOTICE)?;
-    ensure!(state == "postcopy-active", "the source is {state}");
-    stage.lab.net.shape(Rate::Unlimited)?;
-    migrate.succeed(LIMIT)?;
-    receive.platen.succeed(NOTICE)?;
-    destination.assert_running()?;
-    destination.guest.stop()?;
-    destination.guest.verify()?;
-    stage.park_other(destination);
-    Ok(())
+    for end in [&mut vm, &mut destination] {
+        let state = end.monitor.wait_migration(&states, NOTICE)?;
+        ensure!(state == "postcopy-active", "{} is {state}", end.name());
+    }
+    let deadline = Instant::now() + NOTICE;
+    while destination.monitor.run_state()? != "running" {
+        ensure!(Instant::now() < deadline, "the destination does not run the VM");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok((vm, destination, migrate, receive))
 }
 
 impl Flight {
