@@ -44,6 +44,16 @@ impl LinkState {
     }
 }
 
+/// What a link finds as it begins.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) link: Arc<LinkState>,
+    /// The one that had its number until now.
+    pub(crate) replaced: Option<Arc<LinkState>>,
+    /// How long nothing was heard, if all links were lost.
+    pub(crate) back: Option<Duration>,
+}
+
 #[derive(Debug, Clone)]
 struct Lost {
     /// When the last link was given up.
@@ -150,13 +160,9 @@ impl Lifeline {
         self.heard.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The link of this number.
-    pub(crate) fn of(&self, number: u16) -> Option<Arc<LinkState>> {
-        lock(&self.table).links.get(usize::from(number)).cloned().flatten()
-    }
-
-    /// A link begins; how long nothing was heard, if it is the first after all were lost.
-    pub(crate) fn up(&self, number: u16, socket: TcpStream) -> (Arc<LinkState>, Option<Duration>) {
+    /// A link begins, in the place of the one it gives; and how long nothing was heard, if it is the first after all were
+    /// lost.
+    pub(crate) fn up(&self, number: u16, socket: TcpStream) -> Begun {
         let mut table = lock(&self.table);
         table.last_id += 1;
         let (id, dead) = (table.last_id, AtomicBool::new(false));
@@ -165,14 +171,14 @@ impl Lifeline {
         if table.links.len() <= at {
             table.links.resize(at + 1, None);
         }
-        table.links[at] = Some(link.clone());
-        self.up.fetch_add(1, Ordering::AcqRel);
+        let replaced = table.links[at].replace(link.clone());
+        self.count(&table);
         let back = table.lost.take().map(|lost| lost.heard.elapsed());
         if let Some(silent) = back {
             table.resumes += 1;
             table.silent += silent;
         }
-        (link, back)
+        Begun { link, replaced, back }
     }
 
     /// A link is lost; how many are left.
@@ -198,11 +204,18 @@ impl Lifeline {
         if let Some(slot) = table.links.get_mut(usize::from(link.number)) {
             if slot.as_ref().is_some_and(|there| there.id == link.id) {
                 *slot = None;
-                self.up.fetch_sub(1, Ordering::AcqRel);
             }
         }
         self.release(link.id);
-        self.links_up()
+        self.count(table)
+    }
+
+    /// Counts the links of a table that has changed. Nothing else knows how many there are: a link may be taken out by
+    /// its own threads and replaced by another at once.
+    fn count(&self, table: &Table) -> usize {
+        let up = table.links.iter().flatten().count();
+        self.up.store(up, Ordering::Release);
+        up
     }
 
     /// What link `id` does now. The first to ask when nobody does a piece of work gets it.
@@ -464,7 +477,7 @@ mod tests {
         let lifeline = Lifeline::new(3, Duration::from_secs(1));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let [a, b, c] = [0, 1, 2].map(|number| lifeline.up(number, socket()).0);
+        let [a, b, c] = [0, 1, 2].map(|number| lifeline.up(number, socket()).link);
         let roles = || [&a, &b, &c].map(|link| lifeline.role(link.id));
         assert_eq!(roles(), [Role::First, Role::Other, Role::Other]);
         assert!(lifeline.want_lane() && !lifeline.has_lane() && !lifeline.want_lane());
@@ -476,13 +489,70 @@ mod tests {
         assert_eq!([&a, &c].map(|link| lifeline.role(link.id)), [Role::First, Role::Lane]);
         // The first one is lost: the lane leaves its work to the new one.
         lifeline.down(&a, &why);
-        let b = lifeline.up(1, socket()).0;
+        let b = lifeline.up(1, socket()).link;
         assert_eq!([&c, &b].map(|link| lifeline.role(link.id)), [Role::Lane, Role::First]);
         // With one link there is no lane, and with the next one there is again.
         lifeline.down(&b, &why);
         assert_eq!(lifeline.role(c.id), Role::First);
         assert!(!lifeline.has_lane());
-        let a = lifeline.up(0, socket()).0;
+        let a = lifeline.up(0, socket()).link;
         assert_eq!([&c, &a].map(|link| lifeline.role(link.id)), [Role::First, Role::Lane]);
+    }
+
+    #[test]
+    fn a_link_replaced_while_it_is_being_lost_is_counted_once() {
+        let lifeline = Lifeline::new(1, Duration::from_secs(1));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let why = SessionError::Local { reason: "the test".into() };
+        let old = lifeline.up(0, socket()).link;
+        // Its reader has marked it, and has not taken it out yet when the new one comes.
+        assert!(old.mark_dead());
+        let new = lifeline.up(0, socket());
+        assert_eq!(new.replaced.map(|link| link.id), Some(old.id));
+        assert_eq!(lifeline.down(&old, &why), 1);
+        assert_eq!(lifeline.links_up(), 1);
+        assert_eq!(lifeline.down(&new.link, &why), 0, "no link is left, and nobody will ever know");
+        assert!(lock(&lifeline.table).lost.is_some());
+    }
+
+    #[test]
+    fn of_two_hellos_for_one_number_at_once_the_last_has_the_link() {
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+        let lifeline = (1, Duration::from_secs(20));
+        let session = Session::new("x".into(), grants, 8, lifeline, Arc::new(Nobody)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ends: Vec<_> = (0..8)
+            .map(|_| {
+                let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                (ours, listener.accept().unwrap().0)
+            })
+            .collect();
+        let theirs: Vec<_> = std::thread::scope(|scope| {
+            let join = |(ours, theirs)| {
+                let session = &session;
+                scope.spawn(move || {
+                    session.add_link(0, Link::from(ours)).unwrap();
+                    theirs
+                })
+            };
+            let threads: Vec<_> = ends.into_iter().map(join).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(session.lifeline.links_up(), 1);
+        // All but one are shut, and the count follows the last one.
+        let is_shut = |socket: &TcpStream| {
+            socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            (&*socket).read_to_end(&mut Vec::new()).is_ok()
+        };
+        assert_eq!(theirs.iter().filter(|socket| is_shut(socket)).count(), 7);
+        drop(theirs);
+        let until = Instant::now() + Duration::from_secs(20);
+        while session.is_linked() {
+            assert!(Instant::now() < until, "a link that is gone counts for ever");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        session.fail(SessionError::Local { reason: "the test is over".into() });
+        session.join();
     }
 }

@@ -6,7 +6,7 @@ use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
 use crate::hello::MAX_LINKS;
 use crate::kept::{Arrivals, Kept, WINDOW};
 use crate::link;
-use crate::resume::{Lifeline, LinkState};
+use crate::resume::{Begun, Lifeline, LinkState};
 use crate::transport::Link;
 use crate::waiting;
 use codec::UnitHeader;
@@ -224,11 +224,11 @@ impl Session {
                 return Err(SessionError::Resource { what, source });
             }
         }
-        if let Some(old) = self.lifeline.of(number) {
+        let Begun { link: state, replaced, back } = self.lifeline.up(number, socket);
+        if let Some(old) = replaced {
             let (peer, detail) = (self.peer.clone(), "replaced by a new one".into());
             self.lose(&old, SessionError::LinkLost { peer, detail });
         }
-        let (state, back) = self.lifeline.up(number, socket);
         if let Some(lost) = back {
             let seconds = lost.as_secs_f64();
             self.sink.notice(&format!("the link to {} is back after {seconds:.1} s", self.peer));
