@@ -218,22 +218,23 @@ fn read_back(shared: &Shared, stream: u16, mut socket: &UnixStream) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
+        let bytes = &bytes[..len];
+        let found = sniffer.feed(bytes);
+        // Before anything that may wait for the source: whoever asks is to hear it in an outage as well (W28).
+        if matches!(found, Some((0, _))) {
+            shared.content.store(true, Ordering::Release);
+            shared.main_event.notify_all();
+        }
         let Some(permit) = session.credits().permit(stream) else { return };
         let Some(mut chunk) = session.plain().take_until(None, || session.failure().is_some())
         else {
             return;
         };
-        let bytes = &bytes[..len];
         chunk[..len].copy_from_slice(bytes);
         let checksum = codec::checksum(bytes);
-        let found = sniffer.feed(bytes);
         let header = session.credits().issue_data(permit, len, checksum, 0);
         session.send(raw(header, chunk, len, checksum));
         if let Some((code, _)) = found {
-            if code == 0 {
-                shared.content.store(true, Ordering::Release);
-                shared.main_event.notify_all();
-            }
             let _ = shared.events.send(Event::Shut(code));
         }
     }

@@ -303,6 +303,26 @@ fn a_source_in_doubt_is_told_what_a_peer_that_committed_knows() {
 }
 
 #[test]
+fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_confirmed() {
+    bounded(|| {
+        // One message of the return path may be in flight.
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 0 };
+        let rig = rig_with(grants, <[u8]>::len, [SHORT; 2]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&[0, 2, 0, 4, 0, 0, 0, 1]).unwrap();
+        // The relay is to read them one by one; if it does not, this test shows nothing.
+        std::thread::sleep(A_WHILE);
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        noticed(&rig.sending, "Look at the destination");
+        rig.receiving.result().unwrap_err();
+        rig.cutter.release();
+        noticed(&rig.sending, "runs the VM. Quit");
+        drop(rig.source);
+        rig.sending.result().unwrap_err();
+    });
+}
+
+#[test]
 fn a_peer_whose_session_has_ended_meanwhile_says_so() {
     bounded(|| {
         let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
