@@ -94,6 +94,10 @@ impl Sink for DestinationSink {
         self.tell(Event::Finished(report.to_vec()));
     }
 
+    fn answers_finish(&self) -> bool {
+        true
+    }
+
     fn closed(&self, error: &Arc<SessionError>) {
         if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
             shared.barriers.wake();
@@ -357,6 +361,9 @@ impl Destination {
                     events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
                 }
             };
+            // Set before QEMU's word goes anywhere: nothing that follows from it comes before this is seen.
+            let confirmed = shared.content.load(Ordering::Acquire);
+            let all_taken = source_eof && !shared.return_path.load(Ordering::Acquire);
             match event {
                 Some(Event::Shut(code)) => {
                     shut = Some(code);
@@ -365,11 +372,15 @@ impl Destination {
                     }
                 }
                 Some(Event::SourceEof) => source_eof = true,
-                Some(Event::Finished(peer_report)) => return Ok(DestinationEnd { peer_report }),
+                Some(Event::Finished(peer_report)) if confirmed || all_taken => {
+                    return Ok(DestinationEnd { peer_report });
+                }
+                Some(Event::Finished(_)) => {
+                    let peer = shared.session.peer.clone();
+                    return Err(SessionError::EarlyFinish { peer }.into());
+                }
                 // Normal at the end: QEMU closes when it has all, and the source tells us when it is content.
-                Some(Event::QemuEof) if shut == Some(0) => {}
-                Some(Event::QemuEof)
-                    if source_eof && !shared.return_path.load(Ordering::Acquire) => {}
+                Some(Event::QemuEof) if confirmed || all_taken => {}
                 Some(Event::QemuEof) => {
                     // It did not confirm and is gone: its VM does not run, so the source need not be in doubt. Not so
                     // in postcopy, which it may have paused with its VM running.
@@ -378,7 +389,7 @@ impl Destination {
                     }
                     return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
                 }
-                Some(Event::WriterGone { .. }) if shut == Some(0) => {}
+                Some(Event::WriterGone { .. }) if confirmed => {}
                 // QEMU closes its channels before it says SHUT, and starting the VM may take its time. Main tells.
                 Some(Event::WriterGone { is_channel: true, .. })
                     if shared.session.is_committed() => {}
@@ -403,6 +414,7 @@ impl Destination {
                         _ => RelayError::Ended(error),
                     });
                 }
+                None if confirmed => gone = None,
                 None => return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason))),
             }
         }

@@ -201,6 +201,12 @@ pub enum SessionError {
         /// Its QEMU had confirmed that the VM is loaded.
         confirmed: bool,
     },
+    /// The peer's FINISH where it cannot be.
+    #[error("{peer} says that the migration is over, which it is not")]
+    EarlyFinish {
+        /// The other end.
+        peer: String,
+    },
     /// The peer ended the session.
     #[error("{peer} ended the migration: {reason}")]
     Aborted {

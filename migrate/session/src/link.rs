@@ -318,6 +318,9 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
                 });
             }
             FrameType::Finish => {
+                if session.farewell().is_none() && !session.sink().answers_finish() {
+                    return Err(SessionError::EarlyFinish { peer: session.peer.clone() });
+                }
                 session.peer_leaves();
                 session.sink().finish(&free);
             }

@@ -80,6 +80,11 @@ pub trait Sink: Send + Sync + 'static {
     fn frame(&self, frame: Incoming) -> Result<(), SessionError>;
     /// The peer's final report arrived.
     fn finish(&self, report: &[u8]);
+    /// Whether the peer is the one to say FINISH first (W24): it is at the server. Where it is not, a FINISH that comes
+    /// before ours was said ends the session.
+    fn answers_finish(&self) -> bool {
+        false
+    }
     /// The session has ended before its time. Called once.
     fn closed(&self, error: &Arc<SessionError>);
     /// Whether a STILL_OPEN of `stream` is true now, just before it goes out, for the first time or again (W20, W25).

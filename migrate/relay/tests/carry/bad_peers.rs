@@ -2,7 +2,7 @@
 
 use crate::harness::{
     assert_same, bounded, destination_qemu, read_exactly, read_rest, source_qemu, Options, Reader,
-    Receiving, Sending,
+    Receiving, Sending, SHUT_OK,
 };
 use crate::identity::single;
 use codec::{Codec, UnitHeader};
@@ -12,6 +12,8 @@ use session::{
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 fn hello() -> Hello {
     Hello {
@@ -106,7 +108,7 @@ fn strangers_get_no_answer_and_do_no_harm() {
         let until = std::time::Instant::now() + 2 * HELLO_TIMEOUT;
         while receiving.server.strangers() < 5 {
             assert!(std::time::Instant::now() < until, "{}", receiving.server.strangers());
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         let notices = receiving.host.notices.lock().unwrap().join("\n");
         for words in ["does not speak", "limit 8192", "checksum"] {
@@ -302,41 +304,85 @@ fn a_peer_that_dies_in_the_middle_frees_its_target() {
     });
 }
 
+impl Liar {
+    /// Shows life until it is cut off.
+    fn stay(mut self) {
+        while self.link.write_all(&Header::free(FrameType::Heartbeat, 0).to_bytes()).is_ok() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
 #[test]
 fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
     bounded(|| {
         let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
         let mut liar = Liar::new(receiving.address);
+        liar.bare(FrameType::Open, 0, 0);
+        liar.data(0, 1, 0, b"QEVM\0\0\0\x03");
+        let (main, _) = listener.accept().unwrap();
+        assert_eq!(read_exactly(&main, 8), b"QEVM\0\0\0\x03");
+        (&main).write_all(&SHUT_OK).unwrap();
+        // OPEN of the return path, an ACK or two, and SHUT.
+        liar.link.socket().set_read_timeout(None).unwrap();
+        let mut head = [0; 48];
+        while head[0] != 2 {
+            liar.link.read_exact(&mut head).unwrap();
+            let length = u32::from_be_bytes(head[4..8].try_into().unwrap());
+            liar.link.read_exact(&mut vec![0; length as usize]).unwrap();
+        }
         liar.free(FrameType::Finish, b"{}");
-        let beating = std::thread::spawn(move || {
-            while liar.link.write_all(&Header::free(FrameType::Heartbeat, 0).to_bytes()).is_ok() {
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-        });
+        let beating = std::thread::spawn(|| liar.stay());
         receiving.result().unwrap();
         beating.join().unwrap();
+        drop(listener);
+        std::fs::remove_file(receiving.folder.path().join("dst")).unwrap();
         still_serves(&receiving);
     });
 }
 
-/// A server that lies: the source relay must see it before the source QEMU hears of success.
+#[test]
+fn a_source_that_says_it_is_over_before_the_destination_has_confirmed_has_failed() {
+    bounded(|| {
+        let error = caught(|liar| liar.free(FrameType::Finish, b"{}"));
+        assert!(error.contains("is over, which it is not"), "{error}");
+        let error = caught(|liar| {
+            liar.bare(FrameType::Open, 0, 0);
+            liar.data(0, 1, 0, b"QEVM\0\0\0\x03");
+            liar.free(FrameType::Finish, b"{}");
+        });
+        assert!(error.contains("is over, which it is not"), "{error}");
+    });
+}
+
+/// A server that takes one link and lies on it.
+fn lying_server(lie: impl FnOnce(&mut Link) + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let mut link = Link::from(listener.accept().unwrap().0);
+        let _: Hello = read_preamble(&mut link, "x", HELLO_TIMEOUT).unwrap();
+        let welcome = Welcome {
+            token: "0".repeat(32),
+            chunk_bytes: 65536,
+            stream_frames: 2,
+            shared_frames: 4,
+            ..Welcome::default()
+        };
+        write_preamble(&mut link, "x", &welcome).unwrap();
+        link.socket().set_read_timeout(None).unwrap();
+        lie(&mut link);
+        let _ = link.read_to_end(&mut Vec::new());
+    });
+    (address, server)
+}
+
+/// The source relay must see it before the source QEMU hears of success.
 #[test]
 fn a_receiver_that_acknowledges_other_bytes_is_caught() {
     bounded(|| {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let server = std::thread::spawn(move || {
-            let mut link = Link::from(listener.accept().unwrap().0);
-            let _: Hello = read_preamble(&mut link, "x", HELLO_TIMEOUT).unwrap();
-            let welcome = Welcome {
-                token: "0".repeat(32),
-                chunk_bytes: 65536,
-                stream_frames: 2,
-                shared_frames: 4,
-                ..Welcome::default()
-            };
-            write_preamble(&mut link, "x", &welcome).unwrap();
-            link.socket().set_read_timeout(None).unwrap();
+        let (address, server) = lying_server(|link| {
             // OPEN and the first DATA.
             let mut head = [0; 48];
             link.read_exact(&mut head).unwrap();
@@ -347,8 +393,6 @@ fn a_receiver_that_acknowledges_other_bytes_is_caught() {
             AckEntry { stream: 0, seq: 2, offset, hash: data.hash ^ 1 }.write(&mut ack);
             let header = Header::free(FrameType::Ack, u32::try_from(ack.len()).unwrap());
             link.write_all(&[&header.to_bytes()[..], &ack].concat()).unwrap();
-            let mut rest = Vec::new();
-            let _ = link.read_to_end(&mut rest);
         });
         let folder = Receiving::new();
         let options = Options { links: 1, ..Options::default() };
@@ -359,5 +403,28 @@ fn a_receiver_that_acknowledges_other_bytes_is_caught() {
         let error = sending.result().unwrap_err().to_string();
         assert!(error.contains("running hash"), "{error}");
         server.join().unwrap();
+    });
+}
+
+#[test]
+fn a_receiver_that_says_it_is_over_before_it_is_ends_the_session() {
+    bounded(|| {
+        for resume in [Duration::ZERO, Duration::from_secs(20)] {
+            let (address, server) = lying_server(|link| {
+                let mut head = [0; 48];
+                link.read_exact(&mut head).unwrap();
+                let finish = Header::free(FrameType::Finish, 2).to_bytes();
+                link.write_all(&[&finish[..], b"{}"].concat()).unwrap();
+            });
+            let folder = Receiving::new();
+            let options = Options { links: 1, resume, ..Options::default() };
+            let sending = Sending::new(&folder, address, options);
+            let socket = sending.connect();
+            (&socket).write_all(&single(20).main[..2000]).unwrap();
+            assert_eq!(read_rest(&socket), b"", "the source VM goes on");
+            let error = sending.result().unwrap_err().to_string();
+            assert!(error.contains("is over, which it is not"), "{error}");
+            server.join().unwrap();
+        }
     });
 }
