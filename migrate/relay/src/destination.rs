@@ -407,6 +407,9 @@ impl Destination {
                 {
                     return Ok(DestinationEnd { peer_report: Vec::new() });
                 }
+                Some(Event::Closed(cause)) if confirmed => {
+                    return Err(RelayError::Unheard { cause });
+                }
                 Some(Event::Closed(error)) => {
                     // The source may have answered QEMU's refusal before we saw QEMU's socket end.
                     return Err(match shut {

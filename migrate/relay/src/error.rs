@@ -57,6 +57,12 @@ pub enum RelayError {
     /// Told to end while in doubt.
     #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source VM goes on. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
     LeftInDoubt,
+    /// The destination has the VM, and the source may not know.
+    #[error("the destination QEMU has confirmed and has the VM: leave it running. The source has not heard of it ({cause}): if its QEMU is still there, quit that one")]
+    Unheard {
+        /// Why nobody could tell the source.
+        cause: Arc<SessionError>,
+    },
     /// The peer was lost in doubt, could be asked, and has not brought the VM to life.
     #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU; the source VM goes on")]
     NeverCommitted,

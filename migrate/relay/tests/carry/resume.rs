@@ -290,7 +290,8 @@ fn a_source_in_doubt_is_told_what_a_peer_that_committed_knows() {
                 (&rig.destination).write_all(&SHUT_OK).unwrap();
             }
             noticed(&rig.sending, "Look at the destination");
-            rig.receiving.result().unwrap_err();
+            let error = rig.receiving.result().unwrap_err();
+            assert_eq!(matches!(error, RelayError::Unheard { .. }), confirmed, "{error}");
             rig.cutter.release();
             noticed(&rig.sending, words);
             assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed");
