@@ -503,11 +503,13 @@ impl Server {
                 if ended.len() >= MAX_ENDED {
                     ended.pop_front();
                 }
+                // Said for good: a writer that is still there must not make it untrue.
+                let committed = active.destination.session().settle("the session has ended");
                 ended.push_back(Ended {
                     session: session.into(),
                     token: active.token.clone(),
                     owner: active.owner.clone(),
-                    committed: active.destination.session().is_committed(),
+                    committed,
                     confirmed: active.destination.is_confirmed(),
                 });
             }

@@ -6,9 +6,11 @@ use crate::harness::{
     source_qemu, tag_at, Options, Reader, Receiving, Sending, Streams, A_WHILE, SHUT_OK,
 };
 use crate::identity::{multifd, single};
-use relay::RelayError;
-use session::{dial, Grants, Hello};
+use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};
+use session::{dial, Grants, Hello, Session};
 use std::io::Write;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stream::synth::Style;
 
@@ -335,6 +337,59 @@ fn a_peer_whose_session_has_ended_meanwhile_says_so() {
         let error = rig.sending.result().unwrap_err().to_string();
         assert!(error.contains("has ended"), "{error}");
         assert_eq!(read_rest(&rig.source), b"");
+    });
+}
+
+/// An application that leaves a session as it is.
+struct Leaves(Mutex<Option<Arc<Session>>>);
+
+impl Host for Leaves {
+    fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn serve(&self, _: &Option<String>, destination: &Destination) {
+        *self.0.lock().unwrap() = Some(destination.session().clone());
+    }
+
+    fn notice(&self, _: &str) {}
+}
+
+#[test]
+fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
+    bounded(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let host = Arc::new(Leaves(Mutex::new(None)));
+        let config = ServerConfig {
+            qat: None,
+            targets: vec![(None, UnixAddress::from(folder.path().join("dst")))],
+            acceptor: None,
+            decompress_threads: 1,
+            page_size: 4096,
+            grants: GRANTS,
+            resume: RESUME,
+        };
+        let server = Server::new(config, host.clone()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let running = std::thread::spawn(move || server.run(&listener, true).unwrap());
+        let hello = Hello {
+            session: "a".repeat(32),
+            link: 0,
+            links: 1,
+            token: None,
+            page_size: 4096,
+            name: None,
+            setup: None,
+            codecs: Vec::new(),
+            ask: false,
+        };
+        let _link = dial(&address, None, &hello).unwrap();
+        // Until the server has made its note of the session, which was not committed.
+        running.join().unwrap();
+        let session = host.0.lock().unwrap().take().unwrap();
+        assert!(!session.commit(), "a writer that is still there may start the VM");
+        session.join();
     });
 }
 
