@@ -11,7 +11,7 @@ use pipeline::{Lanes, LanesConfig};
 use qat::Qat;
 use session::{
     random_id, read_preamble, write_preamble, Grants, Hello, Link, SessionError, Welcome,
-    HELLO_TIMEOUT, MAX_LINKS,
+    HELLO_TIMEOUT, MAX_LINKS, SILENCE,
 };
 use std::collections::{HashMap, VecDeque};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -102,7 +102,10 @@ pub struct Server {
     strangers: AtomicU64,
     /// Sessions that have ended.
     served: AtomicU64,
-    stop: AtomicBool,
+    /// How often it was told to stop.
+    stops: AtomicU64,
+    /// No new sessions; those that are there go on to their end.
+    closing: AtomicBool,
 }
 
 impl std::fmt::Debug for Server {
@@ -146,7 +149,8 @@ impl Server {
             admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
             served: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
+            stops: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
         }))
     }
 
@@ -165,8 +169,20 @@ impl Server {
         let failed =
             |source| RelayError::Resource { what: "the listening socket failed".into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
-        let served_once = || once && self.served.load(Ordering::Acquire) > 0;
-        while !self.stop.load(Ordering::Acquire) && !served_once() {
+        let mut told = false;
+        loop {
+            if self.stops.load(Ordering::Acquire) > 0
+                || (once && self.served.load(Ordering::Acquire) > 0)
+            {
+                self.closing.store(true, Ordering::Release);
+                // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello may still become a
+                // session.
+                if self.lock_sessions().is_empty() {
+                    return Ok(());
+                }
+                self.end_sessions(&mut told);
+            }
+            // Links that are lost come back, and questions are asked, until the last session has ended.
             match listener.accept() {
                 Ok((socket, peer)) => self.admit(socket, peer.to_string()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -177,22 +193,35 @@ impl Server {
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
         }
-        // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello may still become a session.
-        while !self.lock_sessions().is_empty() {
-            if self.stop.load(Ordering::Acquire) {
-                for active in self.lock_sessions().values() {
-                    let reason = "the receiver was stopped".into();
-                    active.destination.session().fail(SessionError::Local { reason });
-                }
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
     }
 
-    /// Ends [`Server::run`] and every session.
+    /// Ends the sessions of a receiver that was told to stop. One whose QEMU may be starting the VM ends only when it was
+    /// told so twice: its source would be in doubt for good, with nobody left to ask (W28).
+    fn end_sessions(&self, told: &mut bool) {
+        let stops = self.stops.load(Ordering::Acquire);
+        if stops == 0 {
+            return;
+        }
+        let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
+        for active in sessions {
+            let session = active.destination.session();
+            if stops == 1 && session.failure().is_none() && session.has_committed_for_good() {
+                if !std::mem::replace(told, true) {
+                    self.host.notice(
+                        "the destination QEMU may be starting the VM just now; waiting until the source knows \
+                         (interrupt again to end this receiver all the same)",
+                    );
+                }
+                continue;
+            }
+            let reason = "the receiver was stopped".into();
+            session.fail(SessionError::Local { reason });
+        }
+    }
+
+    /// Ends [`Server::run`] and every session; those whose VM may be starting only when it is said twice.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
+        self.stops.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Connections turned away because they were no platen.
@@ -435,6 +464,9 @@ impl Server {
         {
             return Err(format!("this end does not know the codec '{name}'"));
         }
+        if self.closing.load(Ordering::Acquire) {
+            return Err("this receiver is ending".into());
+        }
         if self.lock_sessions().contains_key(&hello.session) {
             return Err("the session exists already".into());
         }
@@ -451,7 +483,11 @@ impl Server {
         {
             let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
             if busy.contains(target) {
-                return Err("a migration to this target is in progress".into());
+                // Its links are silent first, and then waited for.
+                let most = (SILENCE + self.config.resume + SILENCE).as_secs();
+                return Err(format!(
+                    "a migration to this target is in progress; if its source has died, the target is free within {most} s"
+                ));
             }
             busy.push(target.clone());
         }

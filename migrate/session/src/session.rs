@@ -602,8 +602,9 @@ impl Session {
         self.has_committed_for_good()
     }
 
-    /// True once and for all when bytes of W20 may have been written; else none will be.
-    fn has_committed_for_good(&self) -> bool {
+    /// True once and for all when bytes of W20 may have been written; else none will be: a session that is not to end
+    /// fails when it gets there.
+    pub fn has_committed_for_good(&self) -> bool {
         let order = (Ordering::AcqRel, Ordering::Acquire);
         let before = self.committed.compare_exchange(UNDECIDED, NEVER, order.0, order.1);
         before == Err(COMMITTED)

@@ -145,7 +145,8 @@ fn a_hello_that_does_not_fit_is_told_why() {
         let mut first = hello();
         named(&mut first);
         let (_link, welcome) = dial(&to.to_string(), None, &first).unwrap();
-        assert!(refused(to, named).contains("in progress"), "a busy target");
+        let busy = refused(to, named);
+        assert!(busy.contains("in progress") && busy.contains("free within 6 s"), "{busy}");
         let stolen = |token: Option<&str>, link| {
             refused(to, |h| {
                 h.session.clone_from(&first.session);

@@ -139,6 +139,8 @@ impl Receiving {
 
 impl Drop for Receiving {
     fn drop(&mut self) {
+        // Twice: whatever state its sessions are in.
+        self.server.stop();
         self.server.stop();
         // A test that has failed must not hang here as well.
         if let (false, Some(thread)) = (std::thread::panicking(), self.thread.take()) {

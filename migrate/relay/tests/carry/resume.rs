@@ -340,6 +340,73 @@ fn a_peer_whose_session_has_ended_meanwhile_says_so() {
     });
 }
 
+#[test]
+fn a_receiver_that_is_stopped_ends_what_has_not_begun_to_start_a_vm() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
+        rig.receiving.server.stop();
+        let error = rig.receiving.result().unwrap_err().to_string();
+        assert!(error.contains("the receiver was stopped"), "{error}");
+        assert_eq!(read_rest(&rig.destination), b"");
+        assert_eq!(read_rest(&rig.source), b"", "the source VM goes on");
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Ended(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_receiver_that_is_stopped_while_the_vm_starts_waits_until_the_source_knows() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME; 2]);
+        rig.receiving.server.stop();
+        assert!(!readable(&rig.destination, A_WHILE), "it ended at once");
+        let notices = rig.receiving.host.notices.lock().unwrap().join("\n");
+        assert_eq!(notices.matches("interrupt again").count(), 1, "{notices}");
+        // It takes its links again, and no new migration.
+        rig.cutter.hold();
+        noticed(&rig.sending, "waiting up to");
+        rig.cutter.release();
+        let other = Hello { session: "b".repeat(32), ..hello() };
+        let error = dial(&rig.receiving.address.to_string(), None, &other).unwrap_err();
+        assert!(error.to_string().contains("is ending"), "{error}");
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
+        drop((rig.source, rig.destination));
+        rig.sending.result().unwrap();
+        rig.receiving.result().unwrap();
+    });
+}
+
+#[test]
+fn a_receiver_that_is_stopped_twice_ends_whatever_there_is() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME; 2]);
+        rig.receiving.server.stop();
+        assert!(!readable(&rig.destination, A_WHILE), "it ended at once");
+        rig.receiving.server.stop();
+        assert_eq!(read_rest(&rig.destination), b"");
+        rig.receiving.result().unwrap_err();
+        noticed(&rig.sending, "Look at the destination");
+        drop(rig.source);
+        rig.sending.result().unwrap_err();
+    });
+}
+
+/// The hello of a first and only link.
+fn hello() -> Hello {
+    Hello {
+        session: "a".repeat(32),
+        link: 0,
+        links: 1,
+        token: None,
+        page_size: 4096,
+        name: None,
+        setup: None,
+        codecs: Vec::new(),
+        ask: false,
+    }
+}
+
 /// An application that leaves a session as it is.
 struct Leaves(Mutex<Option<Arc<Session>>>);
 
@@ -373,18 +440,7 @@ fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let running = std::thread::spawn(move || server.run(&listener, true).unwrap());
-        let hello = Hello {
-            session: "a".repeat(32),
-            link: 0,
-            links: 1,
-            token: None,
-            page_size: 4096,
-            name: None,
-            setup: None,
-            codecs: Vec::new(),
-            ask: false,
-        };
-        let _link = dial(&address, None, &hello).unwrap();
+        let _link = dial(&address, None, &hello()).unwrap();
         // Until the server has made its note of the session, which was not committed.
         running.join().unwrap();
         let session = host.0.lock().unwrap().take().unwrap();
@@ -413,17 +469,8 @@ fn a_session_is_taken_over_by_nobody_else() {
         let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
         let to = rig.receiving.address.to_string();
         for ask in [false, true] {
-            let stranger = Hello {
-                session: "0".repeat(32),
-                link: 0,
-                links: 2,
-                token: Some("0".repeat(32)),
-                page_size: 4096,
-                name: None,
-                setup: None,
-                codecs: Vec::new(),
-                ask,
-            };
+            let token = Some("0".repeat(32));
+            let stranger = Hello { session: "0".repeat(32), token, ask, ..hello() };
             let error = dial(&to, None, &stranger).unwrap_err().to_string();
             assert!(error.contains("no such session, or not yours"), "{error}");
         }
