@@ -83,6 +83,8 @@ fn write_link(session: &Session, state: &Arc<LinkState>, mut link: LinkWriter) {
     session.lifeline.release(state.id);
     let _ = session.spill().push(Outgoing::Acks);
     session.wake_for_urgent();
+    // An ACK may have been collected for it after `lose` had everything acknowledged again.
+    session.acknowledge_again();
     if let (true, Some(note)) = (session.has_failed(), session.abort_note()) {
         let length = u32::try_from(note.len()).unwrap_or(0);
         let _ = link.socket.set_write_timeout(Some(LAST_WORDS));
@@ -423,4 +425,54 @@ fn fill(
 
 fn lost(session: &Session, detail: &str) -> SessionError {
     SessionError::LinkLost { peer: session.peer.clone(), detail: detail.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credit::Grants;
+    use crate::session::Sink;
+    use std::net::TcpListener;
+
+    struct Nobody;
+
+    impl Sink for Nobody {
+        fn frame(&self, _: Incoming) -> Result<(), SessionError> {
+            Ok(())
+        }
+
+        fn finish(&self, _: &[u8]) {}
+
+        fn closed(&self, _: &Arc<SessionError>) {}
+    }
+
+    fn session() -> Arc<Session> {
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+        let lifeline = (2, Duration::from_secs(20));
+        Session::new("x".into(), grants, 8, lifeline, Arc::new(Nobody)).unwrap()
+    }
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (ours, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn an_acknowledgement_that_was_collected_for_a_lost_link_is_collected_again() {
+        let session = session();
+        let (ours, _theirs) = pair();
+        let socket = prepare(&ours).unwrap();
+        let state = session.lifeline.up(0, socket).link;
+        let (_, writer) = Link::from(ours).split().unwrap();
+        session.delivered(3, 1, 0, 0);
+        // The reader is faster: all that follows of the writer comes too late.
+        session.lose(&state, lost(&session, "the test"));
+        write_link(&session, &state, writer);
+        let mut acks = Vec::new();
+        session.collect_acks(&mut acks);
+        let entries: Vec<_> = AckEntry::read_all(&acks).unwrap().into_iter().collect();
+        assert_eq!(entries.len(), 1, "it went into the lost link and nowhere else");
+        assert_eq!((entries[0].stream, entries[0].seq), (3, 1));
+    }
 }
