@@ -110,7 +110,14 @@ fn write_frames(
         send(session, state, link, &Outgoing::Free(FrameType::Finish, report.clone()), &mut acks)?;
     }
     let mut was_lane = false;
+    // What is popped need not come to anything: a link is idle when it has written nothing.
+    let mut wrote = Instant::now();
     while !state.is_dead() {
+        if wrote.elapsed() >= HEARTBEAT {
+            let header = Header::free(FrameType::Heartbeat, 0);
+            write_frame(session, state, link, &header, [&[]; 2])?;
+            wrote = Instant::now();
+        }
         let role = session.lifeline.role(state.id);
         let (first, lane) = (role == Role::First, role == Role::Lane);
         let turned = lane != was_lane;
@@ -131,17 +138,12 @@ fn write_frames(
             Role::Lane => session.urgent(),
             Role::Other => session.spill(),
         };
-        let popped =
-            urgent.map_or_else(|| queue.pop_until(Some(Instant::now() + HEARTBEAT)), Popped::Item);
+        let popped = urgent.map_or_else(|| queue.pop_until(Some(wrote + HEARTBEAT)), Popped::Item);
         let frame = match popped {
             // A session that failed drops what it holds (W21).
             Popped::Item(_) if session.has_failed() => continue,
             Popped::Item(frame) => frame,
-            Popped::Timeout => {
-                let header = Header::free(FrameType::Heartbeat, 0);
-                write_frame(session, state, link, &header, [&[]; 2])?;
-                continue;
-            }
+            Popped::Timeout => continue,
             Popped::Closed => break,
         };
         if state.is_dead() {
@@ -155,10 +157,14 @@ fn write_frames(
         if is_stale(session, &frame) {
             continue;
         }
-        if let Err(error) = send(session, state, link, &frame, &mut acks) {
-            // Not kept yet, and nobody else's: it goes first.
-            session.put_back(frame);
-            return Err(error);
+        match send(session, state, link, &frame, &mut acks) {
+            Ok(true) => wrote = Instant::now(),
+            Ok(false) => {}
+            Err(error) => {
+                // Not kept yet, and nobody else's: it goes first.
+                session.put_back(frame);
+                return Err(error);
+            }
         }
         if let Some(frame) = session.kept().keep(state.id, frame, || state.is_dead()) {
             session.put_back(frame);
@@ -203,37 +209,39 @@ fn spill(session: &Session, link: &LinkWriter, frame: Outgoing) -> Option<Outgoi
     }
 }
 
+/// Writes a frame; false for ACKs that have nothing to say.
 fn send(
     session: &Session,
     state: &LinkState,
     link: &mut LinkWriter,
     frame: &Outgoing,
     acks: &mut Vec<u8>,
-) -> Result<(), SessionError> {
+) -> Result<bool, SessionError> {
     match frame {
-        Outgoing::Bare(header) => write_frame(session, state, link, header, [&[]; 2]),
+        Outgoing::Bare(header) => write_frame(session, state, link, header, [&[]; 2])?,
         Outgoing::Unit { header, unit, body } => {
             let unit_bytes = unit.to_bytes();
             let payload = &body[..unit.payload_len as usize];
             let length = u32::try_from(unit_bytes.len() + payload.len()).unwrap_or(u32::MAX);
             let header = Header { payload_len: length, ..*header };
-            write_frame(session, state, link, &header, [&unit_bytes, payload])
+            write_frame(session, state, link, &header, [&unit_bytes, payload])?
         }
         Outgoing::Free(kind, payload) => {
             let header = Header::free(*kind, u32::try_from(payload.len()).unwrap_or(u32::MAX));
-            write_frame(session, state, link, &header, [payload, &[]])
+            write_frame(session, state, link, &header, [payload, &[]])?
         }
         Outgoing::Acks => {
             acks.clear();
             session.collect_acks(acks);
             if acks.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             let header =
                 Header::free(FrameType::Ack, u32::try_from(acks.len()).unwrap_or(u32::MAX));
-            write_frame(session, state, link, &header, [acks, &[]])
+            write_frame(session, state, link, &header, [acks, &[]])?
         }
     }
+    Ok(true)
 }
 
 fn write_frame(
@@ -474,5 +482,34 @@ mod tests {
         let entries: Vec<_> = AckEntry::read_all(&acks).unwrap().into_iter().collect();
         assert_eq!(entries.len(), 1, "it went into the lost link and nowhere else");
         assert_eq!((entries[0].stream, entries[0].seq), (3, 1));
+    }
+
+    #[test]
+    fn a_link_that_is_given_nothing_but_empty_words_shows_life() {
+        let session = session();
+        // The work of the first link is somebody else's.
+        assert_eq!(session.lifeline.role(u64::MAX - 1), Role::First);
+        let (ours, mut theirs) = pair();
+        session.add_link(0, Link::from(ours)).unwrap();
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let feeding = {
+            let (session, over) = (session.clone(), over.clone());
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Acquire) {
+                    let _ = session.spill().push(Outgoing::Acks);
+                    std::thread::sleep(HEARTBEAT / 5);
+                }
+            })
+        };
+        theirs.set_read_timeout(Some(SILENCE)).unwrap();
+        let mut frame = [0; HEADER_BYTES];
+        for _ in 0..2 {
+            std::io::Read::read_exact(&mut theirs, &mut frame).expect("not a word in 3 s");
+            assert_eq!(Header::from_bytes(&frame, 65536).unwrap().kind, FrameType::Heartbeat);
+        }
+        over.store(true, Ordering::Release);
+        feeding.join().unwrap();
+        session.fail(SessionError::Local { reason: "the test is over".into() });
+        session.join();
     }
 }
