@@ -68,14 +68,16 @@ impl Kept {
         Some(taken)
     }
 
-    /// The peer has written everything of `stream` below `seq`.
-    pub(crate) fn release(&self, stream: u16, seq: u64) {
+    /// The peer has written everything of `stream` below `seq`; whether that is new.
+    pub(crate) fn release(&self, stream: u16, seq: u64) -> bool {
         let mut streams = self.lock();
         let kept = &mut streams[usize::from(stream)];
-        if seq > kept.acked {
+        let is_new = seq > kept.acked;
+        if is_new {
             kept.acked = seq;
             kept.frames = kept.frames.split_off(&seq);
         }
+        is_new
     }
 
     /// Whether the peer has had this frame: it need not go again.
@@ -177,8 +179,8 @@ mod tests {
     #[test]
     fn an_old_acknowledgement_says_nothing_new() {
         let kept = Kept::new();
-        kept.release(0, 5);
-        kept.release(0, 2);
+        assert!(kept.release(0, 5));
+        assert!(!kept.release(0, 2));
         assert!(kept.is_acked(&frame(0, 4)));
     }
 

@@ -262,7 +262,7 @@ fn write_frame(
 }
 
 fn read_link(session: &Session, state: &Arc<LinkState>, mut link: LinkReader) {
-    let result = read_frames(session, &mut link);
+    let result = read_frames(session, state, &mut link);
     match result {
         // Fine when both are leaving.
         Ok(()) | Err(SessionError::LinkLost { .. })
@@ -280,11 +280,21 @@ fn read_link(session: &Session, state: &Arc<LinkState>, mut link: LinkReader) {
     let _ = link.socket.shutdown(Shutdown::Read);
 }
 
-fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionError> {
+fn read_frames(
+    session: &Session,
+    state: &LinkState,
+    link: &mut LinkReader,
+) -> Result<(), SessionError> {
     let chunk_bytes = session.grants().chunk_bytes;
     let mut raw = [0; HEADER_BYTES];
     let mut free = Vec::new();
+    // What a new link brings in any case shows nothing: a hello, and an ACK of what is known.
+    let (mut moves, mut said) = (false, false);
     loop {
+        if moves && !said {
+            said = true;
+            session.moves(state);
+        }
         if !fill(session, link, &mut raw, true)? {
             return Ok(());
         }
@@ -301,6 +311,7 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
             };
             // Only now: a link that is lost in the middle of a frame must not keep another from bringing it.
             if session.arrived(&header) {
+                moves = true;
                 session.sink().frame(Incoming { header, unit })?;
             }
             continue;
@@ -312,7 +323,7 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
                 let now = Instant::now();
                 for entry in AckEntry::read_all(&free)? {
                     session.credits().acknowledge(&entry, now)?;
-                    session.kept().release(entry.stream, entry.seq);
+                    moves |= session.kept().release(entry.stream, entry.seq);
                 }
             }
             FrameType::Abort => {
@@ -334,6 +345,7 @@ fn read_frames(session: &Session, link: &mut LinkReader) -> Result<(), SessionEr
                 session.peer_leaves();
                 session.sink().finish(&free);
             }
+            FrameType::Heartbeat => moves = true,
             _ => {}
         }
     }
@@ -471,7 +483,7 @@ mod tests {
         let session = session();
         let (ours, _theirs) = pair();
         let socket = prepare(&ours).unwrap();
-        let state = session.lifeline.up(0, socket).link;
+        let state = session.lifeline.up(0, socket).0;
         let (_, writer) = Link::from(ours).split().unwrap();
         session.delivered(3, 1, 0, 0);
         // The reader is faster: all that follows of the writer comes too late.
@@ -479,7 +491,7 @@ mod tests {
         write_link(&session, &state, writer);
         let mut acks = Vec::new();
         session.collect_acks(&mut acks);
-        let entries: Vec<_> = AckEntry::read_all(&acks).unwrap().into_iter().collect();
+        let entries: Vec<_> = AckEntry::read_all(&acks).unwrap().collect();
         assert_eq!(entries.len(), 1, "it went into the lost link and nowhere else");
         assert_eq!((entries[0].stream, entries[0].seq), (3, 1));
     }

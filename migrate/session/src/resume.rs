@@ -18,6 +18,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// only after a second, so short attempts find a link that is back sooner; long ones come in time for slow links.
 const CONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
+/// A link that is lost sooner than this did not stay: the next one is not made at once.
+const STAYED: Duration = Duration::from_secs(1);
+
 /// Once our FINISH is said links end because the peer leaves, and its FINISH may still be on its way over another: a new
 /// link is made only after this.
 const PARTING: Duration = Duration::from_millis(300);
@@ -29,6 +32,7 @@ pub(crate) struct LinkState {
     pub(crate) id: u64,
     number: u16,
     pub(crate) socket: TcpStream,
+    since: Instant,
     dead: AtomicBool,
 }
 
@@ -44,36 +48,58 @@ impl LinkState {
     }
 }
 
-/// What a link finds as it begins.
-#[derive(Debug)]
-pub(crate) struct Begun {
-    pub(crate) link: Arc<LinkState>,
-    /// The one that had its number until now.
-    pub(crate) replaced: Option<Arc<LinkState>>,
-    /// How long nothing was heard, if all links were lost.
-    pub(crate) back: Option<Duration>,
+/// What is left when a link is lost.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) links: usize,
+    /// Nobody was told that this link, or all of them, had been lost before and were not really back.
+    pub(crate) is_news: bool,
 }
 
+/// An outage: from the loss of the last link until something moves again. Links that come back and bring nothing do not
+/// end it.
 #[derive(Debug, Clone)]
 struct Lost {
     /// When the last link was given up.
     at: Instant,
     /// When something was last heard.
     heard: Instant,
+    /// When a link was last made.
+    back: Option<Instant>,
     why: String,
+}
+
+/// The link of one number.
+#[derive(Debug, Clone, Default)]
+struct Place {
+    link: Option<Arc<LinkState>>,
+    /// Since when none has stayed.
+    gone: Option<Instant>,
+    /// The last one did not.
+    flaps: bool,
 }
 
 #[derive(Debug)]
 struct Table {
     last_id: u64,
     /// By number.
-    links: Vec<Option<Arc<LinkState>>>,
+    places: Vec<Place>,
     /// When a link was last lost.
     loss: Instant,
-    /// There were links, and now there are none.
     lost: Option<Lost>,
     resumes: u32,
     silent: Duration,
+}
+
+impl Table {
+    fn links(&self) -> impl Iterator<Item = &Arc<LinkState>> {
+        self.places.iter().filter_map(|place| place.link.as_ref())
+    }
+
+    /// What is waited for while there is no link.
+    fn outage(&self) -> Option<&Lost> {
+        self.lost.as_ref().filter(|_| self.links().next().is_none())
+    }
 }
 
 /// No lane is wanted.
@@ -113,7 +139,7 @@ impl Lifeline {
         let now = Instant::now();
         let table = Table {
             last_id: 0,
-            links: vec![None; usize::from(links)],
+            places: vec![Place::default(); usize::from(links)],
             loss: now,
             lost: None,
             resumes: 0,
@@ -146,7 +172,7 @@ impl Lifeline {
 
     /// Whether `test` holds for a link that is up.
     pub(crate) fn any(&self, test: impl FnMut(&Arc<LinkState>) -> bool) -> bool {
-        lock(&self.table).links.iter().flatten().any(test)
+        lock(&self.table).links().any(test)
     }
 
     pub(crate) fn resumes_so_far(&self) -> (u32, Duration) {
@@ -160,39 +186,61 @@ impl Lifeline {
         self.heard.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// A link begins, in the place of the one it gives; and how long nothing was heard, if it is the first after all were
-    /// lost.
-    pub(crate) fn up(&self, number: u16, socket: TcpStream) -> Begun {
+    /// A link begins; with the one that had its number until now.
+    pub(crate) fn up(
+        &self,
+        number: u16,
+        socket: TcpStream,
+    ) -> (Arc<LinkState>, Option<Arc<LinkState>>) {
         let mut table = lock(&self.table);
         table.last_id += 1;
-        let (id, dead) = (table.last_id, AtomicBool::new(false));
-        let link = Arc::new(LinkState { id, number, socket, dead });
+        let (id, since, dead) = (table.last_id, Instant::now(), AtomicBool::new(false));
+        let link = Arc::new(LinkState { id, number, socket, since, dead });
         let at = usize::from(number);
-        if table.links.len() <= at {
-            table.links.resize(at + 1, None);
+        if table.places.len() <= at {
+            table.places.resize(at + 1, Place::default());
         }
-        let replaced = table.links[at].replace(link.clone());
+        let replaced = table.places[at].link.replace(link.clone());
         self.count(&table);
-        let back = table.lost.take().map(|lost| lost.heard.elapsed());
-        if let Some(silent) = back {
-            table.resumes += 1;
-            table.silent += silent;
+        if let Some(lost) = &mut table.lost {
+            lost.back = Some(since);
         }
-        Begun { link, replaced, back }
+        (link, replaced)
     }
 
-    /// A link is lost; how many are left.
-    pub(crate) fn down(&self, link: &LinkState, why: &SessionError) -> usize {
+    /// A link has brought something that shows that the session moves: how long nothing was heard, if this ends an
+    /// outage.
+    pub(crate) fn moves(&self, link: &LinkState) -> Option<Duration> {
         let mut table = lock(&self.table);
-        let left = self.remove(&mut table, link);
-        table.loss = Instant::now();
-        if left == 0 {
+        // What a link brought before it was lost is no sign of life of those that follow.
+        table.links().find(|there| there.id == link.id)?;
+        let lost = table.lost.take()?;
+        let silent = lost.back.unwrap_or_else(Instant::now).saturating_duration_since(lost.heard);
+        table.resumes += 1;
+        table.silent += silent;
+        Some(silent)
+    }
+
+    /// A link is lost.
+    pub(crate) fn down(&self, link: &LinkState, why: &SessionError) -> Left {
+        let mut table = lock(&self.table);
+        let now = Instant::now();
+        let place = &mut table.places[usize::from(link.number)];
+        let stayed = now.saturating_duration_since(link.since) >= STAYED || place.gone.is_none();
+        place.flaps = !stayed;
+        if stayed {
+            place.gone = Some(now);
+        }
+        let links = self.remove(&mut table, link);
+        table.loss = now;
+        let is_news = if links > 0 { stayed } else { table.lost.is_none() };
+        if links == 0 && is_news {
             let heard = self.began + Duration::from_millis(self.heard.load(Ordering::Relaxed));
-            table.lost = Some(Lost { at: table.loss, heard, why: why.to_string() });
+            table.lost = Some(Lost { at: now, heard, back: None, why: why.to_string() });
         }
         drop(table);
         self.wake();
-        left
+        Left { links, is_news }
     }
 
     /// A link has ended as it should; true for the last one.
@@ -201,10 +249,8 @@ impl Lifeline {
     }
 
     fn remove(&self, table: &mut Table, link: &LinkState) -> usize {
-        if let Some(slot) = table.links.get_mut(usize::from(link.number)) {
-            if slot.as_ref().is_some_and(|there| there.id == link.id) {
-                *slot = None;
-            }
+        if let Some(place) = table.places.get_mut(usize::from(link.number)) {
+            place.link.take_if(|there| there.id == link.id);
         }
         self.release(link.id);
         self.count(table)
@@ -213,7 +259,7 @@ impl Lifeline {
     /// Counts the links of a table that has changed. Nothing else knows how many there are: a link may be taken out by
     /// its own threads and replaced by another at once.
     fn count(&self, table: &Table) -> usize {
-        let up = table.links.iter().flatten().count();
+        let up = table.links().count();
         self.up.store(up, Ordering::Release);
         up
     }
@@ -252,7 +298,7 @@ impl Lifeline {
 
     /// Shuts every link at once.
     pub(crate) fn cut(&self) {
-        for link in lock(&self.table).links.iter().flatten() {
+        for link in lock(&self.table).links() {
             let _ = link.socket.shutdown(Shutdown::Both);
         }
     }
@@ -358,61 +404,67 @@ impl Session {
 fn keep(session: &Arc<Session>, redial: Option<&Redial>) {
     let lifeline = &session.lifeline;
     let mut turn = 0;
+    // The last attempt: when it ended, and whether it made a link.
+    let mut last: Option<(Instant, bool)> = None;
     loop {
-        let (lost, loss, missing) = {
+        let (outage, loss, missing) = {
             let table = lock(&lifeline.table);
-            let count = table.links.len();
+            let count = table.places.len();
             let missing =
-                (0..count).map(|n| (n + turn) % count).find(|n| table.links[*n].is_none());
-            (table.lost.clone(), table.loss, missing)
+                (0..count).map(|n| (n + turn) % count).find(|n| table.places[*n].link.is_none());
+            let missing = missing.map(|n| (n, table.places[n].clone()));
+            (table.outage().cloned(), table.loss, missing)
         };
         if session.needs_no_link() {
             return;
         }
-        let deadline = lost.as_ref().map(|lost| lost.at + lifeline.timeout);
-        if let Some(lost) = lost.as_ref().filter(|lost| lost.at.elapsed() >= lifeline.timeout) {
+        let deadline = outage.as_ref().map(|lost| lost.at + lifeline.timeout);
+        if let Some(lost) = outage.as_ref().filter(|lost| lost.at.elapsed() >= lifeline.timeout) {
             let (lost, seconds) = (lost.why.clone(), lifeline.timeout.as_secs());
             return session.fail(SessionError::NotResumed { lost, seconds });
         }
-        let (Some(redial), Some(number)) = (redial, missing) else {
-            let all = missing.is_none();
+        let all = missing.is_none();
+        let (Some(redial), Some((number, place))) = (redial, missing) else {
             lifeline.changed.wait_until(deadline, || {
                 let table = lock(&lifeline.table);
-                let gap = all && table.links.iter().any(Option::is_none);
-                let news = gap || table.lost.is_some() != lost.is_some();
+                let gap = all && table.places.iter().any(|place| place.link.is_none());
+                let news = gap || table.outage().is_some() != outage.is_some();
                 (news || session.needs_no_link()).then_some(())
             });
             continue;
         };
-        if session.farewell().is_some() && loss.elapsed() < PARTING {
-            let until = Some(loss + PARTING);
-            lifeline.changed.wait_until(until, || session.needs_no_link().then_some(()));
+        let passed = place.gone.map_or(Duration::ZERO, |gone| gone.elapsed());
+        let parting = session.farewell().is_some().then_some(loss + PARTING);
+        // An attempt that failed, and one that made a link that did not stay, are not repeated at once.
+        let again = last.filter(|(_, made)| !made || place.flaps);
+        let pause = again.map(|(at, _)| at + (passed / 20).clamp(PAUSE.0, PAUSE.1));
+        if let Some(until) = parting.max(pause).filter(|until| *until > Instant::now()) {
+            let until = deadline.map_or(until, |deadline| deadline.min(until));
+            lifeline.changed.wait_until(Some(until), || session.needs_no_link().then_some(()));
             continue;
         }
         let number16 = u16::try_from(number).unwrap_or(u16::MAX);
         let hello = Hello { link: number16, ..redial.hello.clone() };
-        let result = redial.attempt(&hello, loss.elapsed());
+        let result = redial.attempt(&hello, passed);
         if session.needs_no_link() {
             return;
         }
+        last = Some((Instant::now(), result.is_ok()));
+        turn = number + 1;
         match result {
             Ok(link) => {
                 if let Err(error) = session.add_link(number16, link) {
                     return session.fail(error);
                 }
-                continue;
             }
             // It is there and has no such session: no attempt will change that.
             Err(error @ (SessionError::Over { .. } | SessionError::Refused { .. }))
-                if lost.is_some() =>
+                if outage.is_some() =>
             {
                 return session.fail(error);
             }
-            Err(_) => turn = number + 1,
+            Err(_) => {}
         }
-        let pause = Instant::now() + (loss.elapsed() / 20).clamp(PAUSE.0, PAUSE.1);
-        let until = deadline.map_or(pause, |deadline| deadline.min(pause));
-        lifeline.changed.wait_until(Some(until), || session.needs_no_link().then_some(()));
     }
 }
 
@@ -477,7 +529,7 @@ mod tests {
         let lifeline = Lifeline::new(3, Duration::from_secs(1));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let [a, b, c] = [0, 1, 2].map(|number| lifeline.up(number, socket()).link);
+        let [a, b, c] = [0, 1, 2].map(|number| lifeline.up(number, socket()).0);
         let roles = || [&a, &b, &c].map(|link| lifeline.role(link.id));
         assert_eq!(roles(), [Role::First, Role::Other, Role::Other]);
         assert!(lifeline.want_lane() && !lifeline.has_lane() && !lifeline.want_lane());
@@ -489,13 +541,13 @@ mod tests {
         assert_eq!([&a, &c].map(|link| lifeline.role(link.id)), [Role::First, Role::Lane]);
         // The first one is lost: the lane leaves its work to the new one.
         lifeline.down(&a, &why);
-        let b = lifeline.up(1, socket()).link;
+        let b = lifeline.up(1, socket()).0;
         assert_eq!([&c, &b].map(|link| lifeline.role(link.id)), [Role::Lane, Role::First]);
         // With one link there is no lane, and with the next one there is again.
         lifeline.down(&b, &why);
         assert_eq!(lifeline.role(c.id), Role::First);
         assert!(!lifeline.has_lane());
-        let a = lifeline.up(0, socket()).link;
+        let a = lifeline.up(0, socket()).0;
         assert_eq!([&c, &a].map(|link| lifeline.role(link.id)), [Role::First, Role::Lane]);
     }
 
@@ -505,14 +557,18 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let why = SessionError::Local { reason: "the test".into() };
-        let old = lifeline.up(0, socket()).link;
+        let old = lifeline.up(0, socket()).0;
         // Its reader has marked it, and has not taken it out yet when the new one comes.
         assert!(old.mark_dead());
-        let new = lifeline.up(0, socket());
-        assert_eq!(new.replaced.map(|link| link.id), Some(old.id));
-        assert_eq!(lifeline.down(&old, &why), 1);
+        let (new, replaced) = lifeline.up(0, socket());
+        assert_eq!(replaced.map(|link| link.id), Some(old.id));
+        assert_eq!(lifeline.down(&old, &why).links, 1);
         assert_eq!(lifeline.links_up(), 1);
-        assert_eq!(lifeline.down(&new.link, &why), 0, "no link is left, and nobody will ever know");
+        assert_eq!(
+            lifeline.down(&new, &why).links,
+            0,
+            "no link is left, and nobody will ever know"
+        );
         assert!(lock(&lifeline.table).lost.is_some());
     }
 

@@ -6,7 +6,7 @@ use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
 use crate::hello::MAX_LINKS;
 use crate::kept::{Arrivals, Kept, WINDOW};
 use crate::link;
-use crate::resume::{Begun, Lifeline, LinkState};
+use crate::resume::{Left, Lifeline, LinkState};
 use crate::transport::Link;
 use crate::waiting;
 use codec::UnitHeader;
@@ -229,14 +229,10 @@ impl Session {
                 return Err(SessionError::Resource { what, source });
             }
         }
-        let Begun { link: state, replaced, back } = self.lifeline.up(number, socket);
+        let (state, replaced) = self.lifeline.up(number, socket);
         if let Some(old) = replaced {
             let (peer, detail) = (self.peer.clone(), "replaced by a new one".into());
             self.lose(&old, SessionError::LinkLost { peer, detail });
-        }
-        if let Some(lost) = back {
-            let seconds = lost.as_secs_f64();
-            self.sink.notice(&format!("the link to {} is back after {seconds:.1} s", self.peer));
         }
         let threads = link::start(self, &state, link);
         match threads {
@@ -264,9 +260,10 @@ impl Session {
         if !self.lifeline.resumes() {
             return self.fail(error);
         }
-        let others = self.lifeline.down(link, &error);
-        if self.farewell.get().is_some() {
-            // All is over but for the peer's report, which may be on another link: nothing to worry anybody with.
+        let Left { links: others, is_news } = self.lifeline.down(link, &error);
+        if self.farewell.get().is_some() || !is_news {
+            // All is over but for the peer's report, which may be on another link: nothing to worry anybody with. Nor is
+            // a link that was made again and again did not stay.
         } else if others == 0 {
             let seconds = self.lifeline.timeout().as_secs();
             self.sink.notice(&format!("{error}; waiting up to {seconds} s for it to come back"));
@@ -287,6 +284,15 @@ impl Session {
             let _ = self.urgent.push(Outgoing::Acks);
         }
         self.wake_for_urgent();
+    }
+
+    /// A link has brought what only a session that goes on brings; a link that is made and lost again is no more than a
+    /// part of an outage.
+    pub(crate) fn moves(&self, link: &LinkState) {
+        if let Some(silent) = self.lifeline.moves(link) {
+            let seconds = silent.as_secs_f64();
+            self.sink.notice(&format!("the link to {} is back after {seconds:.1} s", self.peer));
+        }
     }
 
     /// The DATA of `stream` is urgent: one link, other than the first, is to carry it and nothing else. With a single link

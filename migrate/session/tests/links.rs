@@ -1,9 +1,12 @@
 //! Two sessions over loopback TCP without relays: links that are lost, silent, or bring what is no longer true.
 
 use pages::Slot;
-use session::{FrameType, Grants, Header, Incoming, Link, Outgoing, Session, SessionError, Sink};
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use session::{
+    dial, read_preamble, write_preamble, FrameType, Grants, Header, Hello, Incoming, Link,
+    Outgoing, Redial, Session, SessionError, Sink, Welcome, HELLO_TIMEOUT,
+};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -60,13 +63,18 @@ struct End {
 
 impl End {
     fn new(name: &str, links: u16, resume: Duration) -> Self {
+        let end = Self::without_lifeline(name, links, resume);
+        end.session.keep_up(None).unwrap();
+        end
+    }
+
+    fn without_lifeline(name: &str, links: u16, resume: Duration) -> Self {
         let (sender, seen) = mpsc::channel();
         let watcher =
             Arc::new(Watcher { seen: Mutex::new(sender), source_is_open: AtomicBool::new(true) });
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let session =
             Session::new(name.into(), grants, 64, (links, resume), watcher.clone()).unwrap();
-        session.keep_up(None).unwrap();
         Self { session, watcher, seen }
     }
 
@@ -231,5 +239,98 @@ fn frames_wait_for_the_first_link() {
     one.session.send(Outgoing::Acks);
     assert!(one.session.send_bare(3, FrameType::Open, 0));
     join(&one, &other, 0);
+    assert_eq!(other.frame(), (3, 0));
+}
+
+/// A server that welcomes every link, serves link 0 by `end` if there is one, and closes all others at once. Gives its
+/// address and how many it has closed.
+fn flapping(end: Option<Arc<Session>>) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let closed = Arc::new(AtomicUsize::new(0));
+    let counting = closed.clone();
+    std::thread::spawn(move || {
+        for socket in listener.incoming() {
+            let mut link = Link::from(socket.unwrap());
+            let hello: Hello = read_preamble(&mut link, "x", HELLO_TIMEOUT).unwrap();
+            let welcome = Welcome {
+                token: "0".repeat(32),
+                chunk_bytes: 65536,
+                stream_frames: 2,
+                shared_frames: 4,
+                ..Welcome::default()
+            };
+            write_preamble(&mut link, "x", &welcome).unwrap();
+            match &end {
+                Some(session) if hello.link == 0 => session.add_link(0, link).unwrap(),
+                _ => {
+                    counting.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        }
+    });
+    (address, closed)
+}
+
+/// Makes `links` links to `to` and keeps them up.
+fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
+    let end = End::without_lifeline("the server", links, resume);
+    let mut hello = Hello {
+        session: "0".repeat(32),
+        link: 0,
+        links,
+        token: None,
+        page_size: 4096,
+        name: None,
+        setup: None,
+        codecs: Vec::new(),
+        ask: false,
+    };
+    let (first, welcome) = dial(&to.to_string(), None, &hello).unwrap();
+    hello.token = Some(welcome.token);
+    let redial = Redial::new(to.to_string(), &first, None, hello.clone());
+    end.session.add_link(0, first).unwrap();
+    for link in 1..links {
+        hello.link = link;
+        let (link_n, _) = dial(&to.to_string(), None, &hello).unwrap();
+        end.session.add_link(link, link_n).unwrap();
+    }
+    end.session.keep_up(Some(redial)).unwrap();
+    end
+}
+
+#[test]
+fn links_that_are_made_and_lost_at_once_do_not_end_an_outage() {
+    let (address, closed) = flapping(None);
+    let one = client(address, 1, Duration::from_secs(2));
+    let mut notices = Vec::new();
+    let error = loop {
+        match one.next() {
+            Seen::Closed(error) => break error,
+            Seen::Notice(text) => notices.push(text),
+            Seen::Frame(header) => panic!("{header:?}"),
+        }
+    };
+    assert!(error.contains("did not come back within 2 s"), "{error}");
+    assert_eq!(notices.len(), 1, "{notices:?}");
+    assert!(notices[0].contains("waiting up to 2 s"), "{notices:?}");
+    // At most one in 100 ms, and the first two.
+    let closed = closed.load(Ordering::SeqCst);
+    assert!((3..=23).contains(&closed), "{closed} links");
+    assert_eq!(one.session.resumes().0, 0);
+}
+
+#[test]
+fn a_link_that_is_lost_whenever_it_is_made_is_made_less_often_and_said_once() {
+    let other = End::new("the client", 2, RESUME);
+    let (address, closed) = flapping(Some(other.session.clone()));
+    let one = client(address, 2, RESUME);
+    std::thread::sleep(Duration::from_secs(2));
+    let closed = closed.load(Ordering::SeqCst);
+    // A machine that is slow makes fewer.
+    assert!((2..=40).contains(&closed), "{closed} links");
+    assert!(one.notice().contains("1 others go on"));
+    assert!(one.seen.try_recv().is_err(), "said again");
+    assert!(one.session.send_bare(3, FrameType::Open, 0));
     assert_eq!(other.frame(), (3, 0));
 }
