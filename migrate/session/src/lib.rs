@@ -19,7 +19,7 @@
 //! that means for QEMU. Bytes from the peer are hostile: every length is bounded
 //! before anything is allocated or read, and an honest sender's credit is exactly what the buffers hold.
 //!
-//! **Limits.** See section 5 of the document.
+//! **Limits.** See section 6 of the document.
 
 mod credit;
 mod error;

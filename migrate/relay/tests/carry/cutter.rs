@@ -35,6 +35,16 @@ struct State {
     to: Option<SocketAddr>,
     sockets: Vec<TcpStream>,
     doubled: bool,
+    links: usize,
+    carried: Vec<Carried>,
+}
+
+/// A DATA frame that went from client to server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Carried {
+    /// The link, counted in the order in which they were made.
+    pub(crate) link: usize,
+    pub(crate) stream: u16,
 }
 
 struct Shared {
@@ -76,6 +86,8 @@ impl Cutter {
                     socket.set_nodelay(true).unwrap();
                     state.sockets.push(socket.try_clone().unwrap());
                 }
+                let link = state.links;
+                state.links += 1;
                 drop(state);
                 for way in [Way::Forth, Way::Back] {
                     let shared = of_thread.clone();
@@ -86,7 +98,7 @@ impl Cutter {
                             Way::Forth => (&client, &server),
                             Way::Back => (&server, &client),
                         };
-                        let _ = shared.pass(from, to, way);
+                        let _ = shared.pass(from, to, way, link);
                         let _ = to.shutdown(Shutdown::Write);
                     });
                 }
@@ -103,6 +115,11 @@ impl Cutter {
     /// Whether a message was sent twice.
     pub(crate) fn has_doubled(&self) -> bool {
         self.shared.state.lock().unwrap().doubled
+    }
+
+    /// The DATA frames that went from client to server, in order.
+    pub(crate) fn carried(&self) -> Vec<Carried> {
+        self.shared.state.lock().unwrap().carried.clone()
     }
 
     /// Cuts every link and lets no new one through.
@@ -144,7 +161,13 @@ impl Drop for Cutter {
 }
 
 impl Shared {
-    fn pass(&self, mut from: &TcpStream, mut to: &TcpStream, way: Way) -> io::Result<()> {
+    fn pass(
+        &self,
+        mut from: &TcpStream,
+        mut to: &TcpStream,
+        way: Way,
+        link: usize,
+    ) -> io::Result<()> {
         let mut head = [0; 20];
         from.read_exact(&mut head)?;
         let mut json = vec![0; u32::from_be_bytes(head[12..16].try_into().unwrap()) as usize];
@@ -174,7 +197,12 @@ impl Shared {
                 }
                 state.passed += 1;
             }
-            let double = self.double && way == Way::Forth && frame[0] == 2;
+            let is_data = way == Way::Forth && frame[0] == 2;
+            if is_data {
+                let stream = u16::from_be_bytes([frame[2], frame[3]]);
+                state.carried.push(Carried { link, stream });
+            }
+            let double = self.double && is_data;
             state.doubled |= double;
             drop(state);
             to.write_all(&frame)?;

@@ -314,6 +314,13 @@ fn the_only_other_link_takes_nothing_of_main_once_it_is_the_lane() {
         let writer = std::thread::spawn(move || (&to).write_all(&sent).unwrap());
         assert_same(&read_exactly(&destination, bytes.len()), &bytes, "main");
         writer.join().unwrap();
+        passes(&preempt, &asked, &asked_page(1), "a page");
+        let carried = cutter.carried();
+        let first = carried.iter().position(|frame| frame.stream == 1).expect("a page went");
+        let (lane, behind) = (carried[first].link, &carried[first..]);
+        assert!(behind.len() > 100, "{} frames", behind.len());
+        let wrong = behind.iter().find(|frame| (frame.link == lane) != (frame.stream == 1));
+        assert_eq!(wrong, None, "the lane is link {lane}");
         drop((source, preempt, destination, asked));
         sending.result().unwrap_err();
         receiving.result().unwrap_err();

@@ -7,7 +7,7 @@ use crate::harness::{
 };
 use crate::identity::{multifd, single};
 use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};
-use session::{dial, Grants, Hello, Session};
+use session::{dial, Grants, Hello, Session, SessionError};
 use std::io::Write;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
@@ -460,6 +460,33 @@ fn a_peer_that_was_started_anew_ends_the_wait() {
         let error = rig.sending.result().unwrap_err().to_string();
         assert!(error.contains("no such session"), "{error}");
         assert_eq!(read_rest(&rig.source), b"");
+    });
+}
+
+#[test]
+fn a_question_needs_the_token_of_the_session() {
+    bounded(|| {
+        let receiving = receiving(RESUME);
+        let to = receiving.address.to_string();
+        let (_link, welcome) = dial(&to, None, &hello()).unwrap();
+        let ask = |token: &str| {
+            let asking = Hello { token: Some(token.into()), ask: true, ..hello() };
+            dial(&to, None, &asking).unwrap_err()
+        };
+        for token in ["", &"0".repeat(32), &welcome.token[..31]] {
+            let error = ask(token);
+            assert!(matches!(error, SessionError::Refused { .. }), "{error}");
+            assert!(error.to_string().contains("not yours"), "{error}");
+        }
+        // It went on until its own client asked.
+        let error = ask(&welcome.token);
+        assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
+        assert!(error.to_string().contains("ends with this question"), "{error}");
+        let error = receiving.result().unwrap_err().to_string();
+        assert!(error.contains("given up"), "{error}");
+        // What is remembered of it is told to nobody else either.
+        let error = ask(&"0".repeat(32));
+        assert!(matches!(error, SessionError::Refused { .. }), "{error}");
     });
 }
 

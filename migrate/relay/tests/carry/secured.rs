@@ -196,14 +196,25 @@ fn a_session_is_joined_by_its_own_certificate_only() {
         let (_link, welcome) = dial(&to, Some(&owner), &hello).unwrap();
         hello.link = 1;
         hello.token = Some(welcome.token);
-        // Another host of the same CA that has got hold of the token.
-        match dial(&to, Some(&site.host("thief.example")), &hello) {
-            Err(SessionError::Refused { reason, .. }) => {
-                assert!(reason.contains("not yours"), "{reason}")
+        // Another host of the same CA that has got hold of the token: it gets no link, and no answer, which would end
+        // the session.
+        let thief = site.host("thief.example");
+        let asking = Hello { ask: true, ..hello.clone() };
+        for hello in [&hello, &asking] {
+            match dial(&to, Some(&thief), hello) {
+                Err(SessionError::Refused { reason, .. }) => {
+                    assert!(reason.contains("not yours"), "{reason}")
+                }
+                other => panic!("{:?}", other.map(|(_, welcome)| welcome)),
+            }
+        }
+        let _other = dial(&to, Some(&owner), &hello).unwrap();
+        match dial(&to, Some(&owner), &asking) {
+            Err(SessionError::Over { committed: false, reason, .. }) => {
+                assert!(reason.contains("ends with this question"), "{reason}")
             }
             other => panic!("{:?}", other.map(|(_, welcome)| welcome)),
         }
-        dial(&to, Some(&owner), &hello).unwrap();
     });
 }
 
