@@ -23,6 +23,7 @@
 //! | No timeout anywhere: a silent device hangs the call for ever, and nothing can interrupt it | each session has a thread for its calls; after [`DEADLINE`] the caller gives it up, with its buffers and its session, none of which is used or freed again |
 //! | Without a device each call eats a pthread key, until nobody in the process gets one | one attempt to initialise per process; a session exists only if that found a device |
 //! | A session whose set-up failed works with the default parameters, which are software | the set-up is checked, and software is taken out of the defaults |
+//! | Its exit handlers, and libqat's, take down what a call that never ends still uses: SIGSEGV when the process ends | [`end_process_if_stuck`] ends it without them |
 //! | `sw_backup`: software without a word, and it goes on after errors | off; a result that was made in software is refused |
 //! | Fewer than 1024 bytes are done in software all the same | refused before the call ([`MIN_PLAIN`]) |
 //! | Pinned slots have the size of the first session's buffer; a larger one later overruns them | one size, [`HW_BUFFER`] |
@@ -43,12 +44,14 @@
 
 pub mod abi;
 mod error;
+mod exit;
 mod gate;
 mod library;
 mod session;
 mod worker;
 
 pub use error::{Closed, LoadError, QatZipError};
+pub use exit::end_process_if_stuck;
 pub use library::{Paths, QatZip};
 pub use session::{Session, DEADLINE};
 

@@ -160,6 +160,7 @@ fn give_up(
         RecvTimeoutError::Timeout => silent(call, deadline),
         RecvTimeoutError::Disconnected => Closed::new(call, "the session's thread is gone"),
     };
+    crate::exit::stuck();
     library.gate.close(reason.clone());
     library.closed().unwrap_or(reason).into()
 }

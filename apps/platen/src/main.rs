@@ -60,7 +60,10 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Keep => keeper::run(),
     };
-    finish(result.map(|()| ExitCode::SUCCESS))
+    let status = u8::from(result.is_err());
+    let code = finish(result.map(|()| ExitCode::SUCCESS));
+    qatzip::end_process_if_stuck(status);
+    code
 }
 
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
