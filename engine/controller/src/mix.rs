@@ -146,6 +146,9 @@ struct Step {
 
 /// A step that saves less is no use for idle CPU time.
 const WORTH: f64 = 0.01;
+/// A class with a smaller share of the chunks has none: what its steps gain would drown in rounding, and a step that
+/// gains nothing ends the chain for all that come behind it.
+const NO_WEIGHT: f64 = 1e-6;
 
 /// Finds the best mix for classes with these hulls (none empty) and these weights (sum 1).
 pub(crate) fn best(
@@ -156,6 +159,7 @@ pub(crate) fn best(
     let mut at = Point { cost: 0.0, size: 0.0 };
     let mut steps = Vec::new();
     for (class, (hull, weight)) in hulls.iter().zip(weights).enumerate() {
+        let weight = if *weight < NO_WEIGHT { 0.0 } else { *weight };
         at.cost += weight * hull[0].1.cost;
         at.size += weight * hull[0].1.size;
         for (vertex, pair) in hull.windows(2).enumerate() {
@@ -262,6 +266,21 @@ mod tests {
         // CPU to spare: all of it. No CPU: nothing.
         assert_eq!(one(&[(0.0, 1.0), (2.0, 0.5)], &limits(0.1, 1.0)).pairs[0].share, 1.0);
         assert_eq!(one(&[(0.01, 1.0), (2.0, 0.5)], &limits(1e3, 1.0)).pairs[0].share, 0.0);
+    }
+
+    #[test]
+    fn a_class_that_has_all_but_gone_does_not_stop_the_others() {
+        let best_first =
+            hull(&[(0, Point { cost: 0.0, size: 1.0 }), (1, Point { cost: 0.1, size: 0.1 })]);
+        let other =
+            hull(&[(0, Point { cost: 0.0, size: 1.0 }), (1, Point { cost: 2.0, size: 0.5 })]);
+        let none = hull(&[(0, Point { cost: 0.0, size: 1.0 })]);
+        // Shares fade with each chunk of another class, and never reach 0.
+        for gone in [0.0, 1e-300, 1e-30, 1e-14, 1e-12, 1e-9, 1e-5] {
+            let hulls = [best_first.clone(), other.clone(), none.clone(), none.clone()];
+            let mix = best(&hulls, &[gone, 1.0 - gone, 0.0, 0.0], &limits(0.1, 2.0));
+            assert_eq!((mix.pairs[1].high, mix.pairs[1].share), (1, 1.0), "{gone}: {mix:?}");
+        }
     }
 
     #[test]
