@@ -63,11 +63,12 @@ fn catalogue() -> Vec<(&'static str, Method)> {
 }
 
 /// What is measured unless --methods says otherwise: the comparison the project is held to.
-const PLAIN: [&str; 8] = [
+const PLAIN: [&str; 9] = [
     "qemu",
     "qemu-multifd2-zstd",
     "qemu-multifd2-zlib",
     "qemu-compress",
+    "platen-default",
     "platen-zstd-single",
     "platen-zstd-single-insecure",
     "platen-zstd-multifd2",
