@@ -9,10 +9,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Nothing here takes this long unless it hangs.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 const RESUME: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -177,9 +177,9 @@ fn an_acknowledgement_that_a_lost_link_took_with_it_is_said_again() {
     std::thread::sleep(Duration::from_millis(100));
     drop(held);
     assert!(other.notice().contains("waiting up to"));
-    assert!(!one.session.credits().drained(std::time::Instant::now()));
+    assert!(!one.session.credits().drained(Instant::now()));
     join(&one, &other, 0);
-    assert!(one.session.credits().drained(std::time::Instant::now() + LIMIT));
+    assert!(one.session.credits().drained(Instant::now() + LIMIT));
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
 #[test]
 fn links_that_are_made_and_lost_at_once_do_not_end_an_outage() {
     let (address, closed) = flapping(None);
-    let one = client(address, 1, Duration::from_secs(2));
+    let one = client(address, 1, Duration::from_secs(5));
     let mut notices = Vec::new();
     let error = loop {
         match one.next() {
@@ -311,12 +311,12 @@ fn links_that_are_made_and_lost_at_once_do_not_end_an_outage() {
             Seen::Frame(header) => panic!("{header:?}"),
         }
     };
-    assert!(error.contains("did not come back within 2 s"), "{error}");
+    assert!(error.contains("did not come back within 5 s"), "{error}");
     assert_eq!(notices.len(), 1, "{notices:?}");
-    assert!(notices[0].contains("waiting up to 2 s"), "{notices:?}");
+    assert!(notices[0].contains("waiting up to 5 s"), "{notices:?}");
     // At most one in 100 ms, and the first two.
     let closed = closed.load(Ordering::SeqCst);
-    assert!((3..=23).contains(&closed), "{closed} links");
+    assert!((3..=53).contains(&closed), "{closed} links");
     assert_eq!(one.session.resumes().0, 0);
 }
 
@@ -325,10 +325,15 @@ fn a_link_that_is_lost_whenever_it_is_made_is_made_less_often_and_said_once() {
     let other = End::new("the client", 2, RESUME);
     let (address, closed) = flapping(Some(other.session.clone()));
     let one = client(address, 2, RESUME);
-    std::thread::sleep(Duration::from_secs(2));
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(2) || closed.load(Ordering::SeqCst) < 2 {
+        assert!(begin.elapsed() < LIMIT, "it is not made again");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let closed = closed.load(Ordering::SeqCst);
     // A machine that is slow makes fewer.
-    assert!((2..=40).contains(&closed), "{closed} links");
+    let most = usize::try_from(begin.elapsed().as_secs()).unwrap() * 20;
+    assert!(closed <= most, "{closed} links in {:?}", begin.elapsed());
     assert!(one.notice().contains("1 others go on"));
     assert!(one.seen.try_recv().is_err(), "said again");
     assert!(one.session.send_bare(3, FrameType::Open, 0));

@@ -351,7 +351,7 @@ mod tests {
             };
             record[5..].chunks(100).flat_map(piece).collect()
         };
-        let (client, server) = through(&connector, &acceptor, cut, cut, 5000);
+        let (client, server) = through(&connector, &acceptor, cut, cut, 60_000);
         client.unwrap();
         server.unwrap();
     }
@@ -406,7 +406,7 @@ mod tests {
     fn keys_are_renewed_before_they_wear_out() {
         let (_folder, connector, acceptor) = ends();
         let (client, server) = pair();
-        let limit = Instant::now() + Duration::from_secs(5);
+        let limit = Instant::now() + Duration::from_secs(60);
         let serving = thread::spawn(move || (acceptor.accept(&server, "client", limit), server));
         let mut channel = connector.connect(&client, "server", limit).unwrap();
         channel.writer.renew_after(3);

@@ -1,8 +1,8 @@
 //! Peers that are none, and peers that lie (W2 to W15).
 
 use crate::harness::{
-    assert_same, bounded, destination_qemu, read_exactly, read_rest, source_qemu, Options, Reader,
-    Receiving, Sending, SHUT_OK,
+    assert_same, bounded, destination_qemu, keep_alive, read_exactly, read_rest, source_qemu,
+    Options, Reader, Receiving, Sending, SHUT_OK, WATCHDOG,
 };
 use crate::identity::single;
 use codec::{Codec, UnitHeader};
@@ -41,7 +41,7 @@ fn refused(to: SocketAddr, change: impl FnOnce(&mut Hello)) -> String {
 /// What a relay answers to `bytes` before it closes.
 fn answer(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(to).unwrap();
-    socket.set_read_timeout(Some(2 * HELLO_TIMEOUT)).unwrap();
+    socket.set_read_timeout(Some(WATCHDOG)).unwrap();
     socket.write_all(bytes).unwrap();
     let mut out = Vec::new();
     let mut piece = [0; 4096];
@@ -105,7 +105,7 @@ fn strangers_get_no_answer_and_do_no_harm() {
             assert_eq!(peer.join().unwrap(), b"");
         }
         // They are counted when their connections have been closed.
-        let until = std::time::Instant::now() + 2 * HELLO_TIMEOUT;
+        let until = std::time::Instant::now() + WATCHDOG;
         while receiving.server.strangers() < 5 {
             assert!(std::time::Instant::now() < until, "{}", receiving.server.strangers());
             std::thread::sleep(Duration::from_millis(10));
@@ -144,7 +144,8 @@ fn a_hello_that_does_not_fit_is_told_why() {
 
         let mut first = hello();
         named(&mut first);
-        let (_link, welcome) = dial(&to.to_string(), None, &first).unwrap();
+        let (link, welcome) = dial(&to.to_string(), None, &first).unwrap();
+        keep_alive(link);
         let busy = refused(to, named);
         assert!(busy.contains("in progress") && busy.contains("free within 6 s"), "{busy}");
         let stolen = |token: Option<&str>, link| {
@@ -305,15 +306,6 @@ fn a_peer_that_dies_in_the_middle_frees_its_target() {
     });
 }
 
-impl Liar {
-    /// Shows life until it is cut off.
-    fn stay(mut self) {
-        while self.link.write_all(&Header::free(FrameType::Heartbeat, 0).to_bytes()).is_ok() {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-    }
-}
-
 #[test]
 fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
     bounded(|| {
@@ -334,7 +326,7 @@ fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
             liar.link.read_exact(&mut vec![0; length as usize]).unwrap();
         }
         liar.free(FrameType::Finish, b"{}");
-        let beating = std::thread::spawn(|| liar.stay());
+        let beating = keep_alive(liar.link);
         receiving.result().unwrap();
         beating.join().unwrap();
         drop(listener);

@@ -2,11 +2,10 @@
 
 use crate::harness::{
     bounded, marker_starts, read_exactly, readable, source_qemu, sync_ends, Options, Receiving,
-    Sending, A_WHILE, SHUT_OK,
+    Sending, A_WHILE, SHUT_OK, WATCHDOG,
 };
 use crate::identity::multifd;
 use std::io::Write;
-use std::time::Duration;
 use stream::synth::Style;
 
 /// Reads the channels one after the other, so that each is blocked in its turn, and looks for the marker all the time.
@@ -41,7 +40,7 @@ fn markers_wait(style: Style) {
             read_exactly(socket, end - *read);
             *read = end;
         }
-        assert!(readable(&main, Duration::from_millis(999)), "marker {k} does not come");
+        assert!(readable(&main, WATCHDOG), "marker {k} does not come");
         read_exactly(&main, 8);
         done = start + 8;
     }

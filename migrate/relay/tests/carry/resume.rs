@@ -3,7 +3,7 @@
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
     assert_same, bounded, bounded_by, destination_qemu, read_exactly, read_rest, readable,
-    source_qemu, tag_at, Options, Reader, Receiving, Sending, Streams, A_WHILE, SHUT_OK,
+    source_qemu, tag_at, Options, Reader, Receiving, Sending, Streams, A_WHILE, SHUT_OK, WATCHDOG,
 };
 use crate::identity::{multifd, single};
 use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};
@@ -11,13 +11,13 @@ use session::{dial, Grants, Hello, Session, SessionError};
 use std::io::Write;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stream::synth::Style;
 
 /// How long the relays of these tests wait for a link.
 const RESUME: Duration = Duration::from_secs(20);
 /// A migration for each message takes this long at most.
-const MANY: Duration = Duration::from_secs(240);
+const MANY: Duration = Duration::from_secs(1200);
 /// Small chunks, so that there are many messages.
 const GRANTS: Grants = Grants { chunk_bytes: 65536, stream_frames: 4, shared_frames: 8 };
 
@@ -153,7 +153,7 @@ fn rig_with(grants: Grants, len: impl FnOnce(&[u8]) -> usize, resume: [Duration;
 /// Waits for a notice that holds `words`.
 fn noticed(sending: &Sending, words: &str) {
     loop {
-        let text = sending.notices.recv_timeout(Duration::from_secs(20)).expect("it is said");
+        let text = sending.notices.recv_timeout(WATCHDOG).expect("it is said");
         if text.contains(words) {
             return;
         }
@@ -223,12 +223,13 @@ fn a_source_without_credit_is_cancelled_during_an_outage_all_the_same() {
 
 /// An outage that is longer than both ends wait.
 const SHORT: Duration = Duration::from_millis(700);
+/// The same for an end that has something to read meanwhile, which it must have read by then on a busy machine as well.
+const AMPLE: Duration = Duration::from_secs(8);
 
 #[test]
 fn a_word_that_no_link_has_taken_leaves_nobody_in_doubt() {
     bounded(|| {
-        // Time to read all of it on a busy machine.
-        let rig = rig(|sent| sent.len() / 2, [5 * SHORT, RESUME]);
+        let rig = rig(|sent| sent.len() / 2, [AMPLE, RESUME]);
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");
         let half = rig.sent.len() / 2;
@@ -286,7 +287,7 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
 fn a_source_in_doubt_is_told_what_a_peer_that_committed_knows() {
     bounded(|| {
         for (confirmed, words) in [(true, "runs the VM. Quit"), (false, "cannot say")] {
-            let rig = rig(<[u8]>::len, [SHORT; 2]);
+            let rig = rig(<[u8]>::len, [SHORT, AMPLE]);
             rig.cutter.hold();
             if confirmed {
                 (&rig.destination).write_all(&SHUT_OK).unwrap();
@@ -310,7 +311,7 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
     bounded(|| {
         // One message of the return path may be in flight.
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 0 };
-        let rig = rig_with(grants, <[u8]>::len, [SHORT; 2]);
+        let rig = rig_with(grants, <[u8]>::len, [SHORT, AMPLE]);
         rig.cutter.hold();
         (&rig.destination).write_all(&[0, 2, 0, 4, 0, 0, 0, 1]).unwrap();
         // The relay is to read them one by one; if it does not, this test shows nothing.
@@ -360,8 +361,16 @@ fn a_receiver_that_is_stopped_while_the_vm_starts_waits_until_the_source_knows()
         let rig = rig(<[u8]>::len, [RESUME; 2]);
         rig.receiving.server.stop();
         assert!(!readable(&rig.destination, A_WHILE), "it ended at once");
-        let notices = rig.receiving.host.notices.lock().unwrap().join("\n");
-        assert_eq!(notices.matches("interrupt again").count(), 1, "{notices}");
+        let until = Instant::now() + WATCHDOG;
+        loop {
+            let notices = rig.receiving.host.notices.lock().unwrap().join("\n");
+            let count = notices.matches("interrupt again").count();
+            if count == 1 {
+                break;
+            }
+            assert!(count == 0 && Instant::now() < until, "{notices}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         // It takes its links again, and no new migration.
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");

@@ -1,8 +1,8 @@
 //! W6: links over TLS carry the same bytes, and a peer that is not whom it should be gets nowhere and harms nobody.
 
 use crate::harness::{
-    assert_same, bounded, carries_to, destination_qemu, read_exactly, read_rest, source_qemu,
-    tag_at, Noise, Options, Reader, Receiving, Sending, Streams,
+    assert_same, bounded, carries_to, destination_qemu, keep_alive, read_exactly, read_rest,
+    source_qemu, tag_at, Noise, Options, Reader, Receiving, Sending, Streams, WATCHDOG,
 };
 use crate::identity::{multifd, single};
 use codec::Codec;
@@ -149,7 +149,7 @@ fn whoever_is_not_allowed_is_told_why_and_a_migration_in_progress_goes_on() {
         site.receiving.result().unwrap();
         drop(idle);
 
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + WATCHDOG;
         while site.receiving.server.strangers() < 8 {
             assert!(Instant::now() < until, "{} are counted", site.receiving.server.strangers());
             std::thread::sleep(Duration::from_millis(10));
@@ -177,7 +177,7 @@ fn a_receiver_without_tls_says_so_to_a_source_with_it() {
         let error =
             dial(&to, Some(&site.host("source.example")), &hello()).unwrap_err().to_string();
         assert!(error.contains("without TLS: it was started with --insecure"), "{error}");
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + WATCHDOG;
         while open.server.strangers() == 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -193,7 +193,8 @@ fn a_session_is_joined_by_its_own_certificate_only() {
         let to = site.receiving.address.to_string();
         let owner = site.host("source.example");
         let mut hello = hello();
-        let (_link, welcome) = dial(&to, Some(&owner), &hello).unwrap();
+        let (link, welcome) = dial(&to, Some(&owner), &hello).unwrap();
+        keep_alive(link);
         hello.link = 1;
         hello.token = Some(welcome.token);
         // Another host of the same CA that has got hold of the token: it gets no link, and no answer, which would end
