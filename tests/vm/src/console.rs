@@ -31,7 +31,7 @@ pub struct Verified {
 }
 
 /// How long the guest may take over a short command.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 impl Console {
     /// Connects to the serial port at `path`, which may still be about to appear.
@@ -85,7 +85,7 @@ impl Console {
     /// # Errors
     /// When the guest refuses or is silent.
     pub fn fill(&mut self, mib: u64, shards: u64) -> Result<()> {
-        self.command(&format!("fill {mib} {shards}"), Duration::from_secs(120)).map(|_| ())
+        self.command(&format!("fill {mib} {shards}"), Duration::from_secs(600)).map(|_| ())
     }
 
     /// Starts dirtying: `rate` updates a second, `whole_percent` of them whole pages, within the first `mib` MiB.
@@ -109,7 +109,7 @@ impl Console {
     /// # Errors
     /// The first bad page, as the guest describes it.
     pub fn verify(&mut self) -> Result<Verified> {
-        let answer = self.command("verify", Duration::from_secs(240))?;
+        let answer = self.command("verify", Duration::from_secs(600))?;
         Ok(Verified {
             pages: field(&answer, "pages")?,
             whole: field(&answer, "whole")?,
@@ -126,20 +126,28 @@ impl Console {
         field(&answer, counter)
     }
 
-    /// Checks that the guest's counters move.
+    /// Waits until a counter of [`Self::work`] is above `before`.
     ///
     /// # Errors
-    /// When they stand still for seconds.
-    pub fn assert_alive(&mut self) -> Result<()> {
-        let before = self.work("beats")?;
-        let deadline = Instant::now() + Duration::from_secs(5);
+    /// When it stands still for a minute.
+    pub fn wait_work(&mut self, counter: &str, before: u64) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
-            if self.work("beats")? > before {
+            if self.work(counter)? > before {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        bail!("{} answers, but its counters stand still at {before}", self.name)
+        bail!("{} answers, but its {counter} stand still at {before}", self.name)
+    }
+
+    /// Checks that the guest's counters move.
+    ///
+    /// # Errors
+    /// When they stand still.
+    pub fn assert_alive(&mut self) -> Result<()> {
+        let before = self.work("beats")?;
+        self.wait_work("beats", before)
     }
 
     /// The next line that starts with `@`.

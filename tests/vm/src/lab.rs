@@ -157,7 +157,7 @@ impl Lab {
     /// When it does not boot or has not the memory.
     pub fn boot(&self, spec: &VmSpec, fill_mib: u64) -> Result<Vm> {
         let mut vm = self.start(spec, Role::Boot, Side::Source)?;
-        vm.guest.wait_ready(Duration::from_secs(120)).map_err(|e| e.context(vm.process.tail()))?;
+        vm.guest.wait_ready(Duration::from_secs(300)).map_err(|e| e.context(vm.process.tail()))?;
         vm.guest.fill(fill_mib, 2)?;
         Ok(vm)
     }

@@ -7,7 +7,7 @@ use serde_json::{json, Value};
 
 use crate::lab::Lab;
 use crate::platen;
-use crate::qemu::Vm;
+use crate::qemu::{Vm, DOWNTIME_LIMIT};
 use crate::simulated::SimulatedQat;
 
 /// QEMU's own multifd compressors.
@@ -76,7 +76,7 @@ pub struct Outcome {
 }
 
 /// How long a migration may take.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 
 impl Method {
     /// platen with these flags.
@@ -119,8 +119,7 @@ impl Method {
         let wire = lab.net.crossed()? - wire;
         let stats = vm.monitor.query_migrate()?;
         ensure!(stats["status"] == "completed", "the source's migration is {}", stats["status"]);
-        let left = vm.monitor.run_state()?;
-        ensure!(left == "postmigrate", "the VM left behind is {left}");
+        vm.wait_left()?;
         destination.assert_running()?;
         let number =
             |key: &str| stats[key].as_u64().with_context(|| format!("no {key} in {stats}"));
@@ -136,7 +135,7 @@ impl Method {
         vm.monitor.execute("migrate", json!({"uri": format!("tcp:{peer}")}))?;
         let ends = ["completed", "failed", "cancelled"];
         for end in [vm, destination] {
-            let status = end.monitor.wait_migration(&ends, LIMIT)?;
+            let status = end.wait_migration_end(&ends, LIMIT)?;
             if status != "completed" {
                 let why = end.monitor.query_migrate()?;
                 bail!("migration of {} {status}: {}", end.name(), why["error-desc"]);
@@ -172,6 +171,7 @@ impl Method {
         ])?;
         let parameters = json!({
             "max-bandwidth": 0,
+            "downtime-limit": DOWNTIME_LIMIT,
             "multifd-channels": channels.unwrap_or(2),
             "multifd-compression": compression,
         });
@@ -192,8 +192,8 @@ fn through_platen(
     let mut receive =
         platen::receive(lab, destination, if insecure { &["--insecure"] } else { &[] })?;
     let mut migrate = platen::migrate(lab, vm, receive.peer, &flags)?;
-    let source = migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
-    let sink = receive.platen.succeed(Duration::from_secs(20))?;
+    let source = migrate.arrive(vm, LIMIT).with_context(|| receive.platen.process.tail())?;
+    let sink = receive.platen.succeed(LIMIT)?;
     let report = migrate.report()?;
     ensure!(report["status"] == "completed", "exit status 0, but the report says {report}");
     Ok(([source.cpu, sink.cpu], Some(report)))

@@ -19,7 +19,7 @@ pub struct Monitor {
 }
 
 /// How long a command may take: QEMU's monitor stands still while it loads device state under TCG.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 impl Monitor {
     /// Connects to the monitor at `path`, which may still be about to appear, and leaves negotiation mode.

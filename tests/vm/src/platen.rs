@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::lab::Lab;
 use crate::net::Side;
 use crate::process::{Ended, Proc};
-use crate::qemu::Vm;
+use crate::qemu::{Vm, CONVERGES};
 
 /// A `platen` process that writes a report.
 #[derive(Debug)]
@@ -30,6 +30,9 @@ pub struct Receive {
     /// The address by which the other side reaches it.
     pub peer: SocketAddr,
 }
+
+/// How long a relay may take to start.
+const LISTENS: Duration = Duration::from_secs(60);
 
 /// The binary under test.
 ///
@@ -83,7 +86,7 @@ pub fn receive_with(lab: &Lab, side: Side, flags: &[&str]) -> Result<Receive> {
     let listen = listen.to_string();
     let words = [&["receive", "--listen", &listen], flags].concat();
     let mut platen = Platen::secured(lab, "receive", side, &words)?;
-    platen.process.wait_for_output("listening on", Duration::from_secs(10))?;
+    platen.process.wait_for_output("listening on", LISTENS)?;
     Ok(Receive { platen, peer })
 }
 
@@ -110,7 +113,7 @@ pub fn relay(
     extra: &[&str],
 ) -> Result<Platen> {
     let mut platen = start_relay(lab, side, socket, peer, extra)?;
-    platen.process.wait_for_output("listening on", Duration::from_secs(10))?;
+    platen.process.wait_for_output("listening on", LISTENS)?;
     Ok(platen)
 }
 
@@ -161,6 +164,27 @@ impl Platen {
             bail!("{} ended with {}; {}", self.process.name(), ended.status, self.process.tail());
         }
         Ok(ended)
+    }
+
+    /// Waits for the success of a migration of `vm`, which gets leave for a longer downtime after a while (see
+    /// [`Vm::wait_migration_end`]).
+    ///
+    /// # Errors
+    /// As [`Self::succeed`].
+    pub fn arrive(&mut self, vm: &mut Vm, limit: Duration) -> Result<Ended> {
+        self.ends(vm, limit)?;
+        self.succeed(limit)
+    }
+
+    /// The same for a migration that may fail.
+    ///
+    /// # Errors
+    /// When it takes longer than `limit`.
+    pub fn ends(&mut self, vm: &mut Vm, limit: Duration) -> Result<Ended> {
+        if limit > CONVERGES && !self.process.ends_within(CONVERGES)? {
+            vm.must_converge();
+        }
+        self.process.wait(limit)
     }
 
     /// Waits for its end, which must be a failure of its own making with a message; returns what [`Self::complaints`]

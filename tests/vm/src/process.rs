@@ -120,20 +120,30 @@ impl Proc {
         Ok(self.ended)
     }
 
+    /// Waits for its end for so long; whether it came.
+    ///
+    /// # Errors
+    /// When the kernel will not say.
+    pub fn ends_within(&mut self, limit: Duration) -> Result<bool> {
+        let deadline = Instant::now() + limit;
+        while self.poll()?.is_none() {
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(true)
+    }
+
     /// Waits for its end.
     ///
     /// # Errors
     /// When it is still there after `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Some(ended) = self.poll()? {
-                return Ok(ended);
-            }
-            if Instant::now() > deadline {
-                bail!("{} is still running after {limit:?}; {}", self.name, self.tail());
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        self.ends_within(limit)?;
+        match self.ended {
+            Some(ended) => Ok(ended),
+            None => bail!("{} is still running after {limit:?}; {}", self.name, self.tail()),
         }
     }
 
@@ -157,7 +167,7 @@ impl Proc {
             // The group: whatever it may have started goes with it.
             let _ = kill_process_group(self.pid, Signal::KILL);
         }
-        self.wait(Duration::from_secs(20))
+        self.wait(Duration::from_secs(60))
     }
 
     /// User and system seconds so far, without the threads that run the guest's CPUs.

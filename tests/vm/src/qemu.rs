@@ -90,7 +90,7 @@ impl Vm {
             argv.extend(["-incoming", "defer"].map(String::from));
         }
         let mut process = Proc::spawn(name, prefix, &argv, folder)?;
-        let limit = Duration::from_secs(20);
+        let limit = Duration::from_secs(60);
         let connect = || -> Result<(Monitor, Console)> {
             Ok((
                 Monitor::connect(name, &socket("qmp"), limit)?,
@@ -156,7 +156,7 @@ impl Vm {
     fn runs(&mut self) -> Result<()> {
         // A source whose migration was called off, and a destination whose migration is complete, both start the
         // VM a moment after they have said so.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let state = self.monitor.run_state()?;
             if state == "running" {
@@ -178,5 +178,100 @@ impl Vm {
         let state = self.monitor.wait_migration(states, limit)?;
         self.assert_running()?;
         Ok(state)
+    }
+}
+
+/// QEMU's default, in milliseconds.
+pub(crate) const DOWNTIME_LIMIT: u64 = 300;
+
+/// How long a migration gets to converge by itself.
+pub(crate) const CONVERGES: Duration = Duration::from_secs(45);
+
+/// What makes a migration last as long as a test needs it, and not longer, however fast or slow the machine is.
+impl Vm {
+    /// Has a migration out of here, begun or about to begin, go on for as long as the guest dirties more than QEMU sends
+    /// in a millisecond. (A limit of 0 does the contrary: QEMU then never looks what has become dirty, and hands over at
+    /// the end of the first pass.)
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn is_reluctant(&mut self) -> Result<()> {
+        self.monitor.execute("migrate-set-parameters", json!({"downtime-limit": 1})).map(drop)
+    }
+
+    /// Holds a migration that is under way: QEMU sends `mib` MiB of memory a second at most, and with less than 4 hands
+    /// over only when it finds no dirty page at all.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn hold_migration(&mut self, mib: u64) -> Result<()> {
+        let parameters = json!({"max-bandwidth": mib << 20, "downtime-limit": 1});
+        self.monitor.execute("migrate-set-parameters", parameters).map(drop)
+    }
+
+    /// Waits until `mover` has QEMU at work on a migration. (A QEMU that a VM came to calls its migration completed until
+    /// then.)
+    ///
+    /// # Errors
+    /// When `mover` ends before that, or nothing begins.
+    pub fn wait_active(&mut self, mover: &mut Proc) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while self.monitor.migration_status()? != "active" {
+            if mover.poll()?.is_some() || Instant::now() > deadline {
+                bail!("no migration of {} has begun; {}", self.name, mover.tail());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Self::is_reluctant`] and [`Self::hold_migration`].
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn let_migrate(&mut self) -> Result<()> {
+        let parameters = json!({"max-bandwidth": 0, "downtime-limit": DOWNTIME_LIMIT});
+        self.monitor.execute("migrate-set-parameters", parameters).map(drop)
+    }
+
+    /// Waits for the migration to come to one of `ends`. A guest that dirties its memory faster than a slow machine moves
+    /// it would keep QEMU from that for ever: after a while QEMU may stop it for longer.
+    ///
+    /// # Errors
+    /// When it has come to none within `limit`, or the monitor closes.
+    pub fn wait_migration_end(&mut self, ends: &[&str], limit: Duration) -> Result<String> {
+        let begin = Instant::now();
+        match self.monitor.wait_migration(ends, CONVERGES) {
+            Err(_) if limit > CONVERGES && begin.elapsed() >= CONVERGES => {
+                self.must_converge();
+                self.monitor.wait_migration(ends, limit)
+            }
+            result => result,
+        }
+    }
+
+    /// Waits until this QEMU, whose migration has completed, says what became of the VM, which it does a moment later.
+    ///
+    /// # Errors
+    /// When it is not that it has left.
+    pub fn wait_left(&mut self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let left = self.monitor.run_state()?;
+            if left == "postmigrate" {
+                return Ok(());
+            }
+            if left != "finish-migrate" || Instant::now() > deadline {
+                bail!("the VM left behind is {left}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Lets QEMU stop the guest for as long as it takes.
+    pub(crate) fn must_converge(&mut self) {
+        println!("  {}: not over after {CONVERGES:?}; its downtime is not limited now", self.name);
+        // One that hands over just now answers nothing, one that has died never will: who waits for it sees that.
+        let _ = self.monitor.execute("migrate-set-parameters", json!({"downtime-limit": 600_000}));
     }
 }

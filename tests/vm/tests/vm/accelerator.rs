@@ -103,7 +103,7 @@ struct Ends {
     destination: Option<By>,
 }
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 
 fn moves(stage: &mut Stage, script: &str, ends: Ends, flags: &[&str]) -> Result<()> {
     let qat = SimulatedQat::new(script, stage.lab.folder())?;
@@ -123,8 +123,8 @@ fn moves(stage: &mut Stage, script: &str, ends: Ends, flags: &[&str]) -> Result<
     let source =
         [common.as_slice(), &libraries, if flags.is_empty() { &driver } else { flags }].concat();
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &source)?;
-    migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
-    receive.platen.succeed(Duration::from_secs(20))?;
+    migrate.arrive(&mut vm, LIMIT).with_context(|| receive.platen.process.tail())?;
+    receive.platen.succeed(LIMIT)?;
     destination.assert_running()?;
     destination.guest.stop()?;
     destination.guest.verify().context("in the destination")?;
@@ -168,8 +168,8 @@ fn lies(stage: &mut Stage) -> Result<()> {
         &[&libraries[0], &libraries[1]],
     ];
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags.concat())?;
-    let ended = migrate.process.wait(LIMIT)?;
-    receive.platen.process.wait(Duration::from_secs(20))?;
+    let ended = migrate.ends(&mut vm, LIMIT)?;
+    receive.platen.process.wait(LIMIT)?;
     if ended.status.success() {
         destination.assert_running()?;
         destination.guest.stop()?;
@@ -203,7 +203,7 @@ fn absent(stage: &mut Stage) -> Result<()> {
         vm.assert_running()?;
         let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &common)?;
         migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
-        receive.platen.succeed(Duration::from_secs(20))?;
+        receive.platen.succeed(LIMIT)?;
         let said = migrate.process.output();
         ensure!(said.contains("codec qatzip in software"), "it does not say so: {said}");
         destination.assert_running()?;

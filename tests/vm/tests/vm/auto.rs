@@ -23,7 +23,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Bytes of QEMU's, and what they became, with a codec (all of its levels).
 fn sent(report: &Value, codec: &str) -> (u64, u64) {
@@ -47,9 +47,10 @@ fn report(outcome: &Outcome) -> Result<Value> {
     Ok(report)
 }
 
-/// What waits for the link is made smaller than zstd 1 makes it.
+/// What waits for the link is made smaller than zstd 1 makes it. The link is so slow that even a machine with a tenth of
+/// the usual CPU time has some left over.
 fn slow(stage: &mut Stage) -> Result<()> {
-    stage.lab.net.shape(Rate::Mbit(100))?;
+    stage.lab.net.shape(Rate::Mbit(25))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(1000, 20, 16)?;
     let (mut vm, outcome) = Method::platen(&["--explain"]).run(&stage.lab, vm)?;
@@ -78,18 +79,23 @@ fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Memory that no codec makes smaller costs little CPU time, also where the link is the bottleneck.
+/// Memory that no codec makes smaller goes as it is and costs little CPU time, also where the link is the bottleneck.
 fn incompressible(stage: &mut Stage) -> Result<()> {
     let vm = stage.lab.boot(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
     stage.lab.net.shape(Rate::Mbit(500))?;
     let (mut vm, outcome) = Method::platen(&[]).run(&stage.lab, vm)?;
     vm.guest.verify()?;
     let report = report(&outcome)?;
-    let cpu = report["cpu-seconds"]["source"].as_f64().context("no CPU seconds")?;
-    let seconds = report["total-time"].as_f64().context("no total time")? / 1000.0;
-    ensure!(cpu < 0.6 * seconds, "{cpu} CPU seconds in {seconds} s: {report}");
     let plain = report["plain"].as_u64().context("no plain bytes")?;
-    ensure!(outcome.wire < plain + plain / 20, "{} bytes for {plain}", outcome.wire);
+    let (raw, _) = sent(&report, "none");
+    // The destination has as much to do with such bytes, except that it tries no codec.
+    let cpu = |end: &str| report["cpu-seconds"][end].as_f64().context("no CPU seconds");
+    let (source, destination) = (cpu("source")?, cpu("destination")?);
+    println!("  {raw} of {plain} bytes as they are; CPU: {source:.2} s, {destination:.2} s");
+    ensure!(raw > plain / 2, "only {raw} of {plain} bytes went as they are: {report}");
+    ensure!(source < 3.0 * destination, "{source} CPU seconds, {destination} there: {report}");
+    let size = report["transferred"].as_u64().context("no bytes on the wire")?;
+    ensure!(size < plain + plain / 20, "{size} bytes for {plain}");
     Ok(())
 }
 
@@ -105,7 +111,7 @@ fn device(stage: &mut Stage, script: &str) -> Result<()> {
     let mut destination = stage.lab.incoming_for(&vm)?;
     let mut receive = platen::receive(&stage.lab, &destination, &[])?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
-    migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+    migrate.arrive(&mut vm, LIMIT).with_context(|| receive.platen.process.tail())?;
     receive.platen.succeed(LIMIT)?;
     destination.assert_running()?;
     destination.guest.stop()?;

@@ -26,6 +26,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
+const LIMIT: Duration = Duration::from_secs(300);
+
 /// What a port scanner, a browser, a TLS client, a confused peer and fuzzers send first.
 fn noises() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = vec![
@@ -88,12 +90,16 @@ fn noise(stage: &mut Stage) -> Result<()> {
     let mut destination = stage.lab.incoming_for(&vm)?;
     let mut receive = platen::receive(&stage.lab, &destination, &[])?;
     vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    vm.is_reluctant()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &["--channels", "2"])?;
-    std::thread::sleep(Duration::from_millis(300));
+    vm.wait_active(&mut migrate.process)?;
+    vm.hold_migration(8)?;
     let open = make_noise(&stage.lab, &vm, receive.peer)?;
     let resident = resident_mib(&receive.platen)?;
     ensure!(resident < 400, "receive has grown to {resident} MiB");
-    migrate.succeed(Duration::from_secs(60))?;
+    ensure!(migrate.process.poll()?.is_none(), "the migration ended meanwhile");
+    vm.let_migrate()?;
+    migrate.arrive(&mut vm, LIMIT)?;
     receive.platen.succeed(NOTICE)?;
     drop(open);
     destination.assert_running()?;
@@ -110,7 +116,7 @@ fn noise_first(stage: &mut Stage) -> Result<()> {
     let mut receive = platen::receive(&stage.lab, &destination, &[])?;
     let open = make_noise(&stage.lab, &vm, receive.peer)?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
-    migrate.succeed(Duration::from_secs(60)).context(receive.platen.process.tail())?;
+    migrate.succeed(LIMIT).context(receive.platen.process.tail())?;
     receive.platen.succeed(NOTICE)?;
     drop(open);
     destination.assert_running()?;

@@ -9,7 +9,7 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
-use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE};
+use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE, STAYS};
 use crate::versions::MACHINE_10;
 use crate::Scenario;
 
@@ -67,25 +67,30 @@ pub(crate) enum Phase {
     Postcopy,
 }
 
-/// Half a second of a slow link.
+/// So slow that a part of a VM can be on its way and the rest still at the source.
 const SLOW: Rate = Rate::Mbit(40);
+
+/// What the source sends in postcopy beside the pages that it is asked for, MiB/s: a VM's idle memory stays with it until
+/// [`Flight::let_go`].
+const TRICKLE: u64 = 1;
 
 /// A migration that has come as far as `phase`. In [`Phase::Setup`] the source relay is stopped (SIGSTOP), in
 /// [`Phase::AfterEof`] the destination QEMU is.
 pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
     let vm = stage.vm_of(spec)?;
     let settings = match phase {
-        Phase::Setup | Phase::Active => Settings::new(&[]),
-        // With all of the RAM still to go when the VM stops.
-        Phase::Device => {
-            Settings::new(&["pause-before-switchover"]).with("downtime-limit", json!(600_000))
-        }
+        Phase::Setup => Settings::new(&[]),
+        Phase::Active => Settings::new(&[]).with("downtime-limit", json!(1)),
+        // With all of the RAM still to go when the VM stops: QEMU looks after 100 ms, and until then keeps to the bandwidth.
+        Phase::Device => Settings::new(&["pause-before-switchover"])
+            .with("downtime-limit", json!(600_000))
+            .with("max-bandwidth", json!(64 << 20)),
         Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
         // With so little to go that the socket of a QEMU that does not read can hold it and the devices' state: 50 KB.
         Phase::AfterEof => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(1))
             .with("max-bandwidth", json!(50 << 20)),
-        Phase::Postcopy => Settings::new(&["postcopy-ram"]),
+        Phase::Postcopy => postcopy_settings(false),
     };
     let mut flight = Flight::prepare(stage, vm, spec, &settings, &[])?;
     match phase {
@@ -100,6 +105,7 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             let crossed = stage.lab.net.crossed()?;
             flight.go()?;
             flight.wait_crossed(stage, crossed + (4 << 20))?;
+            stage.lab.net.shape(STAYS)?;
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "active", "half way, the migration is {status}");
         }
@@ -118,6 +124,7 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             // QEMU answers nothing while it writes the last RAM.
             flight.vm.monitor.wait_migration_event(&["device"], NOTICE)?;
             flight.wait_crossed(stage, crossed + (2 << 20))?;
+            stage.lab.net.shape(STAYS)?;
         }
         Phase::AfterEof => {
             // Idle: what is left to send when the VM stops fits into the socket of a QEMU that does not read.
@@ -169,11 +176,13 @@ impl Flight {
     /// Waits until nothing crosses the link but heartbeats.
     fn settles(&mut self, stage: &Stage) -> Result<()> {
         let mut quiet = 0;
-        for _ in 0..200 {
+        let deadline = Instant::now() + NOTICE;
+        while Instant::now() < deadline {
             let before = stage.lab.net.crossed()?;
             std::thread::sleep(Duration::from_millis(150));
             quiet = if stage.lab.net.crossed()? - before < 4096 { quiet + 1 } else { 0 };
-            if quiet == 3 {
+            // Longer than a process that has something to do waits for its turn on a busy machine.
+            if quiet == 8 {
                 return Ok(());
             }
         }
@@ -192,7 +201,9 @@ fn pauses(stage: &mut Stage, spec: &VmSpec, channels: u32) -> Result<()> {
     let mut flight = Flight::prepare(stage, vm, spec, &settings, &[])?;
     flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
     flight.go()?;
-    flight.waits_for(&["pre-switchover"])?;
+    let ends = ["pre-switchover", "failed", "completed"];
+    let state = flight.vm.wait_migration_end(&ends, LIMIT)?;
+    ensure!(state == "pre-switchover", "the source is {state}");
     // The source holds the VM, stopped; the destination has nothing that could start it.
     let here = flight.vm.monitor.run_state()?;
     ensure!(here == "finish-migrate", "before the switchover the source's VM is {here}");
@@ -234,8 +245,8 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
 /// it ends as others do.
 fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> Result<()> {
     source_goes_on(&mut flight.vm, &["cancelled", "failed"])?;
-    std::thread::sleep(Duration::from_millis(500));
-    if flight.relay.process.poll()?.is_some() {
+    // Of a relay that goes on there is nothing to be seen.
+    if flight.relay.process.ends_within(Duration::from_secs(4))? {
         names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
         flight.receive.platen.fail(NOTICE)?;
         // It may never have been connected to.
@@ -268,6 +279,7 @@ fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let refused = flight.vm.monitor.execute("migrate_cancel", json!({})).is_err();
     ensure!(refused || spec.qemu == Qemu::System, "QEMU 10 cancels in postcopy");
     stage.lab.net.shape(Rate::Unlimited)?;
+    flight.let_go()?;
     if refused {
         flight.land()?;
         flight.destination.guest.stop()?;
@@ -288,6 +300,8 @@ fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
 /// What postcopy needs at both ends.
 fn postcopy_settings(preempt: bool) -> Settings {
     Settings::new(if preempt { &["postcopy-ram", "postcopy-preempt"] } else { &["postcopy-ram"] })
+        .with("downtime-limit", json!(1))
+        .with("max-postcopy-bandwidth", json!(TRICKLE << 20))
 }
 
 /// Starts postcopy over a slow link with the guest at work: it faults on what has not arrived.
@@ -306,11 +320,14 @@ fn into_postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<Flig
 
 fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
     let mut flight = into_postcopy(stage, spec, preempt)?;
-    std::thread::sleep(Duration::from_millis(500));
+    let deadline = Instant::now() + NOTICE;
+    while flight.requests()? == 0 {
+        ensure!(Instant::now() < deadline, "the destination asks for no page");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     stage.lab.net.shape(Rate::Unlimited)?;
+    flight.let_go()?;
     flight.land()?;
-    let requests = flight.requests()?;
-    ensure!(requests > 0, "the destination asked for no page");
     flight.destination.guest.stop()?;
     flight.destination.guest.verify()?;
     stage.park_other(flight.destination);
@@ -319,8 +336,10 @@ fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
 
 /// `platen migrate` drives the migration, and its user turns it to postcopy.
 fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
-    let (vm, mut destination, mut migrate, mut receive) = into_postcopy_by_migrate(stage, spec)?;
+    let (mut vm, mut destination, mut migrate, mut receive) =
+        into_postcopy_by_migrate(stage, spec)?;
     stage.lab.net.shape(Rate::Unlimited)?;
+    let_postcopy_go(&mut vm)?;
     migrate.succeed(LIMIT)?;
     receive.platen.succeed(NOTICE)?;
     drop(vm);
@@ -381,7 +400,17 @@ fn into_postcopy_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Vm,
     Ok((vm, destination, migrate, receive))
 }
 
+/// The rest of the memory may go as fast as it goes.
+fn let_postcopy_go(vm: &mut Vm) -> Result<()> {
+    vm.monitor.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).map(drop)
+}
+
 impl Flight {
+    /// Lets a migration in postcopy come to its end.
+    pub(crate) fn let_go(&mut self) -> Result<()> {
+        let_postcopy_go(&mut self.vm)
+    }
+
     /// Pages that the destination has asked for.
     fn requests(&mut self) -> Result<u64> {
         let stats = self.vm.monitor.query_migrate()?;
@@ -424,6 +453,7 @@ fn recovers(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
         relay.process.wait(NOTICE)?;
     }
     flight.pauses()?;
+    flight.let_go()?;
     flight.recover(stage)?;
     stage.lab.net.shape(Rate::Unlimited)?;
     flight.land()?;

@@ -142,16 +142,14 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             flight.destination.guest.verify().context("in the destination")?;
             if left == DestinationInDoubt {
                 held_back(&mut flight.vm)?;
+                // Killed, it has left that to its keeper, who writes into the same log.
                 let notice = "two copies cannot run";
-                flight.relay.process.wait_for_output(notice, NOTICE).or_else(|error| {
-                    // Killed, it has left that to its keeper, who writes into the same log.
-                    let said = flight.relay.process.output().contains(notice);
-                    if said {
-                        Ok(())
-                    } else {
-                        Err(error)
-                    }
-                })?;
+                let deadline = Instant::now() + NOTICE;
+                while !flight.relay.process.output().contains(notice) {
+                    let said = flight.relay.process.tail();
+                    ensure!(Instant::now() < deadline, "nobody says that {notice}; {said}");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
                 held_back(&mut flight.vm)?;
                 flight.vm.process.kill()?;
             }
@@ -188,6 +186,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             relays_end(&mut flight, victim)?;
             stage.lab.net.heal();
             stage.lab.net.shape(Rate::Unlimited)?;
+            flight.let_go()?;
             flight.recover(stage)?;
             flight.land()?;
             flight.destination.guest.stop()?;

@@ -93,8 +93,10 @@ fn check_report(outcome: &Outcome) -> Result<()> {
     };
     near("/total-time", to_f64(outcome.total_ms), 5.0)?;
     near("/downtime", to_f64(outcome.downtime_ms), 5.0)?;
-    // Frames of TCP and IP, and the harness's probes, are in the counter of the device only.
-    near("/transferred", to_f64(outcome.wire), to_f64(outcome.wire) * 0.03 + 65536.0)?;
+    // Frames of TCP and IP, the harness's probes, and what goes when there is nothing to send, are in the counter of the
+    // device only.
+    let slack = 65536.0 + 8192.0 * to_f64(outcome.total_ms) / 1e3;
+    near("/transferred", to_f64(outcome.wire), to_f64(outcome.wire) * 0.03 + slack)?;
     for key in ["normal", "duplicate"] {
         let truth = outcome.stats["ram"][key].as_f64().context("ram of query-migrate")?;
         // The report counts the pages in the stream. QEMU 7.2 counts the same on a single stream, but with multifd its
@@ -102,10 +104,14 @@ fn check_report(outcome: &Outcome) -> Result<()> {
         let slack = if number("/channels")? > 0.0 { truth * 0.01 } else { 0.0 };
         near(&format!("/{key}"), truth, slack)?;
     }
-    // To the kernel's 10 ms, and what a process uses after it has written its report.
-    near("/cpu-seconds/source", outcome.cost.source_relay, 0.15 + outcome.cost.source_relay * 0.1)?;
-    let destination = outcome.cost.destination_relay;
-    near("/cpu-seconds/destination", destination, 0.15 + destination * 0.1)?;
+    // To the kernel's 10 ms, and what a process uses before it begins and after it has written its report: of a short
+    // move that is a part, on any machine.
+    for (end, truth) in
+        [("source", outcome.cost.source_relay), ("destination", outcome.cost.destination_relay)]
+    {
+        let slack = (0.15 + truth * 0.1).max(truth * 0.3);
+        near(&format!("/cpu-seconds/{end}"), truth, slack)?;
+    }
     ensure!(number("/throughput")? > 0.0 && number("/pages-per-second")? > 0.0, "{report}");
     for key in ["pages", "busy", "busy-rate", "compressed-size", "compression-rate"] {
         let value = number(&format!("/compression/{key}"))?;
@@ -115,7 +121,8 @@ fn check_report(outcome: &Outcome) -> Result<()> {
 }
 
 fn slow_link(stage: &mut Stage) -> Result<()> {
-    stage.lab.net.shape(Rate::Mbit(200))?;
+    // So slow that no machine has to leave bytes as they are to keep up with it.
+    stage.lab.net.shape(Rate::Mbit(50))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(1000, 20, 16)?;
     let (mut vm, outcome) = Method::platen(&["--channels", "2"]).run(&stage.lab, vm)?;

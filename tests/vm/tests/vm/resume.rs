@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use vm_tests::platen::{self, Platen};
+use vm_tests::table::to_f64;
 use vm_tests::{Habits, Rate, Signal, WildLink};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, HalfWay, Stage,
-    HALF_WAY, LOAD, NOTICE,
+    HALF_WAY, LOAD, NOTICE, STAYS,
 };
 use crate::Scenario;
 
@@ -35,9 +36,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(400);
 /// Longer than any cut here.
-const RESUME: [&str; 2] = ["--resume-timeout", "40"];
+const RESUME: [&str; 2] = ["--resume-timeout", "90"];
 /// Of a receiver whose source will not come back.
 const BRIEF: [&str; 2] = ["--resume-timeout", "8"];
 
@@ -50,15 +51,18 @@ fn half_way(stage: &mut Stage, channels: &str, waits: [&str; 2]) -> Result<HalfW
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     let crossed = stage.lab.net.crossed()?;
     let flags = [&["--channels", channels], &RESUME[..]].concat();
+    vm.is_reluctant()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
     wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
+    stage.lab.net.shape(STAYS)?;
     Ok(HalfWay { vm, destination, receive, migrate })
 }
 
 /// Waits for success and checks that the VM, `busy` dirtying its memory or not, arrived whole.
 fn arrives(stage: &mut Stage, half_way: HalfWay, busy: bool) -> Result<Value> {
-    let HalfWay { vm, mut destination, mut receive, mut migrate } = half_way;
-    migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
+    let HalfWay { mut vm, mut destination, mut receive, mut migrate } = half_way;
+    vm.let_migrate()?;
+    migrate.arrive(&mut vm, LIMIT).with_context(|| receive.platen.process.tail())?;
     receive.platen.succeed(NOTICE)?;
     drop(vm);
     destination.assert_running()?;
@@ -76,20 +80,28 @@ fn number(report: &Value, key: &str) -> Result<f64> {
     report[key].as_f64().with_context(|| format!("no {key} in {report}"))
 }
 
-/// Takes the link away for `seconds`; gives how long after its return bytes crossed it again.
-fn cut(stage: &Stage, seconds: u64, mover: &mut Platen) -> Result<Duration> {
+/// A cut that TCP does not repair before a relay has noticed it, in seconds.
+const NOTICED: u64 = 5;
+
+/// Takes the link away for `seconds`, and until it has been noticed if they are [`NOTICED`] or more; gives how long that
+/// was, and how long after the link's return bytes had crossed it again.
+fn cut(stage: &Stage, seconds: u64, mover: &mut Platen) -> Result<[Duration; 2]> {
+    let gone = Instant::now();
     stage.lab.net.set_up(false)?;
     std::thread::sleep(Duration::from_secs(seconds));
+    if seconds >= NOTICED {
+        mover.process.wait_for_output("waiting up to", NOTICE)?;
+    }
     let crossed = stage.lab.net.crossed()?;
     stage.lab.net.set_up(true)?;
-    let begin = Instant::now();
+    let back = Instant::now();
     wait_crossed(&stage.lab, crossed + (1 << 20), mover)?;
-    Ok(begin.elapsed())
+    Ok([back - gone, back.elapsed()])
 }
 
 fn link_cut(stage: &mut Stage, seconds: u64, channels: &str) -> Result<()> {
     let mut half_way = half_way(stage, channels, RESUME)?;
-    let back = cut(stage, seconds, &mut half_way.migrate)?;
+    let [_, back] = cut(stage, seconds, &mut half_way.migrate)?;
     let status = half_way.vm.monitor.migration_status()?;
     ensure!(status == "active", "after the cut the migration is {status}");
     println!("  a megabyte had crossed {:.2} s after the link was back", back.as_secs_f64());
@@ -98,32 +110,39 @@ fn link_cut(stage: &mut Stage, seconds: u64, channels: &str) -> Result<()> {
     let (resumes, lost) = (number(&report, "resumes")?, number(&report, "seconds-lost")?);
     println!("  resumes {resumes}, seconds-lost {lost:.2}");
     // A second may pass unnoticed: TCP repairs it.
-    ensure!(resumes >= 1.0 || seconds < 5, "no resume in {report}");
+    ensure!(resumes >= 1.0 || seconds < NOTICED, "no resume in {report}");
     ensure!(resumes == 0.0 || lost > 0.5, "{resumes} resumes in {lost} s");
     Ok(())
 }
 
 /// The same idle VM over the same slow link, without a cut and with one.
 fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
-    let mut total = [0.0; 2];
-    for (with, total) in [false, true].into_iter().zip(&mut total) {
+    // By a codec that makes the same of the same bytes, whatever the machine has time for.
+    let flags = [&["--codec", "zstd"], &RESUME[..]].concat();
+    let (mut sent, mut gone, mut lost) = ([0.0; 2], Duration::ZERO, 0.0);
+    for (with, sent) in [false, true].into_iter().zip(&mut sent) {
         let vm = stage.vm()?;
         stage.lab.net.shape(Rate::Mbit(100))?;
         let destination = stage.lab.incoming_for(&vm)?;
         let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
         let crossed = stage.lab.net.crossed()?;
-        let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &RESUME)?;
+        let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
         wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
         if with {
-            cut(stage, 5, &mut migrate)?;
+            [gone, _] = cut(stage, NOTICED, &mut migrate)?;
         }
         let report = arrives(stage, HalfWay { vm, destination, receive, migrate }, false)?;
-        *total = number(&report, "total-time")? / 1e3;
+        *sent = number(&report, "transferred")?;
+        lost = number(&report, "seconds-lost")?;
+        println!("  {:.2} s in all", number(&report, "total-time")? / 1e3);
     }
-    let added = total[1] - total[0];
-    println!("  {:.2} s without, {:.2} s with a cut of 5 s: {added:.2} s more", total[0], total[1]);
-    // The goal is 6; a machine that is busy with other things gets twice that.
-    ensure!(added < 12.0, "{added:.2} s more");
+    // What a cut costs is what went twice, and the time until the link is used again. On a machine that is slow just now
+    // the rest takes longer with and without.
+    let [more, longer] = [sent[1] - sent[0], lost - gone.as_secs_f64()];
+    println!("  {more} bytes more, {lost:.2} s lost to a cut of {:.2} s", gone.as_secs_f64());
+    ensure!(more < to_f64(HALF_WAY) / 2.0, "{more} bytes more: it began anew");
+    // The goal is 1 s.
+    ensure!(longer < 10.0, "nothing moved for {longer:.2} s after the link was back");
     Ok(())
 }
 
@@ -145,11 +164,13 @@ fn wild(stage: &mut Stage, channels: &str) -> Result<()> {
 
 fn changing_speed(stage: &mut Stage) -> Result<()> {
     let mut half_way = half_way(stage, "0", RESUME)?;
-    for mbit in [10, 300, 3, 100] {
+    // By bytes and not by time: together they are less than what is left.
+    for (mbit, kib) in [(10, 1024), (200, 3072), (3, 256), (100, 1024)] {
+        let crossed = stage.lab.net.crossed()?;
         stage.lab.net.shape(Rate::Mbit(mbit))?;
-        std::thread::sleep(Duration::from_millis(1500));
-        ensure!(half_way.migrate.process.poll()?.is_none(), "over before the link was slow");
+        wait_crossed(&stage.lab, crossed + (kib << 10), &mut half_way.migrate)?;
     }
+    stage.lab.net.shape(STAYS)?;
     let status = half_way.vm.monitor.migration_status()?;
     ensure!(status == "active", "the migration is {status}");
     stage.lab.net.shape(Rate::Unlimited)?;

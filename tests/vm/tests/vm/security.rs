@@ -22,7 +22,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(400);
 
 fn insecure(stage: &mut Stage, channels: &str) -> Result<()> {
     let mut vm = stage.vm()?;
@@ -72,8 +72,10 @@ fn intruders(stage: &mut Stage) -> Result<()> {
     let mut receive = platen::receive_with(&stage.lab, from.other(), &flags)?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     let crossed = stage.lab.net.crossed()?;
+    vm.is_reluctant()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &["--name", "mine"])?;
     wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
+    vm.hold_migration(1)?;
 
     // Another site's CA: neither end believes the other.
     let elsewhere = stage.lab.scratch("ca");
@@ -101,7 +103,8 @@ fn intruders(stage: &mut Stage) -> Result<()> {
 
     ensure!(migrate.process.poll()?.is_none(), "the migration ended meanwhile");
     stage.lab.net.shape(Rate::Unlimited)?;
-    migrate.succeed(LIMIT)?;
+    vm.let_migrate()?;
+    migrate.arrive(&mut vm, LIMIT)?;
     ends_having_counted(receive, 5)?;
     destination.assert_running()?;
     destination.guest.stop()?;
@@ -137,9 +140,18 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
     for ((vm, name), channels) in vms.iter_mut().zip(NAMES).zip(["0", "2"]) {
         vm.guest.dirty(LOAD.0 / 2, LOAD.1, LOAD.2)?;
         let flags = ["--name", name, "--channels", channels];
+        vm.is_reluctant()?;
         moves.push(platen::migrate(&stage.lab, vm, receive.peer, &flags)?);
     }
-    wait_crossed(&stage.lab, crossed + HALF_WAY, &mut moves[0])?;
+    // The second is soon over by itself, should the first start late.
+    for (vm, migrate) in vms.iter_mut().zip(&mut moves) {
+        vm.wait_active(&mut migrate.process)?;
+        vm.hold_migration(8)?;
+    }
+    wait_crossed(&stage.lab, crossed + HALF_WAY / 2, &mut moves[0])?;
+    for vm in &mut vms {
+        vm.hold_migration(1)?;
+    }
     let words = ("no target named 'gamma' is allowed here", "no target named 'gamma'");
     turned_away(stage, Side::Source, &mut receive, &["--name", "gamma"], words)?;
     let words = ("alpha, beta", "say which target by --name");
@@ -148,8 +160,11 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
         ensure!(migrate.process.poll()?.is_none(), "{name} was moved too fast to be disturbed");
     }
     stage.lab.net.shape(Rate::Unlimited)?;
-    for (migrate, name) in moves.iter_mut().zip(NAMES) {
-        migrate.succeed(LIMIT).context(name)?;
+    for vm in &mut vms {
+        vm.let_migrate()?;
+    }
+    for ((migrate, vm), name) in moves.iter_mut().zip(&mut vms).zip(NAMES) {
+        migrate.arrive(vm, LIMIT).context(name)?;
     }
     ends_having_counted(receive, 2)?;
     for (mut destination, name) in destinations.into_iter().zip(NAMES) {

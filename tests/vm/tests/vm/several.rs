@@ -8,7 +8,7 @@ use vm_tests::{platen, Method, Rate, Side, Signal, Vm, VmSpec};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, Stage, DATA_MIB,
-    HALF_WAY, LOAD, NOTICE, PATIENCE,
+    HALF_WAY, LOAD, NOTICE, PATIENCE, STAYS,
 };
 use crate::Scenario;
 
@@ -22,7 +22,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(400);
 
 fn two_at_once(stage: &mut Stage) -> Result<()> {
     let one = stage.vm()?;
@@ -51,8 +51,8 @@ fn two_at_once(stage: &mut Stage) -> Result<()> {
         let flags = ["--name", name, "--channels", channels];
         moves.push(platen::migrate(&stage.lab, vm, receive.peer, &flags)?);
     }
-    for (migrate, name) in moves.iter_mut().zip(NAMES) {
-        migrate.succeed(LIMIT).context(name)?;
+    for ((migrate, vm), name) in moves.iter_mut().zip(&mut vms).zip(NAMES) {
+        migrate.arrive(vm, LIMIT).context(name)?;
     }
     for (mut destination, name) in destinations.into_iter().zip(NAMES) {
         destination.assert_running().context(name)?;
@@ -98,7 +98,7 @@ fn relay(stage: &mut Stage, channels: u32) -> Result<()> {
 
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     vm.monitor.execute("migrate", json!({"uri": format!("unix:{}", socket.display())}))?;
-    let state = vm.monitor.wait_migration(&["completed", "failed"], LIMIT)?;
+    let state = vm.wait_migration_end(&["completed", "failed"], LIMIT)?;
     ensure!(state == "completed", "{state}; {}", relay.process.tail());
     destination.assert_running()?;
     destination.guest.stop()?;
@@ -127,9 +127,11 @@ fn relay_killed(stage: &mut Stage, channels: u32) -> Result<()> {
         platen::relay(&stage.lab, vm.side(), &socket, receive.peer, &["--channels", &channels])?
     };
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    vm.is_reluctant()?;
     let crossed = stage.lab.net.crossed()?;
     vm.monitor.execute("migrate", json!({"uri": format!("unix:{}", socket.display())}))?;
     wait_crossed(&stage.lab, crossed + HALF_WAY, &mut relay)?;
+    stage.lab.net.shape(STAYS)?;
 
     relay.process.signal(Signal::KILL)?;
     relay.process.wait(NOTICE)?;

@@ -16,7 +16,7 @@ pub(crate) const TINY_DATA_MIB: u64 = 40;
 pub(crate) const LOAD: (u64, u64, u64) = (4000, 30, 48);
 
 /// How long a failure may take to be noticed by everybody.
-pub(crate) const NOTICE: Duration = Duration::from_secs(30);
+pub(crate) const NOTICE: Duration = Duration::from_secs(120);
 
 /// How long a relay waits for a peer that was killed: it cannot know that it will not come back.
 pub(crate) const PATIENCE: [&str; 2] = ["--resume-timeout", "4"];
@@ -121,8 +121,11 @@ impl Stage {
         vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
         let crossed = self.lab.net.crossed()?;
         let flags = [flags, &PATIENCE].concat();
+        vm.is_reluctant()?;
         let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, &flags)?;
         wait_crossed(&self.lab, crossed + HALF_WAY, &mut migrate)?;
+        // Half of it is still to go: time for whatever the test does now.
+        self.lab.net.shape(STAYS)?;
         let status = vm.monitor.migration_status()?;
         ensure!(status == "active", "half way, the migration is {status}");
         Ok(HalfWay { vm, destination, receive, migrate })
@@ -132,14 +135,21 @@ impl Stage {
 /// Bytes on the wire that count as half way: more than every buffer together, less than all there is to send.
 pub(crate) const HALF_WAY: u64 = 16 << 20;
 
+/// So slow a link that the second half of a migration takes longer than any test needs to do something about it.
+pub(crate) const STAYS: Rate = Rate::Mbit(15);
+
 /// Waits until the link's counter has passed `mark`.
 pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + NOTICE;
     while lab.net.crossed()? < mark {
         if let Some(ended) = mover.process.poll()? {
             anyhow::bail!("ended with {} before half way; {}", ended.status, mover.process.tail());
         }
-        ensure!(Instant::now() < deadline, "not half way in 30 s; {}", mover.process.tail());
+        ensure!(
+            Instant::now() < deadline,
+            "not half way after {NOTICE:?}; {}",
+            mover.process.tail()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -158,9 +168,7 @@ pub(crate) struct HalfWay {
 pub(crate) fn source_goes_on(vm: &mut Vm, states: &[&str]) -> Result<()> {
     vm.wait_back(states, NOTICE).context("the source must go on")?;
     let before = vm.guest.work("loops")?;
-    std::thread::sleep(Duration::from_millis(200));
-    let after = vm.guest.work("loops")?;
-    ensure!(after > before, "the guest's work stands still at {before}");
+    vm.guest.wait_work("loops", before)?;
     vm.guest.stop()?;
     vm.guest.verify().context("in the source after the failed migration")?;
     Ok(())
@@ -175,7 +183,9 @@ pub(crate) fn destination_ends(destination: &mut Vm) -> Result<()> {
 }
 
 /// Moves the VM by platen over the unlimited link and verifies it: what failed before has left no trace.
-pub(crate) fn then_moves(stage: &mut Stage, vm: Vm) -> Result<()> {
+pub(crate) fn then_moves(stage: &mut Stage, mut vm: Vm) -> Result<()> {
+    // What the test itself has set.
+    vm.let_migrate()?;
     stage.lab.net.shape(Rate::Unlimited)?;
     let (mut vm, _) =
         Method::platen(&[]).run(&stage.lab, vm).context("the next migration of the same VM")?;
