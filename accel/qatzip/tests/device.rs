@@ -191,7 +191,7 @@ fn more_sessions_than_instances_find_it_busy_or_right() {
                 let (library, right, busy) = (&library, &right, &busy);
                 scope.spawn(move || {
                     let mut session = Session::new(library, 1).unwrap();
-                    session.set_deadline(Duration::from_secs(30));
+                    session.set_deadline(Duration::from_secs(120));
                     let mut out = vec![0; ROOM];
                     for round in 0..12 {
                         let plain = pages(300_000, seed * 100 + round);

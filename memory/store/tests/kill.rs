@@ -147,5 +147,5 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
         written = sum(&log);
     }
     println!("{ROUNDS} servers killed, {written} pages written, slowest takeover {slowest:?}");
-    assert!(slowest < Duration::from_secs(10), "taking over hangs");
+    assert!(slowest < Duration::from_secs(60), "taking over hangs");
 }

@@ -98,7 +98,7 @@ fn death_costs_no_data_and_a_reset_brings_the_device_back() {
     let folder = tempfile::tempdir().expect("a folder");
     // The sixth request finds silence; QATzip's own thread polls for events every millisecond.
     let script = "now silence; at 6 reset 20";
-    let steps = ["init:1", "session:1", "compress:1048576:a", "sleep:200", "compress:1048576:b"];
+    let steps = ["init:1", "session:1", "compress:1048576:a", "sleep:3000", "compress:1048576:b"];
     let (lines, run) = client(&intel, folder.path(), script, &steps);
     assert_eq!(lines[2..], [OK, OK]);
     assert!(is_right(folder.path(), "a") && is_right(folder.path(), "b"));

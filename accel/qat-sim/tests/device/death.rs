@@ -120,7 +120,7 @@ fn packages_die_alone() {
 
 #[test]
 fn a_late_request_of_a_dead_device_writes_nothing() {
-    let (rig, _) = rig("now late 50 forever; at 4 fatal");
+    let (rig, _) = rig("now late 1500 forever; at 4 fatal");
     let slots = submit(&rig, 4);
     rig.device.poll_events();
     rig.wait(&slots, 4);
@@ -128,7 +128,7 @@ fn a_late_request_of_a_dead_device_writes_nothing() {
     rig.device.control("now restarting; now restarted").expect("a good script");
     rig.device.poll_events();
     // Past the time at which the late ones would have been carried out.
-    std::thread::sleep(Duration::from_millis(120));
+    std::thread::sleep(Duration::from_millis(1700));
     rig.poll();
     for slot in &slots {
         assert_eq!(slot.times(), 1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// No piece may have waited longer, by the engines' own count. Several times the deadline, because a thread of a busy
 /// machine can be put aside for long; far from the seconds or for ever that the faults would cost a naive driver.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
@@ -22,7 +22,7 @@ impl Fault {
         if waits {
             Duration::from_millis(60)
         } else {
-            Duration::from_secs(20)
+            Duration::from_secs(60)
         }
     }
 }

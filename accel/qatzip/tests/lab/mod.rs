@@ -75,7 +75,7 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
         })
         .collect();
     // "It ends at all", exit handlers of QATzip included; generous for a busy machine.
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + Duration::from_secs(600);
     let status = loop {
         if let Some(status) = child.try_wait().expect("a child of ours") {
             break Some(status);
