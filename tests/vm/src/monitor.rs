@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Error, Result};
 use serde_json::{json, Value};
 
 /// A connection to a QEMU's monitor.
@@ -20,6 +20,8 @@ pub struct Monitor {
 
 /// How long a command may take: QEMU's monitor stands still while it loads device state under TCG.
 const PATIENCE: Duration = Duration::from_secs(100);
+/// How often a QEMU whose events are waited for is asked all the same.
+const ASKED_AGAIN: Duration = Duration::from_secs(5);
 
 impl Monitor {
     /// Connects to the monitor at `path`, which may still be about to appear, and leaves negotiation mode.
@@ -91,19 +93,25 @@ impl Monitor {
         }
     }
 
-    /// Waits for the migration to be in one of `states`, by its events (so that waiting costs QEMU nothing).
+    /// Waits for the migration to be in one of `states`, by its events (so that waiting costs QEMU next to nothing).
     ///
     /// # Errors
     /// When it is in none within `limit`, or the monitor closes.
     pub fn wait_migration(&mut self, states: &[&str], limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
-        let now = self.migration_status()?;
-        // Events that came before that answer are older than it, perhaps of an earlier migration.
-        self.events.clear();
-        if states.contains(&now.as_str()) {
-            return Ok(now);
+        loop {
+            let mut seen = self.migration_status()?;
+            // Events that came before that answer are older than it, perhaps of an earlier migration. Now and then one is
+            // not: the state has changed between QEMU's look and its words. So it is asked again.
+            self.events.clear();
+            let until = deadline.min(Instant::now() + ASKED_AGAIN);
+            if states.contains(&seen.as_str()) || self.wait_event(states, until, &mut seen)? {
+                return Ok(seen);
+            }
+            if Instant::now() >= deadline {
+                return Err(self.stays(&seen, states));
+            }
         }
-        self.wait_event(states, deadline, now)
     }
 
     /// As [`Self::wait_migration`] by events alone, from the last state that this monitor was told on: for a QEMU that
@@ -112,27 +120,37 @@ impl Monitor {
     /// # Errors
     /// As [`Self::wait_migration`].
     pub fn wait_migration_event(&mut self, states: &[&str], limit: Duration) -> Result<String> {
-        self.wait_event(states, Instant::now() + limit, "silent".into())
+        let mut seen = "silent".into();
+        if self.wait_event(states, Instant::now() + limit, &mut seen)? {
+            return Ok(seen);
+        }
+        Err(self.stays(&seen, states))
     }
 
+    fn stays(&self, seen: &str, states: &[&str]) -> Error {
+        anyhow!("migration of {} is {seen} and does not become {states:?}", self.name)
+    }
+
+    /// Whether an event puts the migration in one of `states` by the deadline; `seen` is the last state heard of.
     fn wait_event(
         &mut self,
         states: &[&str],
         deadline: Instant,
-        mut seen: String,
-    ) -> Result<String> {
+        seen: &mut String,
+    ) -> Result<bool> {
         loop {
             let event = match self.events.pop_front() {
                 Some(event) => event,
-                None => self.message(deadline)?.ok_or_else(|| {
-                    anyhow!("migration of {} is {seen} and does not become {states:?}", self.name)
-                })?,
+                None => match self.message(deadline)? {
+                    Some(event) => event,
+                    None => return Ok(false),
+                },
             };
             if event["event"] == "MIGRATION" {
                 if let Some(status) = event["data"]["status"].as_str() {
-                    seen = status.into();
+                    *seen = status.into();
                     if states.contains(&status) {
-                        return Ok(seen);
+                        return Ok(true);
                     }
                 }
             }
