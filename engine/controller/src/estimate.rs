@@ -234,8 +234,8 @@ mod tests {
 
     const RAW: usize = 0;
     const LZ4: usize = 1;
-    const ZSTD_1: usize = 5;
-    const ZSTD_3: usize = 7;
+    const ZSTD_1: usize = 3;
+    const ZSTD_3: usize = 4;
 
     fn estimates(class: Class) -> Estimates {
         let priors: Vec<Prior> = Config::candidates().into_iter().map(prior).collect();
@@ -303,7 +303,7 @@ mod tests {
                 for candidate in [RAW, LZ4, ZSTD_3, 99] {
                     estimates.take(candidate, Point { cost, size }, 1.0);
                 }
-                for candidate in 0..11 {
+                for candidate in 0..7 {
                     for point in [estimates.point(candidate), estimates.at_best(candidate)] {
                         assert!(point.cost.is_finite() && point.cost >= 0.0, "{point:?}");
                         assert!(point.size > 0.0 && point.size <= 1.0, "{point:?}");

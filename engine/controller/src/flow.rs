@@ -20,7 +20,7 @@ use std::time::Duration;
 pub struct Signals {
     /// Plain bytes read from QEMU.
     pub plain_bytes: u64,
-    /// Bytes given to the links.
+    /// Bytes that the links have delivered.
     pub wire_bytes: u64,
     /// Time during which at least one reader waited for credit.
     pub credit_wait: Duration,
@@ -69,6 +69,8 @@ const OFTEN: f64 = 0.05;
 const IDLE_USE: f64 = 0.4;
 /// Looks in a row at which a QEMU has to be the bottleneck before it is believed to be.
 const SURE: u32 = 3;
+/// Looks in a row at which none has to be before that is forgotten: a burst is no proof, and the mix would swing.
+const FORGOTTEN: u32 = 8;
 /// Before the link was the bottleneck once it is taken to be this much faster than what was sent over it.
 const UNSEEN: f64 = 64.0;
 /// The factor once the link is seen to take clearly more than was believed.
@@ -108,6 +110,10 @@ pub(crate) struct Flow {
     grants: u32,
     /// Looks in a row at which a QEMU was the bottleneck.
     slow: u32,
+    /// Looks in a row at which none was.
+    fast: u32,
+    /// Share of the last looks at which one was.
+    pub(crate) held: f64,
 }
 
 impl Flow {
@@ -133,6 +139,8 @@ impl Flow {
             granted: 1.0,
             grants: 0,
             slow: 0,
+            fast: 0,
+            held: 0.0,
         }
     }
 
@@ -213,6 +221,8 @@ impl Flow {
         // Nothing at all went out: a stall, of which the next look will tell more.
         let wire_seen = wire.max(1e-6);
         match self.bottleneck {
+            // It was not all the time, and what it did meanwhile is not all it can.
+            Bottleneck::Link if self.measured && link_busy < NEARLY => self.link = Some(link),
             Bottleneck::Link => {
                 self.rise = RISE.0;
                 let gain = if self.measured { 0.5 } else { 1.0 };
@@ -239,23 +249,22 @@ impl Flow {
             // What they get of the time in which they have work, they would get of all time.
             self.supply += 0.1 * (self.threads * self.granted.max(0.05) - self.supply);
         }
-        self.slow = match self.bottleneck {
-            Bottleneck::Source | Bottleneck::Destination => self.slow.saturating_add(1),
-            _ => 0,
-        };
-        self.floor = match self.bottleneck {
-            _ if self.slow < SURE => 0.0,
-            Bottleneck::Source | Bottleneck::Destination if self.floor > 0.0 => {
-                // QEMU's pauses are no sign that it became slower: believe the fast looks at once.
-                if interval < self.floor {
-                    interval
-                } else {
-                    self.floor + 0.1 * (interval.min(4.0 * self.floor) - self.floor)
-                }
-            }
-            Bottleneck::Source | Bottleneck::Destination => interval,
-            // A short spell of the other kind: not forgotten at once, or the mix would swing.
-            _ => 0.0,
+        if matches!(self.bottleneck, Bottleneck::Source | Bottleneck::Destination) {
+            (self.slow, self.fast) = (self.slow.saturating_add(1), 0);
+        } else {
+            (self.slow, self.fast) = (0, self.fast.saturating_add(1));
+        }
+        let held = if self.slow > 0 { 1.0 } else { 0.0 };
+        self.held += 0.1 * (held - self.held);
+        self.floor = if self.fast >= FORGOTTEN || (self.floor == 0.0 && self.slow < SURE) {
+            0.0
+        } else if self.floor == 0.0 || interval < self.floor {
+            // QEMU's pauses are no sign that it became slower: believe the fast looks at once.
+            interval
+        } else if self.fast > 0 {
+            self.floor
+        } else {
+            self.floor + 0.1 * (interval.min(4.0 * self.floor) - self.floor)
         };
     }
 

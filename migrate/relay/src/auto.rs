@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► what became of it ─► controller
-//!  auto (a thread): every 5 ms, do bytes wait for a link? every 25 ms: bytes, waits for credit, CPU time ─► controller
+//!  auto (a thread): every 5 ms, do bytes wait for a link? what did it take?
+//!                   every 25 ms: those, waits for credit, CPU time ─► controller
 //! ```
 
 use crate::counters::Counters;
@@ -94,6 +95,31 @@ struct Seen {
     told: u64,
 }
 
+/// What the links have delivered, by what the peer's kernel acknowledges on those that are up.
+#[derive(Debug, Default)]
+struct Delivered {
+    before: u64,
+    bytes: u64,
+}
+
+impl Delivered {
+    fn look(&mut self, acked: u64) {
+        // Less is a link that has gone, and took its count with it.
+        self.bytes += acked.saturating_sub(self.before);
+        self.before = acked;
+    }
+
+    /// All so far; `written`, of which a part may stand in a queue, where the kernel does not say. Where it does, it has
+    /// acknowledged the session's beginning before QEMU's first byte.
+    fn bytes(&self, written: u64) -> u64 {
+        if self.bytes > 0 {
+            self.bytes
+        } else {
+            written
+        }
+    }
+}
+
 /// A reader that waits for credit; until it is dropped.
 pub(crate) struct Waiting<'a>(&'a Auto);
 
@@ -178,6 +204,7 @@ impl Auto {
         is_over: impl Fn() -> bool,
     ) {
         let (mut looks, mut waited, mut wanted) = (0_u32, 0_u32, FIRST_LOOKS);
+        let mut delivered = Delivered::default();
         while !is_over() {
             let plain = counters.plain.load(Ordering::Relaxed);
             if plain == 0 {
@@ -185,10 +212,13 @@ impl Auto {
                 std::thread::sleep(2 * LOOK);
                 continue;
             }
+            let (waits, acked) = session.link_progress();
+            waited += u32::from(waits);
+            delivered.look(acked);
             // The first bytes are where the controller counts from.
             if looks == wanted || self.started.get().is_none() {
                 wanted = if looks == 0 { FIRST_LOOKS } else { LOOKS };
-                let wire = session.bytes_out.load(Ordering::Relaxed);
+                let wire = delivered.bytes(session.bytes_out.load(Ordering::Relaxed));
                 self.controller.tick(
                     self.started.get_or_init(Instant::now).elapsed(),
                     &Signals {
@@ -204,7 +234,6 @@ impl Auto {
             }
             std::thread::sleep(LOOK);
             looks += 1;
-            waited += u32::from(session.link_waits());
         }
         self.tell(explain);
     }
@@ -232,7 +261,7 @@ impl Auto {
         }
         match seen.stretch {
             Some((then, before)) if now - then >= LASTING => {
-                let rate = (wire - before) as f64 / (now - then).as_secs_f64();
+                let rate = wire.saturating_sub(before) as f64 / (now - then).as_secs_f64();
                 seen.link_peak = seen.link_peak.max(rate);
                 seen.stretch = Some((now, wire));
             }
@@ -382,4 +411,23 @@ fn cpu_time(clock: ClockId) -> Duration {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Whole after each statement: figures for reports.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_delivered_never_becomes_less() {
+        let mut delivered = Delivered::default();
+        assert_eq!(delivered.bytes(77), 77, "the kernel does not say");
+        let mut before = 0;
+        // The handshake, data, one of two links gone, data, all gone, a new one.
+        for (acked, all) in [(3, 3), (1000, 1000), (400, 1000), (500, 1100), (0, 1100), (9, 1109)] {
+            delivered.look(acked);
+            assert_eq!(delivered.bytes(1 << 20), all);
+            assert!(all >= before);
+            before = all;
+        }
+    }
 }

@@ -170,9 +170,9 @@ impl Lifeline {
         self.up.load(Ordering::Acquire)
     }
 
-    /// Whether `test` holds for a link that is up.
-    pub(crate) fn any(&self, test: impl FnMut(&Arc<LinkState>) -> bool) -> bool {
-        lock(&self.table).links().any(test)
+    /// Looks at each link that is up.
+    pub(crate) fn each(&self, look: impl FnMut(&Arc<LinkState>)) {
+        lock(&self.table).links().for_each(look);
     }
 
     pub(crate) fn resumes_so_far(&self) -> (u32, Duration) {

@@ -382,9 +382,16 @@ impl Session {
         &self.kept
     }
 
-    /// Whether bytes wait for a link now: what is narrow is the way to the peer. Some system calls.
-    pub fn link_waits(&self) -> bool {
-        self.lifeline.any(|link| waiting::waits(&link.socket))
+    /// Whether bytes wait for a link now (what is narrow is the way to the peer), and what the peer's kernel has
+    /// acknowledged on the links that are up, bytes. A system call for each.
+    pub fn link_progress(&self) -> (bool, u64) {
+        let (mut waits, mut acked) = (false, 0);
+        self.lifeline.each(|link| {
+            let link = waiting::progress(&link.socket);
+            waits |= link.waits;
+            acked += link.acked;
+        });
+        (waits, acked)
     }
 
     /// The sender's books.

@@ -7,9 +7,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
+use codec::{Codec, Settings};
 use controller::{Choice, Class, Config, Controller, Observation, Signals};
 
-use crate::tables::Row;
+use crate::tables::{Row, LEVELS};
 
 /// What is migrated over what. Times are in ns, rates in bytes per ns.
 pub(crate) struct World {
@@ -21,6 +22,8 @@ pub(crate) struct World {
     pub(crate) source: f64,
     /// What the destination takes, in plain bytes.
     pub(crate) destination: f64,
+    /// It takes half of that time for most chunks, and eleven times as long for one in ten.
+    pub(crate) jerky: bool,
     pub(crate) latency: f64,
     /// Bytes to migrate.
     pub(crate) bytes: f64,
@@ -41,6 +44,7 @@ impl World {
             link: Box::new(move |_| link),
             source: 2.0,
             destination: f64::INFINITY,
+            jerky: false,
             latency: 0.3e6,
             bytes: 0.0,
             chunk: Box::new(chunk),
@@ -52,7 +56,7 @@ impl World {
 
 /// Who chooses.
 pub(crate) enum Chooser<'a> {
-    /// Always the candidate of this number.
+    /// Always what the tables have in this column.
     Fixed(usize),
     Auto(&'a Controller),
 }
@@ -86,17 +90,18 @@ struct Chunk {
     plain: f64,
     row: &'static Row,
     choice: Option<Choice>,
-    candidate: usize,
+    /// Of the tables.
+    column: usize,
     issued: f64,
 }
 
 impl Chunk {
     fn encoded(&self) -> f64 {
-        self.plain * f64::from(self.row.1[self.candidate].0) / 1e4 + 64.0
+        self.plain * f64::from(self.row.1[self.column].0) / 1e4 + 64.0
     }
 
     fn cost(&self) -> f64 {
-        self.plain * self.row.1[self.candidate].1 as f64 / 1e3
+        self.plain * self.row.1[self.column].1 as f64 / 1e3
     }
 }
 
@@ -242,17 +247,17 @@ impl Run<'_> {
                 let place = (self.read / FULL) as usize;
                 self.read += plain;
                 let row = (self.world.chunk)(place);
-                let (candidate, choice) = match &self.chooser {
-                    Chooser::Fixed(candidate) => (*candidate, None),
+                let (column, choice) = match &self.chooser {
+                    Chooser::Fixed(column) => (*column, None),
                     Chooser::Auto(controller) => {
                         let choice =
                             controller.choose(if self.world.blind { Class::Plain } else { row.0 });
-                        (choice.candidate(), Some(choice))
+                        (column(controller.settings(&choice)), Some(choice))
                     }
                 };
                 self.outcome.chunks += 1;
-                let chunk = Chunk { plain, row, choice, candidate, issued: self.now };
-                if candidate == 0 {
+                let chunk = Chunk { plain, row, choice, column, issued: self.now };
+                if column == 0 {
                     self.observe(&chunk, 0.0);
                     self.send(chunk);
                 } else {
@@ -330,7 +335,11 @@ impl Run<'_> {
     fn deliver(&mut self) {
         if let (false, Some(chunk)) = (self.delivering, self.arrived.front()) {
             self.delivering = true;
-            self.at(self.now + chunk.plain / self.world.destination, Event::Delivered);
+            let mut time = chunk.plain / self.world.destination;
+            if self.world.jerky {
+                time *= if self.random() < 0.1 { 5.5 } else { 0.5 };
+            }
+            self.at(self.now + time, Event::Delivered);
         }
     }
 
@@ -386,6 +395,18 @@ impl Run<'_> {
             other_cpu: None,
         };
         controller.tick(Duration::from_nanos(self.now as u64), &signals);
+    }
+}
+
+/// Where the tables have what these settings make of a chunk.
+pub(crate) fn column(settings: Settings) -> usize {
+    match settings.codec() {
+        Codec::Raw => 0,
+        Codec::Lz4 => 1,
+        _ => {
+            let level = LEVELS.iter().position(|level| *level == settings.level());
+            2 + level.expect("the tables have every candidate")
+        }
     }
 }
 
