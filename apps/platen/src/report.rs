@@ -47,6 +47,10 @@ pub(crate) struct Report {
     pub(crate) total_time: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) downtime: Option<u64>,
+    /// How long the last bytes took from the source QEMU's socket to the destination's, ms: what of the downtime QEMU
+    /// cannot plan for is at most that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hidden_downtime: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) setup_time: Option<u64>,
     /// Bytes on the wire.
@@ -99,6 +103,7 @@ impl Report {
         let transferred = source.session().bytes_out.load(Ordering::Relaxed);
         let mut report = Self::of(counters, transferred, total);
         report.set_resumes(source.session().resumes());
+        report.hidden_downtime = Some(source.session().credits().last_delay().as_secs_f64() * 1e3);
         let (busy, busy_rate) = source.busy();
         let plain = counters.compressed_plain.load(Ordering::Relaxed);
         let size = counters.compressed_size.load(Ordering::Relaxed);
@@ -156,6 +161,9 @@ impl Report {
         line("total time", format!("{} ms", self.total_time));
         if let Some(downtime) = self.downtime {
             line("downtime", format!("{downtime} ms"));
+        }
+        if let Some(hidden) = self.hidden_downtime {
+            line("hidden downtime, at most", format!("{hidden:.1} ms"));
         }
         let ratio = ratio(self.plain, self.transferred);
         line(

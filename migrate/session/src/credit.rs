@@ -68,6 +68,8 @@ struct Ledger {
     /// Plain bytes in flight over all streams.
     in_flight: u64,
     pacing: Pacing,
+    /// From the reading of the DATA frame that was acknowledged last to that.
+    last_delay: Duration,
 }
 
 /// The books of one direction of a session.
@@ -102,7 +104,12 @@ impl Credits {
         let pacing = Pacing::new(Instant::now(), cap.max(LEAST_CHUNK));
         let streams = std::iter::repeat_with(Outbound::default).take(MAX_STREAMS).collect();
         Self {
-            ledger: Mutex::new(Ledger { streams, in_flight: 0, pacing }),
+            ledger: Mutex::new(Ledger {
+                streams,
+                in_flight: 0,
+                pacing,
+                last_delay: Duration::ZERO,
+            }),
             returned: EventCount::new(),
             closed: AtomicBool::new(false),
             grants,
@@ -198,7 +205,7 @@ impl Credits {
             return Ok(());
         }
         let mut bytes = 0;
-        let mut latency = Duration::ZERO;
+        let (mut latency, mut last) = (Duration::ZERO, None);
         let mut hash = 0;
         while out.acked_seq < entry.seq {
             let Some(record) = out.records.pop_front() else { break };
@@ -207,7 +214,9 @@ impl Credits {
             if record.is_data {
                 bytes += u64::from(record.plain_len);
                 out.data_frames -= 1;
-                latency = latency.max(now.saturating_duration_since(record.at));
+                let delay = now.saturating_duration_since(record.at);
+                latency = latency.max(delay);
+                last = Some(delay);
             }
         }
         out.acked_bytes += bytes;
@@ -220,6 +229,7 @@ impl Credits {
             });
         }
         ledger.in_flight -= bytes;
+        ledger.last_delay = last.unwrap_or(ledger.last_delay);
         if bytes > 0 {
             ledger.pacing.delivered(now, bytes, latency);
         }
@@ -241,6 +251,12 @@ impl Credits {
     pub fn flow(&self) -> (u64, f64) {
         let ledger = self.lock();
         (ledger.in_flight, ledger.pacing.rate())
+    }
+
+    /// How long the bytes that were delivered last were on their way, from their reading here to the peer's word that
+    /// QEMU's socket there has them. Once all is drained: what the relays and the link added to the downtime, at most.
+    pub fn last_delay(&self) -> Duration {
+        self.lock().last_delay
     }
 
     /// Wakes everybody who waits; they get `None`.
@@ -367,6 +383,24 @@ mod tests {
             credits.acknowledge(&wrong, Instant::now()),
             Err(SessionError::HashMismatch { stream: 0, seq: 2, .. })
         ));
+    }
+
+    #[test]
+    fn the_last_delay_is_that_of_the_bytes_delivered_last() {
+        let credits = credits();
+        credits.issue(0, FrameType::Open, 0).unwrap();
+        let sent = |bytes| credits.issue_data(credits.permit(0).unwrap(), bytes, 1, 0);
+        let (first, second) = (sent(1000), sent(500));
+        assert_eq!(credits.last_delay(), Duration::ZERO);
+        let hours = |n: u64| Duration::from_secs(3600 * n);
+        credits.acknowledge(&ack(&first), Instant::now() + hours(2)).unwrap();
+        assert!((hours(2)..hours(3)).contains(&credits.last_delay()));
+        credits.acknowledge(&ack(&second), Instant::now() + hours(5)).unwrap();
+        assert!((hours(5)..hours(6)).contains(&credits.last_delay()));
+        // What carries no bytes has nothing to say.
+        let eof = credits.issue(0, FrameType::Eof, 0).unwrap();
+        credits.acknowledge(&ack(&eof), Instant::now() + hours(9)).unwrap();
+        assert!((hours(5)..hours(6)).contains(&credits.last_delay()));
     }
 
     #[test]

@@ -42,6 +42,9 @@ impl Qemu {
 /// A machine type that QEMU 7.2 and every later one has.
 pub const MACHINE_7_2: &str = "pc-q35-7.2";
 
+/// The newest machine type of the QEMU that `scripts/fetch-qemu10` fetches.
+pub const MACHINE_10: &str = "pc-q35-10.0";
+
 /// What a VM has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {

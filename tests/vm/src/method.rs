@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
-use crate::lab::Lab;
+use crate::lab::{Lab, Qemu};
 use crate::platen;
 use crate::qemu::{Vm, DOWNTIME_LIMIT};
 use crate::simulated::SimulatedQat;
@@ -28,8 +28,11 @@ pub enum Method {
     Qemu,
     /// QEMU alone, this many multifd channels.
     QemuMultifd(u32, Compression),
-    /// QEMU alone with its `compress` capability: zlib threads on the main connection, all at their defaults.
+    /// QEMU alone with its `compress` capability (gone in 9.1): zlib threads on the main connection, all at their
+    /// defaults.
     QemuCompress,
+    /// QEMU alone with its `xbzrle` capability, with a cache of half the RAM or more.
+    QemuXbzrle,
     /// platen between the two QEMUs, secured unless `--insecure` is among them; further flags for `platen migrate`.
     Platen(Vec<String>),
     /// The same with codec qatzip on a simulated QAT device at the source, which follows this script.
@@ -152,9 +155,7 @@ impl Method {
     pub fn prepare(&self, vm: &mut Vm) -> Result<()> {
         let (channels, compression) = match self {
             Self::QemuMultifd(channels, compression) => (Some(*channels), *compression),
-            Self::Qemu | Self::QemuCompress | Self::Platen(_) | Self::PlatenSimulatedQat(_) => {
-                (None, Compression::None)
-            }
+            _ => (None, Compression::None),
         };
         let compression = match compression {
             Compression::None => "none",
@@ -162,14 +163,20 @@ impl Method {
             Compression::Zstd => "zstd",
         };
         // One at a time where they exclude each other: QEMU checks the whole set after each change.
-        vm.monitor.set_capabilities(&[("multifd", false), ("compress", false)])?;
+        vm.monitor.set_capabilities(&[("multifd", false), ("xbzrle", false)])?;
+        if vm.spec().qemu == Qemu::System {
+            vm.monitor.set_capabilities(&[("compress", *self == Self::QemuCompress)])?;
+        }
         vm.monitor.set_capabilities(&[
             ("events", true),
             ("return-path", true),
             ("multifd", channels.is_some()),
-            ("compress", *self == Self::QemuCompress),
+            ("xbzrle", *self == Self::QemuXbzrle),
         ])?;
+        // QEMU takes powers of two.
+        let cache = (vm.spec().memory_kib << 10).next_power_of_two() / 2;
         let parameters = json!({
+            "xbzrle-cache-size": cache,
             "max-bandwidth": 0,
             "downtime-limit": DOWNTIME_LIMIT,
             "multifd-channels": channels.unwrap_or(2),

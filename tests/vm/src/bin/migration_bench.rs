@@ -10,7 +10,9 @@ use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
 use serde_json::{json, Value};
 use vm_tests::table::{megabytes, render, seconds, to_f64};
-use vm_tests::{cleanup, platen, Compression, Lab, Method, Outcome, Rate, Vm, VmSpec};
+use vm_tests::{
+    cleanup, platen, Compression, Lab, Method, Outcome, Qemu, Rate, Vm, VmSpec, MACHINE_10,
+};
 
 /// Moves one VM by several methods, round after round, and prints medians.
 #[derive(Debug, Parser)]
@@ -33,6 +35,9 @@ struct Options {
     /// Have the guest dirty memory while it moves: updates a second, percent of whole pages, range in MiB.
     #[arg(long, value_name = "RATE,PERCENT,MIB", value_delimiter = ',')]
     dirty: Vec<u64>,
+    /// The QEMU at both ends: the system's, or the 10 that scripts/fetch-qemu10 has unpacked.
+    #[arg(long, value_parser = ["system", "10"], default_value = "system")]
+    qemu: String,
     /// Write every run to this file.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
@@ -45,6 +50,7 @@ fn catalogue() -> Vec<(&'static str, Method)> {
         ("qemu-multifd2-zstd", Method::QemuMultifd(2, Compression::Zstd)),
         ("qemu-multifd2-zlib", Method::QemuMultifd(2, Compression::Zlib)),
         ("qemu-compress", Method::QemuCompress),
+        ("qemu-xbzrle", Method::QemuXbzrle),
         ("platen-zstd-single", Method::platen(&["--codec", "zstd", "--channels", "0"])),
         (
             "platen-zstd-single-insecure",
@@ -116,13 +122,19 @@ fn bench(options: &Options) -> Result<()> {
         platen::binary()?;
     }
 
+    let mut spec = VmSpec::large();
+    if options.qemu == "10" {
+        (spec.qemu, spec.machine) = (Qemu::Ten, MACHINE_10);
+        ensure!(spec.qemu.is_there(), "there is no QEMU 10: scripts/fetch-qemu10 fetches it");
+    }
     let lab = Lab::new()?;
     lab.net.shape(match options.link {
         0 => Rate::Unlimited,
         mbit => Rate::Mbit(mbit),
     })?;
     println!(
-        "{} MiB of data, {}, link {}, {} rounds, {}",
+        "QEMU {}, {} MiB of data, {}, link {}, {} rounds, {}",
+        options.qemu,
         options.data,
         load.map_or("idle".into(), |(r, w, m)| format!("{r} updates/s ({w} % whole) in {m} MiB")),
         if options.link == 0 { "unlimited".into() } else { format!("{} Mbit/s", options.link) },
@@ -136,7 +148,7 @@ fn bench(options: &Options) -> Result<()> {
             let which = &mut measured[(turn + round as usize) % count];
             let here = match vm.take() {
                 Some(vm) => vm,
-                None => lab.boot(&VmSpec::large(), options.data)?,
+                None => lab.boot(&spec, options.data)?,
             };
             match one_move(&lab, here, &which.method, load) {
                 Ok((there, outcome)) => {
@@ -276,8 +288,29 @@ fn report(measured: &[Measured]) {
         })
         .collect();
     println!("{}", render(&head, &rows));
+    hidden(measured);
     for m in measured.iter().filter(|m| matches!(m.method, Method::PlatenSimulatedQat(_))) {
         simulated(m, measured);
+    }
+}
+
+/// What of the downtime lies in the relays and the link.
+fn hidden(measured: &[Measured]) {
+    let of = |o: &Outcome| o.report.as_ref().and_then(|r| r["hidden-downtime"].as_f64());
+    let mut rows = Vec::new();
+    for m in measured {
+        let mut all: Vec<f64> = m.runs.iter().filter_map(of).collect();
+        all.sort_by(f64::total_cmp);
+        if let [least, .., most] = all[..] {
+            rows.push(vec![
+                m.name.clone(),
+                format!("{:.1} ms", median(&all)),
+                format!("{least:.1} ms - {most:.1} ms"),
+            ]);
+        }
+    }
+    if !rows.is_empty() {
+        println!("{}", render(&["hidden downtime, at most", "median", "(range)"], &rows));
     }
 }
 
@@ -350,7 +383,8 @@ fn to_json(options: &Options, lab: &Lab, measured: &[Measured]) -> Value {
             "cpu": first_line_after("/proc/cpuinfo", "model name"),
             "cores": std::thread::available_parallelism().map_or(0, |n| n.get()),
             "kernel": said("uname", &["-r"]),
-            "qemu": said("qemu-system-x86_64", &["--version"]),
+            "qemu": options.qemu,
+            "qemu-system-x86_64": said("qemu-system-x86_64", &["--version"]),
             "commit": said("git", &["describe", "--always", "--dirty"]),
         },
         "network": lab.net.describe(),

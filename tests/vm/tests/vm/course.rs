@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 use vm_tests::platen::{self, Platen, Receive};
-use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_7_2};
+use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_10, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE, STAYS};
-use crate::versions::MACHINE_10;
 use crate::Scenario;
 
 /// The two QEMUs, each to itself.

@@ -5,14 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
-use vm_tests::{Qemu, VmSpec, MACHINE_7_2};
+use vm_tests::{Qemu, VmSpec, MACHINE_10, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{Stage, LOAD, TINY_DATA_MIB};
 use crate::Scenario;
-
-/// The newest machine type of the QEMU that `scripts/fetch-qemu10` fetches.
-pub(crate) const MACHINE_10: &str = "pc-q35-10.0";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let pairs = [
