@@ -132,6 +132,10 @@ const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
 /// Observations with which a class is no longer new.
 const NEW: f64 = 24.0;
+/// What takes the longest allowed time to encode is planned with as if it took this share more, and what takes a part of
+/// that time with the square of that part: when something else wants the core it runs on, the link waits, for the sake
+/// of the last percent of its bytes.
+const LONG: f64 = 0.5;
 /// Where a QEMU is the bottleneck, link and codec threads are planned to be through in this share of its time. With less
 /// to spare every burst makes the link the bottleneck after all, the wait for it is taken for a slower QEMU, which
 /// seems to leave the link still more time: 1.25 times zstd 1's time at 1 Gbit/s.
@@ -337,7 +341,11 @@ impl Inner {
             let cheapest = long.into_iter().min_by(|a, b| a.1.cost.total_cmp(&b.1.cost));
             return cheapest.into_iter().collect();
         }
-        short
+        let careful = short.into_iter().map(|(candidate, point)| {
+            let length = self.length(point);
+            (candidate, Point { cost: point.cost * (1.0 + LONG * length * length), ..point })
+        });
+        careful.collect()
     }
 
     /// What a class gets while nothing is known.
@@ -348,8 +356,12 @@ impl Inner {
 
     fn is_short(&self, point: Point) -> bool {
         // Behind a QEMU that takes bytes by fits and starts, what is being encoded is what its window lacks.
-        let part = if self.flow.held > HELD { HURRY } else { 1.0 };
-        point.cost * self.chunk_bytes.max(65536.0) <= part * self.config.longest_encode_ns
+        self.length(point) <= if self.flow.held > HELD { HURRY } else { 1.0 }
+    }
+
+    /// Time to encode a usual chunk, of the longest allowed.
+    fn length(&self, point: Point) -> f64 {
+        point.cost * self.chunk_bytes.max(65536.0) / self.config.longest_encode_ns
     }
 
     fn plan(&mut self, plans: &[AtomicU64; Class::COUNT]) {

@@ -223,6 +223,8 @@ impl Flow {
         match self.bottleneck {
             // It was not all the time, and what it did meanwhile is not all it can.
             Bottleneck::Link if self.measured && link_busy < NEARLY => self.link = Some(link),
+            // The first bytes are on their way.
+            Bottleneck::Link if !self.measured && wire <= 0.0 => {}
             Bottleneck::Link => {
                 self.rise = RISE.0;
                 let gain = if self.measured { 0.5 } else { 1.0 };
