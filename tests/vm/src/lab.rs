@@ -61,6 +61,8 @@ pub struct VmSpec {
     pub qemu: Qemu,
     /// The machine type, which decides about half of what a QEMU's migration stream looks like.
     pub machine: &'static str,
+    /// Its QEMU touches all of the RAM when it starts, as one with huge pages or locked memory does.
+    pub prealloc: bool,
 }
 
 impl VmSpec {
@@ -73,6 +75,7 @@ impl VmSpec {
             cpus: 1,
             qemu: Qemu::System,
             machine: MACHINE_7_2,
+            prealloc: false,
         }
     }
 

@@ -86,6 +86,9 @@ impl Vm {
         ]
         .map(String::from)
         .to_vec();
+        if spec.prealloc {
+            argv.push("-mem-prealloc".into());
+        }
         if role == Role::Incoming {
             argv.extend(["-incoming", "defer"].map(String::from));
         }
