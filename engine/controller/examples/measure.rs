@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let probe = (cpu() - start) / (100 * chunks.len() as u64);
         eprintln!("{kind}: {} chunks, probe {probe} ns a chunk", chunks.len());
         println!("\n/// Chunks of \"{kind}\".");
-        println!("pub(crate) const {}: &[Row] = &[", kind.to_uppercase());
+        println!("#[rustfmt::skip]\npub(crate) const {}: &[Row] = &[", kind.to_uppercase());
         for (chunk, row) in chunks.iter().zip(&table) {
             let cells: Vec<String> =
                 row[..usual].iter().map(|(size, cost)| format!("({size}, {cost})")).collect();
