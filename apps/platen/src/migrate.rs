@@ -6,7 +6,7 @@ use crate::network;
 use crate::progress::Bar;
 use crate::qat_command;
 use crate::receive::open_monitor;
-use crate::report::{peer_cpu, process_cpu, Report};
+use crate::report::{process_cpu, Report};
 use anyhow::{bail, Context};
 use qmp::{MigrationInfo, Qmp};
 use relay::{RelayError, Source, SourceConfig, SourceEnd, UnixAddress};
@@ -257,8 +257,7 @@ fn fill(
     interrupted: bool,
 ) {
     if let Ok(end) = result {
-        report.set_total(end.total);
-        report.cpu_seconds.destination = peer_cpu(&end.peer_report);
+        report.set_end(end);
     }
     let status = info.map_or("failed", MigrationInfo::status);
     report.status = match (result, status) {
@@ -272,6 +271,9 @@ fn fill(
         }
         (Err(_), _) => "failed".into(),
     };
+    if report.status != "completed" {
+        report.hidden_downtime = None;
+    }
     if let Some(info) = info {
         if let Some(total) = info.total_time {
             report.set_total(Duration::from_millis(total));

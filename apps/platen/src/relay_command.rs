@@ -4,7 +4,7 @@ use crate::args::RelayArgs;
 use crate::keeper;
 use crate::network;
 use crate::qat_command;
-use crate::report::{peer_cpu, process_cpu, Report};
+use crate::report::{process_cpu, Report};
 use anyhow::Context;
 use relay::{Source, SourceConfig};
 use session::Setup;
@@ -53,8 +53,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     match &result {
         Ok(end) => {
             report.status = "completed".into();
-            report.set_total(end.total);
-            report.cpu_seconds.destination = peer_cpu(&end.peer_report);
+            report.set_end(end);
             if !end.return_path {
                 eprintln!(
                     "platen: the source QEMU used no return path: it has called the migration completed without \

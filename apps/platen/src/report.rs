@@ -3,7 +3,7 @@
 use crate::auto::Auto;
 use anyhow::Context;
 use codec::Settings;
-use relay::{AcceleratorSnapshot, Counters, Source};
+use relay::{AcceleratorSnapshot, Counters, Source, SourceEnd};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -48,7 +48,7 @@ pub(crate) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) downtime: Option<u64>,
     /// How long the last bytes took from the source QEMU's socket to the destination's, ms: what of the downtime QEMU
-    /// cannot plan for is at most that.
+    /// cannot plan for is at most that. Of a completed precopy migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hidden_downtime: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,7 +103,6 @@ impl Report {
         let transferred = source.session().bytes_out.load(Ordering::Relaxed);
         let mut report = Self::of(counters, transferred, total);
         report.set_resumes(source.session().resumes());
-        report.hidden_downtime = Some(source.session().credits().last_delay().as_secs_f64() * 1e3);
         let (busy, busy_rate) = source.busy();
         let plain = counters.compressed_plain.load(Ordering::Relaxed);
         let size = counters.compressed_size.load(Ordering::Relaxed);
@@ -139,6 +138,13 @@ impl Report {
     pub(crate) fn set_resumes(&mut self, (resumes, lost): (u32, Duration)) {
         self.resumes = resumes;
         self.seconds_lost = lost.as_secs_f64();
+    }
+
+    /// What only a source whose migration has completed knows.
+    pub(crate) fn set_end(&mut self, end: &SourceEnd) {
+        self.set_total(end.total);
+        self.hidden_downtime = end.hidden_downtime.map(|time| time.as_secs_f64() * 1e3);
+        self.cpu_seconds.destination = peer_cpu(&end.peer_report);
     }
 
     pub(crate) fn set_total(&mut self, total: Duration) {
@@ -266,7 +272,7 @@ pub(crate) fn process_cpu() -> f64 {
 }
 
 /// The destination's CPU seconds out of its report.
-pub(crate) fn peer_cpu(report: &[u8]) -> Option<f64> {
+fn peer_cpu(report: &[u8]) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_slice(report).ok()?;
     report.get("cpu-seconds")?.get("destination")?.as_f64()
 }

@@ -269,6 +269,9 @@ pub struct SourceEnd {
     pub peer_report: Vec<u8>,
     /// The source had a return path, so that success means the destination runs.
     pub return_path: bool,
+    /// How long the last bytes took from QEMU's socket here to QEMU's there: at most that is what the relays and the
+    /// link added to the downtime. `None` in postcopy, where the VM runs before them.
+    pub hidden_downtime: Option<Duration>,
 }
 
 impl Source {
@@ -648,6 +651,8 @@ impl Source {
             total,
             peer_report: Vec::new(),
             return_path: shared.return_path.load(Ordering::Acquire),
+            hidden_downtime: (!shared.has_switched())
+                .then(|| shared.session.credits().last_delay()),
         };
         if shared.session.failure().is_none() {
             shared.session.send_finish(report());

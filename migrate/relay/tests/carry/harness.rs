@@ -527,6 +527,7 @@ pub(crate) fn carries_to(
     );
     let end = sending.result().expect("the source relay succeeds");
     assert!(end.return_path);
+    assert!(end.hidden_downtime.is_some_and(|time| !time.is_zero()));
     assert_eq!(end.peer_report, b"{\"end\":\"destination\"}");
     let end = receiving.result().expect("the destination relay succeeds");
     assert_eq!(end.peer_report, b"{\"end\":\"source\"}");

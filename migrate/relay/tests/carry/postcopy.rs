@@ -184,6 +184,7 @@ fn a_migration_goes_on_through_new_relays() {
         drop((rig.source, destination));
         let end = rig.sending.result().expect("the source relay succeeds");
         assert!(end.return_path);
+        assert_eq!(end.hidden_downtime, None, "the VM ran before the last bytes came");
         rig.receiving.result().expect("the destination relay succeeds");
     });
 }
