@@ -39,7 +39,7 @@ mod wild;
 pub use certificates::Certificates;
 pub use console::{Console, Verified};
 pub use lab::{Lab, Qemu, VmSpec, MACHINE_10, MACHINE_7_2};
-pub use method::{Compression, Cost, Method, Outcome};
+pub use method::{Compression, Cost, DidNotEnd, Method, Outcome, Patience};
 pub use monitor::Monitor;
 pub use net::{Net, Rate, Side};
 pub use process::{Ended, Proc, Signal};

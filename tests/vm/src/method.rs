@@ -1,11 +1,12 @@
 //! Ways to move a VM, and what each move cost.
 
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Error, Result};
 use serde_json::{json, Value};
 
-use crate::lab::{Lab, Qemu};
+use crate::lab::Lab;
 use crate::platen;
 use crate::qemu::{Vm, DOWNTIME_LIMIT};
 use crate::simulated::SimulatedQat;
@@ -78,8 +79,36 @@ pub struct Outcome {
     pub report: Option<Value>,
 }
 
-/// How long a migration may take.
-const LIMIT: Duration = Duration::from_secs(300);
+/// How a move is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// By itself, within this time: what a measurement needs. [`DidNotEnd`] is the error otherwise.
+    ByItself(Duration),
+    /// Somehow: QEMU's limit of the downtime is lifted after a while ([`Vm::wait_migration_end`]). For tests, which want
+    /// to know what arrives, on machines however slow.
+    Helped,
+}
+
+impl Patience {
+    fn limit(self) -> Duration {
+        match self {
+            Self::ByItself(limit) => limit,
+            Self::Helped => Duration::from_secs(300),
+        }
+    }
+}
+
+/// A move that had to end by itself has not: QEMU found no moment at which to stop the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DidNotEnd(pub Duration);
+
+impl fmt::Display for DidNotEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "did not end in {} s", self.0.as_secs())
+    }
+}
+
+impl std::error::Error for DidNotEnd {}
 
 impl Method {
     /// platen with these flags.
@@ -90,26 +119,27 @@ impl Method {
     /// Moves `vm` to a new QEMU at the other side and returns it there, running, with what it cost.
     ///
     /// # Errors
-    /// When it does not complete; the VM is lost then, as the caller wanted it moved.
-    pub fn run(&self, lab: &Lab, mut vm: Vm) -> Result<(Vm, Outcome)> {
+    /// When it does not complete, [`DidNotEnd`] among them; the VM is lost then, as the caller wanted it moved.
+    pub fn run(&self, lab: &Lab, mut vm: Vm, patience: Patience) -> Result<(Vm, Outcome)> {
         let mut destination = lab.incoming_for(&vm)?;
         let wire = lab.net.crossed()?;
         let before = [vm.process.host_cpu()?, destination.process.host_cpu()?];
         let mut simulated = 0.0;
         let (relays, report) = match self {
-            Self::Platen(flags) => through_platen(lab, &mut vm, &destination, flags)?,
+            Self::Platen(flags) => through_platen(lab, &mut vm, &destination, flags, patience)?,
             Self::PlatenSimulatedQat(script) => {
                 let qat = SimulatedQat::new(script, lab.folder())?;
                 let mut flags = qat.flags();
                 let qatzip = ["--codec", "qatzip", "--accelerator", "qat", "--channels", "0"];
                 flags.extend(qatzip.map(String::from));
-                let (mut relays, report) = through_platen(lab, &mut vm, &destination, &flags)?;
+                let (mut relays, report) =
+                    through_platen(lab, &mut vm, &destination, &flags, patience)?;
                 simulated = qat.device_cpu()?;
                 relays[0] -= simulated;
                 (relays, report)
             }
             _ => {
-                self.by_qemu_alone(lab, &mut vm, &mut destination)?;
+                self.by_qemu_alone(lab, &mut vm, &mut destination, patience)?;
                 ([0.0; 2], None)
             }
         };
@@ -130,15 +160,29 @@ impl Method {
         Ok((destination, Outcome { total_ms, downtime_ms, wire, cost, simulated, stats, report }))
     }
 
-    fn by_qemu_alone(&self, lab: &Lab, vm: &mut Vm, destination: &mut Vm) -> Result<()> {
+    fn by_qemu_alone(
+        &self,
+        lab: &Lab,
+        vm: &mut Vm,
+        destination: &mut Vm,
+        patience: Patience,
+    ) -> Result<()> {
         let (listen, peer) = lab.net.meeting_point(destination.side())?;
         self.prepare(vm)?;
         self.prepare(destination)?;
         destination.listen(&format!("tcp:{listen}"))?;
         vm.monitor.execute("migrate", json!({"uri": format!("tcp:{peer}")}))?;
         let ends = ["completed", "failed", "cancelled"];
+        let begin = Instant::now();
         for end in [vm, destination] {
-            let status = end.wait_migration_end(&ends, LIMIT)?;
+            let status = match patience {
+                Patience::ByItself(limit) => {
+                    let left = limit.saturating_sub(begin.elapsed());
+                    let waited = end.monitor.wait_migration(&ends, left);
+                    waited.map_err(|error| too_late(error, begin, limit))?
+                }
+                Patience::Helped => end.wait_migration_end(&ends, patience.limit())?,
+            };
             if status != "completed" {
                 let why = end.monitor.query_migrate()?;
                 bail!("migration of {} {status}: {}", end.name(), why["error-desc"]);
@@ -164,8 +208,12 @@ impl Method {
         };
         // One at a time where they exclude each other: QEMU checks the whole set after each change.
         vm.monitor.set_capabilities(&[("multifd", false), ("xbzrle", false)])?;
-        if vm.spec().qemu == Qemu::System {
+        let known = vm.monitor.execute("query-migrate-capabilities", json!({}))?;
+        if known.as_array().is_some_and(|all| all.iter().any(|one| one["capability"] == "compress"))
+        {
             vm.monitor.set_capabilities(&[("compress", *self == Self::QemuCompress)])?;
+        } else {
+            ensure!(*self != Self::QemuCompress, "{} has no capability compress", vm.name());
         }
         vm.monitor.set_capabilities(&[
             ("events", true),
@@ -193,15 +241,32 @@ fn through_platen(
     vm: &mut Vm,
     destination: &Vm,
     flags: &[String],
+    patience: Patience,
 ) -> Result<([f64; 2], Option<Value>)> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let insecure = flags.contains(&"--insecure");
     let mut receive =
         platen::receive(lab, destination, if insecure { &["--insecure"] } else { &[] })?;
     let mut migrate = platen::migrate(lab, vm, receive.peer, &flags)?;
-    let source = migrate.arrive(vm, LIMIT).with_context(|| receive.platen.process.tail())?;
-    let sink = receive.platen.succeed(LIMIT)?;
+    let limit = patience.limit();
+    let source = match patience {
+        Patience::ByItself(_) => match migrate.process.ends_within(limit)? {
+            true => migrate.succeed(limit),
+            false => bail!(DidNotEnd(limit)),
+        },
+        Patience::Helped => migrate.arrive(vm, limit),
+    };
+    let source = source.with_context(|| receive.platen.process.tail())?;
+    let sink = receive.platen.succeed(limit)?;
     let report = migrate.report()?;
     ensure!(report["status"] == "completed", "exit status 0, but the report says {report}");
     Ok(([source.cpu, sink.cpu], Some(report)))
+}
+
+/// What came of waiting since `begin`: too late is too late, whatever was seen last.
+fn too_late(error: Error, begin: Instant, limit: Duration) -> Error {
+    if begin.elapsed() < limit {
+        return error;
+    }
+    Error::new(DidNotEnd(limit))
 }

@@ -2,14 +2,16 @@
 //! multifd and zstd, and by platen. Every time, the guest recomputes every byte of its memory where it arrived.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use vm_tests::table::{megabytes, render, seconds};
-use vm_tests::{cleanup, platen, Compression, Lab, Method, Rate, VmSpec};
+use vm_tests::{cleanup, platen, Compression, Lab, Method, Patience, Rate, VmSpec};
 
 const DATA_MIB: u64 = 700;
 const LINK: Rate = Rate::Mbit(1000);
+/// How long one move may take; ten seconds are usual.
+const LIMIT: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {
     match demo() {
@@ -43,7 +45,8 @@ fn demo() -> Result<()> {
     let mut rows = Vec::new();
     for (name, method) in methods {
         println!("\n{name}: moving it to the other side");
-        let (moved, outcome) = method.run(&lab, vm).with_context(|| name.to_owned())?;
+        let moved = method.run(&lab, vm, Patience::ByItself(LIMIT));
+        let (moved, outcome) = moved.with_context(|| name.to_owned())?;
         vm = moved;
         println!("  arrived after {}; the guest checks every byte", seconds(outcome.total_ms));
         let verified = vm.guest.verify().with_context(|| name.to_owned())?;

@@ -5,13 +5,15 @@
 //! move. Printed are medians with their range, and ratios of medians; `--json` keeps every single run.
 
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
 use serde_json::{json, Value};
 use vm_tests::table::{megabytes, render, seconds, to_f64};
 use vm_tests::{
-    cleanup, platen, Compression, Lab, Method, Outcome, Qemu, Rate, Vm, VmSpec, MACHINE_10,
+    cleanup, platen, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Qemu, Rate, Vm,
+    VmSpec, MACHINE_10,
 };
 
 /// Moves one VM by several methods, round after round, and prints medians.
@@ -35,6 +37,9 @@ struct Options {
     /// Have the guest dirty memory while it moves: updates a second, percent of whole pages, range in MiB.
     #[arg(long, value_name = "RATE,PERCENT,MIB", value_delimiter = ',')]
     dirty: Vec<u64>,
+    /// Seconds after which a move that has not ended is given up, and counted as such. Nothing helps it to an end.
+    #[arg(long, default_value_t = 300)]
+    limit: u64,
     /// The QEMU at both ends: the system's, or the 10 that scripts/fetch-qemu10 has unpacked.
     #[arg(long, value_parser = ["system", "10"], default_value = "system")]
     qemu: String,
@@ -102,7 +107,23 @@ struct Measured {
     name: String,
     method: Method,
     runs: Vec<Outcome>,
+    /// Runs given up after `--limit`.
+    not_ended: u32,
     failures: Vec<String>,
+}
+
+impl Measured {
+    /// "did not end in 120 s (2 of 3 runs)"; `None` when all did.
+    fn unended(&self, limit: Duration) -> Option<String> {
+        let all = self.runs.len() + self.failures.len() + self.not_ended as usize;
+        let several = format!("{} ({} of {all} runs)", DidNotEnd(limit), self.not_ended);
+        (self.not_ended > 0).then_some(several)
+    }
+
+    /// Whether its figures stand for all of its runs: the median of those that ended would flatter the others.
+    fn counts(&self) -> bool {
+        !self.runs.is_empty() && self.not_ended == 0
+    }
 }
 
 fn bench(options: &Options) -> Result<()> {
@@ -147,6 +168,7 @@ fn bench(options: &Options) -> Result<()> {
         options.rounds,
         lab.net.describe()
     );
+    let limit = Duration::from_secs(options.limit);
     let mut vm = None;
     for round in 0..options.rounds {
         let count = measured.len();
@@ -156,7 +178,7 @@ fn bench(options: &Options) -> Result<()> {
                 Some(vm) => vm,
                 None => lab.boot(&spec, options.data)?,
             };
-            match one_move(&lab, here, &which.method, load) {
+            match one_move(&lab, here, &which.method, load, limit) {
                 Ok((there, outcome)) => {
                     println!(
                         "round {} {:27} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
@@ -170,6 +192,10 @@ fn bench(options: &Options) -> Result<()> {
                     which.runs.push(outcome);
                     vm = Some(there);
                 }
+                Err(error) if error.is::<DidNotEnd>() => {
+                    println!("round {} {:27} {error}", round + 1, which.name);
+                    which.not_ended += 1;
+                }
                 Err(error) => {
                     println!("round {} {:27} FAILED: {error:#}", round + 1, which.name);
                     which.failures.push(format!("{error:#}"));
@@ -177,7 +203,7 @@ fn bench(options: &Options) -> Result<()> {
             }
         }
     }
-    report(&measured);
+    report(&measured, limit);
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&to_json(options, &lab, &measured))?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -193,13 +219,14 @@ fn one_move(
     mut vm: Vm,
     method: &Method,
     load: Option<(u64, u64, u64)>,
+    limit: Duration,
 ) -> Result<(Vm, Outcome)> {
     // Undoes what the method before has left set.
     Method::platen(&[]).prepare(&mut vm)?;
     if let Some((rate, whole, mib)) = load {
         vm.guest.dirty(rate, whole, mib)?;
     }
-    let (mut vm, outcome) = method.run(lab, vm)?;
+    let (mut vm, outcome) = method.run(lab, vm, Patience::ByItself(limit))?;
     if load.is_some() {
         vm.guest.stop()?;
     }
@@ -222,7 +249,7 @@ fn parse_methods(names: &[String]) -> Result<Vec<Measured>> {
                 (None, None) => bail!("no method {name:?}; --list prints those there are"),
             };
             let (name, runs, failures) = (name.clone(), Vec::new(), Vec::new());
-            Ok(Measured { name, method, runs, failures })
+            Ok(Measured { name, method, runs, not_ended: 0, failures })
         })
         .collect()
 }
@@ -239,13 +266,13 @@ fn columns() -> [Column; 4] {
     ]
 }
 
-fn report(measured: &[Measured]) {
+fn report(measured: &[Measured], limit: Duration) {
     let mut head = vec!["method"];
     for (name, ..) in columns() {
         head.extend([name, "(range)"]);
     }
     let mut rows = Vec::new();
-    for m in measured.iter().filter(|m| !m.runs.is_empty()) {
+    for m in measured.iter().filter(|m| m.counts()) {
         let mut row = vec![m.name.clone()];
         for (_, pick, write) in columns() {
             let sorted = sorted(&m.runs, pick);
@@ -256,13 +283,18 @@ fn report(measured: &[Measured]) {
     }
     println!("\nMedians of {} runs:\n", measured.iter().map(|m| m.runs.len()).max().unwrap_or(0));
     println!("{}", render(&head, &rows));
+    for m in measured {
+        if let Some(unended) = m.unended(limit) {
+            println!("{} {unended}\n", m.name);
+        }
+    }
 
     for baseline in BASELINES {
-        let Some(base) = measured.iter().find(|m| m.name == baseline && !m.runs.is_empty()) else {
+        let Some(base) = measured.iter().find(|m| m.name == baseline && m.counts()) else {
             continue;
         };
         let mut rows = Vec::new();
-        for m in measured.iter().filter(|m| !m.runs.is_empty() && m.name != baseline) {
+        for m in measured.iter().filter(|m| m.counts() && m.name != baseline) {
             let mut row = vec![m.name.clone()];
             for (nth, (_, pick, _)) in columns().into_iter().enumerate() {
                 let (ours, theirs) =
@@ -287,7 +319,7 @@ fn report(measured: &[Measured]) {
     ];
     let rows: Vec<Vec<String>> = measured
         .iter()
-        .filter(|m| !m.runs.is_empty())
+        .filter(|m| m.counts())
         .map(|m| {
             let cells = parts.iter().map(|pick| format!("{:.2}", median(&sorted(&m.runs, *pick))));
             std::iter::once(m.name.clone()).chain(cells).collect()
@@ -332,7 +364,7 @@ fn simulated(m: &Measured, measured: &[Measured]) {
         relay(m),
         median(&sorted(&m.runs, |o| o.simulated))
     );
-    let zstd = measured.iter().find(|m| m.name == "platen-zstd-single" && !m.runs.is_empty());
+    let zstd = measured.iter().find(|m| m.name == "platen-zstd-single" && m.counts());
     if let Some(zstd) = zstd {
         print!(", {:.2} of platen-zstd-single's", relay(m) / relay(zstd));
     }
@@ -398,11 +430,13 @@ fn to_json(options: &Options, lab: &Lab, measured: &[Measured]) -> Value {
         "data-mib": options.data,
         "dirty": options.dirty,
         "prealloc": options.prealloc,
+        "limit-seconds": options.limit,
         "methods": measured
             .iter()
             .map(|m| json!({
                 "name": m.name,
                 "runs": m.runs.iter().map(run).collect::<Vec<_>>(),
+                "did-not-end": m.not_ended,
                 "failures": m.failures,
             }))
             .collect::<Vec<_>>(),

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::time::Duration;
-use vm_tests::{platen, Method, Outcome, Rate, SimulatedQat, VmSpec};
+use vm_tests::{platen, Method, Outcome, Patience, Rate, SimulatedQat, VmSpec};
 
 use crate::stage::{Stage, LOAD};
 use crate::Scenario;
@@ -53,7 +53,7 @@ fn slow(stage: &mut Stage) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(25))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(1000, 20, 16)?;
-    let (mut vm, outcome) = Method::platen(&["--explain"]).run(&stage.lab, vm)?;
+    let (mut vm, outcome) = Method::platen(&["--explain"]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.stop()?;
     vm.guest.verify()?;
     let report = report(&outcome)?;
@@ -71,7 +71,7 @@ fn slow(stage: &mut Stage) -> Result<()> {
 fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     let mut vm = stage.vm()?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
-    let (mut vm, outcome) = Method::platen(flags).run(&stage.lab, vm)?;
+    let (mut vm, outcome) = Method::platen(flags).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.stop()?;
     vm.guest.verify()?;
     report(&outcome)?;
@@ -83,7 +83,7 @@ fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
 fn incompressible(stage: &mut Stage) -> Result<()> {
     let vm = stage.lab.boot(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
     stage.lab.net.shape(Rate::Mbit(500))?;
-    let (mut vm, outcome) = Method::platen(&[]).run(&stage.lab, vm)?;
+    let (mut vm, outcome) = Method::platen(&[]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.verify()?;
     let report = report(&outcome)?;
     let plain = report["plain"].as_u64().context("no plain bytes")?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use vm_tests::platen::{self, Platen};
-use vm_tests::{Lab, Method, Rate, Vm, VmSpec};
+use vm_tests::{Lab, Method, Patience, Rate, Vm, VmSpec};
 
 use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
 use crate::Scenario;
@@ -260,7 +260,7 @@ fn needs_certificates(stage: &mut Stage) -> Result<()> {
         Err(refused) => names_the_cause(&format!("{refused:#}"), &["platen cert"])?,
     }
     // And a move that is allowed works.
-    let (mut vm, _) = Method::platen(&[]).run(&stage.lab, vm)?;
+    let (mut vm, _) = Method::platen(&[]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.verify()?;
     stage.park(vm);
     Ok(())

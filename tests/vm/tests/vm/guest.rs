@@ -1,7 +1,7 @@
 //! The judge itself: the guest finds one wrong byte, and QEMU alone passes what platen has to pass.
 
 use anyhow::{ensure, Result};
-use vm_tests::{Compression, Method, Rate};
+use vm_tests::{Compression, Method, Patience, Rate};
 
 use crate::stage::{Stage, LOAD};
 use crate::Scenario;
@@ -36,7 +36,7 @@ fn qemu_alone(stage: &mut Stage, method: &Method) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(400))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
-    let (mut vm, _) = method.run(&stage.lab, vm)?;
+    let (mut vm, _) = method.run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.stop()?;
     let verified = vm.guest.verify()?;
     ensure!(verified.whole > 0 && verified.small > 0, "nothing was dirtied: {verified:?}");

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 use vm_tests::table::to_f64;
-use vm_tests::{Method, Outcome, Rate};
+use vm_tests::{Method, Outcome, Patience, Rate};
 
 use crate::stage::{Stage, LOAD};
 use crate::Scenario;
@@ -64,7 +64,7 @@ fn moves_well(stage: &mut Stage, dirtying: bool, flags: &[&str]) -> Result<()> {
     if dirtying {
         vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     }
-    let (mut vm, outcome) = Method::platen(flags).run(&stage.lab, vm)?;
+    let (mut vm, outcome) = Method::platen(flags).run(&stage.lab, vm, Patience::Helped)?;
     if dirtying {
         vm.guest.stop()?;
     }
@@ -125,7 +125,8 @@ fn slow_link(stage: &mut Stage) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(50))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(1000, 20, 16)?;
-    let (mut vm, outcome) = Method::platen(&["--channels", "2"]).run(&stage.lab, vm)?;
+    let (mut vm, outcome) =
+        Method::platen(&["--channels", "2"]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.stop()?;
     vm.guest.verify()?;
     // Over a link that is slower than both ends, what counts is how little crossed it.
@@ -146,11 +147,12 @@ fn leftovers(stage: &mut Stage) -> Result<()> {
     let settings =
         json!({"multifd-channels": 5, "multifd-compression": "zlib", "max-bandwidth": 1 << 20});
     vm.monitor.execute("migrate-set-parameters", settings)?;
-    let (vm, _) = Method::platen(&["--channels", "0"]).run(&stage.lab, vm)?;
-    let (mut vm, outcome) = Method::platen(&["--channels", "3"]).run(&stage.lab, vm)?;
+    let (vm, _) = Method::platen(&["--channels", "0"]).run(&stage.lab, vm, Patience::Helped)?;
+    let (mut vm, outcome) =
+        Method::platen(&["--channels", "3"]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.verify()?;
     check_report(&outcome)?;
-    let (mut vm, _) = Method::platen(&["--channels", "0"]).run(&stage.lab, vm)?;
+    let (mut vm, _) = Method::platen(&["--channels", "0"]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.verify()?;
     stage.park(vm);
     Ok(())

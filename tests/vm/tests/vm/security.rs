@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use vm_tests::platen::{self, Receive};
-use vm_tests::{Certificates, Method, Rate, Side, Signal, Vm, VmSpec};
+use vm_tests::{Certificates, Method, Patience, Rate, Side, Signal, Vm, VmSpec};
 
 use crate::stage::{names_the_cause, wait_crossed, Stage, DATA_MIB, HALF_WAY, LOAD, NOTICE};
 use crate::Scenario;
@@ -27,8 +27,11 @@ const LIMIT: Duration = Duration::from_secs(400);
 fn insecure(stage: &mut Stage, channels: &str) -> Result<()> {
     let mut vm = stage.vm()?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
-    let (mut vm, _) =
-        Method::platen(&["--channels", channels, "--insecure"]).run(&stage.lab, vm)?;
+    let (mut vm, _) = Method::platen(&["--channels", channels, "--insecure"]).run(
+        &stage.lab,
+        vm,
+        Patience::Helped,
+    )?;
     vm.guest.stop()?;
     vm.guest.verify()?;
     stage.park(vm);
@@ -120,7 +123,7 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
     let one = match one.side() {
         Side::Source => one,
         // The second boots at the source.
-        Side::Destination => Method::platen(&[]).run(&stage.lab, one)?.0,
+        Side::Destination => Method::platen(&[]).run(&stage.lab, one, Patience::Helped)?.0,
     };
     let mut vms: [Vm; 2] = [one, stage.lab.boot(&VmSpec::small(), DATA_MIB / 2)?];
     stage.lab.net.shape(Rate::Mbit(200))?;

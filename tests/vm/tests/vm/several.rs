@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
-use vm_tests::{platen, Method, Rate, Side, Signal, Vm, VmSpec};
+use vm_tests::{platen, Method, Patience, Rate, Side, Signal, Vm, VmSpec};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, Stage, DATA_MIB,
@@ -29,7 +29,7 @@ fn two_at_once(stage: &mut Stage) -> Result<()> {
     // Both must be at the same side, where the other boots.
     let one = match one.side() {
         Side::Source => one,
-        Side::Destination => Method::Qemu.run(&stage.lab, one)?.0,
+        Side::Destination => Method::Qemu.run(&stage.lab, one, Patience::Helped)?.0,
     };
     let mut vms = [one, stage.lab.boot(&VmSpec::small(), DATA_MIB / 2)?];
     Method::platen(&[]).prepare(&mut vms[0])?;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{ensure, Context, Result};
 use vm_tests::platen::{self, Platen, Receive};
-use vm_tests::{Lab, Method, Rate, Vm, VmSpec};
+use vm_tests::{Lab, Method, Patience, Rate, Vm, VmSpec};
 
 /// Data in the guest, in MiB.
 pub(crate) const DATA_MIB: u64 = 144;
@@ -187,8 +187,9 @@ pub(crate) fn then_moves(stage: &mut Stage, mut vm: Vm) -> Result<()> {
     // What the test itself has set.
     vm.let_migrate()?;
     stage.lab.net.shape(Rate::Unlimited)?;
-    let (mut vm, _) =
-        Method::platen(&[]).run(&stage.lab, vm).context("the next migration of the same VM")?;
+    let (mut vm, _) = Method::platen(&[])
+        .run(&stage.lab, vm, Patience::Helped)
+        .context("the next migration of the same VM")?;
     vm.guest.verify().context("after the next migration")?;
     stage.park(vm);
     Ok(())
