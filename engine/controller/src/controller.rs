@@ -76,9 +76,8 @@ struct Inner {
     /// Plain bytes of a usual chunk.
     chunk_bytes: f64,
     flow: Flow,
-    /// What is used while nothing is known.
+    /// What is used until something is known of the link.
     start: usize,
-    ticked: bool,
     since_plan: u32,
     now: Duration,
     mix: Option<Mix>,
@@ -180,7 +179,6 @@ impl Controller {
             chunk_bytes: config.chunk_bytes as f64,
             flow,
             start,
-            ticked: false,
             since_plan: 0,
             now: Duration::ZERO,
             mix: None,
@@ -238,11 +236,8 @@ impl Controller {
     pub fn tick(&self, now: Duration, signals: &Signals) {
         let mut inner = self.lock();
         inner.now = inner.now.max(now);
-        if inner.flow.tick(now, signals) {
-            inner.ticked = true;
-            if !self.stopped.load(Ordering::Relaxed) {
-                inner.plan(&self.plans);
-            }
+        if inner.flow.tick(now, signals) && !self.stopped.load(Ordering::Relaxed) {
+            inner.plan(&self.plans);
         }
     }
 
@@ -369,8 +364,9 @@ impl Inner {
         let limits = self.limits();
         let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
         let mut mix = best(&hulls, &self.weights, &limits);
-        if !self.ticked {
-            // Neither link nor CPU was seen yet; the first ticks come within some 10 ms.
+        let known = self.flow.link.is_some();
+        if !known {
+            // Nothing was seen to be delivered yet: that takes a round trip, and a tick after some 10 ms.
             mix.pairs = Class::ALL.map(|class| {
                 let start = self.start(class);
                 Pair { low: start, high: start, share: 0.0 }
@@ -378,7 +374,7 @@ impl Inner {
         }
         for (class, plan) in plans.iter().enumerate() {
             let mut own = mix;
-            if self.ticked && self.weights[class] < RARE {
+            if known && self.weights[class] < RARE {
                 // What is rare can afford anything. When the data turns it must not come as that.
                 let mut weights = [0.0; Class::COUNT];
                 weights[class] = 1.0;
@@ -465,8 +461,8 @@ impl Inner {
                 let time = |point: &Point| point.size / limits.link + point.cost / limits.workers;
                 time(a).total_cmp(&time(b))
             });
-            // Before anything of the flow is known the start stands.
-            let soonest = soonest.filter(|_| self.ticked);
+            // Before anything of the link is known the start stands.
+            let soonest = soonest.filter(|_| self.flow.link.is_some());
             let candidate =
                 soonest.map_or(self.start(Class::ALL[class]), |(candidate, _)| candidate);
             pairs[class] = Pair { low: candidate, high: candidate, share: 0.0 };

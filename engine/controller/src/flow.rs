@@ -92,7 +92,7 @@ pub(crate) struct Flow {
     /// The link was the bottleneck once.
     pub(crate) measured: bool,
     pub(crate) bottleneck: Bottleneck,
-    /// Bytes a ns that the link takes; `None` until it was seen to be the bottleneck or to be none.
+    /// Bytes a ns that the link takes; `None` until it was seen to deliver anything.
     pub(crate) link: Option<f64>,
     /// Cores that the codec threads get when they could use all.
     pub(crate) supply: f64,
@@ -208,8 +208,8 @@ impl Flow {
         true
     }
 
-    /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
-    fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
+    /// What the link takes, by `wire` bytes a ns that it took.
+    fn learn_link(&mut self, wire: f64, link_busy: f64) {
         // Until it was the bottleneck once it may be anything; what is too high is soon put right.
         let believed = if self.measured { self.link } else { None };
         let link = believed.unwrap_or(UNSEEN * wire).max(self.link.unwrap_or(0.0));
@@ -243,6 +243,14 @@ impl Flow {
                 self.rise = (1.0 + 1.5 * (self.rise - 1.0)).min(RISE.1);
             }
             _ => self.link = Some(link),
+        }
+    }
+
+    /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
+    fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
+        // Where the round trip is long nothing was delivered at first, which says nothing of the link.
+        if self.link.is_some() || wire > 0.0 {
+            self.learn_link(wire, link_busy);
         }
         if self.bottleneck == Bottleneck::Workers {
             self.supply +=

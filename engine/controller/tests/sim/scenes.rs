@@ -1,6 +1,8 @@
 //! Scenes beside the plain sweep: what changes on the way, what is not told, what is asked for.
 
-use controller::{Bottleneck, Class};
+use std::time::Duration;
+
+use controller::{Bottleneck, Class, Config, Controller, Observation, Signals};
 
 use crate::model::{column, controller, run, Chooser, World};
 use crate::tables::{GUEST, RANDOM, TEXT};
@@ -33,6 +35,38 @@ fn a_link_that_changes_midway_is_followed() {
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// Over a long round trip nothing is delivered at first, whatever the bottleneck seems to be: that is no link of 0 bytes/s.
+#[test]
+fn until_something_was_delivered_the_start_stands() {
+    for bottleneck in [Bottleneck::Source, Bottleneck::Destination, Bottleneck::Workers] {
+        let auto = Controller::new(Config::new(2));
+        let start = auto.choose(Class::Plain).candidate();
+        let mut signals = Signals::default();
+        for tick in 0..8 {
+            auto.tick(Duration::from_millis(25 * tick), &signals);
+            signals.plain_bytes += 4 << 20;
+            if bottleneck == Bottleneck::Destination {
+                signals.credit_wait += Duration::from_millis(20);
+            }
+            for _ in 0..8 {
+                let choice = auto.choose(Class::Plain);
+                assert!(choice.explore() || choice.candidate() == start, "{}", auto.current());
+                let busy = if bottleneck == Bottleneck::Workers { 6_250_000 } else { 500_000 };
+                auto.observe(&Observation {
+                    choice,
+                    plain: 1 << 19,
+                    encoded: 1 << 18,
+                    cpu_ns: busy,
+                    wall_ns: busy,
+                });
+            }
+        }
+        assert_eq!(auto.current().bottleneck, bottleneck);
+        auto.stopped();
+        assert_eq!(auto.choose(Class::Plain).candidate(), start, "{bottleneck:?}");
+    }
 }
 
 #[test]
