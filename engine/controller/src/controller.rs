@@ -124,23 +124,18 @@ impl Plan {
 const PLAN_EVERY: u32 = 8;
 /// Chunks after which a class's share of them counts for a third.
 const WEIGHT_MEMORY: f64 = 32.0;
-/// A class with less than this share of the chunks is planned for as if it were about to get all.
+/// A class with less than this share of the chunks is planned for as if it were about to get all: when the data turns,
+/// all chunks get what was planned for the few (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as
+/// the others can afford that (`what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others`).
 const RARE: f64 = 0.1;
 /// A chunk in this many explores at most; while a class is new, and later.
 const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
 /// Observations with which a class is no longer new.
 const NEW: f64 = 24.0;
-/// What takes the longest allowed time to encode is planned with as if it took this share more, and what takes a part of
-/// that time with the square of that part: when something else wants the core it runs on, the link waits, for the sake
-/// of the last percent of its bytes.
-const LONG: f64 = 0.5;
-/// Where a QEMU is the bottleneck, link and codec threads are planned to be through in this share of its time. With less
-/// to spare every burst makes the link the bottleneck after all, the wait for it is taken for a slower QEMU, which
-/// seems to leave the link still more time: 1.25 times zstd 1's time at 1 Gbit/s.
-const MARGIN: f64 = 0.7;
-/// There a chunk may take this share of the longest time to encode: between the codec threads and a destination that
-/// pauses lies the session's window of 15 ms, and time spent in the former is not there for the latter.
+/// Where a QEMU is the bottleneck a chunk may take this share of the longest time to encode: between the codec threads
+/// and a destination that pauses lies the session's window of 15 ms, and time spent in the former is not there for the
+/// latter (`a_slow_destination_behind_a_narrow_link_is_kept_busy`).
 const HURRY: f64 = 0.4;
 /// Share of the last looks at which it is so.
 const HELD: f64 = 0.1;
@@ -315,8 +310,8 @@ impl Inner {
                 .cores
                 .filter(|cores| cores.is_finite() && *cores > 0.0)
                 .map(|cores| (cores, self.flow.other)),
-            floor: MARGIN * self.flow.floor,
-            idle_use: self.flow.idle_use() / MARGIN,
+            floor: self.flow.floor,
+            idle_use: self.flow.idle_use(),
         }
     }
 
@@ -336,11 +331,7 @@ impl Inner {
             let cheapest = long.into_iter().min_by(|a, b| a.1.cost.total_cmp(&b.1.cost));
             return cheapest.into_iter().collect();
         }
-        let careful = short.into_iter().map(|(candidate, point)| {
-            let length = self.length(point);
-            (candidate, Point { cost: point.cost * (1.0 + LONG * length * length), ..point })
-        });
-        careful.collect()
+        short
     }
 
     /// What a class gets while nothing is known.
@@ -351,12 +342,9 @@ impl Inner {
 
     fn is_short(&self, point: Point) -> bool {
         // Behind a QEMU that takes bytes by fits and starts, what is being encoded is what its window lacks.
-        self.length(point) <= if self.flow.held > HELD { HURRY } else { 1.0 }
-    }
-
-    /// Time to encode a usual chunk, of the longest allowed.
-    fn length(&self, point: Point) -> f64 {
-        point.cost * self.chunk_bytes.max(65536.0) / self.config.longest_encode_ns
+        let longest =
+            if self.flow.held > HELD { HURRY } else { 1.0 } * self.config.longest_encode_ns;
+        point.cost * self.chunk_bytes.max(65536.0) <= longest
     }
 
     fn plan(&mut self, plans: &[AtomicU64; Class::COUNT]) {
@@ -375,11 +363,11 @@ impl Inner {
         for (class, plan) in plans.iter().enumerate() {
             let mut own = mix;
             if known && self.weights[class] < RARE {
-                // What is rare can afford anything. When the data turns it must not come as that.
+                // Beside the others' bytes its own hardly count, and anything would do: but not for all of the data.
                 let mut weights = [0.0; Class::COUNT];
                 weights[class] = 1.0;
                 own = best(&hulls, &weights, &limits);
-                // But what it costs is the others' as well: not more than bytes are worth to them.
+                // As long as it is rare its CPU time is the others': not more of it than bytes are worth to them.
                 if self.cost(class, &mix.pairs[class]) < self.cost(class, &own.pairs[class]) {
                     own = mix;
                 }

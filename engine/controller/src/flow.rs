@@ -69,8 +69,6 @@ const OFTEN: f64 = 0.05;
 const IDLE_USE: f64 = 0.4;
 /// Looks in a row at which a QEMU has to be the bottleneck before it is believed to be.
 const SURE: u32 = 3;
-/// Looks in a row at which none has to be before that is forgotten: a burst is no proof, and the mix would swing.
-const FORGOTTEN: u32 = 8;
 /// Before the link was the bottleneck once it is taken to be this much faster than what was sent over it.
 const UNSEEN: f64 = 64.0;
 /// The factor once the link is seen to take clearly more than was believed.
@@ -110,8 +108,6 @@ pub(crate) struct Flow {
     grants: u32,
     /// Looks in a row at which a QEMU was the bottleneck.
     slow: u32,
-    /// Looks in a row at which none was.
-    fast: u32,
     /// Share of the last looks at which one was.
     pub(crate) held: f64,
 }
@@ -139,7 +135,6 @@ impl Flow {
             granted: 1.0,
             grants: 0,
             slow: 0,
-            fast: 0,
             held: 0.0,
         }
     }
@@ -259,20 +254,14 @@ impl Flow {
             // What they get of the time in which they have work, they would get of all time.
             self.supply += 0.1 * (self.threads * self.granted.max(0.05) - self.supply);
         }
-        if matches!(self.bottleneck, Bottleneck::Source | Bottleneck::Destination) {
-            (self.slow, self.fast) = (self.slow.saturating_add(1), 0);
-        } else {
-            (self.slow, self.fast) = (0, self.fast.saturating_add(1));
-        }
-        let held = if self.slow > 0 { 1.0 } else { 0.0 };
-        self.held += 0.1 * (held - self.held);
-        self.floor = if self.fast >= FORGOTTEN || (self.floor == 0.0 && self.slow < SURE) {
+        let held = matches!(self.bottleneck, Bottleneck::Source | Bottleneck::Destination);
+        self.slow = if held { self.slow.saturating_add(1) } else { 0 };
+        self.held += 0.1 * (f64::from(u8::from(held)) - self.held);
+        self.floor = if self.slow < SURE {
             0.0
         } else if self.floor == 0.0 || interval < self.floor {
             // QEMU's pauses are no sign that it became slower: believe the fast looks at once.
             interval
-        } else if self.fast > 0 {
-            self.floor
         } else {
             self.floor + 0.1 * (interval.min(4.0 * self.floor) - self.floor)
         };
