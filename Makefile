@@ -1,6 +1,6 @@
 # make test    everything that proves platen right; sets up what it needs
 # make demo    one VM moved by QEMU alone and by platen, side by side (about two minutes)
-# make bench   the figures of the README (about an hour)
+# make bench   the figures of the README (about an hour and a half)
 # make check   formatting, lints and documentation, warnings as errors
 #
 # On Debian and Ubuntu these install missing packages through apt (as root, or with sudo).
