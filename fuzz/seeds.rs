@@ -63,6 +63,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let word = 0x8000_2000_0004_1005_u64 + u64::from(at) * 3;
         put(&root, "store_attach", &[&at.to_le_bytes()[..], &word.to_le_bytes()].concat())?;
     }
+    // Slots, pages, the table's length, a table of two runs, and bytes.
+    put(&root, "delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3])?;
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);
         let number = match kind {

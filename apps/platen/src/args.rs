@@ -2,6 +2,7 @@
 
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
+use crate::size::Size;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codec::{Codec, Settings};
@@ -21,6 +22,9 @@ pub(crate) enum OnOff {
     /// No.
     Off,
 }
+
+/// Delta cache where nobody says how large, at either end.
+const DELTA_CACHE: u64 = 256 << 20;
 
 /// How many multifd channels the source QEMU is told to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,6 +169,13 @@ pub(crate) struct SourceOptions {
     /// TCP connections to the receiver
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) links: u16,
+    /// Memory for pages as they were sent last, here and at the receiver: one that is sent again goes as its difference.
+    /// Taken as it is used, by a single stream alone; with --codec auto only while the link is slower than the CPUs. 0
+    /// for none [default: 256M with --codec auto, else 0]
+    // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more than that, and a slot
+    // serves one page only; with a named codec nothing tells whether the copies cost more than they save.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) delta_cache: Option<Size>,
     /// Page size of the guest, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
@@ -212,6 +223,15 @@ impl SourceOptions {
             threads
         });
         self.compress_threads.map_or_else(|| default_threads().min(most), usize::from)
+    }
+
+    /// Bytes of delta cache to ask for.
+    pub(crate) fn delta_cache(&self) -> u64 {
+        match self.delta_cache {
+            Some(size) => size.0,
+            None if self.codec == CodecChoice::Auto => DELTA_CACHE,
+            None => 0,
+        }
     }
 
     /// Keeps this process to its CPUs. Before it has threads.
@@ -399,6 +419,10 @@ pub(crate) struct ReceiveArgs {
     /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
+    /// The most memory that a migration may take here for pages as they were sent last (see migrate --delta-cache); 0
+    /// for none
+    #[arg(long, value_name = "SIZE", default_value_t = Size(DELTA_CACHE))]
+    pub(crate) delta_cache: Size,
     /// Page size of the guests, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,

@@ -16,6 +16,7 @@ mod qat_status;
 mod receive;
 mod relay_command;
 mod report;
+mod size;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

@@ -101,6 +101,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
             name: options.name.clone(),
             setup: Some(Setup { channels, return_path: true }),
             resume: Duration::from_secs(options.resume_timeout),
+            delta_cache: options.delta_cache(),
         },
         accelerator.as_ref(),
     )?);

@@ -30,6 +30,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
             name: options.name.clone(),
             setup: args.channels.map(|channels| Setup { channels, return_path: true }),
             resume: Duration::from_secs(options.resume_timeout),
+            delta_cache: options.delta_cache(),
         },
         accelerator.as_ref(),
     )?;

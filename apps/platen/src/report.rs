@@ -35,6 +35,16 @@ pub(crate) struct Compression {
     pub(crate) compression_rate: f64,
 }
 
+/// Pages sent again, as differences.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Delta {
+    /// Non-zero pages that went into the cache.
+    pub(crate) stored: u64,
+    /// Of these, those that went as their difference from what was sent before.
+    pub(crate) pages: u64,
+}
+
 /// One end's report. Times in ms, sizes in bytes, throughput in Mbit/s (10^6) on the wire.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -65,6 +75,9 @@ pub(crate) struct Report {
     pub(crate) dirty_sync_count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) compression: Option<Compression>,
+    /// Where there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) delta: Option<Delta>,
     /// Of each codec thread with an accelerator; at a receiver since it was started.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) accelerators: Vec<AcceleratorSnapshot>,
@@ -129,6 +142,11 @@ impl Report {
             plain: counters.plain.load(Ordering::Relaxed),
             normal: counters.normal.load(Ordering::Relaxed),
             duplicate: counters.duplicate.load(Ordering::Relaxed),
+            delta: Some(Delta {
+                stored: counters.delta_stored.load(Ordering::Relaxed),
+                pages: counters.delta_pages.load(Ordering::Relaxed),
+            })
+            .filter(|delta| delta.stored > 0),
             ..Self::default()
         };
         report.set_total(total);
@@ -186,6 +204,9 @@ impl Report {
             line("compression.busy-rate", format!("{:.2}", compression.busy_rate));
             line("compression.compressed-size", format!("{} bytes", compression.compressed_size));
             line("compression.compression-rate", format!("{:.2}", compression.compression_rate));
+        }
+        if let Some(delta) = &self.delta {
+            line("delta.pages", format!("{} of {} kept", delta.pages, delta.stored));
         }
         for (number, accelerator) in self.accelerators.iter().enumerate() {
             line(&format!("accelerator of thread {number}"), summary(accelerator));

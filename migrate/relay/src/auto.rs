@@ -11,7 +11,7 @@ use codec::{Codec, Settings};
 use controller::{Bottleneck, Choice, Class, Config, Controller, Decision, Observation, Signals};
 use rustix::time::{clock_gettime, ClockId};
 use session::{Outgoing, Session};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +24,10 @@ const LOOKS: u32 = 5;
 const FIRST_LOOKS: u32 = 2;
 /// What a link took for this long it takes.
 const LASTING: Duration = Duration::from_millis(200);
+
+/// As much more link time than CPU time there has to be in a byte for pages to be kept and compared: both together cost
+/// each end a copy of every page.
+const ROOM_FOR_DELTAS: f64 = 1.5;
 
 /// What `--codec auto` is told.
 #[derive(Debug, Clone, Default)]
@@ -72,6 +76,8 @@ pub(crate) struct Auto {
     as_they_were: AtomicU64,
     /// When the first bytes came.
     started: OnceLock<Instant>,
+    /// The link is what holds the migration up, and there is CPU time to spare.
+    wants_deltas: AtomicBool,
     seen: Mutex<Seen>,
 }
 
@@ -151,6 +157,7 @@ impl Auto {
             made,
             as_they_were: AtomicU64::new(0),
             started: OnceLock::new(),
+            wants_deltas: AtomicBool::new(false),
             seen: Mutex::new(Seen {
                 time: [Duration::ZERO; 4],
                 before: None,
@@ -172,6 +179,11 @@ impl Auto {
     /// The VM has stopped.
     pub(crate) fn stopped(&self) {
         self.controller.stopped();
+    }
+
+    /// Whether pages that were sent before should go as differences.
+    pub(crate) fn wants_deltas(&self) -> bool {
+        self.wants_deltas.load(Ordering::Relaxed)
     }
 
     /// A reader is about to ask for credit.
@@ -241,6 +253,16 @@ impl Auto {
     fn see(&self, plain: u64, wire: u64, explain: Option<&Sender<Decision>>) {
         let now = Instant::now();
         let decision = self.controller.current();
+        // Begun only where there is clearly more link time than CPU time in a byte, and ended where there is less.
+        let (link, cpu) = (decision.link_ns, decision.cpu_ns);
+        match decision.bottleneck {
+            Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
+                self.wants_deltas.store(true, Ordering::Relaxed);
+            }
+            Bottleneck::Workers => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ if cpu > link => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ => {}
+        }
         let mut seen = lock(&self.seen);
         if let Some((then, before)) =
             seen.before.replace((now, plain)).filter(|_| !decision.stopped)

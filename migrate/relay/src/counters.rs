@@ -17,6 +17,10 @@ pub struct Counters {
     pub compressed_plain: AtomicU64,
     /// What they became.
     pub compressed_size: AtomicU64,
+    /// Pages that went into the delta cache.
+    pub delta_stored: AtomicU64,
+    /// Of these, those that went as their difference from what was sent before.
+    pub delta_pages: AtomicU64,
     /// Plain bytes of chunks sent as they were.
     pub raw_bytes: AtomicU64,
 }
@@ -26,6 +30,11 @@ impl Counters {
         self.compressed_pages.fetch_add(pages, Ordering::Relaxed);
         self.compressed_plain.fetch_add(plain as u64, Ordering::Relaxed);
         self.compressed_size.fetch_add(size as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn deltas(&self, counts: delta::Counts) {
+        self.delta_stored.fetch_add(counts.stored, Ordering::Relaxed);
+        self.delta_pages.fetch_add(counts.deltas, Ordering::Relaxed);
     }
 
     pub(crate) fn raw(&self, plain: usize) {

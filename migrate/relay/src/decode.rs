@@ -71,8 +71,17 @@ impl DecodeJob {
         &self.payload[..self.unit.payload_len as usize]
     }
 
+    /// The delta table, which travels behind the unit, comes to stand behind the chunk.
+    fn move_table(&mut self) {
+        let (from, to) = (self.unit.payload_len as usize, self.header.plain_len as usize);
+        let len = self.header.table_len as usize;
+        // Both have room: the link has looked (W8, W29).
+        self.chunk[to..to + len].copy_from_slice(&self.payload[from..from + len]);
+    }
+
     /// The chunk in software.
     fn decode(mut self, decoder: &mut Decoder, packed: &mut [u8]) -> Arrived {
+        self.move_table();
         let Self { header, unit, payload, chunk } = &mut self;
         let payload = &payload[..unit.payload_len as usize];
         let bad =
@@ -106,6 +115,7 @@ impl DecodeJob {
         } else {
             return Err(self);
         }
+        self.move_table();
         Ok(Arrived { header: self.header, chunk: Some(Ok(self.chunk)) })
     }
 }

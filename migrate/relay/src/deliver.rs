@@ -33,6 +33,7 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: u16, results: &Results<Arrived>)
         markers: 0,
         held: VecDeque::new(),
         seen: (0, 0),
+        deltas: None,
     };
     while let Popped::Item(arrived) = results.pop_until(None) {
         let seq = arrived.header.seq;
@@ -101,6 +102,8 @@ struct Delivery<'a> {
     held: VecDeque<Held>,
     /// Normal and duplicate pages already counted.
     seen: (u64, u64),
+    /// From the first delta table on.
+    deltas: Option<delta::Receiver>,
 }
 
 impl Delivery<'_> {
@@ -148,7 +151,29 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    fn data(&mut self, header: Header, chunk: Slot) -> Result<(), Stop> {
+    /// Turns the differences in a chunk back into pages (W29).
+    fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), SessionError> {
+        let shared = self.shared;
+        let receiver = self.deltas.get_or_insert_with(|| {
+            // The session's, once: whoever comes second has none.
+            let granted = shared.delta_cache.swap(0, Ordering::AcqRel);
+            delta::Receiver::new(granted, shared.page_size)
+        });
+        let (plain, table) = chunk.split_at_mut(header.plain_len as usize);
+        let counts = receiver.apply(plain, &table[..header.table_len as usize]);
+        let counts = counts.map_err(|error| SessionError::Unit {
+            stream: header.stream,
+            seq: header.seq,
+            detail: error.to_string(),
+        })?;
+        shared.counters.deltas(counts);
+        Ok(())
+    }
+
+    fn data(&mut self, header: Header, mut chunk: Slot) -> Result<(), Stop> {
+        if header.table_len > 0 {
+            self.undo_deltas(&header, &mut chunk)?;
+        }
         let bytes = &chunk[..header.plain_len as usize];
         self.hash.add(codec::checksum(bytes));
         if self.hash.value() != header.hash {

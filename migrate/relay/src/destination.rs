@@ -16,7 +16,7 @@ use session::{FrameType, Grants, Incoming, Session, SessionError, Sink, FLAG_PAC
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     lanes: Arc<Lanes<DecodeJob>>,
     pub(crate) target: UnixAddress,
     pub(crate) page_size: usize,
+    /// Bytes granted for a delta cache, until a stream has taken it.
+    pub(crate) delta_cache: AtomicU64,
     pub(crate) barriers: Barriers,
     pub(crate) counters: Counters,
     pub(crate) events: Sender<Event>,
@@ -274,7 +276,7 @@ impl Destination {
     pub(crate) fn new(
         peer: String,
         (grants, lifeline): (Grants, (u16, Duration)),
-        page_size: usize,
+        (page_size, delta_cache): (usize, u64),
         target: UnixAddress,
         lanes: Arc<Lanes<DecodeJob>>,
         notice: Notice,
@@ -292,6 +294,7 @@ impl Destination {
             lanes,
             target,
             page_size,
+            delta_cache: AtomicU64::new(delta_cache),
             barriers: Barriers::default(),
             counters: Counters::default(),
             events,

@@ -109,6 +109,8 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
     let session = &shared.session;
     let counters = &shared.counters;
     let mut tokeniser = Tokeniser::new(kind, shared.page_size);
+    let mut deltas = shared.deltas(kind);
+    let most = session.grants().chunk_bytes - deltas.as_ref().map_or(0, |_| delta::TABLE_ROOM);
     let mut seen = (0, 0);
     let mut patient = true;
     loop {
@@ -133,7 +135,7 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         drop(waiting);
         let stop = || session.failure().is_some();
         let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(()) };
-        let len = read_chunk(&stream.socket, &mut chunk[..permit.bytes], patient);
+        let len = read_chunk(&stream.socket, &mut chunk[..permit.bytes.min(most)], patient);
         if len == 0 {
             session.credits().give_back(permit);
             break;
@@ -172,12 +174,23 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         }
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
         let channels = if has_barrier { shared.multifd_channels() } else { 0 };
-        let page_size = facts.page_size;
+        let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);
         // QEMU's own multifd compression: what it has compressed does not shrink a second time.
         let as_it_is = kind == Kind::Multifd && facts.multifd_method != 0;
         // A page that a stopped vCPU waits for does not queue behind others, neither for a codec thread nor for a link.
         let urgent = kind == Kind::Preempt;
-        let header = session.credits().issue_data(permit, len, checksum, channels);
+        let mut header = session.credits().issue_data(permit, len, checksum, channels);
+        let mut checksum = checksum;
+        // In postcopy no page is sent twice.
+        let wanted = !postcopy && page_size == shared.page_size && shared.wants_deltas();
+        if let Some(sender) = deltas.as_mut().filter(|_| wanted) {
+            let (table_len, counts) = take_differences(sender, &mut chunk, len, &tokens, page_size);
+            header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
+            counters.deltas(counts);
+            if counts.deltas > 0 {
+                checksum = codec::checksum(&chunk[..len]);
+            }
+        }
         send_chunk(
             shared,
             EncodeInput { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
@@ -206,6 +219,25 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         session.send_bare(stream.id, FrameType::Eof, 0);
     }
     Ok(())
+}
+
+/// Has the pages of a chunk that were sent before stand as differences, and the table of them behind it (W29).
+fn take_differences(
+    sender: &mut delta::Sender,
+    chunk: &mut [u8],
+    len: usize,
+    tokens: &[Token],
+    page_size: usize,
+) -> (usize, delta::Counts) {
+    let mut pass = sender.begin(chunk, len);
+    let mut at = 0;
+    for token in tokens {
+        if let Token::Pages { first, count } = *token {
+            pass.records(at, first, count as usize);
+        }
+        at += token.len(page_size);
+    }
+    pass.finish()
 }
 
 struct EncodeInput {

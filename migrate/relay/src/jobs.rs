@@ -109,7 +109,8 @@ impl Encoding {
     }
 }
 
-/// A chunk to compress. Owns both buffers, so that nothing is allocated per chunk.
+/// A chunk to compress. Owns both buffers, so that nothing is allocated per chunk. Behind the chunk stands its delta
+/// table, which goes behind the unit.
 pub(crate) struct EncodeJob {
     pub(crate) header: Header,
     pub(crate) chunk: Slot,
@@ -143,6 +144,9 @@ impl EncodeJob {
         if payload_len >= self.len {
             return self.into_raw();
         }
+        let table = self.header.table_len as usize;
+        self.payload[payload_len..payload_len + table]
+            .copy_from_slice(&self.chunk[self.len..self.len + table]);
         self.counters.compressed(self.pages, self.len, payload_len);
         self.header.flags = flags;
         let _ = self.spare.push(self.tokens);
@@ -167,7 +171,7 @@ impl EncodeJob {
     }
 }
 
-/// A DATA frame whose unit is the chunk itself.
+/// A DATA frame whose unit is the chunk itself; its delta table, if any, stands behind it already.
 pub(crate) fn raw(header: Header, chunk: Slot, len: usize, checksum: u64) -> Outgoing {
     let length = u32::try_from(len).unwrap_or(u32::MAX);
     let unit = UnitHeader { codec: Codec::Raw, plain_len: length, payload_len: length, checksum };

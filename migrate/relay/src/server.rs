@@ -42,6 +42,8 @@ pub struct ServerConfig {
     pub page_size: u32,
     /// What peers may have in flight.
     pub grants: Grants,
+    /// Bytes of delta cache that a session may have here at most; 0 for none.
+    pub delta_cache: u64,
     /// How long to wait for a source whose links are all lost; zero ends its migration with the first that is lost.
     pub resume: Duration,
 }
@@ -512,17 +514,18 @@ impl Server {
         address.check_target().map_err(|error| error.to_string())?;
         self.host.prepare(target, hello)?;
         let host = self.host.clone();
+        let delta_cache = hello.delta_cache.min(self.config.delta_cache);
         let destination = Destination::new(
             peer.to_string(),
             (self.config.grants, (hello.links, self.config.resume)),
-            self.config.page_size as usize,
+            (self.config.page_size as usize, delta_cache),
             address.clone(),
             self.lanes.clone(),
             Box::new(move |text| host.notice(text)),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
         let token = random_id().map_err(|error| error.to_string())?;
-        let welcome = self.welcome(&token);
+        let welcome = Welcome { delta_cache, ..self.welcome(&token) };
         let joined = Mutex::new(vec![0]);
         let active =
             Active { token, owner: owner.cloned(), links: hello.links, joined, destination };

@@ -58,6 +58,9 @@ pub struct SourceConfig {
     pub setup: Option<Setup>,
     /// How long to wait for a link when all are lost; zero ends the migration with the first that is lost.
     pub resume: Duration,
+    /// Bytes of memory, here and at the peer, for pages as they were sent last, so that one that is sent again goes as
+    /// its difference; 0 for none. With `auto` only while the link is what holds the migration up.
+    pub delta_cache: u64,
 }
 
 /// What the threads tell the one that decides.
@@ -102,6 +105,8 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) auto: Option<Arc<Auto>>,
     pub(crate) page_size: usize,
+    /// Bytes granted for a delta cache, until a stream has taken it.
+    pub(crate) delta_cache: AtomicU64,
     streams: Mutex<Vec<Arc<SourceStream>>>,
     listening: OnceLock<Listening>,
     pub(crate) events: Sender<Event>,
@@ -151,7 +156,9 @@ impl Sink for SourceSink {
         let chunk = match frame.unit {
             // The return path is small and urgent: it travels as it is (W10).
             Some((unit, _))
-                if unit.codec != Codec::Raw || unit.plain_len != frame.header.plain_len =>
+                if unit.codec != Codec::Raw
+                    || unit.plain_len != frame.header.plain_len
+                    || frame.header.table_len > 0 =>
             {
                 return Err(bad("the return path is never compressed"));
             }
@@ -302,6 +309,7 @@ impl Source {
             name: config.name.clone(),
             setup: config.setup.clone(),
             codecs: Vec::new(),
+            delta_cache: config.delta_cache,
             ask: false,
         };
         let mut candidates = match &config.auto {
@@ -373,6 +381,7 @@ impl Source {
             settings,
             auto,
             page_size: config.page_size as usize,
+            delta_cache: AtomicU64::new(welcome.delta_cache),
             streams: Mutex::new(Vec::new()),
             listening: OnceLock::new(),
             events,
@@ -703,6 +712,21 @@ impl Shared {
                 self.session.fail(SessionError::Local { reason: error.to_string() });
             }
         }
+    }
+
+    /// What keeps the pages of a stream of this kind, if anything does: a single stream alone has an order that both ends
+    /// know (W29).
+    pub(crate) fn deltas(&self, kind: Kind) -> Option<delta::Sender> {
+        let granted = match kind {
+            Kind::Main => self.delta_cache.swap(0, Ordering::AcqRel),
+            _ => 0,
+        };
+        (granted > 0).then(|| delta::Sender::new(granted, self.page_size))
+    }
+
+    /// Whether they are worth their CPU time now.
+    pub(crate) fn wants_deltas(&self) -> bool {
+        self.auto.as_ref().is_none_or(|auto| auto.wants_deltas())
     }
 
     /// Multifd channels there are now (W18).

@@ -309,6 +309,7 @@ impl Outbound {
             plain_len,
             channels: 0,
             hash: self.hash.value(),
+            table_len: 0,
         };
         self.open = kind != FrameType::Eof;
         self.next_seq += 1;

@@ -119,6 +119,16 @@ pub enum SessionError {
         /// As agreed.
         limit: usize,
     },
+    /// A delta table that has no room, or on a frame that has no chunk.
+    #[error("{kind:?} frame states a delta table of {got} bytes, limit {limit}")]
+    TableLength {
+        /// The frame.
+        kind: FrameType,
+        /// As stated.
+        got: usize,
+        /// What payload, buffer and protocol leave.
+        limit: usize,
+    },
     /// Too many channels.
     #[error("frame states {got} multifd channels, limit {limit}")]
     Channels {

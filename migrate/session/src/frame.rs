@@ -80,6 +80,8 @@ pub struct Header {
     pub channels: u32,
     /// Running hash after this frame.
     pub hash: u64,
+    /// DATA: bytes of the delta table at the end of the payload (W29).
+    pub table_len: u32,
 }
 
 impl Header {
@@ -95,6 +97,7 @@ impl Header {
             plain_len: 0,
             channels: 0,
             hash: 0,
+            table_len: 0,
         }
     }
 
@@ -110,6 +113,7 @@ impl Header {
         out[24..28].copy_from_slice(&self.plain_len.to_be_bytes());
         out[28..32].copy_from_slice(&self.channels.to_be_bytes());
         out[32..40].copy_from_slice(&self.hash.to_be_bytes());
+        out[40..44].copy_from_slice(&self.table_len.to_be_bytes());
         let crc = crc32c::crc32c(&out[..44]);
         out[44..48].copy_from_slice(&crc.to_be_bytes());
         out
@@ -136,6 +140,7 @@ impl Header {
             plain_len: be32(raw, 24),
             channels: be32(raw, 28),
             hash: be64(raw, 32),
+            table_len: be32(raw, 40),
         };
         if usize::from(header.stream) >= MAX_STREAMS {
             return Err(SessionError::StreamId { got: header.stream, limit: MAX_STREAMS });
@@ -163,6 +168,16 @@ impl Header {
         }
         if kind == FrameType::Data && (payload < codec::UnitHeader::LEN || plain == 0) {
             return Err(SessionError::PayloadLength { kind, got: payload, limit });
+        }
+        let room = match kind {
+            FrameType::Data => {
+                (payload - codec::UnitHeader::LEN).min(chunk_bytes - plain).min(delta::TABLE_ROOM)
+            }
+            _ => 0,
+        };
+        let table = header.table_len as usize;
+        if table > room {
+            return Err(SessionError::TableLength { kind, got: table, limit: room });
         }
         if usize::try_from(header.channels).map_or(true, |n| n > MAX_STREAMS) {
             return Err(SessionError::Channels { got: header.channels, limit: MAX_STREAMS });
@@ -240,6 +255,7 @@ mod tests {
             plain_len: 500_000,
             channels: 8,
             hash: 0x0123_4567_89ab_cdef,
+            table_len: 700,
         }
     }
 
@@ -271,6 +287,8 @@ mod tests {
         assert!(with(|h| h.payload_len = 3).contains('3'));
         assert!(with(|h| h.channels = 100_000).contains("100000"));
         assert!(with(|h| h.flags = 2).contains("flags 0x2"));
+        assert!(with(|h| h.table_len = 2049).contains("2049"));
+        assert!(with(|h| (h.payload_len, h.table_len) = (100, 81)).contains("limit 80"));
         assert!(with(|h| h.plain_len = 0).contains("4000"));
         assert!(with(|h| {
             h.kind = FrameType::Eof;

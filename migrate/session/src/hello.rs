@@ -54,6 +54,9 @@ pub struct Hello {
     pub setup: Option<Setup>,
     /// Codecs the client may use, by name.
     pub codecs: Vec<String>,
+    /// Bytes of delta cache that the client would use (W29).
+    #[serde(default)]
+    pub delta_cache: u64,
     /// Not a link: the client's session is over without an answer, and this asks how far the server's has come (W28).
     #[serde(default)]
     pub ask: bool,
@@ -79,6 +82,8 @@ pub struct Welcome {
     pub shared_frames: u32,
     /// Codecs the server decodes.
     pub codecs: Vec<String>,
+    /// Bytes of delta cache at either end, at most what the client asked for; 0 where there are no deltas (W29).
+    pub delta_cache: u64,
 }
 
 /// 128 random bits as 32 hex digits.
@@ -284,6 +289,13 @@ pub(crate) fn dial_as(
         );
         return Err(SessionError::Hello { peer: peer.into(), detail });
     }
+    if welcome.delta_cache > hello.delta_cache {
+        let detail = format!(
+            "it grants a delta cache of {} bytes where {} were asked for",
+            welcome.delta_cache, hello.delta_cache
+        );
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
     Ok((link, welcome))
 }
 
@@ -302,6 +314,7 @@ mod tests {
             name: None,
             setup: Some(Setup { channels: 2, return_path: true }),
             codecs: vec!["zstd".into()],
+            delta_cache: 0,
             ask: false,
         }
     }

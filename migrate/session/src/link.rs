@@ -221,7 +221,7 @@ fn send(
         Outgoing::Bare(header) => write_frame(session, state, link, header, [&[]; 2])?,
         Outgoing::Unit { header, unit, body } => {
             let unit_bytes = unit.to_bytes();
-            let payload = &body[..unit.payload_len as usize];
+            let payload = &body[..unit.payload_len as usize + header.table_len as usize];
             let length = u32::try_from(unit_bytes.len() + payload.len()).unwrap_or(u32::MAX);
             let header = Header { payload_len: length, ..*header };
             write_frame(session, state, link, &header, [&unit_bytes, payload])?
@@ -373,13 +373,13 @@ fn read_unit(
     let bad =
         |detail: String| SessionError::Unit { stream: header.stream, seq: header.seq, detail };
     let unit = UnitHeader::from_bytes(&raw).map_err(|error| bad(error.to_string()))?;
-    let length = unit.payload_len as usize;
+    let length = unit.payload_len as usize + header.table_len as usize;
     if length + UnitHeader::LEN != header.payload_len as usize
         || length > session.grants().chunk_bytes
     {
         return Err(bad(format!(
-            "its unit states {length} bytes, the frame {}",
-            header.payload_len
+            "its unit states {} bytes, the frame {} and a table of {}",
+            unit.payload_len, header.payload_len, header.table_len
         )));
     }
     let is_chunk = header.flags & crate::frame::FLAG_PACKED == 0;

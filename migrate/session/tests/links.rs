@@ -283,6 +283,7 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
         page_size: 4096,
         name: None,
         setup: None,
+        delta_cache: 0,
         codecs: Vec::new(),
         ask: false,
     };

@@ -2,7 +2,7 @@
 
 use crate::harness::{
     assert_same, bounded, destination_qemu, keep_alive, read_exactly, read_rest, source_qemu,
-    Options, Reader, Receiving, Sending, SHUT_OK, WATCHDOG,
+    Options, Reader, Receiving, Sending, DELTA_CACHE, PAGE, SHUT_OK, WATCHDOG,
 };
 use crate::identity::single;
 use codec::{Codec, UnitHeader};
@@ -24,6 +24,7 @@ fn hello() -> Hello {
         page_size: 4096,
         name: None,
         setup: None,
+        delta_cache: 0,
         codecs: vec!["zstd".into()],
         ask: false,
     }
@@ -186,7 +187,10 @@ impl Liar {
     fn new(to: SocketAddr) -> Self {
         let mut hello = hello();
         hello.links = 1;
-        let (link, _) = dial(&to.to_string(), None, &hello).unwrap();
+        // More than the receiver gives.
+        hello.delta_cache = 1 << 40;
+        let (link, welcome) = dial(&to.to_string(), None, &hello).unwrap();
+        assert_eq!(welcome.delta_cache, DELTA_CACHE);
         Self { link, hash: RunningHash::default() }
     }
 
@@ -197,6 +201,10 @@ impl Liar {
     }
 
     fn data(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8]) {
+        self.data_with_table(stream, seq, offset, plain, &[]);
+    }
+
+    fn data_with_table(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8], table: &[u8]) {
         let checksum = codec::checksum(plain);
         self.hash.add(checksum);
         let plain_len = u32::try_from(plain.len()).unwrap();
@@ -208,9 +216,13 @@ impl Liar {
             offset,
             plain_len,
             hash: self.hash.value(),
-            ..Header::free(FrameType::Data, plain_len + u32::try_from(unit.len()).unwrap())
+            table_len: u32::try_from(table.len()).unwrap(),
+            ..Header::free(
+                FrameType::Data,
+                u32::try_from(unit.len() + plain.len() + table.len()).unwrap(),
+            )
         };
-        let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain].concat());
+        let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain, table].concat());
     }
 
     fn free(&mut self, kind: FrameType, payload: &[u8]) {
@@ -266,6 +278,48 @@ fn frames_that_no_honest_peer_sends_end_the_session_and_nothing_else() {
             liar.free(FrameType::Ack, &payload);
         });
         assert!(error.contains("acknowledged, but only 0"), "{error}");
+    });
+}
+
+#[test]
+fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
+    bounded(|| {
+        let page = [7; PAGE];
+        let record = [&[0; 8][..], &page].concat();
+        let caught_with = |tables: &[&[u8]]| {
+            caught(|liar| {
+                liar.bare(FrameType::Open, 0, 0);
+                let (mut seq, mut offset) = (1, 0);
+                for table in tables {
+                    liar.data_with_table(0, seq, offset, &record, table);
+                    seq += 1;
+                    offset += record.len() as u64;
+                }
+            })
+        };
+        let error = caught_with(&[&[8, 1, 0]]);
+        assert!(error.contains("breaks off"), "{error}");
+        let error = caught_with(&[&[8, 2, 0, 0]]);
+        assert!(error.contains("names 2 pages from byte 8"), "{error}");
+        let slots = DELTA_CACHE / PAGE as u64;
+        let error = caught_with(&[&[8, 1, 0x80, 0x80, 4, 0]]);
+        assert!(error.contains(&format!("slots from {} of {slots}", 1 << 15)), "{error}");
+        let error = caught_with(&[&[0; 2049]]);
+        assert!(error.contains("2049 bytes, limit 2048"), "{error}");
+        // A difference from a page that the peer says nothing of comes to other bytes than it states.
+        let error = caught_with(&[&[8, 1, 0, 0], &[8, 1, 0, 1]]);
+        assert!(error.contains("running hash"), "{error}");
+        // One stream has the cache, whatever a peer opens.
+        let error = caught(|liar| {
+            for stream in 0..2 {
+                liar.bare(FrameType::Open, stream, 0);
+            }
+            // In any order, as each stream has a writer of its own; with one cache either is the one too many.
+            liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
+            liar.hash = RunningHash::default();
+            liar.data_with_table(1, 1, 0, &record, &[8, 1, 0, 0]);
+        });
+        assert!(error.contains("slots from 0 of 0"), "{error}");
     });
 }
 

@@ -114,6 +114,7 @@ impl Receiving {
             page_size: u32::try_from(PAGE).unwrap(),
             grants,
             resume,
+            delta_cache: DELTA_CACHE,
         };
         let server = Server::new(config, host.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -149,11 +150,15 @@ impl Drop for Receiving {
     }
 }
 
+/// Bytes of delta cache that receivers grant here.
+pub(crate) const DELTA_CACHE: u64 = 64 << 20;
+
 /// A source relay that runs.
 pub(crate) struct Sending {
     pub(crate) path: PathBuf,
     pub(crate) notices: Receiver<String>,
     pub(crate) handle: relay::SourceHandle,
+    source: Arc<Source>,
     thread: JoinHandle<Result<SourceEnd, RelayError>>,
 }
 
@@ -166,6 +171,7 @@ pub(crate) struct Options {
     pub(crate) name: Option<String>,
     pub(crate) connector: Option<Connector>,
     pub(crate) resume: Duration,
+    pub(crate) delta_cache: u64,
 }
 
 impl Default for Options {
@@ -178,6 +184,7 @@ impl Default for Options {
             name: None,
             connector: None,
             resume: Duration::ZERO,
+            delta_cache: 0,
         }
     }
 }
@@ -195,6 +202,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         name: options.name,
         setup: Some(Setup { channels: 0, return_path: true }),
         resume: options.resume,
+        delta_cache: options.delta_cache,
     }
 }
 
@@ -202,23 +210,32 @@ impl Sending {
     pub(crate) fn new(to: &Receiving, peer: SocketAddr, options: Options) -> Self {
         let unique = options.name.clone().unwrap_or("src".into());
         let path = to.folder.path().join(format!("{unique}-source"));
-        let source = Source::connect(&config(peer, options)).unwrap();
+        let source = Arc::new(Source::connect(&config(peer, options)).unwrap());
         source.listen(&UnixAddress::from(path.clone())).unwrap();
         let (sender, notices) = mpsc::channel();
         let handle = source.handle();
+        let running = source.clone();
         let thread = std::thread::spawn(move || {
-            source.run(
+            running.run(
                 |notice| {
                     let _ = sender.send(notice.to_string());
                 },
                 || b"{\"end\":\"source\"}".to_vec(),
             )
         });
-        Self { path, notices, handle, thread }
+        Self { path, notices, handle, source, thread }
     }
 
     pub(crate) fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.path).unwrap()
+    }
+
+    /// Pages that went into the delta cache so far, and those of them that went as differences.
+    pub(crate) fn deltas(&self) -> (u64, u64) {
+        let counters = self.source.counters();
+        let load =
+            |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
+        (load(&counters.delta_stored), load(&counters.delta_pages))
     }
 
     pub(crate) fn is_running(&self) -> bool {

@@ -8,6 +8,7 @@ mod bad_peers;
 mod barriers;
 mod commit;
 mod cutter;
+mod deltas;
 mod harness;
 mod identity;
 mod lost_peer;

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use stream::synth::Style;
 
 /// How long the relays of these tests wait for a link.
-const RESUME: Duration = Duration::from_secs(20);
+pub(crate) const RESUME: Duration = Duration::from_secs(20);
 /// A migration for each message takes this long at most.
-const MANY: Duration = Duration::from_secs(1200);
+pub(crate) const MANY: Duration = Duration::from_secs(1200);
 /// Small chunks, so that there are many messages.
 const GRANTS: Grants = Grants { chunk_bytes: 65536, stream_frames: 4, shared_frames: 8 };
 
@@ -31,10 +31,15 @@ fn options(links: u16, resume: Duration) -> Options {
 
 /// A whole migration over a network that is cut; gives how often it was.
 fn survives(streams: &Streams, links: u16, plan: Plan) -> usize {
+    survives_with(streams, options(links, RESUME), plan).0
+}
+
+/// The same; and how many pages went as differences.
+pub(crate) fn survives_with(streams: &Streams, options: Options, plan: Plan) -> (usize, u64) {
     let receiving = receiving(RESUME);
     let cutter = Cutter::new(receiving.address, Some(plan));
     let destination = destination_qemu(receiving.qemu(None), streams, Reader::Prompt);
-    let sending = Sending::new(&receiving, cutter.address, options(links, RESUME));
+    let sending = Sending::new(&receiving, cutter.address, options);
     let source = source_qemu(sending.path.clone(), streams.clone(), 0);
     let received = destination.join().unwrap();
     assert_same(&received.main, &streams.main, &format!("main, {plan:?}"));
@@ -43,12 +48,13 @@ fn survives(streams: &Streams, links: u16, plan: Plan) -> usize {
     }
     let back = [&[0, 2, 0, 4, 0, 0, 0, 1][..], &SHUT_OK].concat();
     assert_same(&source.join().unwrap(), &back, &format!("return path, {plan:?}"));
+    let (_, deltas) = sending.deltas();
     sending.result().unwrap_or_else(|error| panic!("source, {plan:?}: {error}"));
     let end = receiving.result();
     let end = end.unwrap_or_else(|error| panic!("destination, {plan:?}: {error}"));
     // Said again until it is heard (W27).
     assert_eq!(end.peer_report, b"{\"end\":\"source\"}", "{plan:?}");
-    cutter.cuts()
+    (cutter.cuts(), deltas)
 }
 
 /// Cuts once at each message, one migration after the other, until there is no such message.
@@ -411,6 +417,7 @@ fn hello() -> Hello {
         page_size: 4096,
         name: None,
         setup: None,
+        delta_cache: 0,
         codecs: Vec::new(),
         ask: false,
     }
@@ -444,6 +451,7 @@ fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
             page_size: 4096,
             grants: GRANTS,
             resume: RESUME,
+            delta_cache: 0,
         };
         let server = Server::new(config, host.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

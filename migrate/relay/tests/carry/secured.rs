@@ -74,6 +74,7 @@ fn hello() -> Hello {
         page_size: 4096,
         name: None,
         setup: None,
+        delta_cache: 0,
         codecs: vec!["zstd".into()],
         ask: false,
     }

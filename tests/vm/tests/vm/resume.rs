@@ -6,7 +6,7 @@ use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use vm_tests::platen::{self, Platen};
 use vm_tests::table::to_f64;
-use vm_tests::{Habits, Rate, Signal, WildLink};
+use vm_tests::{Habits, Rate, Signal, Vm, WildLink};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, HalfWay, Stage,
@@ -32,6 +32,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ));
     }
     all.push(Scenario::new("survives_a_link_of_changing_speed", changing_speed));
+    all.push(Scenario::new("moves_with_deltas_over_a_link_that_is_cut", deltas));
     all.push(Scenario::new("cancelled_while_the_link_is_away", cancelled_meanwhile));
     all
 }
@@ -112,6 +113,47 @@ fn link_cut(stage: &mut Stage, seconds: u64, channels: &str) -> Result<()> {
     // A second may pass unnoticed: TCP repairs it.
     ensure!(resumes >= 1.0 || seconds < NOTICED, "no resume in {report}");
     ensure!(resumes == 0.0 || lost > 0.5, "{resumes} resumes in {lost} s");
+    Ok(())
+}
+
+/// Waits until QEMU has begun pass `wanted` over its memory; gives the number of the one it is at.
+fn wait_passes(vm: &mut Vm, mover: &mut Platen, wanted: u64) -> Result<u64> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let stats = vm.monitor.query_migrate()?;
+        let pass = stats["ram"]["dirty-sync-count"].as_u64().unwrap_or(0);
+        if pass >= wanted {
+            return Ok(pass);
+        }
+        let ended = mover.process.poll()?;
+        ensure!(ended.is_none(), "it ended in pass {pass} of {wanted}; {}", mover.process.tail());
+        ensure!(Instant::now() < deadline, "in pass {pass} of {wanted} after {LIMIT:?}: {stats}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Pages that are sent again, as differences from what went before the cut and after it.
+fn deltas(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    stage.lab.net.shape(Rate::Mbit(100))?;
+    let destination = stage.lab.incoming_for(&vm)?;
+    let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    vm.is_reluctant()?;
+    // All the time, not only while it pays: how fast this machine is does not matter here.
+    let flags = [&["--codec", "lz4", "--delta-cache", "128M"], &RESUME[..]].concat();
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
+    // A second pass over its memory is through, which is what is sent again.
+    let passes = wait_passes(&mut vm, &mut migrate, 3)?;
+    let mut half_way = HalfWay { vm, destination, receive, migrate };
+    cut(stage, NOTICED, &mut half_way.migrate)?;
+    wait_passes(&mut half_way.vm, &mut half_way.migrate, passes + 2)?;
+    stage.lab.net.shape(Rate::Unlimited)?;
+    let report = arrives(stage, half_way, true)?;
+    let pages =
+        report["delta"]["pages"].as_f64().with_context(|| format!("no deltas in {report}"))?;
+    println!("  {pages} pages went as differences");
+    ensure!(pages > 100.0, "only {pages}: {report}");
     Ok(())
 }
 

@@ -1,0 +1,39 @@
+//! Hostile delta tables: refused, or followed within chunk and cache; and what an honest sender makes is followed to the
+//! same bytes.
+//!
+//! Input: slots (one byte), the chunk's pages (one byte, of 64 bytes each), length of the table (u16), the table, and
+//! the chunk's bytes, which are repeated.
+#![no_main]
+
+use delta::{Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
+use libfuzzer_sys::fuzz_target;
+
+const PAGE: usize = 64;
+
+fuzz_target!(|input: &[u8]| {
+    let [slots, pages, a, b, rest @ ..] = input else { return };
+    let (table, bytes) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes([*a, *b]))));
+    let len = usize::from(*pages) * (RECORD_HEAD + PAGE);
+    let plain: Vec<u8> = bytes.iter().chain(&[0]).copied().cycle().take(len).collect();
+    let cache = u64::from(*slots) * PAGE as u64;
+
+    let mut receiver = Receiver::new(cache, PAGE);
+    for _ in 0..2 {
+        let mut chunk = plain.clone();
+        if let Err(error) = receiver.apply(&mut chunk, table) {
+            assert!(!error.to_string().is_empty());
+        }
+    }
+
+    let (mut sender, mut receiver) = (Sender::new(cache, PAGE), Receiver::new(cache, PAGE));
+    for address in bytes.iter().take(8).map(|byte| u64::from(*byte) * PAGE as u64) {
+        let mut chunk = plain.clone();
+        chunk.resize(len + TABLE_ROOM, 0);
+        let mut pass = sender.begin(&mut chunk, len);
+        pass.records(0, address, usize::from(*pages));
+        let (table_len, sent) = pass.finish();
+        let (chunk, table) = chunk.split_at_mut(len);
+        assert_eq!(receiver.apply(chunk, &table[..table_len]), Ok(sent));
+        assert!(chunk == &plain[..]);
+    }
+});

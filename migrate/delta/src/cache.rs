@@ -1,0 +1,45 @@
+//! Slots of one page each, whose memory comes as they are used.
+
+/// Pages whose memory is had at once.
+const SEGMENT: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    /// Empty until one of its slots is used.
+    segments: Vec<Vec<u8>>,
+    slots: usize,
+    page_size: usize,
+}
+
+impl Cache {
+    /// As many slots of `page_size` bytes as `bytes` has room for.
+    pub(crate) fn new(bytes: u64, page_size: usize) -> Self {
+        let slots = usize::try_from(bytes / page_size as u64).unwrap_or(usize::MAX);
+        let slots = slots.min(u32::MAX as usize);
+        Self { segments: vec![Vec::new(); slots.div_ceil(SEGMENT)], slots, page_size }
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(crate) fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// The slot's page, zeros before it was used; `None` where there is no such slot, or no memory for it.
+    #[inline]
+    pub(crate) fn page(&mut self, slot: usize) -> Option<&mut [u8]> {
+        if slot >= self.slots {
+            return None;
+        }
+        let segment = &mut self.segments[slot / SEGMENT];
+        if segment.is_empty() {
+            let pages = SEGMENT.min(self.slots - slot / SEGMENT * SEGMENT);
+            segment.try_reserve_exact(pages * self.page_size).ok()?;
+            segment.resize(pages * self.page_size, 0);
+        }
+        let at = slot % SEGMENT * self.page_size;
+        Some(&mut segment[at..at + self.page_size])
+    }
+}
