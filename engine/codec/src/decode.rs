@@ -45,7 +45,27 @@ impl Decoder {
                 return Err(DecodeError::Buffer { codec, what, stated, got });
             }
         }
-        let bad = |reason| DecodeError::Payload { codec, plain_len: header.plain_len, reason };
+        self.decode_payload(codec, payload, out)?;
+        verify(header, out)
+    }
+
+    /// Decodes a payload of `codec` into all of `out` without a checksum of the plain bytes: for who
+    /// keeps one of the payload. Otherwise as [`decode`](Self::decode).
+    ///
+    /// # Errors
+    ///
+    /// Every payload that does not decode to exactly as many bytes as `out` has.
+    pub fn decode_payload(
+        &mut self,
+        codec: Codec,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        let plain_len = u32::try_from(out.len()).unwrap_or(u32::MAX);
+        if codec == Codec::Raw && payload.len() != out.len() {
+            return Err(DecodeError::Length { codec, expected: plain_len, got: payload.len() });
+        }
+        let bad = |reason| DecodeError::Payload { codec, plain_len, reason };
         let got = match codec {
             Codec::Raw => {
                 out.copy_from_slice(payload);
@@ -75,16 +95,15 @@ impl Decoder {
             })?,
             Codec::Zstd => self.zstd.decompress(payload, out).map_err(bad)?,
             Codec::DeflateQz => {
-                qz::decompress(&mut self.inflate, payload, out).map_err(|error| {
-                    DecodeError::Member { codec, plain_len: header.plain_len, error }
-                })?;
+                qz::decompress(&mut self.inflate, payload, out)
+                    .map_err(|error| DecodeError::Member { codec, plain_len, error })?;
                 out.len()
             }
         };
         if got != out.len() {
-            return Err(DecodeError::Length { codec, expected: header.plain_len, got });
+            return Err(DecodeError::Length { codec, expected: plain_len, got });
         }
-        verify(header, out)
+        Ok(())
     }
 }
 

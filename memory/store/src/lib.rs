@@ -3,7 +3,8 @@
 //!
 //! The store does not compress. A thread's [`Worker`] takes an object (1 to 4096 bytes and a tag) for a
 //! page and gives it back; a page that is one word over and over is kept in its table entry. Recompression
-//! swaps one form of a page for another ([`Worker::replace`]) without racing a write.
+//! swaps one form of a page for another ([`Worker::replace`]) without racing a write, and a write of a
+//! part of a page reads, edits and stores it as one ([`Worker::modify`]).
 //!
 //! ```text
 //!  put(page, tag, bytes)                               get(page, out)
@@ -103,6 +104,8 @@ mod layout;
 #[cfg(not(loom))]
 mod map;
 #[cfg(not(loom))]
+mod modify;
+#[cfg(not(loom))]
 mod recover;
 #[cfg(not(loom))]
 mod regions;
@@ -122,6 +125,7 @@ mod worker;
 pub use {
     compact::Compacted,
     keeper::Keeper,
+    modify::{Change, ModifyError},
     slot::{MAX_AGE, MAX_OBJECT, TAGS},
     stats::Stats,
     store::{Options, Store, StoreError, MAX_WORKERS},

@@ -265,17 +265,38 @@ impl Slot {
         }
     }
 
-    /// Swaps in `new` for the object that the caller has pinned, which ends the pin; `false`, and
-    /// the pin still there, if somebody else reads it. `pinned` is what `pin` gave.
+    /// Swaps in `new`, the same page elsewhere or in another form, for the object that the caller has
+    /// pinned, which ends the pin; `false`, and the pin still there, if somebody else reads it.
+    /// `pinned` is what `pin` gave. The page stays as old as it is.
     #[inline]
     pub fn relocate(&self, pinned: Word, new: Word) -> bool {
+        self.exchange(pinned, |word| Word(new.0 & !AGE | word.0 & AGE))
+    }
+
+    /// Swaps in `new`, another content, for the object that the caller has pinned: as
+    /// [`relocate`](Self::relocate), but the page is young, and `new` need not be an object.
+    #[inline]
+    pub fn supersede(&self, pinned: Word, new: Word) -> bool {
+        self.exchange(pinned, |_| new)
+    }
+
+    /// Swaps in `new` if `seen`, which is no object, is there still.
+    #[inline]
+    pub fn fill_in(&self, seen: Word, new: Word) -> bool {
+        debug_assert!(!seen.is_object());
+        let order = both(Site::PublishAcquire, Site::PublishRelease);
+        self.0.compare_exchange(seen.0, new.0, order, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    fn exchange(&self, pinned: Word, new: impl Fn(Word) -> Word) -> bool {
         let order = both(Site::MoveAcquire, Site::MoveRelease);
         // A reader that came and went changes the age at most, and its unpin must be seen.
         let word = self.load();
         let alone = word.pins() == 1 || !step(Site::MoveAlone);
         let unmoved = (word.0 | AGE | PINS) == (pinned.0 | AGE | PINS);
-        let new = Word(new.0 & !AGE | word.0 & AGE);
-        alone && unmoved && self.0.compare_exchange(word.0, new.0, order, Ordering::Relaxed).is_ok()
+        let new = new(word).0;
+        alone && unmoved && self.0.compare_exchange(word.0, new, order, Ordering::Relaxed).is_ok()
     }
 
     /// Makes the object one period older, up to [`MAX_AGE`], and gives its new age.

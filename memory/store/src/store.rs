@@ -12,6 +12,7 @@ use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
 use crate::map::{self, Map, Taken};
+use crate::modify::Editing;
 use crate::recover;
 use crate::slot::{Object, Word, MAX_PINS};
 use crate::stats::{sum, Counters, Stats};
@@ -97,6 +98,7 @@ pub struct Store {
     pub(crate) counters: Box<[Counters]>,
     /// Bit set: a worker has these counters.
     pub(crate) working: AtomicU64,
+    pub(crate) editing: Editing,
     pub(crate) sweep: Mutex<Sweep>,
     pub(crate) compacted: AtomicU64,
     pub(crate) options: Options,
@@ -165,6 +167,7 @@ impl Store {
             heap,
             counters: (0..=MAX_WORKERS).map(|_| Counters::default()).collect(),
             working: AtomicU64::new(0),
+            editing: Editing::default(),
             sweep: Mutex::new(Sweep::new(pages)),
             compacted: AtomicU64::new(0),
             options,

@@ -159,38 +159,46 @@ impl Worker {
         let Some(new) = Word::same(word) else {
             return self.put_object(index, TAGS, &word.to_le_bytes());
         };
-        let old = self.slot(index)?.publish(new);
+        let old = slot_of(&self.store, index)?.publish(new);
         inject::step();
         self.forget(old);
-        let counters = self.counters();
-        add(&counters.pages, 1);
-        add(&counters.same, 1);
+        self.count_word(new);
         Ok(())
     }
 
     fn put_object(&mut self, index: u64, tag: u8, bytes: &[u8]) -> Result<(), PutError> {
+        let (object, _) = self.place(index, tag, bytes)?;
+        let word = Word::object(object);
+        let old = slot_of(&self.store, index)?.publish(word);
+        inject::step();
+        self.forget(old);
+        self.count_word(word);
+        Ok(())
+    }
+
+    /// Claims a place for an object of page `index` and writes it there; no entry names it yet.
+    pub(crate) fn place(
+        &mut self,
+        index: u64,
+        tag: u8,
+        bytes: &[u8],
+    ) -> Result<(Object, Claimed), PutError> {
         let (Ok(len), 1..=MAX_OBJECT) = (u32::try_from(bytes.len()), bytes.len()) else {
             return Err(PutError::Object { len: bytes.len(), tag });
         };
-        self.slot(index)?;
+        slot_of(&self.store, index)?;
         let fits = fitting(bytes.len());
         let heap = &self.store.heap;
-        let Ok(Claimed { slab, class, index: number }) = heap.claim(&mut self.current[fits], fits)
-        else {
+        let Ok(claimed) = heap.claim(&mut self.current[fits], fits) else {
             return Err(PutError::Full { index, len: bytes.len() });
         };
         inject::step();
-        let bump = u32::try_from(class - fits).expect("three at most");
-        let object = Object { slab, index: number, len, bump, tag };
+        let bump = u32::try_from(claimed.class - fits).expect("three at most");
+        let object = Object { slab: claimed.slab, index: claimed.index, len, bump, tag };
         let (_, place) = locate(&heap.map, &object).expect("the heap claims places that exist");
         heap.map.write(place, checksum(index, &object, bytes), bytes);
         inject::step();
-        let word = Word::object(object);
-        let old = self.slot(index)?.publish(word);
-        inject::step();
-        self.forget(old);
-        self.count_object(word, &object);
-        Ok(())
+        Ok((object, claimed))
     }
 
     /// Copies what is stored for page `index` to the beginning of `out`, checked. After an error
@@ -220,14 +228,40 @@ impl Worker {
             }
         };
         inject::step();
-        let found = match word.state() {
-            Some(State::Object(object)) => locate(map, &object)
-                .map(|(_, place)| (object, map.read(place, &mut out[..object.len as usize]))),
-            _ => None,
-        };
+        let copied = self.copy_pinned(word, out);
         slot.unpin();
         inject::step();
-        let (object, expected) = found.ok_or(lost)?;
+        let (object, expected) = copied.ok_or(lost)?;
+        self.examine(index, object, expected, out)
+    }
+
+    /// What a word that the caller has pinned names, its bytes checked and in `out`.
+    pub(crate) fn read_pinned(
+        &self,
+        index: u64,
+        pinned: Word,
+        out: &mut [u8; MAX_OBJECT],
+    ) -> Result<Page, GetError> {
+        let (object, expected) = self.copy_pinned(pinned, out).ok_or(GetError::Lost { index })?;
+        self.examine(index, object, expected, out)
+    }
+
+    #[inline]
+    fn copy_pinned(&self, pinned: Word, out: &mut [u8; MAX_OBJECT]) -> Option<(Object, u32)> {
+        let Some(State::Object(object)) = pinned.state() else { return None };
+        let map = &self.store.heap.map;
+        let (_, place) = locate(map, &object)?;
+        Some((object, map.read(place, &mut out[..object.len as usize])))
+    }
+
+    #[inline]
+    fn examine(
+        &self,
+        index: u64,
+        object: Object,
+        expected: u32,
+        out: &[u8; MAX_OBJECT],
+    ) -> Result<Page, GetError> {
         let len = object.len as usize;
         let got = checksum(index, &object, &out[..len]);
         if got != expected {
@@ -257,39 +291,23 @@ impl Worker {
         recode: impl FnOnce(u8, &[u8], &mut [u8; MAX_OBJECT]) -> Option<(u8, usize)>,
     ) -> Result<bool, GetError> {
         let store = Arc::clone(&self.store);
-        let map = &store.heap.map;
-        let slot = usize::try_from(index).ok().and_then(|at| map.table().get(at));
+        let table = store.heap.map.table();
+        let slot = usize::try_from(index).ok().and_then(|at| table.get(at));
         let slot = slot.ok_or(GetError::Index { index, pages: store.pages() })?;
         let Ok(pinned) = slot.pin(false) else { return Ok(false) };
         let pin = Pin(slot);
-        let lost = GetError::Lost { index };
-        let Some(State::Object(old)) = pinned.state() else { return Err(lost) };
-        let (_, place) = locate(map, &old).ok_or(lost)?;
         let mut bytes = [0; MAX_OBJECT];
-        let bytes = &mut bytes[..old.len as usize];
-        let expected = map.read(place, bytes);
-        let got = checksum(index, &old, bytes);
-        if got != expected {
-            return Err(GetError::Checksum { index, len: bytes.len(), expected, got });
-        }
-        // A word that fits no entry is no object of the caller's.
-        let new = if old.tag == TAGS { None } else { recode(old.tag, bytes, out) };
+        let (tag, bytes) = match self.read_pinned(index, pinned, &mut bytes)? {
+            Page::Object { tag, len } => (tag, &bytes[..len]),
+            // A word that fits no entry is no object of the caller's.
+            _ => return Ok(false),
+        };
+        let new = recode(tag, bytes, out);
         let Some((tag, len)) = new.filter(|(tag, len)| *tag < TAGS && *len > 0) else {
             return Ok(false);
         };
         let Some(bytes) = out.get(..len) else { return Ok(false) };
-        let len = u32::try_from(bytes.len()).expect("4096 at most");
-        let fits = fitting(bytes.len());
-        let Ok(claimed) = store.heap.claim(&mut self.current[fits], fits) else {
-            return Ok(false);
-        };
-        inject::step();
-        let bump = u32::try_from(claimed.class - fits).expect("three at most");
-        let Claimed { slab, index: number, .. } = claimed;
-        let object = Object { slab, index: number, len, bump, tag };
-        let (_, place) = locate(map, &object).expect("the heap claims places that exist");
-        map.write(place, checksum(index, &object, bytes), bytes);
-        inject::step();
+        let Ok((object, claimed)) = self.place(index, tag, bytes) else { return Ok(false) };
         let word = Word::object(object);
         if !slot.relocate(pinned, word) {
             drop(pin);
@@ -300,7 +318,7 @@ impl Worker {
         std::mem::forget(pin);
         inject::step();
         self.forget(pinned);
-        self.count_object(word, &object);
+        self.count_word(word);
         Ok(true)
     }
 
@@ -308,7 +326,7 @@ impl Worker {
     pub fn discard(&mut self, pages: Range<u64>) {
         let end = pages.end.min(self.store.pages());
         for index in pages.start..end {
-            if let Ok(slot) = self.slot(index) {
+            if let Ok(slot) = slot_of(&self.store, index) {
                 if slot.load() == Word::ABSENT {
                     continue;
                 }
@@ -374,31 +392,31 @@ impl Worker {
         }
     }
 
-    fn slot(&self, index: u64) -> Result<&Slot, PutError> {
-        let table = self.store.heap.map.table();
-        let slot = usize::try_from(index).ok().and_then(|at| table.get(at));
-        slot.ok_or(PutError::Index { index, pages: self.store.pages() })
-    }
-
     fn counters(&self) -> &Counters {
         &self.store.counters[self.number]
     }
 
-    fn count_object(&self, word: Word, object: &Object) {
+    /// Counts what a word that we put into the table names.
+    pub(crate) fn count_word(&self, word: Word) {
         let counters = self.counters();
         add(&counters.pages, 1);
-        add(&counters.bytes, u64::from(object.len));
-        if object.tag == TAGS {
-            add(&counters.same, 1);
-        }
-        if is_huge(word, object) {
-            add(&counters.huge, 1);
-            add(&counters.huge_since, 1);
+        match word.state() {
+            Some(State::Object(object)) => {
+                add(&counters.bytes, u64::from(object.len));
+                if object.tag == TAGS {
+                    add(&counters.same, 1);
+                }
+                if is_huge(word, &object) {
+                    add(&counters.huge, 1);
+                    add(&counters.huge_since, 1);
+                }
+            }
+            _ => add(&counters.same, 1),
         }
     }
 
     /// Frees what a word that we took out of the table named.
-    fn forget(&self, old: Word) {
+    pub(crate) fn forget(&self, old: Word) {
         let counters = self.counters();
         if old != Word::ABSENT {
             sub(&counters.pages, 1);
@@ -426,8 +444,14 @@ impl Worker {
     }
 }
 
+/// The entry of a page.
+pub(crate) fn slot_of(store: &Store, index: u64) -> Result<&Slot, PutError> {
+    let slot = usize::try_from(index).ok().and_then(|at| store.heap.map.table().get(at));
+    slot.ok_or(PutError::Index { index, pages: store.pages() })
+}
+
 /// Takes the pin off when it is dropped.
-struct Pin<'a>(&'a Slot);
+pub(crate) struct Pin<'a>(pub(crate) &'a Slot);
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {

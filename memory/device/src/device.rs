@@ -1,0 +1,285 @@
+//! The device: what all its threads share, and the workers.
+#![expect(unsafe_code, reason = "workers follow invitations to flights")]
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use codec::{Settings, SettingsError};
+use ring::{EventCount, Ring};
+use rustix::event::{eventfd, EventfdFlags};
+use store::{Store, MAX_WORKERS};
+
+use crate::engine::{Damage, Engine};
+use crate::guard::IoPath;
+use crate::queue::{DeviceQueue, Station};
+use crate::request::{Backend, Op};
+use crate::stats::{self, Counters, IoStats};
+
+/// What a device is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Codec and level of what is written from now on. What is stored already is read whatever it is.
+    pub settings: Settings,
+    /// Threads beside the transports' own that large requests are split over, at most 32; 0: each
+    /// transport thread does its requests alone.
+    pub workers: usize,
+    /// Split requests that a queue may have under way.
+    pub depth: u16,
+}
+
+impl Default for DeviceOptions {
+    /// zstd level 1, as many workers as there are CPUs but one (its thread is the transport's), and
+    /// 256 requests.
+    fn default() -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        Self { settings: Settings::default(), workers: (cpus - 1).clamp(1, 32), depth: 256 }
+    }
+}
+
+/// Why a device or a queue could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// More workers than a device may have.
+    #[error("{0} workers, at most 32 are allowed")]
+    Workers(usize),
+    /// Workers and queues have used up the store's workers.
+    #[error("no room for another thread: the store has {MAX_WORKERS} workers")]
+    Full,
+    /// The codec cannot be set up.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The kernel refused.
+    #[error("cannot make {what}")]
+    Io {
+        /// What was asked for.
+        what: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+}
+
+impl From<OpenError> for io::Error {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Io { source, .. } => source,
+            other => io::Error::other(other),
+        }
+    }
+}
+
+/// An invitation to work on a flight of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Invitation {
+    pub(crate) queue: u16,
+    pub(crate) flight: u16,
+}
+
+/// What all threads of a device share.
+pub(crate) struct Shared {
+    pub(crate) pages: u64,
+    pub(crate) settings: Settings,
+    pub(crate) workers: usize,
+    pub(crate) counters: Box<[Counters]>,
+    pub(crate) damage: OnceLock<Damage>,
+    invitations: Ring<Invitation>,
+    /// Invitations wait.
+    work: EventCount,
+    stop: AtomicBool,
+    /// A queue's place is made when first needed and stays, since an invitation may outlive the queue.
+    stations: Box<[OnceLock<Station>]>,
+    /// Which of them have a queue.
+    open: Mutex<u64>,
+}
+
+impl Shared {
+    pub(crate) fn station(&self, queue: u16) -> &Station {
+        self.stations[usize::from(queue)].get().expect("it was made with its queue")
+    }
+
+    /// Requests of so many pages are split.
+    pub(crate) fn split_from(&self, op: Op) -> u32 {
+        match op {
+            _ if self.workers == 0 => u32::MAX,
+            // To wake a thread costs about what a page costs to compress, and two to three to read.
+            Op::Write => 8,
+            Op::Read => 16,
+            Op::Discard | Op::WriteZeroes { .. } => 16384,
+            Op::Flush => u32::MAX,
+        }
+    }
+
+    /// Sends an invitation `number` times, as long as there is room, and gives how often it was.
+    pub(crate) fn invite(&self, invitation: Invitation, number: u32) -> u32 {
+        let sent = (0..number).take_while(|_| self.invitations.push(invitation).is_ok()).count();
+        // Who is woken wakes the next.
+        self.work.notify_one();
+        u32::try_from(sent).expect("no more than asked for")
+    }
+
+    pub(crate) fn close(&self, queue: u16) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << queue);
+    }
+}
+
+/// Ends the workers when the device and all its queues are gone.
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    store: Arc<Store>,
+    threads: Vec<JoinHandle<()>>,
+    depth: u16,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // One that panicked has shown its panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A block device over a [`Store`].
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+impl Device {
+    /// A device of all pages of `store`, with its workers running.
+    ///
+    /// # Errors
+    ///
+    /// Too many workers, a codec that cannot be set up, no thread.
+    pub fn new(store: &Arc<Store>, options: &DeviceOptions) -> Result<Self, OpenError> {
+        if options.workers > 32 {
+            return Err(OpenError::Workers(options.workers));
+        }
+        let shared = Arc::new(Shared {
+            pages: store.pages(),
+            settings: options.settings,
+            workers: options.workers,
+            counters: (0..options.workers + MAX_WORKERS).map(|_| Counters::default()).collect(),
+            damage: OnceLock::new(),
+            invitations: Ring::new(1024),
+            work: EventCount::new(),
+            stop: AtomicBool::new(false),
+            stations: (0..MAX_WORKERS).map(|_| OnceLock::new()).collect(),
+            open: Mutex::new(0),
+        });
+        // The first wait of a process asks for the number of its CPUs, which allocates.
+        let _ = shared.work.wait_until(Some(Instant::now()), || None::<()>);
+        let mut inner = Inner {
+            shared: Arc::clone(&shared),
+            store: Arc::clone(store),
+            threads: Vec::with_capacity(options.workers),
+            depth: options.depth.max(1),
+        };
+        for number in 0..options.workers {
+            let worker = store.worker().ok_or(OpenError::Full)?;
+            let mut engine = Engine::new(&shared, worker, number)?;
+            let thread = thread::Builder::new().name(format!("device-{number}"));
+            let shared = Arc::clone(&shared);
+            let thread = thread.spawn(move || follow(&shared, &mut engine));
+            inner
+                .threads
+                .push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
+        }
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.inner.store
+    }
+
+    /// Codec and level of what is written.
+    pub fn settings(&self) -> Settings {
+        self.inner.shared.settings
+    }
+
+    /// Threads beside the transports' own.
+    pub fn workers(&self) -> usize {
+        self.inner.shared.workers
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> IoStats {
+        stats::sum(&self.inner.shared.counters)
+    }
+
+    /// The first page that was found damaged, if any.
+    pub fn damage(&self) -> Option<&Damage> {
+        self.inner.shared.damage.get()
+    }
+
+    /// Opens a queue for one thread.
+    ///
+    /// # Errors
+    ///
+    /// No room for another one, and the kernel's.
+    pub fn queue(&self) -> Result<DeviceQueue, OpenError> {
+        let Inner { shared, store, depth, .. } = &*self.inner;
+        let worker = store.worker().ok_or(OpenError::Full)?;
+        let mut open = shared.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = open.trailing_ones() as usize;
+        let station = shared.stations.get(at).ok_or(OpenError::Full)?;
+        let engine = Engine::new(shared, worker, shared.workers + at)?;
+        if station.get().is_none() {
+            let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|error| OpenError::Io { what: "an eventfd", source: error.into() })?;
+            let _ = station.set(Station::new(*depth, wake));
+        }
+        *open |= 1 << at;
+        let number = u16::try_from(at).expect("64 at most");
+        Ok(DeviceQueue::new(&self.inner, engine, number, *depth))
+    }
+}
+
+impl Backend for Device {
+    type Queue = DeviceQueue;
+
+    fn pages(&self) -> u64 {
+        self.inner.shared.pages
+    }
+
+    fn open(&self) -> io::Result<DeviceQueue> {
+        Ok(self.queue()?)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("pages", &self.inner.shared.pages)
+            .field("settings", &self.settings())
+            .field("workers", &self.workers())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A worker: follows invitations until it is told to stop.
+fn follow(shared: &Shared, engine: &mut Engine) {
+    let _path = IoPath::enter();
+    loop {
+        let invitation = shared.work.wait_until(None, || {
+            let invitation = shared.invitations.pop();
+            let stopped = invitation.is_none() && shared.stop.load(Ordering::Acquire);
+            (invitation.is_some() || stopped).then_some(invitation)
+        });
+        let Some(Invitation { queue, flight: number }) = invitation.flatten() else { return };
+        let station = shared.station(queue);
+        let flight = &station.flights[usize::from(number)];
+        // SAFETY: we were invited, and leave below.
+        let last = unsafe { flight.work(engine) };
+        flight.leave();
+        if last {
+            station.finish(number);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A request that several threads work on.
+#![expect(
+    unsafe_code,
+    reason = "a flight's request is written by its queue and read by those invited"
+)]
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::engine::Engine;
+use crate::request::{Buffer, Errno, Op, Request};
+
+/// A request under way, in a place that its queue uses again and again.
+///
+/// Ownership rule: `what` belongs to the queue while `invited` is 0 and the flight is not under way;
+/// from the first invitation on everybody may read it and nobody writes it. Those invited say when they
+/// will not look at it again by taking one off `invited`. Pages belong to whoever moved `next` past
+/// them. Who takes the last page off `left` finishes the flight, and says so to the queue; that may be
+/// before the last invitation is looked at, which is why `invited` is not `left`.
+pub(crate) struct Flight {
+    what: UnsafeCell<(u64, Request)>,
+    /// The first page that nobody has taken. Relaxed: it only shares pages out.
+    next: AtomicU32,
+    /// Pages that are not done.
+    left: AtomicU32,
+    /// Invitations that are in the ring or being worked on.
+    invited: AtomicU32,
+    /// The first failure, or 0. Relaxed: `left` carries the order.
+    error: AtomicU32,
+}
+
+// SAFETY: by the ownership rule `what` is never written while another thread may read it; a request
+// is `Send`.
+unsafe impl Sync for Flight {}
+
+impl Flight {
+    pub(crate) fn new() -> Self {
+        let nothing = Request { op: Op::Flush, page: 0, pages: 0, buffer: Buffer::NONE };
+        Self {
+            what: UnsafeCell::new((0, nothing)),
+            next: AtomicU32::new(0),
+            left: AtomicU32::new(0),
+            invited: AtomicU32::new(0),
+            error: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether the queue may begin another request in it: nobody looks at the last one.
+    pub(crate) fn is_free(&self) -> bool {
+        // Pairs with the Release in `leave`: all reading of `what` is over.
+        self.invited.load(Ordering::Acquire) == 0
+    }
+
+    /// Puts a request in.
+    ///
+    /// # Safety
+    ///
+    /// The flight is free and not under way, and the caller is its queue.
+    pub(crate) unsafe fn begin(&self, tag: u64, request: Request, invitations: u32) {
+        // SAFETY: by the ownership rule it is the queue's, which the caller is.
+        unsafe { *self.what.get() = (tag, request) };
+        self.next.store(0, Ordering::Relaxed);
+        self.error.store(0, Ordering::Relaxed);
+        self.left.store(request.pages, Ordering::Relaxed);
+        // The ring that carries the invitations publishes all of these.
+        self.invited.store(invitations, Ordering::Relaxed);
+    }
+
+    /// Takes back `number` invitations that were not sent.
+    pub(crate) fn uninvite(&self, number: u32) {
+        self.invited.fetch_sub(number, Ordering::Relaxed);
+    }
+
+    /// An invitation was followed: whoever calls this does not look at the flight again.
+    pub(crate) fn leave(&self) {
+        // Pairs with the Acquire in `is_free`.
+        self.invited.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Does pages until there are none to take; whether the last of all was among them.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the queue, with the flight under way, or was invited and has not left.
+    pub(crate) unsafe fn work(&self, engine: &mut Engine) -> bool {
+        // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
+        let (_, request) = unsafe { &*self.what.get() };
+        let step = step(request.op);
+        loop {
+            let first = self.next.fetch_add(step, Ordering::Relaxed);
+            if first >= request.pages {
+                // So that a late guest, of 64 at most, cannot bring it around.
+                self.next.store(request.pages, Ordering::Relaxed);
+                return false;
+            }
+            let count = step.min(request.pages - first);
+            let done = engine.run(request.op, request.page, &request.buffer, first, count);
+            if let Err(errno) = done {
+                let raw = errno.raw().unsigned_abs();
+                let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            // AcqRel: the last one has seen all that the others did, and tells the queue.
+            if self.left.fetch_sub(count, Ordering::AcqRel) == count {
+                return true;
+            }
+        }
+    }
+
+    /// Tag and result of a flight that is finished. Only for its queue.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the queue, and has not begun another request since.
+    pub(crate) unsafe fn result(&self) -> (u64, Result<(), Errno>) {
+        // SAFETY: nobody writes it: only the queue would, which the caller is.
+        let (tag, _) = unsafe { *self.what.get() };
+        (tag, Errno::from_raw(self.error.load(Ordering::Relaxed)).map_or(Ok(()), Err))
+    }
+}
+
+/// Pages that are taken at a time. Few, so that all threads end together; a page that is discarded
+/// costs a few nanoseconds.
+fn step(op: Op) -> u32 {
+    match op {
+        Op::Read | Op::Write => 4,
+        Op::Discard | Op::WriteZeroes { .. } | Op::Flush => 4096,
+    }
+}

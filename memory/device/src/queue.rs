@@ -1,0 +1,259 @@
+//! One transport thread's queue.
+#![expect(unsafe_code, reason = "works on its own flights")]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::Arc;
+
+use ring::Ring;
+use rustix::event::{poll, PollFd, PollFlags};
+
+use crate::device::{Inner, Invitation};
+use crate::engine::Engine;
+use crate::flight::Flight;
+use crate::guard::IoPath;
+use crate::request::{Buffer, Errno, Extent, Op, Queue, Request, PAGE};
+use crate::stats::add;
+
+/// What a queue shares with the workers.
+pub(crate) struct Station {
+    pub(crate) flights: Box<[Flight]>,
+    /// Numbers of flights that workers have finished. Has room for all.
+    done: Ring<u16>,
+    /// Whether the queue's thread sleeps, or is about to. Who takes it back writes to `wake`.
+    armed: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl Station {
+    pub(crate) fn new(depth: u16, wake: OwnedFd) -> Self {
+        Self {
+            flights: (0..depth).map(|_| Flight::new()).collect(),
+            done: Ring::new(usize::from(depth)),
+            armed: AtomicBool::new(false),
+            wake,
+        }
+    }
+
+    /// Tells the queue that a flight is finished. For workers.
+    pub(crate) fn finish(&self, flight: u16) {
+        let mut flight = flight;
+        while let Err(back) = self.done.push(flight) {
+            // The cell that it needs is being emptied just now.
+            flight = back;
+            std::hint::spin_loop();
+        }
+        // Pairs with the fence in `arm`: either we see that it is armed, or it sees the flight.
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+            // Full only if nobody has looked 2^64 times: then it is readable.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A queue of a [`Device`](crate::Device).
+pub struct DeviceQueue {
+    inner: Arc<Inner>,
+    engine: Engine,
+    number: u16,
+    /// Flights that are not under way, the one used longest ago first.
+    idle: VecDeque<u16>,
+    /// One that `arm` has taken out of the ring.
+    early: Option<u16>,
+    under_way: usize,
+}
+
+impl DeviceQueue {
+    pub(crate) fn new(inner: &Arc<Inner>, engine: Engine, number: u16, depth: u16) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            engine,
+            number,
+            idle: (0..depth).collect(),
+            early: None,
+            under_way: 0,
+        }
+    }
+
+    /// Reads whole pages from `page` on, on this thread alone.
+    ///
+    /// # Errors
+    ///
+    /// As a request.
+    pub fn read_now(&mut self, page: u64, out: &mut [u8]) -> Result<(), Errno> {
+        // SAFETY: the bytes are ours until `now` returns, and then the request is over.
+        let buffer = unsafe { Buffer::new(out.as_mut_ptr(), out.len()) };
+        self.now(Op::Read, page, buffer)
+    }
+
+    /// Writes whole pages from `page` on, on this thread alone.
+    ///
+    /// # Errors
+    ///
+    /// As a request.
+    pub fn write_now(&mut self, page: u64, bytes: &[u8]) -> Result<(), Errno> {
+        // SAFETY: nobody writes the bytes until `now` returns, the device neither since it is a
+        // write, and then the request is over.
+        let buffer = unsafe { Buffer::new(bytes.as_ptr().cast_mut(), bytes.len()) };
+        self.now(Op::Write, page, buffer)
+    }
+
+    fn now(&mut self, op: Op, page: u64, buffer: Buffer) -> Result<(), Errno> {
+        let _path = IoPath::enter();
+        let pages = u32::try_from(buffer.len() / PAGE).unwrap_or(u32::MAX);
+        let request = Request { op, page, pages, buffer };
+        self.check(&request)?;
+        self.engine.run(op, page, &buffer, 0, pages)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Errno> {
+        let counters = self.engine.counters();
+        add(&counters.requests, 1);
+        let end = request.page.checked_add(u64::from(request.pages));
+        let there = end.is_some_and(|end| end <= self.inner.shared.pages);
+        let pages = request.pages as usize;
+        let sound = match request.op {
+            Op::Read | Op::Write => there && pages.checked_mul(PAGE) == Some(request.buffer.len()),
+            Op::Discard | Op::WriteZeroes { .. } => there,
+            Op::Flush => true,
+        };
+        if sound {
+            Ok(())
+        } else {
+            add(&counters.invalid_io, 1);
+            Err(Errno::Invalid)
+        }
+    }
+
+    /// A flight to use, if there is one.
+    fn flight(&mut self) -> Option<u16> {
+        let station = self.inner.shared.station(self.number);
+        // One whose last invitation lies in the ring still is left for later.
+        for _ in 0..self.idle.len().min(8) {
+            let number = self.idle.pop_front()?;
+            if station.flights[usize::from(number)].is_free() {
+                return Some(number);
+            }
+            self.idle.push_back(number);
+        }
+        None
+    }
+
+    /// Shares a request out; `None` if it is under way.
+    fn split(&mut self, number: u16, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        add(&self.engine.counters().split_requests, 1);
+        let shared = &self.inner.shared;
+        let flight = &shared.station(self.number).flights[usize::from(number)];
+        let most = u32::try_from(shared.workers).unwrap_or(u32::MAX);
+        let guests = most.min(request.pages / GUEST_PAGES).max(1);
+        // SAFETY: it was free and idle, and is ours.
+        unsafe { flight.begin(tag, request, guests) };
+        let sent = shared.invite(Invitation { queue: self.number, flight: number }, guests);
+        flight.uninvite(guests - sent);
+        // SAFETY: it is ours and under way.
+        if unsafe { flight.work(&mut self.engine) } {
+            self.idle.push_back(number);
+            // SAFETY: it is ours, and nothing else was begun in it.
+            return Some(unsafe { flight.result() }.1);
+        }
+        self.under_way += 1;
+        None
+    }
+
+    fn next_done(&mut self) -> Option<u16> {
+        self.early.take().or_else(|| self.inner.shared.station(self.number).done.pop())
+    }
+}
+
+impl Queue for DeviceQueue {
+    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        let _path = IoPath::enter();
+        if let Err(errno) = self.check(&request) {
+            return Some(Err(errno));
+        }
+        if request.pages >= self.inner.shared.split_from(request.op) {
+            if let Some(number) = self.flight() {
+                return self.split(number, tag, request);
+            }
+        }
+        let Request { op, page, pages, ref buffer } = request;
+        Some(self.engine.run(op, page, buffer, 0, if op == Op::Flush { 0 } else { pages }))
+    }
+
+    fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
+        let mut number = 0;
+        while let Some(done) = self.next_done() {
+            let flight = &self.inner.shared.station(self.number).flights[usize::from(done)];
+            // SAFETY: it is ours, was under way, and nothing else was begun in it.
+            let (tag, result) = unsafe { flight.result() };
+            self.idle.push_back(done);
+            self.under_way -= 1;
+            number += 1;
+            each(tag, result);
+        }
+        number
+    }
+
+    fn in_flight(&self) -> usize {
+        self.under_way
+    }
+
+    fn arm(&mut self) -> bool {
+        let station = self.inner.shared.station(self.number);
+        // What it says is looked at below. Nothing there is the common answer.
+        let _ = rustix::io::read(&station.wake, &mut [0; 8]);
+        station.armed.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `finish`.
+        fence(Ordering::SeqCst);
+        if self.early.is_none() {
+            self.early = station.done.pop();
+        }
+        if self.early.is_some() {
+            station.armed.store(false, Ordering::Relaxed);
+        }
+        self.early.is_none()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.inner.shared.station(self.number).wake.as_fd()
+    }
+
+    fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+        let _path = IoPath::enter();
+        add(&self.engine.counters().requests, 1);
+        self.engine.patch(page, at, bytes)
+    }
+
+    fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
+        self.engine.extent(page, most)
+    }
+}
+
+impl Drop for DeviceQueue {
+    fn drop(&mut self) {
+        // The buffers are the transport's, which takes them back when we are gone.
+        while self.under_way > 0 {
+            if self.arm() {
+                let _ = poll(&mut [PollFd::new(&self.fd(), PollFlags::IN)], None);
+            }
+            self.reap(&mut |_, _| {});
+        }
+        self.inner.shared.station(self.number).armed.store(false, Ordering::Relaxed);
+        self.inner.shared.close(self.number);
+    }
+}
+
+impl fmt::Debug for DeviceQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceQueue")
+            .field("number", &self.number)
+            .field("in_flight", &self.under_way)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One more thread is worth waking for so many pages.
+const GUEST_PAGES: u32 = 8;
