@@ -65,6 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     // Slots, pages, the table's length, a table of two runs, and bytes.
     put(&root, "delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3])?;
+    put(&root, "nbd_parse", &nbd_client())?;
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);
         let number = match kind {
@@ -97,6 +98,31 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// A client with all options, and one request of each kind.
+fn nbd_client() -> Vec<u8> {
+    let mut bytes = 3_u32.to_be_bytes().to_vec();
+    let context = [&4_u32.to_be_bytes()[..], b"swap", &1_u32.to_be_bytes(), &15_u32.to_be_bytes(), b"base:allocation"];
+    let name = [&4_u32.to_be_bytes()[..], b"swap", &[0, 1, 0, 3]].concat();
+    for (option, body) in [(8_u32, vec![]), (3, vec![]), (10, context.concat()), (6, name.clone()), (7, name)] {
+        bytes.extend(b"IHAVEOPT");
+        bytes.extend(option.to_be_bytes());
+        bytes.extend(u32::try_from(body.len()).expect("short").to_be_bytes());
+        bytes.extend(body);
+    }
+    for kind in [0_u16, 1, 3, 4, 6, 7, 2] {
+        bytes.extend(0x2560_9513_u32.to_be_bytes());
+        bytes.extend([0; 2]);
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend([7; 8]);
+        bytes.extend(8192_u64.to_be_bytes());
+        bytes.extend(4096_u32.to_be_bytes());
+        if kind == 1 {
+            bytes.extend([0x5a; 4096]);
+        }
+    }
+    bytes
 }
 
 fn put(root: &Path, target: &str, bytes: &[u8]) -> Result<(), Box<dyn Error>> {

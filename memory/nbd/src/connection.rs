@@ -1,0 +1,839 @@
+//! One connection after its handshake: requests in, replies out, on one thread.
+//!
+//! ```text
+//!  socket ─► input (128 KiB) ─┬─ up to 32 KiB: done straight from input, or into output ─► output ─► socket
+//!                             └─ longer: in slices of 256 KiB, 8 at most on the way
+//!                                  write: slice filled, submitted, answered with the last one
+//!                                  read: slice submitted, sent in turn
+//! ```
+//!
+//! Replies collect in `output` until there is nothing more to parse, so that a client with many small
+//! requests on the way costs two system calls for many of them. Memory is bounded by these buffers
+//! whatever a client does: one that does not read is not read from either.
+//!
+//! The kernel's own client knows simple replies only. There, the slices of one read follow each other
+//! without anything between, and a failure after the first one ends the connection.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use device::guard::IoPath;
+use device::{Errno, Op, Queue, PAGE};
+use rustix::event::{poll, PollFd, PollFlags};
+
+use crate::slices::{borrowed, Slices};
+use crate::wire::{
+    data_chunk, empty_chunk, error_chunk, simple_reply, status_chunk, Broken, Command, Error,
+    Parsed, Request, Session, CHUNK, DATA_CHUNK, REQUEST, STATE_HOLE, STATE_ZERO,
+};
+
+/// Why a connection ended that should not have.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// What came is not the protocol.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// The client went away in the middle of a request.
+    #[error("connection cut in the middle of a request")]
+    Cut,
+    /// A page of a long read is damaged, and simple replies cannot say so in the middle.
+    #[error("read at byte {offset} failed after its reply had begun")]
+    Late {
+        /// Where.
+        offset: u64,
+    },
+    /// The socket's or the queue's.
+    #[error("socket failed")]
+    Io(#[from] io::Error),
+}
+
+/// Bytes of one slice of a large request.
+const SLICE: usize = 256 << 10;
+/// Slices on the way at a time.
+const SLICES: usize = 8;
+/// Requests up to here go without a slice.
+const SMALL: usize = 32 << 10;
+const INPUT: usize = 128 << 10;
+const OUTPUT: usize = 256 << 10;
+/// Room in `output` kept for the replies to large requests on the way.
+const RESERVE: usize = SLICES * 2 * DATA_CHUNK;
+/// Extents in one reply of block status.
+const EXTENTS: usize = 512;
+/// Pages looked at for one reply of block status.
+const LOOKED_AT: u64 = 1 << 18;
+/// The tag of a request that is waited for on the spot.
+const NOW: u64 = u64::MAX;
+
+static ZEROS: [u8; PAGE] = [0; PAGE];
+
+/// A request that goes in slices.
+#[derive(Clone, Copy, Debug)]
+struct Large {
+    cookie: u64,
+    write: bool,
+    /// Slices on the way.
+    slices: usize,
+    /// The last one is on the way, or done.
+    complete: bool,
+    error: Option<Error>,
+}
+
+/// What a slice is used for.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    large: usize,
+    /// Byte of the export.
+    offset: u64,
+    /// Bytes of it that matter, from `start` on.
+    start: usize,
+    len: usize,
+    first: bool,
+    last: bool,
+    /// What became of it, once it is over.
+    over: Option<Result<(), Error>>,
+}
+
+/// A request that is being taken in or given out slice by slice.
+#[derive(Clone, Copy, Debug)]
+enum Current {
+    Write { large: usize, offset: u64, left: usize, slice: Option<(usize, usize)> },
+    Read { large: usize, offset: u64, left: usize, first: bool },
+    Skip { left: usize },
+}
+
+/// What the parser needs to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// More bytes.
+    Input,
+    /// A slice, or room for replies.
+    Room,
+    /// Nothing: the client is done.
+    End,
+}
+
+/// Serves requests until the client leaves. `input` is what came after the handshake.
+///
+/// # Errors
+///
+/// Why the connection had to end.
+pub(crate) fn serve<Q: Queue>(
+    stream: &UnixStream,
+    queue: &mut Q,
+    session: Session,
+    input: &[u8],
+) -> Result<(), ConnectionError> {
+    let mut connection = Connection {
+        stream,
+        queue,
+        session,
+        input: Input { bytes: vec![0; INPUT].into_boxed_slice(), start: 0, end: input.len() },
+        output: Output { bytes: vec![0; OUTPUT].into_boxed_slice(), len: 0 },
+        slices: Slices::new(SLICES, SLICE + 2 * PAGE),
+        uses: [None; SLICES],
+        larges: [None; SLICES],
+        outgoing: VecDeque::with_capacity(SLICES),
+        within: false,
+        edge: vec![0; SMALL + 2 * PAGE].into_boxed_slice(),
+        current: None,
+    };
+    connection.input.bytes[..input.len()].copy_from_slice(input);
+    let _path = IoPath::enter();
+    let result = connection.run();
+    // Slices are the device's as long as requests are on the way.
+    while connection.queue.in_flight() > 0 {
+        let waited = connection.sleep(false);
+        connection.reap();
+        if waited.is_err() {
+            std::thread::yield_now();
+        }
+    }
+    result
+}
+
+struct Connection<'a, Q> {
+    stream: &'a UnixStream,
+    queue: &'a mut Q,
+    session: Session,
+    input: Input,
+    output: Output,
+    slices: Slices,
+    uses: [Option<Use>; SLICES],
+    larges: [Option<Large>; SLICES],
+    /// Slices of reads, in the order in which they are sent.
+    outgoing: VecDeque<usize>,
+    /// A simple reply's bytes are half sent: nothing else may be.
+    within: bool,
+    /// Pages of which a client wants a part.
+    edge: Box<[u8]>,
+    current: Option<Current>,
+}
+
+impl<Q: Queue> Connection<'_, Q> {
+    fn run(&mut self) -> Result<(), ConnectionError> {
+        loop {
+            let need = self.parse()?;
+            let reaped = self.reap();
+            let sent = self.send_slices()?;
+            match need {
+                Need::End => return self.finish(),
+                // There may be room now.
+                _ if reaped || sent => {}
+                Need::Room if self.queue.in_flight() > 0 => {
+                    self.flush()?;
+                    self.sleep(false)?;
+                }
+                Need::Room => self.flush()?,
+                Need::Input => {
+                    self.flush()?;
+                    let readable = self.queue.in_flight() == 0 || self.sleep(true)?;
+                    if readable && !self.receive()? {
+                        return self.left();
+                    }
+                }
+            }
+        }
+    }
+
+    /// All that is on the way is answered.
+    fn finish(&mut self) -> Result<(), ConnectionError> {
+        self.reap();
+        self.send_slices()?;
+        while self.queue.in_flight() > 0 || !self.outgoing.is_empty() {
+            if self.queue.in_flight() > 0 {
+                self.sleep(false)?;
+            }
+            self.reap();
+            self.send_slices()?;
+        }
+        self.flush()
+    }
+
+    /// The client has closed its end.
+    fn left(&mut self) -> Result<(), ConnectionError> {
+        if self.current.is_some() || self.input.len() > 0 {
+            return Err(ConnectionError::Cut);
+        }
+        // It may still want its answers; if it does not, that is its right.
+        match self.finish() {
+            Err(ConnectionError::Io(_)) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Does what the input has, until something is missing.
+    fn parse(&mut self) -> Result<Need, ConnectionError> {
+        loop {
+            let need = match self.current {
+                Some(Current::Skip { left }) => self.skip(left),
+                Some(Current::Write { large, offset, left, slice }) => {
+                    self.take_in(large, offset, left, slice)
+                }
+                Some(Current::Read { large, offset, left, first }) => {
+                    self.give_out(large, offset, left, first)
+                }
+                None => self.request()?,
+            };
+            if let Some(need) = need {
+                return Ok(need);
+            }
+        }
+    }
+
+    fn request(&mut self) -> Result<Option<Need>, ConnectionError> {
+        let Some(bytes) = self.input.front().first_chunk::<REQUEST>() else {
+            return Ok(Some(Need::Input));
+        };
+        // The answer to a small request must fit.
+        if self.output.room() < RESERVE + DATA_CHUNK + SMALL {
+            return Ok(Some(Need::Room));
+        }
+        let request = match self.session.parse(bytes) {
+            Parsed::Do(request) => request,
+            Parsed::Refuse { cookie, error, skip, structured } => {
+                self.input.take(REQUEST);
+                self.fail(cookie, error, structured);
+                self.current = Some(Current::Skip { left: skip as usize });
+                return Ok(None);
+            }
+            Parsed::Disconnect => return Ok(Some(Need::End)),
+            Parsed::Broken(why) => return Err(why.into()),
+        };
+        let Request { command, cookie, offset, length } = request;
+        let len = length as usize;
+        let write = command == Command::Write;
+        if len > SMALL && (write || matches!(command, Command::Read { .. })) {
+            if command == (Command::Read { whole: true }) && len > SLICE {
+                self.input.take(REQUEST);
+                self.fail(cookie, Error::Overflow, true);
+                return Ok(None);
+            }
+            let Some(large) = self.larges.iter().position(Option::is_none) else {
+                return Ok(Some(Need::Room));
+            };
+            self.input.take(REQUEST);
+            self.larges[large] =
+                Some(Large { cookie, write, slices: 0, complete: false, error: None });
+            self.current = Some(if write {
+                Current::Write { large, offset, left: len, slice: None }
+            } else {
+                Current::Read { large, offset, left: len, first: true }
+            });
+            return Ok(None);
+        }
+        if write && self.input.len() < REQUEST + len {
+            return Ok(Some(Need::Input));
+        }
+        self.input.take(REQUEST);
+        let done = match command {
+            Command::Read { .. } => {
+                self.read_small(cookie, offset, len);
+                return Ok(None);
+            }
+            Command::Status { one } => {
+                self.status(cookie, offset, u64::from(length), one);
+                return Ok(None);
+            }
+            Command::Flush => Ok(()),
+            Command::Write => {
+                let done = self.write_small(offset, len);
+                self.input.take(len);
+                done
+            }
+            Command::Trim => self.trim(offset, u64::from(length)),
+            Command::Zero { keep } => self.zero(offset, u64::from(length), keep),
+        };
+        self.output.put(&simple_reply(cookie, done.err().map(Error::from)));
+        Ok(None)
+    }
+
+    fn fail(&mut self, cookie: u64, error: Error, structured: bool) {
+        if structured && self.session.structured {
+            self.output.put(&error_chunk(cookie, error));
+        } else {
+            self.output.put(&simple_reply(cookie, Some(error)));
+        }
+    }
+
+    // Small requests, done on the spot.
+
+    fn read_small(&mut self, cookie: u64, offset: u64, len: usize) {
+        let header = self.output.len;
+        if self.session.structured {
+            let length = u32::try_from(len).expect("a small read");
+            if len == 0 {
+                self.output.put(&empty_chunk(cookie));
+                return;
+            }
+            self.output.put(&data_chunk(cookie, true, offset, length));
+        } else {
+            self.output.put(&simple_reply(cookie, None));
+        }
+        let (page, at) = split(offset);
+        let pages = (at + len).div_ceil(PAGE);
+        let read = if at == 0 && len.is_multiple_of(PAGE) {
+            let room = self.output.extend(len);
+            now(self.queue, &mut self.uses, &mut self.slices, Op::Read, page, pages, room)
+        } else {
+            let edge = &mut self.edge[..pages * PAGE];
+            let read =
+                now(self.queue, &mut self.uses, &mut self.slices, Op::Read, page, pages, edge);
+            self.output.put(&self.edge[at..at + len]);
+            read
+        };
+        if let Err(errno) = read {
+            self.output.len = header;
+            self.fail(cookie, errno.into(), true);
+        }
+    }
+
+    /// Writes the first `len` bytes of the input.
+    fn write_small(&mut self, offset: u64, len: usize) -> Result<(), Errno> {
+        let parts = Parts::of(offset, len);
+        let bytes = &mut self.input.bytes[self.input.start..self.input.start + len];
+        let mut result = parts.patch(self.queue, bytes);
+        if parts.pages > 0 {
+            let body = &mut bytes[parts.body.clone()];
+            let (page, pages) = (parts.page, parts.pages);
+            let done =
+                now(self.queue, &mut self.uses, &mut self.slices, Op::Write, page, pages, body);
+            result = result.and(done);
+        }
+        result
+    }
+
+    fn trim(&mut self, offset: u64, length: u64) -> Result<(), Errno> {
+        // What is no whole page stays: trimming is advice.
+        let first = offset.div_ceil(PAGE as u64);
+        let end = (offset + length) / PAGE as u64;
+        self.bare(Op::Discard, first, end.saturating_sub(first))
+    }
+
+    fn zero(&mut self, offset: u64, length: u64, keep: bool) -> Result<(), Errno> {
+        let page = PAGE as u64;
+        let head = (page - offset % page) % page;
+        if head >= length {
+            let (index, at) = split(offset);
+            let len = usize::try_from(length).expect("less than a page");
+            return if len == 0 { Ok(()) } else { self.queue.patch(index, at, &ZEROS[..len]) };
+        }
+        let mut result = Ok(());
+        if head > 0 {
+            let (index, at) = split(offset);
+            result = self.queue.patch(index, at, &ZEROS[at..]);
+        }
+        let first = (offset + head) / page;
+        let end = (offset + length) / page;
+        result = result.and(self.bare(Op::WriteZeroes { keep }, first, end - first));
+        let (index, tail) = split(offset + length);
+        if tail > 0 {
+            result = result.and(self.queue.patch(index, 0, &ZEROS[..tail]));
+        }
+        result
+    }
+
+    fn bare(&mut self, op: Op, page: u64, pages: u64) -> Result<(), Errno> {
+        if pages == 0 {
+            return Ok(());
+        }
+        let pages = usize::try_from(pages).expect("below 2^20 pages in 4 GiB");
+        now(self.queue, &mut self.uses, &mut self.slices, op, page, pages, &mut [])
+    }
+
+    fn status(&mut self, cookie: u64, offset: u64, length: u64, one: bool) {
+        let end = offset + length;
+        let mut extents = [(0_u32, 0_u32); EXTENTS];
+        let mut number = 0;
+        let (mut page, _) = split(offset);
+        let last = end.div_ceil(PAGE as u64).min(page + LOOKED_AT);
+        while page < last && number < if one { 1 } else { EXTENTS } {
+            let Ok(extent) = self.queue.extent(page, last - page) else {
+                return self.fail(cookie, Error::Invalid, true);
+            };
+            let from = offset.max(page * PAGE as u64);
+            page += extent.pages;
+            let to = end.min(page * PAGE as u64);
+            let flags =
+                if extent.hole { STATE_HOLE } else { 0 } | if extent.zero { STATE_ZERO } else { 0 };
+            extents[number] = (u32::try_from(to - from).expect("within a request"), flags);
+            number += 1;
+        }
+        self.output.put(&status_chunk(cookie, number));
+        for (length, flags) in &extents[..number] {
+            self.output.put(&length.to_be_bytes());
+            self.output.put(&flags.to_be_bytes());
+        }
+    }
+
+    // Large requests, slice by slice.
+
+    fn skip(&mut self, left: usize) -> Option<Need> {
+        let here = left.min(self.input.len());
+        self.input.take(here);
+        self.current = (left > here).then_some(Current::Skip { left: left - here });
+        self.current.map(|_| Need::Input)
+    }
+
+    fn free_slice(&self) -> Option<usize> {
+        self.uses.iter().position(Option::is_none)
+    }
+
+    /// Fills slices from the input and submits them.
+    fn take_in(
+        &mut self,
+        large: usize,
+        offset: u64,
+        left: usize,
+        slice: Option<(usize, usize)>,
+    ) -> Option<Need> {
+        let Some((slice, filled)) = slice.or_else(|| Some((self.free_slice()?, 0))) else {
+            return Some(Need::Room);
+        };
+        // A slice ends where a page does, but for the last one.
+        let size = left.min(SLICE - split(offset).1);
+        let used = Use {
+            large,
+            offset,
+            start: 0,
+            len: size,
+            first: false,
+            last: size == left,
+            over: None,
+        };
+        self.uses[slice] = Some(used);
+        let here = (size - filled).min(self.input.len());
+        self.slices.bytes_mut(slice)[filled..filled + here]
+            .copy_from_slice(&self.input.front()[..here]);
+        self.input.take(here);
+        let filled = filled + here;
+        if filled < size {
+            self.current =
+                Some(Current::Write { large, offset, left, slice: Some((slice, filled)) });
+            return Some(Need::Input);
+        }
+        self.current = (left > size).then_some(Current::Write {
+            large,
+            offset: offset + size as u64,
+            left: left - size,
+            slice: None,
+        });
+        let parts = Parts::of(offset, size);
+        let patched = parts.patch(self.queue, self.slices.bytes(slice)).map_err(Error::from);
+        let of = self.larges[large].as_mut().expect("it is being taken in");
+        of.slices += 1;
+        of.complete = left == size;
+        of.error = of.error.or(patched.err());
+        let done = if parts.pages == 0 {
+            Some(Ok(()))
+        } else {
+            let buffer = self.slices.lend(slice, parts.body.clone());
+            let pages = u32::try_from(parts.pages).expect("a slice");
+            let request = device::Request { op: Op::Write, page: parts.page, pages, buffer };
+            self.queue.submit(slice as u64, request)
+        };
+        if let Some(done) = done {
+            self.over(slice, done);
+        }
+        None
+    }
+
+    /// Submits slices of a read.
+    fn give_out(&mut self, large: usize, offset: u64, left: usize, first: bool) -> Option<Need> {
+        let Some(slice) = self.free_slice() else { return Some(Need::Room) };
+        let (page, at) = split(offset);
+        let size = left.min(SLICE - at);
+        let last = size == left;
+        self.uses[slice] =
+            Some(Use { large, offset, start: at, len: size, first, last, over: None });
+        let of = self.larges[large].as_mut().expect("it is being given out");
+        of.slices += 1;
+        of.complete = last;
+        self.outgoing.push_back(slice);
+        self.current = (!last).then_some(Current::Read {
+            large,
+            offset: offset + size as u64,
+            left: left - size,
+            first: false,
+        });
+        let pages = (at + size).div_ceil(PAGE);
+        let buffer = self.slices.lend(slice, 0..pages * PAGE);
+        let pages = u32::try_from(pages).expect("a slice");
+        let request = device::Request { op: Op::Read, page, pages, buffer };
+        if let Some(done) = self.queue.submit(slice as u64, request) {
+            self.over(slice, done);
+        }
+        None
+    }
+
+    /// The device is done with a slice.
+    fn over(&mut self, slice: usize, done: Result<(), Errno>) {
+        self.slices.give_back(slice);
+        let used = self.uses[slice].as_mut().expect("it was submitted");
+        used.over = Some(done.map_err(Error::from));
+        let Use { large, .. } = *used;
+        self.settle(large, slice);
+    }
+
+    /// Answers a write whose last slice is over; whether it was a write's slice.
+    fn settle(&mut self, large: usize, slice: usize) -> bool {
+        let of = self.larges[large].as_mut().expect("it has slices on the way");
+        if !of.write {
+            return false;
+        }
+        let over = self.uses[slice].take().and_then(|used| used.over).expect("it is over");
+        of.slices -= 1;
+        of.error = of.error.or(over.err());
+        if of.complete && of.slices == 0 {
+            let Large { cookie, error, .. } = *of;
+            self.larges[large] = None;
+            self.output.put(&simple_reply(cookie, error));
+        }
+        true
+    }
+
+    /// Notes what is over; whether anything was.
+    fn reap(&mut self) -> bool {
+        let (slices, uses) = (&mut self.slices, &mut self.uses);
+        let mut any = false;
+        if self.queue.in_flight() > 0 {
+            any = self.queue.reap(&mut |tag, result| arrived(slices, uses, tag, result)) > 0;
+        }
+        // Those that `now` saw, too.
+        for slice in 0..SLICES {
+            if let Some(Use { large, over: Some(_), .. }) = self.uses[slice] {
+                any |= self.settle(large, slice);
+            }
+        }
+        any
+    }
+
+    /// Sends the slices of reads that are over and whose turn it is; whether there were any.
+    fn send_slices(&mut self) -> Result<bool, ConnectionError> {
+        let mut any = false;
+        while let Some(&slice) = self.outgoing.front() {
+            let Some(used) = self.uses[slice] else { unreachable!("it is outgoing") };
+            let Some(over) = used.over else { break };
+            any = true;
+            self.outgoing.pop_front();
+            let of = self.larges[used.large].as_mut().expect("it has slices on the way");
+            of.slices -= 1;
+            let cookie = of.cookie;
+            of.error = of.error.or(over.err());
+            let error = of.error;
+            if self.session.structured {
+                if over.is_ok() {
+                    let last = used.last && error.is_none();
+                    let length = u32::try_from(used.len).expect("a slice");
+                    self.output.put(&data_chunk(cookie, last, used.offset, length));
+                    self.send(Some((slice, used)))?;
+                }
+                if let Some(error) = error.filter(|_| used.last) {
+                    self.output.put(&error_chunk(cookie, error));
+                }
+            } else {
+                match error {
+                    None => {
+                        if used.first {
+                            self.output.put(&simple_reply(cookie, None));
+                        }
+                        self.send(Some((slice, used)))?;
+                        self.within = !used.last;
+                    }
+                    // Nothing of it was sent; later slices are not either.
+                    Some(error) if used.first && used.last => {
+                        self.output.put(&simple_reply(cookie, Some(error)));
+                    }
+                    Some(_) => return Err(ConnectionError::Late { offset: used.offset }),
+                }
+            }
+            if used.last {
+                self.larges[used.large] = None;
+            }
+            self.uses[slice] = None;
+        }
+        Ok(any)
+    }
+
+    // The socket.
+
+    fn flush(&mut self) -> Result<(), ConnectionError> {
+        if self.within || self.output.len == 0 {
+            return Ok(());
+        }
+        self.send(None)
+    }
+
+    /// Sends what is in `output`, if that may be, and then the bytes of a slice.
+    fn send(&mut self, slice: Option<(usize, Use)>) -> Result<(), ConnectionError> {
+        let output = if self.within { &[][..] } else { &self.output.bytes[..self.output.len] };
+        let data = slice.map_or(&[][..], |(slice, used)| {
+            &self.slices.bytes(slice)[used.start..used.start + used.len]
+        });
+        let mut parts = [IoSlice::new(output), IoSlice::new(data)];
+        let mut parts = &mut parts[..];
+        IoSlice::advance_slices(&mut parts, 0);
+        while !parts.is_empty() {
+            match (&mut &*self.stream).write_vectored(parts) {
+                Ok(0) => return Err(io::Error::from(ErrorKind::WriteZero).into()),
+                Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !self.within {
+            self.output.len = 0;
+        }
+        Ok(())
+    }
+
+    /// Reads what there is; `false` at the end.
+    fn receive(&mut self) -> Result<bool, ConnectionError> {
+        let stream = &mut &*self.stream;
+        // Straight to where it belongs, when it is known.
+        if let Some(Current::Write { large, offset, left, slice: Some((slice, filled)) }) =
+            self.current
+        {
+            let size = left.min(SLICE - split(offset).1);
+            let got = read(stream, &mut self.slices.bytes_mut(slice)[filled..size])?;
+            let slice = Some((slice, filled + got));
+            self.current = Some(Current::Write { large, offset, left, slice });
+            return Ok(got > 0);
+        }
+        let got = read(stream, self.input.back())?;
+        self.input.end += got;
+        Ok(got > 0)
+    }
+
+    /// Sleeps until a request is over or, with `input`, the socket has something; whether it has.
+    fn sleep(&mut self, input: bool) -> Result<bool, ConnectionError> {
+        if !self.queue.arm() {
+            return Ok(false);
+        }
+        let queue = PollFd::from_borrowed_fd(self.queue.fd(), PollFlags::IN);
+        let mut fds = [queue, PollFd::new(self.stream, PollFlags::IN)];
+        let fds = &mut fds[..if input { 2 } else { 1 }];
+        match poll(fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        Ok(fds.get(1).is_some_and(|fd| !fd.revents().is_empty()))
+    }
+}
+
+/// A slice's request is over.
+fn arrived(
+    slices: &mut Slices,
+    uses: &mut [Option<Use>; SLICES],
+    tag: u64,
+    result: Result<(), Errno>,
+) {
+    let slice = usize::try_from(tag).expect("the number of a slice");
+    slices.give_back(slice);
+    let used = uses[slice].as_mut().expect("it was submitted");
+    used.over = Some(result.map_err(Error::from));
+}
+
+/// Does a request and waits for it; what else arrives meanwhile is noted.
+fn now<Q: Queue>(
+    queue: &mut Q,
+    uses: &mut [Option<Use>; SLICES],
+    slices: &mut Slices,
+    op: Op,
+    page: u64,
+    pages: usize,
+    bytes: &mut [u8],
+) -> Result<(), Errno> {
+    borrowed(bytes, |buffer| {
+        let pages = u32::try_from(pages).expect("below 2^32 pages");
+        let mut done = queue.submit(NOW, device::Request { op, page, pages, buffer });
+        loop {
+            if let Some(done) = done {
+                return done;
+            }
+            if queue.arm() {
+                // Woken for nothing is no harm: we look again.
+                let _ = poll(&mut [PollFd::new(&queue.fd(), PollFlags::IN)], None);
+            }
+            queue.reap(&mut |tag, result| {
+                if tag == NOW {
+                    done = Some(result);
+                } else {
+                    arrived(slices, uses, tag, result);
+                }
+            });
+        }
+    })
+}
+
+fn read(stream: &mut &UnixStream, into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match stream.read(into) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Page and byte in it.
+fn split(offset: u64) -> (u64, usize) {
+    let at = usize::try_from(offset % PAGE as u64).expect("below a page");
+    (offset / PAGE as u64, at)
+}
+
+/// A range of bytes to be written: a part of a page, whole pages, a part of a page.
+#[derive(Clone, Debug)]
+struct Parts {
+    offset: u64,
+    /// The whole pages, as bytes of the range.
+    body: std::ops::Range<usize>,
+    page: u64,
+    pages: usize,
+    len: usize,
+}
+
+impl Parts {
+    fn of(offset: u64, len: usize) -> Self {
+        let (_, at) = split(offset);
+        let head = ((PAGE - at) % PAGE).min(len);
+        let pages = (len - head) / PAGE;
+        let (page, _) = split(offset + head as u64);
+        Self { offset, body: head..head + pages * PAGE, page, pages, len }
+    }
+
+    /// Writes the parts that are no whole pages.
+    fn patch<Q: Queue>(&self, queue: &mut Q, bytes: &[u8]) -> Result<(), Errno> {
+        let mut result = Ok(());
+        let (head, tail) = (..self.body.start, self.body.end..self.len);
+        if self.body.start > 0 {
+            let (page, at) = split(self.offset);
+            result = queue.patch(page, at, &bytes[head]);
+        }
+        if !tail.is_empty() {
+            let (page, at) = split(self.offset + tail.start as u64);
+            result = result.and(queue.patch(page, at, &bytes[tail]));
+        }
+        result
+    }
+}
+
+/// What has come and is not yet done.
+struct Input {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn front(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn take(&mut self, len: usize) {
+        self.start += len;
+        debug_assert!(self.start <= self.end);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Room for more, never none: the longest thing that is needed as a whole is half of it.
+    fn back(&mut self) -> &mut [u8] {
+        if self.start > 0 && self.bytes.len() - self.end < self.bytes.len() / 2 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.bytes[self.end..]
+    }
+}
+
+/// What is to be sent.
+struct Output {
+    bytes: Box<[u8]>,
+    len: usize,
+}
+
+impl Output {
+    fn room(&self) -> usize {
+        self.bytes.len() - self.len
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.extend(bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// The next `len` bytes, to be filled.
+    fn extend(&mut self, len: usize) -> &mut [u8] {
+        let start = self.len;
+        self.len += len;
+        &mut self.bytes[start..self.len]
+    }
+}
+
+const _: () = assert!(INPUT >= 2 * (REQUEST + SMALL) && INPUT > 2 * crate::handshake::INPUT);
+const _: () = assert!(OUTPUT >= RESERVE + DATA_CHUNK + SMALL + CHUNK + 8 * EXTENTS);

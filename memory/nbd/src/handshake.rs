@@ -1,0 +1,512 @@
+//! The handshake, fixed newstyle: options in, replies out. No I/O.
+
+use crate::wire::{
+    Session, ALLOCATION_ID, MAX_REQUEST, NBD_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
+    TRANSMISSION_FLAGS, TRANSMISSION_FLAGS_SIMPLE,
+};
+
+/// The one export: what it is called besides "", and its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its name; "" is taken for it too.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// What a client has agreed on, byte by byte.
+#[derive(Debug)]
+pub struct Handshake<'a> {
+    export: &'a Export,
+    /// The client's flags have come.
+    greeted: bool,
+    /// The client does not want the 124 zeros after [`EXPORT_NAME`].
+    no_zeroes: bool,
+    structured: bool,
+    /// The name of the export for which `base:allocation` was agreed on.
+    allocation: Option<Vec<u8>>,
+    options: u32,
+}
+
+/// What there is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes are needed.
+    More,
+    /// An option was answered; there may be another one.
+    Again,
+    /// Requests follow.
+    Serve(Session),
+    /// The client wants no more.
+    End,
+}
+
+/// Why a client is not talked to. Its fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Flags that we did not offer, or not fixed newstyle.
+    #[error("client flags {0:08x}, expected fixed newstyle")]
+    Flags(u32),
+    /// An option does not begin as options do.
+    #[error("option begins with {0:016x}")]
+    Magic(u64),
+    /// An option with more bytes than any has.
+    #[error("option {option} of {len} bytes, at most {MAX_OPTION} are allowed")]
+    Length {
+        /// The option.
+        option: u32,
+        /// Its length.
+        len: u32,
+    },
+    /// It asks without end.
+    #[error("more than {MAX_OPTIONS} options")]
+    Options,
+    /// The old way of choosing an export has no way to say no.
+    #[error("no export of that name")]
+    Name,
+}
+
+/// The longest option that is read: a name of 4096 bytes, as long as any may be, and more.
+pub(crate) const MAX_OPTION: u32 = 8192;
+/// Bytes of input that are ever needed at a time.
+pub(crate) const INPUT: usize = 16 + MAX_OPTION as usize;
+const MAX_OPTIONS: u32 = 128;
+
+impl<'a> Handshake<'a> {
+    /// One for a new connection.
+    pub fn new(export: &'a Export) -> Self {
+        Self {
+            export,
+            greeted: false,
+            no_zeroes: false,
+            structured: false,
+            allocation: None,
+            options: 0,
+        }
+    }
+
+    /// What the server says first: newstyle, fixed, zeros may be left out.
+    pub fn greeting() -> [u8; 18] {
+        let mut greeting = [0; 18];
+        greeting[..8].copy_from_slice(&NBD_MAGIC.to_be_bytes());
+        greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        greeting[16..].copy_from_slice(&3_u16.to_be_bytes());
+        greeting
+    }
+
+    /// Takes one thing from the front of `input`, puts what is to be answered at the end of `out` (some
+    /// hundred bytes more than the option had, at most), and gives how many bytes it took.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be answered: the connection is to be closed.
+    pub fn advance(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, Progress), Refusal> {
+        if !self.greeted {
+            let Some(flags) = input.first_chunk() else { return Ok((0, Progress::More)) };
+            let flags = u32::from_be_bytes(*flags);
+            if flags & !3 != 0 || flags & 1 == 0 {
+                return Err(Refusal::Flags(flags));
+            }
+            self.greeted = true;
+            self.no_zeroes = flags & 2 != 0;
+            return Ok((4, Progress::Again));
+        }
+        let Some((magic, rest)) = input.split_first_chunk() else { return Ok((0, Progress::More)) };
+        let magic = u64::from_be_bytes(*magic);
+        if magic != OPTION_MAGIC {
+            return Err(Refusal::Magic(magic));
+        }
+        let mut rest = Reader(rest);
+        let (Some(option), Some(len)) = (rest.u32(), rest.u32()) else {
+            return Ok((0, Progress::More));
+        };
+        if len > MAX_OPTION {
+            return Err(Refusal::Length { option, len });
+        }
+        let Some(body) = rest.bytes(len as usize) else { return Ok((0, Progress::More)) };
+        self.options += 1;
+        if self.options > MAX_OPTIONS {
+            return Err(Refusal::Options);
+        }
+        let taken = 16 + len as usize;
+        Ok((taken, self.option(option, body, out)?))
+    }
+
+    fn option(&mut self, option: u32, body: &[u8], out: &mut Vec<u8>) -> Result<Progress, Refusal> {
+        let mut say = |kind: u32, data: &[u8]| reply(out, option, kind, data);
+        match option {
+            EXPORT_NAME => {
+                if !self.knows(body) {
+                    return Err(Refusal::Name);
+                }
+                out.extend_from_slice(&self.export.size.to_be_bytes());
+                out.extend_from_slice(&self.flags().to_be_bytes());
+                if !self.no_zeroes {
+                    out.extend_from_slice(&[0; 124]);
+                }
+                return Ok(Progress::Serve(self.session(body)));
+            }
+            ABORT => {
+                say(ACK, &[]);
+                return Ok(Progress::End);
+            }
+            LIST if !body.is_empty() => say(ERR_INVALID, b"a list takes no data"),
+            LIST => {
+                let name = self.export.name.as_bytes();
+                let mut data = u32_of(name.len()).to_vec();
+                data.extend_from_slice(name);
+                say(SERVER, &data);
+                say(ACK, &[]);
+            }
+            INFO | GO => return Ok(self.info(option, body, out)),
+            STRUCTURED_REPLY if !body.is_empty() => say(ERR_INVALID, b"takes no data"),
+            STRUCTURED_REPLY => {
+                self.structured = true;
+                say(ACK, &[]);
+            }
+            LIST_META_CONTEXT | SET_META_CONTEXT => self.meta(option, body, out),
+            _ => say(ERR_UNSUP, b"not an option of this server"),
+        }
+        Ok(Progress::Again)
+    }
+
+    fn info(&mut self, option: u32, body: &[u8], out: &mut Vec<u8>) -> Progress {
+        let mut body = Reader(body);
+        let name = body.u32().and_then(|len| body.bytes(len as usize));
+        let asked = body.u16();
+        let sound = asked.is_some_and(|asked| body.0.len() == usize::from(asked) * 2);
+        let Some(name) = name.filter(|_| sound) else {
+            reply(out, option, ERR_INVALID, b"lengths do not fit each other");
+            return Progress::Again;
+        };
+        if !self.knows(name) {
+            reply(out, option, ERR_UNKNOWN, b"no export of that name");
+            return Progress::Again;
+        }
+        let mut info = [0; 12];
+        info[2..10].copy_from_slice(&self.export.size.to_be_bytes());
+        info[10..].copy_from_slice(&self.flags().to_be_bytes());
+        reply(out, option, INFO_REPLY, &info);
+        for kind in body.0.chunks_exact(2) {
+            if *kind == INFO_NAME.to_be_bytes() {
+                let mut data = INFO_NAME.to_be_bytes().to_vec();
+                data.extend_from_slice(self.export.name.as_bytes());
+                reply(out, option, INFO_REPLY, &data);
+                break;
+            }
+        }
+        // Any alignment will do; pages are best.
+        let mut sizes = [0; 14];
+        sizes[..2].copy_from_slice(&INFO_BLOCK_SIZE.to_be_bytes());
+        sizes[2..6].copy_from_slice(&1_u32.to_be_bytes());
+        sizes[6..10].copy_from_slice(&4096_u32.to_be_bytes());
+        sizes[10..].copy_from_slice(&MAX_REQUEST.to_be_bytes());
+        reply(out, option, INFO_REPLY, &sizes);
+        reply(out, option, ACK, &[]);
+        if option == GO {
+            Progress::Serve(self.session(name))
+        } else {
+            Progress::Again
+        }
+    }
+
+    fn meta(&mut self, option: u32, body: &[u8], out: &mut Vec<u8>) {
+        if option == SET_META_CONTEXT {
+            self.allocation = None;
+        }
+        if !self.structured {
+            reply(out, option, ERR_INVALID, b"structured replies come first");
+            return;
+        }
+        let mut body = Reader(body);
+        let name = body.u32().and_then(|len| body.bytes(len as usize));
+        let (Some(name), Some(number)) = (name, body.u32()) else {
+            reply(out, option, ERR_INVALID, b"lengths do not fit each other");
+            return;
+        };
+        let mut found = option == LIST_META_CONTEXT && number == 0;
+        for _ in 0..number {
+            // As many as the option has bytes for, at most.
+            let Some(query) = body.u32().and_then(|len| body.bytes(len as usize)) else {
+                reply(out, option, ERR_INVALID, b"fewer queries than stated");
+                return;
+            };
+            found |= query == ALLOCATION || option == LIST_META_CONTEXT && query == b"base:";
+        }
+        if !body.0.is_empty() {
+            reply(out, option, ERR_INVALID, b"more queries than stated");
+            return;
+        }
+        if !self.knows(name) {
+            reply(out, option, ERR_UNKNOWN, b"no export of that name");
+            return;
+        }
+        if found {
+            let mut data = ALLOCATION_ID.to_be_bytes().to_vec();
+            data.extend_from_slice(ALLOCATION);
+            reply(out, option, META_CONTEXT, &data);
+            if option == SET_META_CONTEXT {
+                self.allocation = Some(name.to_vec());
+            }
+        }
+        reply(out, option, ACK, &[]);
+    }
+
+    fn knows(&self, name: &[u8]) -> bool {
+        name.is_empty() || name == self.export.name.as_bytes()
+    }
+
+    fn flags(&self) -> u16 {
+        if self.structured {
+            TRANSMISSION_FLAGS
+        } else {
+            TRANSMISSION_FLAGS_SIMPLE
+        }
+    }
+
+    fn session(&self, name: &[u8]) -> Session {
+        Session {
+            size: self.export.size,
+            structured: self.structured,
+            allocation: self.allocation.as_deref() == Some(name),
+        }
+    }
+}
+
+/// Takes numbers and bytes off the front, as long as there are any.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn u16(&mut self) -> Option<u16> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u16::from_be_bytes(*first))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_be_bytes(*first))
+    }
+
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+}
+
+fn u32_of(len: usize) -> [u8; 4] {
+    u32::try_from(len).expect("names are short").to_be_bytes()
+}
+
+fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
+    out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&kind.to_be_bytes());
+    out.extend_from_slice(&u32_of(data.len()));
+    out.extend_from_slice(data);
+}
+
+const ALLOCATION: &[u8] = b"base:allocation";
+
+const EXPORT_NAME: u32 = 1;
+const ABORT: u32 = 2;
+const LIST: u32 = 3;
+const INFO: u32 = 6;
+const GO: u32 = 7;
+const STRUCTURED_REPLY: u32 = 8;
+const LIST_META_CONTEXT: u32 = 9;
+const SET_META_CONTEXT: u32 = 10;
+
+const ACK: u32 = 1;
+const SERVER: u32 = 2;
+const INFO_REPLY: u32 = 3;
+const META_CONTEXT: u32 = 4;
+const ERR_UNSUP: u32 = 1 << 31 | 1;
+const ERR_INVALID: u32 = 1 << 31 | 3;
+const ERR_UNKNOWN: u32 = 1 << 31 | 6;
+
+const INFO_NAME: u16 = 1;
+const INFO_BLOCK_SIZE: u16 = 3;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn export() -> Export {
+        Export { name: "swap".into(), size: 1 << 20 }
+    }
+
+    fn option(number: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(number.to_be_bytes());
+        bytes.extend(u32_of(body.len()));
+        bytes.extend(body);
+        bytes
+    }
+
+    fn named(name: &str, more: &[u8]) -> Vec<u8> {
+        let mut body = u32_of(name.len()).to_vec();
+        body.extend(name.as_bytes());
+        body.extend(more);
+        body
+    }
+
+    fn query(name: &str, query: &str) -> Vec<u8> {
+        let mut more = 1_u32.to_be_bytes().to_vec();
+        more.extend(named(query, &[]));
+        named(name, &more)
+    }
+
+    /// The types of the replies, and what became of the connection.
+    fn talk(options: &[Vec<u8>]) -> (Vec<u32>, Result<Progress, Refusal>) {
+        let export = export();
+        let mut handshake = Handshake::new(&export);
+        let mut input = 3_u32.to_be_bytes().to_vec();
+        input.extend(options.concat());
+        let mut out = Vec::new();
+        let mut last = Ok(Progress::More);
+        while !input.is_empty() {
+            match handshake.advance(&input, &mut out) {
+                Ok((taken, progress)) => {
+                    input.drain(..taken);
+                    last = Ok(progress);
+                    if progress != Progress::Again {
+                        break;
+                    }
+                }
+                Err(refusal) => {
+                    last = Err(refusal);
+                    break;
+                }
+            }
+        }
+        let mut kinds = Vec::new();
+        let mut rest = &out[..];
+        while rest.starts_with(&OPTION_REPLY_MAGIC.to_be_bytes()) {
+            let word = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
+            kinds.push(word(12));
+            rest = &rest[20 + word(16) as usize..];
+        }
+        (kinds, last)
+    }
+
+    #[test]
+    fn a_modern_client_gets_all_it_asks_for() {
+        let (kinds, last) = talk(&[
+            option(STRUCTURED_REPLY, &[]),
+            option(SET_META_CONTEXT, &query("swap", "base:allocation")),
+            option(GO, &named("swap", &[0, 1, 0, 3])),
+        ]);
+        assert_eq!(kinds, [ACK, META_CONTEXT, ACK, INFO_REPLY, INFO_REPLY, ACK]);
+        let session = Session { size: 1 << 20, structured: true, allocation: true };
+        assert_eq!(last, Ok(Progress::Serve(session)));
+    }
+
+    #[test]
+    fn a_context_of_another_name_or_before_structured_replies_is_none() {
+        let (_, last) = talk(&[
+            option(STRUCTURED_REPLY, &[]),
+            option(SET_META_CONTEXT, &query("swap", "base:allocation")),
+            option(GO, &named("", &[0, 0])),
+        ]);
+        assert!(matches!(last, Ok(Progress::Serve(Session { allocation: false, .. }))));
+        let (kinds, _) = talk(&[option(SET_META_CONTEXT, &query("", "base:allocation"))]);
+        assert_eq!(kinds, [ERR_INVALID]);
+        let (kinds, _) = talk(&[
+            option(STRUCTURED_REPLY, &[]),
+            option(SET_META_CONTEXT, &query("", "qemu:dirty-bitmap:x")),
+            option(SET_META_CONTEXT, &query("", "base:")),
+            option(LIST_META_CONTEXT, &query("", "base:")),
+        ]);
+        assert_eq!(kinds, [ACK, ACK, ACK, META_CONTEXT, ACK]);
+    }
+
+    #[test]
+    fn the_old_way_in_gets_size_flags_and_zeros() {
+        let export = export();
+        let mut handshake = Handshake::new(&export);
+        let mut out = Vec::new();
+        assert_eq!(handshake.advance(&[0, 0, 0, 1], &mut out), Ok((4, Progress::Again)));
+        let asked = option(EXPORT_NAME, b"swap");
+        let (taken, last) = handshake.advance(&asked, &mut out).unwrap();
+        assert_eq!((taken, out.len()), (asked.len(), 8 + 2 + 124));
+        assert!(matches!(last, Progress::Serve(Session { structured: false, .. })));
+        assert_eq!(talk(&[option(EXPORT_NAME, b"other")]).1, Err(Refusal::Name));
+    }
+
+    #[test]
+    fn lies_are_answered_or_end_the_connection() {
+        let (kinds, last) = talk(&[
+            option(5, &[]),
+            option(77, b"whatever"),
+            option(GO, &named("other", &[0, 0])),
+            option(GO, &[0xff; 8]),
+            option(GO, &named("swap", &[0, 9])),
+            option(LIST, &[]),
+            option(ABORT, &[]),
+        ]);
+        assert_eq!(
+            kinds,
+            [ERR_UNSUP, ERR_UNSUP, ERR_UNKNOWN, ERR_INVALID, ERR_INVALID, SERVER, ACK, ACK]
+        );
+        assert_eq!(last, Ok(Progress::End));
+        let mut long = option(GO, &[]);
+        long[12..].copy_from_slice(&u32::MAX.to_be_bytes());
+        assert_eq!(talk(&[long]).1, Err(Refusal::Length { option: GO, len: u32::MAX }));
+        assert!(matches!(talk(&[vec![0; 16]]).1, Err(Refusal::Magic(0))));
+        let mut handshake = export();
+        handshake.name = String::new();
+        assert_eq!(
+            Handshake::new(&handshake).advance(&[0, 0, 0, 4], &mut Vec::new()),
+            Err(Refusal::Flags(4))
+        );
+        assert_eq!(talk(&vec![option(LIST, &[]); 129]).1, Err(Refusal::Options));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic_or_are_answered_without_bound(
+            pieces in prop::collection::vec(
+                prop_oneof![
+                    (0..12_u32, prop::collection::vec(any::<u8>(), 0..64))
+                        .prop_map(|(number, body)| option(number, &body)),
+                    (prop::sample::select(vec![INFO, GO, LIST_META_CONTEXT, SET_META_CONTEXT]),
+                        "(|swap|x)", prop::collection::vec(any::<u8>(), 0..40))
+                        .prop_map(|(number, name, more)| option(number, &named(&name, &more))),
+                    Just(option(STRUCTURED_REPLY, &[])),
+                    prop::collection::vec(any::<u8>(), 0..40),
+                ], 0..12),
+            cut in 0..2000_usize,
+        ) {
+            let export = export();
+            let mut handshake = Handshake::new(&export);
+            let mut input = 3_u32.to_be_bytes().to_vec();
+            input.extend(pieces.concat());
+            input.truncate(cut);
+            let mut at = 0;
+            loop {
+                let mut out = Vec::new();
+                match handshake.advance(&input[at..], &mut out) {
+                    Ok((taken, Progress::Again)) => {
+                        prop_assert!(taken > 0 && out.len() < 512 + taken);
+                        at += taken;
+                    }
+                    Ok((taken, Progress::More)) => {
+                        prop_assert!(taken == 0 && input.len() - at < INPUT);
+                        break;
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+}

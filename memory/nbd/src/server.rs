@@ -1,0 +1,280 @@
+//! Connections: accepted, greeted, served on a thread each, ended.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device::Backend;
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+
+use crate::connection::{serve, ConnectionError};
+use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
+use crate::wire::Session;
+
+/// What a server allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// What the export is called; clients that name none get it too.
+    pub name: String,
+    /// Connections at a time; one more is closed at once. Each takes about 3 MiB and one of the
+    /// store's workers.
+    pub connections: usize,
+    /// How long a handshake may take.
+    pub handshake: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { name: "platen".to_owned(), connections: 16, handshake: Duration::from_secs(10) }
+    }
+}
+
+/// Serves one device to any number of clients.
+pub struct Server<B: Backend> {
+    backend: Arc<B>,
+    export: Export,
+    options: ServerOptions,
+    stop: OwnedFd,
+    open: Mutex<Open>,
+}
+
+/// Connections that are there, to be ended from elsewhere.
+#[derive(Debug, Default)]
+struct Open {
+    streams: HashMap<u64, UnixStream>,
+    stopped: bool,
+}
+
+/// Why a client was sent away or lost.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("no handshake: {0}")]
+    Refused(#[from] Refusal),
+    #[error("handshake not done in time")]
+    Late,
+    #[error("cannot open a queue: {0}")]
+    Queue(io::Error),
+    #[error("{}", with_cause(.0))]
+    Connection(#[from] ConnectionError),
+}
+
+fn with_cause(error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::Io(source) => format!("{error}: {source}"),
+        other => other.to_string(),
+    }
+}
+
+impl<B: Backend> Server<B> {
+    /// A server of `backend`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no eventfd.
+    pub fn new(backend: Arc<B>, options: ServerOptions) -> io::Result<Self> {
+        let size = backend.pages().saturating_mul(device::PAGE as u64);
+        Ok(Self {
+            backend,
+            export: Export { name: options.name.clone(), size },
+            options,
+            stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            open: Mutex::default(),
+        })
+    }
+
+    /// Takes connections until [`stop`](Self::stop); then ends them all and returns when they have
+    /// ended. `notice` gets a line for each client that misbehaves or is lost, 10 in a minute at most.
+    ///
+    /// # Errors
+    ///
+    /// The listener's.
+    pub fn run(
+        &self,
+        listener: &UnixListener,
+        notice: impl Fn(&str) + Send + Sync,
+    ) -> io::Result<()> {
+        listener.set_nonblocking(true)?;
+        let notices = Notices { say: notice, lines: Mutex::new((Instant::now(), 0)) };
+        thread::scope(|scope| {
+            let mut number = 0_u64;
+            let result = loop {
+                let mut fds =
+                    [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+                match poll(&mut fds, None) {
+                    Ok(_) if !fds[0].revents().is_empty() => break Ok(()),
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => break Err(error.into()),
+                }
+                let stream = match listener.accept() {
+                    Ok((stream, _)) => stream,
+                    Err(error) if is_of_one_client(&error) => continue,
+                    Err(error) => {
+                        // No descriptors or no memory: others may end and give theirs back.
+                        notices.add(&format!("cannot accept a connection: {error}"));
+                        thread::sleep(Duration::from_millis(100));
+                        continue;
+                    }
+                };
+                number += 1;
+                let connection = number;
+                match self.enter(connection, &stream) {
+                    Ok(()) => {}
+                    Err(why) => {
+                        notices.add(&format!("client {connection} refused: {why}"));
+                        continue;
+                    }
+                }
+                let notices = &notices;
+                let thread = thread::Builder::new().name(format!("nbd-{connection}"));
+                let spawned = thread.spawn_scoped(scope, move || {
+                    if let Err(why) = self.client(&stream) {
+                        notices.add(&format!("client {connection}: {why}"));
+                    }
+                    // Whoever holds a copy of it sees the end too.
+                    let _ = stream.shutdown(Shutdown::Both);
+                    self.open().streams.remove(&connection);
+                });
+                if let Err(error) = spawned {
+                    notices.add(&format!("client {connection}: no thread: {error}"));
+                    self.open().streams.remove(&connection);
+                }
+            };
+            let mut open = self.open();
+            open.stopped = true;
+            for stream in open.streams.values() {
+                // One that has gone is gone.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            drop(open);
+            result
+        })
+    }
+
+    /// Ends [`run`](Self::run).
+    pub fn stop(&self) {
+        // Full only when it was stopped 2^64 times.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    /// Connections that there are.
+    pub fn connections(&self) -> usize {
+        self.open().streams.len()
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, number: u64, stream: &UnixStream) -> Result<(), String> {
+        stream.set_nonblocking(false).map_err(|error| error.to_string())?;
+        let mut open = self.open();
+        if open.stopped || open.streams.len() >= self.options.connections {
+            return Err(format!("{} connections are open", open.streams.len()));
+        }
+        let copy = stream.try_clone().map_err(|error| error.to_string())?;
+        open.streams.insert(number, copy);
+        Ok(())
+    }
+
+    fn client(&self, stream: &UnixStream) -> Result<(), Ended> {
+        let deadline = Instant::now() + self.options.handshake;
+        let Some((session, rest)) = self.greet(stream, deadline)? else { return Ok(()) };
+        let io = |error: io::Error| Ended::Connection(error.into());
+        stream.set_read_timeout(None).map_err(io)?;
+        stream.set_write_timeout(None).map_err(io)?;
+        let mut queue = self.backend.open().map_err(Ended::Queue)?;
+        Ok(serve(stream, &mut queue, session, &rest)?)
+    }
+
+    /// The handshake; `None` if the client wants no more, with what came after it otherwise.
+    fn greet(
+        &self,
+        stream: &UnixStream,
+        deadline: Instant,
+    ) -> Result<Option<(Session, Vec<u8>)>, Ended> {
+        let io = |error: io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Ended::Late,
+            _ => Ended::Connection(error.into()),
+        };
+        let limit = || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            (!left.is_zero()).then_some(left).ok_or(Ended::Late)
+        };
+        let (mut reader, mut writer) = (stream, stream);
+        writer.set_write_timeout(Some(limit()?)).map_err(io)?;
+        writer.write_all(&Handshake::greeting()).map_err(io)?;
+        let mut handshake = Handshake::new(&self.export);
+        let mut input = Vec::with_capacity(INPUT);
+        let mut chunk = [0; 4096];
+        loop {
+            let mut answer = Vec::new();
+            let (taken, progress) = handshake.advance(&input, &mut answer)?;
+            input.drain(..taken);
+            writer.set_write_timeout(Some(limit()?)).map_err(io)?;
+            writer.write_all(&answer).map_err(io)?;
+            match progress {
+                Progress::Again => {}
+                Progress::Serve(session) => return Ok(Some((session, input))),
+                Progress::End => return Ok(None),
+                Progress::More => {
+                    stream.set_read_timeout(Some(limit()?)).map_err(io)?;
+                    let got = match reader.read(&mut chunk) {
+                        Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                        other => other.map_err(io)?,
+                    };
+                    // One that looks whether somebody is here, and goes.
+                    if got == 0 {
+                        return Ok(None);
+                    }
+                    input.extend_from_slice(&chunk[..got]);
+                }
+            }
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Server<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("export", &self.export)
+            .field("connections", &self.connections())
+            .finish_non_exhaustive()
+    }
+}
+
+fn is_of_one_client(error: &io::Error) -> bool {
+    use ErrorKind as Kind;
+    matches!(error.kind(), Kind::WouldBlock | Kind::Interrupted | Kind::ConnectionAborted)
+}
+
+/// Lines for a person, few enough that no client can fill a disk with them.
+struct Notices<F> {
+    say: F,
+    /// When this minute began, and lines said in it.
+    lines: Mutex<(Instant, u32)>,
+}
+
+impl<F: Fn(&str)> Notices<F> {
+    fn add(&self, line: &str) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let (began, said) = &mut *lines;
+        if began.elapsed() >= Duration::from_secs(60) {
+            if *said > LINES {
+                (self.say)(&format!("{} more lines in the last minute left out", *said - LINES));
+            }
+            (*began, *said) = (Instant::now(), 0);
+        }
+        *said = said.saturating_add(1);
+        if *said <= LINES {
+            (self.say)(line);
+        }
+    }
+}
+
+const LINES: u32 = 10;

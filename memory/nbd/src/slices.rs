@@ -1,0 +1,94 @@
+//! Buffers of large requests, lent to the device while it works on them.
+#![expect(unsafe_code, reason = "the device gets the buffers as addresses")]
+
+use std::ops::Range;
+
+use device::Buffer;
+
+/// A fixed number of buffers of one size.
+///
+/// Ownership rule: a buffer that is lent is the device's and nothing here makes a reference to it;
+/// any other is ours. One that is lent when this is dropped is never freed.
+#[derive(Debug)]
+pub(crate) struct Slices {
+    memory: Vec<Slice>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Slice {
+    /// From a `Box<[u8]>` of `len` bytes.
+    start: *mut u8,
+    lent: bool,
+}
+
+impl Slices {
+    pub(crate) fn new(number: usize, len: usize) -> Self {
+        let slice = || Slice {
+            start: Box::into_raw(vec![0_u8; len].into_boxed_slice()).cast(),
+            lent: false,
+        };
+        Self { memory: (0..number).map(|_| slice()).collect(), len }
+    }
+
+    /// A part of buffer `number` for a request; the buffer is lent until it is given back.
+    ///
+    /// # Panics
+    ///
+    /// If it is lent already, or has no such part.
+    pub(crate) fn lend(&mut self, number: usize, part: Range<usize>) -> Buffer {
+        let slice = &mut self.memory[number];
+        assert!(!slice.lent, "slice {number} is lent");
+        assert!(part.start <= part.end && part.end <= self.len, "{part:?} of {}", self.len);
+        slice.lent = true;
+        // SAFETY: the result lies within the allocation, as was just asserted.
+        let start = unsafe { slice.start.add(part.start) };
+        // SAFETY: the allocation is initialised and stays until `give_back` was called, which
+        // connections do when the request is over (see there); by the ownership rule nobody here
+        // touches it until then.
+        unsafe { Buffer::new(start, part.len()) }
+    }
+
+    /// The device is done with buffer `number`. To be called when its request is over, and only
+    /// then.
+    pub(crate) fn give_back(&mut self, number: usize) {
+        self.memory[number].lent = false;
+    }
+
+    /// # Panics
+    ///
+    /// If the buffer is lent.
+    pub(crate) fn bytes(&self, number: usize) -> &[u8] {
+        let slice = &self.memory[number];
+        assert!(!slice.lent, "slice {number} is lent");
+        // SAFETY: `len` initialised bytes, ours by the ownership rule, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(slice.start, self.len) }
+    }
+
+    /// # Panics
+    ///
+    /// If the buffer is lent.
+    pub(crate) fn bytes_mut(&mut self, number: usize) -> &mut [u8] {
+        let slice = &self.memory[number];
+        assert!(!slice.lent, "slice {number} is lent");
+        // SAFETY: `len` initialised bytes, ours by the ownership rule, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(slice.start, self.len) }
+    }
+}
+
+impl Drop for Slices {
+    fn drop(&mut self) {
+        for slice in self.memory.iter().filter(|slice| !slice.lent) {
+            let bytes = std::ptr::slice_from_raw_parts_mut(slice.start, self.len);
+            // SAFETY: it came from a box of this length, and nobody has it.
+            drop(unsafe { Box::from_raw(bytes) });
+        }
+    }
+}
+
+/// Runs a request over `bytes` that is over when `run` returns.
+pub(crate) fn borrowed<R>(bytes: &mut [u8], run: impl FnOnce(Buffer) -> R) -> R {
+    // SAFETY: initialised bytes that nobody else has until `run` returns; by then the request is
+    // over, which its callers in this crate see to.
+    run(unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) })
+}

@@ -1,0 +1,351 @@
+//! Numbers and layouts of the NBD protocol's transmission phase. No I/O. Everything is big-endian.
+//!
+//! Source: the protocol document of the NetworkBlockDevice project, `doc/proto.md`.
+
+/// What a server says first: `NBDMAGIC`.
+pub(crate) const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// What begins an option and the second word of the greeting: `IHAVEOPT`.
+pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const CHUNK_MAGIC: u32 = 0x668e_33ef;
+
+/// The most bytes that one read or write may have: 32 MiB, what clients assume where nothing is said.
+pub const MAX_REQUEST: u32 = 32 << 20;
+
+/// What the export says of itself: has flags, flush, FUA, trim, write-zeroes, don't-fragment, several
+/// connections see the same, fast zeroes.
+pub(crate) const TRANSMISSION_FLAGS: u16 =
+    1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11;
+/// [`TRANSMISSION_FLAGS`] without the one that is only for structured replies.
+pub(crate) const TRANSMISSION_FLAGS_SIMPLE: u16 = TRANSMISSION_FLAGS & !(1 << 7);
+
+const FLAG_FUA: u16 = 1;
+const FLAG_NO_HOLE: u16 = 1 << 1;
+const FLAG_DF: u16 = 1 << 2;
+const FLAG_REQ_ONE: u16 = 1 << 3;
+const FLAG_FAST_ZERO: u16 = 1 << 4;
+
+/// Length of a request.
+pub(crate) const REQUEST: usize = 28;
+/// Length of a simple reply.
+pub(crate) const SIMPLE_REPLY: usize = 16;
+/// Length of a chunk's header.
+pub(crate) const CHUNK: usize = 20;
+/// Length of what comes before the data of a chunk of data.
+pub(crate) const DATA_CHUNK: usize = CHUNK + 8;
+
+/// `base:allocation`: nothing is stored.
+pub(crate) const STATE_HOLE: u32 = 1;
+/// `base:allocation`: reads as zeros.
+pub(crate) const STATE_ZERO: u32 = 2;
+/// The number of the one metadata context that there is.
+pub(crate) const ALLOCATION_ID: u32 = 1;
+
+/// An error as the protocol numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Error {
+    /// A page cannot be read.
+    Io = 5,
+    /// The request makes no sense here.
+    Invalid = 22,
+    /// No room, or beyond the end.
+    NoSpace = 28,
+    /// Too long for one chunk.
+    Overflow = 75,
+    /// Not something this server does.
+    NotSupported = 95,
+}
+
+impl From<device::Errno> for Error {
+    fn from(errno: device::Errno) -> Self {
+        match errno {
+            device::Errno::Io => Self::Io,
+            device::Errno::Invalid => Self::Invalid,
+            device::Errno::NoSpace => Self::NoSpace,
+        }
+    }
+}
+
+/// What a client asks for, its numbers checked against the export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Bytes to it; `whole`: in one chunk.
+    Read {
+        /// In one chunk or not at all.
+        whole: bool,
+    },
+    /// Bytes from it follow.
+    Write,
+    /// Nothing to do: what was answered is stored.
+    Flush,
+    /// The bytes are not needed any more.
+    Trim,
+    /// Zeros.
+    Zero {
+        /// They are to count as stored.
+        keep: bool,
+    },
+    /// What is stored where.
+    Status {
+        /// One extent only.
+        one: bool,
+    },
+}
+
+/// A request that can be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What to do.
+    pub command: Command,
+    /// The client's name for it.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; the range lies within the export.
+    pub length: u32,
+}
+
+/// What a request's 28 bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// Do this.
+    Do(Request),
+    /// Answer with this error, after leaving out `skip` bytes of payload.
+    Refuse {
+        /// The client's name for it.
+        cookie: u64,
+        /// Why.
+        error: Error,
+        /// Payload that follows, [`MAX_REQUEST`] at most.
+        skip: u32,
+        /// Whether an answer is a structured one where those are used.
+        structured: bool,
+    },
+    /// The client is done.
+    Disconnect,
+    /// This is not the protocol, and where the next request begins cannot be known.
+    Broken(Broken),
+}
+
+/// Why a connection cannot go on. The client's fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Broken {
+    /// A request does not begin as requests do.
+    #[error("request begins with {0:08x}")]
+    Magic(u32),
+    /// A write is longer than any may be, and is not read only to be thrown away.
+    #[error("write of {0} bytes, at most {MAX_REQUEST} are allowed")]
+    Length(u32),
+}
+
+/// What requests are held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Bytes of the export.
+    pub size: u64,
+    /// Structured replies were agreed on.
+    pub structured: bool,
+    /// `base:allocation` was agreed on.
+    pub allocation: bool,
+}
+
+impl Session {
+    /// Reads a request.
+    pub fn parse(&self, bytes: &[u8; REQUEST]) -> Parsed {
+        let [m0, m1, m2, m3, f0, f1, t0, t1, rest @ ..] = *bytes;
+        let [c0, c1, c2, c3, c4, c5, c6, c7, o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3] = rest;
+        let magic = u32::from_be_bytes([m0, m1, m2, m3]);
+        let flags = u16::from_be_bytes([f0, f1]);
+        let kind = u16::from_be_bytes([t0, t1]);
+        let cookie = u64::from_be_bytes([c0, c1, c2, c3, c4, c5, c6, c7]);
+        let offset = u64::from_be_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
+        let length = u32::from_be_bytes([l0, l1, l2, l3]);
+        if magic != REQUEST_MAGIC {
+            return Parsed::Broken(Broken::Magic(magic));
+        }
+        let within = offset.checked_add(u64::from(length)).is_some_and(|end| end <= self.size);
+        // What is asked for, the flags it may have, and the error for a range that is not there.
+        let (command, allowed, outside) = match kind {
+            0 => {
+                (Command::Read { whole: flags & FLAG_DF != 0 }, FLAG_FUA | FLAG_DF, Error::Invalid)
+            }
+            1 => (Command::Write, FLAG_FUA, Error::NoSpace),
+            2 => return Parsed::Disconnect,
+            3 => (Command::Flush, FLAG_FUA, Error::Invalid),
+            4 => (Command::Trim, FLAG_FUA, Error::Invalid),
+            6 => (
+                Command::Zero { keep: flags & FLAG_NO_HOLE != 0 },
+                FLAG_FUA | FLAG_NO_HOLE | FLAG_FAST_ZERO,
+                Error::NoSpace,
+            ),
+            7 => (
+                Command::Status { one: flags & FLAG_REQ_ONE != 0 },
+                FLAG_FUA | FLAG_REQ_ONE,
+                Error::Invalid,
+            ),
+            _ => {
+                let error = Error::Invalid;
+                return Parsed::Refuse { cookie, error, skip: 0, structured: false };
+            }
+        };
+        let write = command == Command::Write;
+        if write && length > MAX_REQUEST {
+            return Parsed::Broken(Broken::Length(length));
+        }
+        let structured = matches!(command, Command::Read { .. } | Command::Status { .. });
+        let refuse = |error| {
+            let skip = if write { length } else { 0 };
+            Parsed::Refuse { cookie, error, skip, structured }
+        };
+        if flags & !allowed != 0 || flags & FLAG_DF != 0 && !self.structured {
+            return refuse(Error::Invalid);
+        }
+        match command {
+            Command::Flush => {}
+            Command::Read { .. } if length > MAX_REQUEST => return refuse(Error::Overflow),
+            Command::Status { .. } if !self.allocation || length == 0 => {
+                return refuse(Error::Invalid);
+            }
+            _ if !within => return refuse(outside),
+            _ => {}
+        }
+        Parsed::Do(Request { command, cookie, offset, length })
+    }
+}
+
+/// A simple reply; for a read without error the bytes follow.
+pub(crate) fn simple_reply(cookie: u64, error: Option<Error>) -> [u8; SIMPLE_REPLY] {
+    let mut reply = [0; SIMPLE_REPLY];
+    reply[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    reply[4..8].copy_from_slice(&error.map_or(0, |error| error as u32).to_be_bytes());
+    reply[8..].copy_from_slice(&cookie.to_be_bytes());
+    reply
+}
+
+/// The header of a chunk whose payload has `length` bytes.
+fn chunk(kind: u16, last: bool, cookie: u64, length: u32) -> [u8; CHUNK] {
+    let mut header = [0; CHUNK];
+    header[..4].copy_from_slice(&CHUNK_MAGIC.to_be_bytes());
+    header[4..6].copy_from_slice(&u16::from(last).to_be_bytes());
+    header[6..8].copy_from_slice(&kind.to_be_bytes());
+    header[8..16].copy_from_slice(&cookie.to_be_bytes());
+    header[16..].copy_from_slice(&length.to_be_bytes());
+    header
+}
+
+/// What comes before `length` bytes of data at `offset`.
+pub(crate) fn data_chunk(cookie: u64, last: bool, offset: u64, length: u32) -> [u8; DATA_CHUNK] {
+    let mut header = [0; DATA_CHUNK];
+    header[..CHUNK].copy_from_slice(&chunk(1, last, cookie, length + 8));
+    header[CHUNK..].copy_from_slice(&offset.to_be_bytes());
+    header
+}
+
+/// The answer that has no content: a read of no bytes.
+pub(crate) fn empty_chunk(cookie: u64) -> [u8; CHUNK] {
+    chunk(0, true, cookie, 0)
+}
+
+/// The last chunk of a request that failed.
+pub(crate) fn error_chunk(cookie: u64, error: Error) -> [u8; CHUNK + 6] {
+    let mut reply = [0; CHUNK + 6];
+    reply[..CHUNK].copy_from_slice(&chunk(1 << 15 | 1, true, cookie, 6));
+    reply[CHUNK..CHUNK + 4].copy_from_slice(&(error as u32).to_be_bytes());
+    // No text: two bytes of length, which are zero.
+    reply
+}
+
+/// What comes before `extents` descriptors of block status.
+pub(crate) fn status_chunk(cookie: u64, extents: usize) -> [u8; CHUNK + 4] {
+    let length = u32::try_from(4 + 8 * extents).expect("a bounded number of extents");
+    let mut header = [0; CHUNK + 4];
+    header[..CHUNK].copy_from_slice(&chunk(5, true, cookie, length));
+    header[CHUNK..].copy_from_slice(&ALLOCATION_ID.to_be_bytes());
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SESSION: Session = Session { size: 1 << 30, structured: true, allocation: true };
+
+    fn bytes(flags: u16, kind: u16, offset: u64, length: u32) -> [u8; REQUEST] {
+        let mut bytes = [0; REQUEST];
+        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&kind.to_be_bytes());
+        bytes[8..16].copy_from_slice(&99_u64.to_be_bytes());
+        bytes[16..24].copy_from_slice(&offset.to_be_bytes());
+        bytes[24..].copy_from_slice(&length.to_be_bytes());
+        bytes
+    }
+
+    fn refused(parsed: Parsed) -> Option<(Error, u32)> {
+        match parsed {
+            Parsed::Refuse { error, skip, cookie: 99, .. } => Some((error, skip)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn ranges_are_held_against_the_export() {
+        let parse = |kind, offset, length| SESSION.parse(&bytes(0, kind, offset, length));
+        for kind in [0, 1, 4, 6, 7] {
+            assert!(matches!(parse(kind, (1 << 30) - 4, 4), Parsed::Do(_)), "{kind}");
+            assert!(refused(parse(kind, (1 << 30) - 3, 4)).is_some(), "{kind}");
+            assert!(refused(parse(kind, u64::MAX, 4)).is_some(), "{kind}");
+        }
+        assert_eq!(refused(parse(1, 1 << 30, 512)), Some((Error::NoSpace, 512)));
+        assert_eq!(refused(parse(0, 0, MAX_REQUEST + 1)), Some((Error::Overflow, 0)));
+        assert_eq!(parse(1, 0, MAX_REQUEST + 1), Parsed::Broken(Broken::Length(MAX_REQUEST + 1)));
+        // Whole-device commands may be longer.
+        assert!(matches!(parse(4, 0, 1 << 30), Parsed::Do(_)));
+        assert!(matches!(parse(6, 0, 1 << 30), Parsed::Do(_)));
+        assert_eq!(parse(2, 7, 7), Parsed::Disconnect);
+        assert_eq!(refused(parse(8, 0, 512)), Some((Error::Invalid, 0)));
+    }
+
+    #[test]
+    fn flags_that_do_not_belong_are_refused() {
+        let bare = Session { structured: false, allocation: false, ..SESSION };
+        assert!(refused(bare.parse(&bytes(0, 7, 0, 512))).is_some());
+        assert!(refused(bare.parse(&bytes(FLAG_DF, 0, 0, 512))).is_some());
+        assert!(matches!(SESSION.parse(&bytes(FLAG_DF, 0, 0, 512)), Parsed::Do(_)));
+        assert_eq!(
+            refused(SESSION.parse(&bytes(FLAG_NO_HOLE, 1, 0, 512))),
+            Some((Error::Invalid, 512))
+        );
+        assert!(refused(SESSION.parse(&bytes(1 << 9, 0, 0, 512))).is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_sent_what_is_done_lies_within_the_export(
+            flags: u16, kind in 0..9_u16, offset: u64, length: u32, near: bool, size in 0..1_u64 << 40,
+        ) {
+            let session = Session { size, ..SESSION };
+            let offset = if near { offset % (size + 2) } else { offset };
+            match session.parse(&bytes(flags, kind, offset, length)) {
+                Parsed::Do(request) => {
+                    prop_assert_eq!((request.cookie, request.length), (99, length));
+                    if request.command != Command::Flush {
+                        prop_assert!(offset.checked_add(u64::from(length)).unwrap() <= size);
+                    }
+                    if matches!(request.command, Command::Read { .. } | Command::Write) {
+                        prop_assert!(length <= MAX_REQUEST);
+                    }
+                }
+                Parsed::Refuse { skip, .. } => prop_assert!(skip <= MAX_REQUEST && (skip == 0 || kind == 1)),
+                Parsed::Disconnect => prop_assert_eq!(kind, 2),
+                Parsed::Broken(why) => prop_assert_eq!(why, Broken::Length(length)),
+            }
+        }
+    }
+}
