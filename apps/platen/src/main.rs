@@ -7,6 +7,7 @@ mod auto;
 mod bench;
 mod cert;
 mod cpus;
+mod device;
 mod keeper;
 mod migrate;
 mod network;
@@ -20,6 +21,11 @@ mod size;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+
+/// Ends a debug build whose I/O threads allocate.
+#[cfg(debug_assertions)]
+#[global_allocator]
+static ALLOCATOR: ::device::guard::Allocator = ::device::guard::Allocator;
 
 #[derive(Parser)]
 #[command(
@@ -40,6 +46,8 @@ enum Command {
     Relay(args::RelayArgs),
     /// Destination end: take migrations and hand them to QEMU
     Receive(args::ReceiveArgs),
+    /// Block devices of compressed memory
+    Device(device::DeviceArgs),
     /// Intel QAT: a simulated device to run things on
     Qat(args::QatArgs),
     /// Make certificates for the hosts between which VMs move
@@ -56,6 +64,7 @@ fn main() -> ExitCode {
         Command::Migrate(args) => migrate::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
+        Command::Device(args) => device::run(args),
         Command::Qat(args) => return finish(qat_command::run(args)),
         Command::Cert(args) => cert::run(&args),
         Command::Bench(args) => bench::run(args),

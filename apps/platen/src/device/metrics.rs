@@ -1,0 +1,177 @@
+//! A Prometheus endpoint: text format 0.0.4 over HTTP/1.1, one client at a time.
+//!
+//! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do with
+//! the I/O path.
+
+use super::status::Status;
+use anyhow::Context;
+use rustix::event::{poll, PollFd, PollFlags};
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(2);
+const REQUEST: usize = 4096;
+
+/// Answers until dropped.
+pub(crate) struct Metrics {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Metrics {
+    pub(crate) fn start(
+        address: SocketAddr,
+        status: impl Fn() -> Status + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(address)
+            .with_context(|| format!("cannot listen on {address} for Prometheus"))?;
+        listener.set_nonblocking(true)?;
+        eprintln!("platen: metrics on http://{}/metrics", listener.local_addr()?);
+        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let thread = thread::Builder::new().name("metrics".into()).spawn(move || loop {
+            let mut fds =
+                [PollFd::new(&stopped, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[0].revents().is_empty() => return,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let Ok((stream, _)) = listener.accept() else {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            };
+            let _ = serve(&stream, &status);
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &[0]);
+        if let Some(thread) = self.thread.take() {
+            // Its panic was shown.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(stream: &TcpStream, status: impl Fn() -> Status) -> std::io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut request = [0; REQUEST];
+    let mut len = 0;
+    // To the end of the headers, or as far as there is room.
+    while len < REQUEST && !request[..len].windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match (&mut &*stream).read(&mut request[len..])? {
+            0 => break,
+            got => len += got,
+        }
+    }
+    let (code, kind, body) = answer(&request[..len], status);
+    let head = format!(
+        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    (&mut &*stream).write_all(&[head.as_bytes(), body.as_bytes()].concat())
+}
+
+fn answer(request: &[u8], status: impl Fn() -> Status) -> (&'static str, &'static str, String) {
+    const PLAIN: &str = "text/plain; charset=utf-8";
+    let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|&byte| byte == b' ');
+    match (words.next(), words.next()) {
+        (Some(b"GET"), Some(b"/metrics" | b"/")) => {
+            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&status()))
+        }
+        (Some(b"GET"), Some(_)) => ("404 Not Found", PLAIN, "see /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", PLAIN, "GET only\n".to_owned()),
+    }
+}
+
+/// The counters in the text format: those that only grow are counters, and called `_total`.
+pub(crate) fn text(status: &Status) -> String {
+    let mut text = String::new();
+    // Neither has anything in it that needs quoting: see their parsers.
+    let labels = format!("{{device=\"{}\",codec=\"{}\"}}", status.name, status.codec);
+    let disksize = [("disksize", status.disksize, "Bytes that clients see", false)];
+    let fields = disksize
+        .into_iter()
+        .chain(status.mm_stat.fields())
+        .chain(status.io_stat.fields())
+        .chain(status.bd_stat.fields())
+        .chain(status.platen.fields());
+    for (name, value, help, grows) in fields {
+        let (suffix, kind) = if grows { ("_total", "counter") } else { ("", "gauge") };
+        let name = format!("platen_device_{name}{suffix}");
+        writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}")
+            .expect("a string takes all");
+    }
+    let connections: usize = status.transports.iter().map(|way| way.connections).sum();
+    let name = "platen_device_connections";
+    writeln!(
+        text,
+        "# HELP {name} Clients that are connected\n# TYPE {name} gauge\n{name}{labels} {connections}"
+    )
+    .expect("a string takes all");
+    text
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use device::{Device, DeviceOptions};
+    use store::{Options, Store};
+
+    pub(crate) fn status() -> Status {
+        let store = Store::create(64, Options::default()).unwrap();
+        let options = DeviceOptions { workers: 0, ..DeviceOptions::default() };
+        let device = Device::new(&store, &options).unwrap();
+        device.queue().unwrap().write_now(3, &b"platen00".repeat(1024)).unwrap();
+        Status::of("swap0", &device, Vec::new())
+    }
+
+    #[test]
+    fn every_line_is_a_comment_or_a_sample_with_its_type_before_it() {
+        let text = text(&status());
+        let mut declared = String::new();
+        let mut samples = 0;
+        for line in text.lines() {
+            if let Some(comment) = line.strip_prefix("# TYPE ") {
+                declared = comment.split(' ').next().unwrap().to_owned();
+            } else if !line.starts_with("# HELP ") {
+                let (name, rest) = line.split_once('{').unwrap();
+                assert_eq!(name, declared);
+                let (labels, value) = rest.split_once("} ").unwrap();
+                assert_eq!(labels, "device=\"swap0\",codec=\"zstd\"");
+                value.parse::<u64>().unwrap();
+                samples += 1;
+            }
+        }
+        assert_eq!(samples, 25);
+        assert!(
+            text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
+        );
+        assert!(text.contains("platen_device_same_pages{device=\"swap0\",codec=\"zstd\"} 2\n"));
+    }
+
+    #[test]
+    fn only_the_metrics_are_there() {
+        let code = |request: &str| answer(request.as_bytes(), status).0;
+        assert_eq!(code("GET /metrics HTTP/1.1\r\n\r\n"), "200 OK");
+        assert_eq!(code("GET /etc/passwd HTTP/1.1\r\n\r\n"), "404 Not Found");
+        assert_eq!(code("POST /metrics HTTP/1.1\r\n\r\n"), "405 Method Not Allowed");
+        assert_eq!(code(""), "405 Method Not Allowed");
+        assert_eq!(code("GET"), "405 Method Not Allowed");
+    }
+}

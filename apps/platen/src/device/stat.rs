@@ -1,0 +1,161 @@
+//! `platen device stat`: asks the devices that are served.
+
+use super::args::StatArgs;
+use super::control;
+use super::size::Size;
+use super::status::Status;
+use anyhow::{bail, Context};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
+    let folder = control::folder(args.control.run_dir.as_deref())?;
+    let all = match &args.name {
+        Some(name) => vec![ask(control::address(&folder, name).path()).with_context(|| {
+            format!("device {name} is not served (no answer in {})", folder.display())
+        })?],
+        None => everything(&folder)?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&all)?);
+    } else if args.name.is_some() {
+        all.iter().for_each(|status| print!("{}", counters(status)));
+    } else {
+        print!("{}", table(&all));
+    }
+    Ok(())
+}
+
+fn everything(folder: &Path) -> anyhow::Result<Vec<Status>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.with_context(|| format!("cannot read {}", folder.display()))?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "sock") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let mut all = Vec::new();
+    for path in paths {
+        match ask(&path) {
+            Ok(status) => all.push(status),
+            Err(error) => eprintln!("platen: no answer from {}: {error:#}", path.display()),
+        }
+    }
+    Ok(all)
+}
+
+fn ask(path: &Path) -> anyhow::Result<Status> {
+    let answer = control::ask(path, "stat")?;
+    if answer.is_empty() {
+        bail!("no answer");
+    }
+    serde_json::from_str(&answer).context("the answer is of another version")
+}
+
+/// A line for each, with the columns of zramctl that apply, and the ratio.
+pub(crate) fn table(all: &[Status]) -> String {
+    let mut rows = vec![[
+        "NAME",
+        "ALGORITHM",
+        "DISKSIZE",
+        "DATA",
+        "COMPR",
+        "TOTAL",
+        "RATIO",
+        "STREAMS",
+        "TRANSPORT",
+    ]
+    .map(str::to_owned)];
+    for status in all {
+        let size = |bytes| Size(bytes).to_string();
+        let mm = &status.mm_stat;
+        let ways: Vec<String> =
+            status.transports.iter().map(|way| format!("{}:{}", way.kind, way.address)).collect();
+        let algorithm = match status.codec.as_str() {
+            "none" => "none".to_owned(),
+            codec => format!("{codec}:{}", status.level),
+        };
+        rows.push([
+            status.name.clone(),
+            algorithm,
+            size(status.disksize),
+            size(mm.orig_data_size),
+            size(mm.compr_data_size),
+            size(mm.mem_used_total),
+            if mm.orig_data_size == 0 { "-".to_owned() } else { format!("{:.2}", status.ratio()) },
+            (status.workers + 1).to_string(),
+            ways.join(" "),
+        ]);
+    }
+    let mut text = String::new();
+    for row in &rows {
+        for (column, cell) in row.iter().enumerate() {
+            let width = rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+            // Names to the left, numbers to the right, as zramctl has them.
+            let written = match column {
+                8 => write!(text, "{cell}"),
+                0 | 1 => write!(text, "{cell:<width$} "),
+                _ => write!(text, "{cell:>width$} "),
+            };
+            written.expect("a string takes all");
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+/// Every counter of one device, under zram's headings.
+pub(crate) fn counters(status: &Status) -> String {
+    let mut text = table(std::slice::from_ref(status));
+    let mut group = |name: &str, fields: &[(&str, u64, &str, bool)]| {
+        writeln!(text, "{name}").expect("a string takes all");
+        for (name, value, help, _) in fields {
+            writeln!(text, "  {name:<16} {value:>16}  {help}").expect("a string takes all");
+        }
+    };
+    group("mm_stat", &status.mm_stat.fields());
+    group("io_stat", &status.io_stat.fields());
+    group("bd_stat", &status.bd_stat.fields());
+    group("platen", &status.platen.fields());
+    if let Some(damage) = &status.platen.damage {
+        writeln!(text, "first damage: {damage}").expect("a string takes all");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::metrics::tests::status;
+    use super::super::status::Transport;
+    use super::*;
+
+    #[test]
+    fn the_table_lines_up_and_json_comes_back() {
+        let mut status = status();
+        status.transports.push(Transport {
+            kind: "nbd".into(),
+            address: "unix:/run/x".into(),
+            connections: 1,
+        });
+        let text = table(std::slice::from_ref(&status));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[1].starts_with("swap0 zstd:1"), "{text}");
+        assert!(lines[1].ends_with("nbd:unix:/run/x"), "{text}");
+        assert_eq!(lines[0].find("TRANSPORT"), lines[1].find("nbd:"), "{text}");
+        let json = serde_json::to_string(&status).unwrap();
+        assert_eq!(serde_json::from_str::<Status>(&json).unwrap(), status);
+        let text = counters(&status);
+        for field in ["orig_data_size", "huge_pages_since", "notify_free", "bd_writes"] {
+            assert!(text.contains(field), "{text}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a device holds and what it costs, as the server says it: JSON on the control socket.
+
+use device::{Device, IoStats};
+use serde::{Deserialize, Serialize};
+use store::Stats;
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    pub(crate) codec: String,
+    pub(crate) level: i32,
+    /// Bytes that clients see.
+    pub(crate) disksize: u64,
+    /// Threads that large requests are split over, beside the transports' own.
+    pub(crate) workers: usize,
+    pub(crate) transports: Vec<Transport>,
+    pub(crate) mm_stat: MmStat,
+    pub(crate) io_stat: IoStat,
+    pub(crate) bd_stat: BdStat,
+    pub(crate) platen: Own,
+}
+
+/// A way in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Transport {
+    pub(crate) kind: String,
+    pub(crate) address: String,
+    /// Clients that are connected.
+    pub(crate) connections: usize,
+}
+
+/// zram's `mm_stat`, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MmStat {
+    pub(crate) orig_data_size: u64,
+    pub(crate) compr_data_size: u64,
+    pub(crate) mem_used_total: u64,
+    pub(crate) mem_limit: u64,
+    pub(crate) mem_used_max: u64,
+    pub(crate) same_pages: u64,
+    pub(crate) pages_compacted: u64,
+    pub(crate) huge_pages: u64,
+    pub(crate) huge_pages_since: u64,
+}
+
+/// zram's `io_stat`, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct IoStat {
+    pub(crate) failed_reads: u64,
+    pub(crate) failed_writes: u64,
+    pub(crate) invalid_io: u64,
+    pub(crate) notify_free: u64,
+}
+
+/// zram's `bd_stat`, in its order, in pages: nothing is written back yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BdStat {
+    pub(crate) bd_count: u64,
+    pub(crate) bd_reads: u64,
+    pub(crate) bd_writes: u64,
+}
+
+/// What zram has no name for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Own {
+    pub(crate) pages_read: u64,
+    pub(crate) pages_written: u64,
+    pub(crate) requests: u64,
+    /// Requests that were shared between threads.
+    pub(crate) split_requests: u64,
+    /// Bytes of `mem_used_total` that are ready and not used.
+    pub(crate) mem_ready: u64,
+    /// Pages that were damaged when the store was taken over.
+    pub(crate) lost_pages: u64,
+    /// Servers that the store has had.
+    pub(crate) generation: u64,
+    /// The first page that could not be read, and why.
+    pub(crate) damage: Option<String>,
+}
+
+impl Status {
+    pub(crate) fn of(name: &str, device: &Device, transports: Vec<Transport>) -> Self {
+        let store = device.store();
+        let settings = device.settings();
+        Self {
+            name: name.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            codec: settings.codec().name().to_owned(),
+            level: settings.level(),
+            disksize: store.pages() * device::PAGE as u64,
+            workers: device.workers(),
+            transports,
+            mm_stat: store.stats().into(),
+            io_stat: device.stats().into(),
+            bd_stat: BdStat::default(),
+            platen: Own::of(device),
+        }
+    }
+
+    /// Plain bytes by the byte of memory, tables and all; 0 for none.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub(crate) fn ratio(&self) -> f64 {
+        self.mm_stat.orig_data_size as f64 / self.mm_stat.mem_used_total.max(1) as f64
+    }
+}
+
+impl Own {
+    fn of(device: &Device) -> Self {
+        let (io, store) = (device.stats(), device.store());
+        Self {
+            pages_read: io.pages_read,
+            pages_written: io.pages_written,
+            requests: io.requests,
+            split_requests: io.split_requests,
+            mem_ready: store.stats().mem_ready,
+            lost_pages: store.lost_pages(),
+            generation: store.generation(),
+            damage: device.damage().map(ToString::to_string),
+        }
+    }
+}
+
+impl From<Stats> for MmStat {
+    fn from(stats: Stats) -> Self {
+        Self {
+            orig_data_size: stats.orig_data_size,
+            compr_data_size: stats.compr_data_size,
+            mem_used_total: stats.mem_used_total,
+            mem_limit: stats.mem_limit,
+            mem_used_max: stats.mem_used_max,
+            same_pages: stats.same_pages,
+            pages_compacted: stats.pages_compacted,
+            huge_pages: stats.huge_pages,
+            huge_pages_since: stats.huge_pages_since,
+        }
+    }
+}
+
+impl From<IoStats> for IoStat {
+    fn from(stats: IoStats) -> Self {
+        Self {
+            failed_reads: stats.failed_reads,
+            failed_writes: stats.failed_writes,
+            invalid_io: stats.invalid_io,
+            notify_free: stats.notify_free,
+        }
+    }
+}
+
+impl MmStat {
+    /// Names, values, what they are, and whether they only grow.
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 9] {
+        [
+            ("orig_data_size", self.orig_data_size, "Bytes of the pages stored", false),
+            ("compr_data_size", self.compr_data_size, "Bytes of their compressed forms", false),
+            ("mem_used_total", self.mem_used_total, "Bytes of memory, tables and all", false),
+            ("mem_limit", self.mem_limit, "Bytes of memory allowed, 0 for any number", false),
+            ("mem_used_max", self.mem_used_max, "The most bytes of memory there were", false),
+            ("same_pages", self.same_pages, "Pages of one word over and over", false),
+            ("pages_compacted", self.pages_compacted, "Pages of memory freed by compaction", true),
+            ("huge_pages", self.huge_pages, "Pages stored as they are", false),
+            ("huge_pages_since", self.huge_pages_since, "Pages ever stored as they are", true),
+        ]
+    }
+}
+
+impl IoStat {
+    /// As [`MmStat::fields`].
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 4] {
+        [
+            ("failed_reads", self.failed_reads, "Pages that could not be read", true),
+            ("failed_writes", self.failed_writes, "Pages that could not be written", true),
+            ("invalid_io", self.invalid_io, "Requests that were not valid", true),
+            ("notify_free", self.notify_free, "Pages that clients have freed", true),
+        ]
+    }
+}
+
+impl BdStat {
+    /// As [`MmStat::fields`].
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 3] {
+        [
+            ("bd_count", self.bd_count, "Pages on the backing device", false),
+            ("bd_reads", self.bd_reads, "Pages read from the backing device", true),
+            ("bd_writes", self.bd_writes, "Pages written to the backing device", true),
+        ]
+    }
+}
+
+impl Own {
+    /// As [`MmStat::fields`].
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
+        [
+            ("pages_read", self.pages_read, "Pages read", true),
+            ("pages_written", self.pages_written, "Pages written", true),
+            ("requests", self.requests, "Requests", true),
+            ("split_requests", self.split_requests, "Requests shared between threads", true),
+            ("mem_ready", self.mem_ready, "Bytes of memory ready and not used", false),
+            ("lost_pages", self.lost_pages, "Pages found damaged when taken over", false),
+            ("generation", self.generation, "Servers that the store has had", false),
+        ]
+    }
+}
