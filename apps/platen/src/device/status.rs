@@ -101,10 +101,12 @@ impl Status {
         }
     }
 
-    /// Plain bytes by the byte of memory, tables and all; 0 for none.
+    /// Plain bytes by the byte of memory in use, tables and all. What is only ready for the next writes
+    /// is the same however much is stored, and is left out.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub(crate) fn ratio(&self) -> f64 {
-        self.mm_stat.orig_data_size as f64 / self.mm_stat.mem_used_total.max(1) as f64
+        let used = self.mm_stat.mem_used_total.saturating_sub(self.platen.mem_ready);
+        self.mm_stat.orig_data_size as f64 / used.max(1) as f64
     }
 }
 

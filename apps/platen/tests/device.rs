@@ -1,0 +1,471 @@
+//! `platen device serve` before judges that share no line with it: libnbd's tools, QEMU's, and fio's.
+//!
+//! The server is a debug build here, which ends at once when an I/O thread allocates. A judge that is
+//! not installed is left out with a word of it; `scripts/setup` installs all of them.
+
+use rustix::process::{kill_process, Pid, Signal};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+/// A device that is served, in a folder of its own.
+struct Served {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+fn platen() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_platen"))
+}
+
+impl Served {
+    fn new(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Self::command(folder.path(), "nbd.sock", "judged", options);
+        let child = command.stderr(fs::File::create(folder.path().join("log")).unwrap()).spawn();
+        let mut served = Self { child: child.unwrap(), folder };
+        let start = Instant::now();
+        while !served.log().contains("platen: device judged") {
+            let ended = served.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the server has ended: {}", served.log());
+            assert!(start.elapsed() < Duration::from_secs(60), "the server does not begin");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        served
+    }
+
+    fn command(folder: &Path, socket: &str, name: &str, options: &[&str]) -> Command {
+        let mut command = platen();
+        command.args(["device", "serve", "--name", name, "--run-dir"]);
+        command
+            .arg(folder.join("run"))
+            .args(["--nbd", &format!("unix:{}", folder.join(socket).display())]);
+        if !options.contains(&"--size") {
+            command.args(["--size", "256M"]);
+        }
+        command.args(options).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.path("nbd.sock").display())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    fn stat(&self) -> serde_json::Value {
+        let mut command = platen();
+        command.args(["device", "stat", "--json", "judged", "--run-dir"]).arg(self.path("run"));
+        let all: serde_json::Value = serde_json::from_str(&run(&mut command)).unwrap();
+        all[0].clone()
+    }
+
+    /// Ends it as systemd does, and sees that it ends well and leaves nothing behind.
+    fn end(mut self) -> String {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+        assert!(!self.path("nbd.sock").exists() && !self.path("run/judged.sock").exists());
+        self.log()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Ended already, or a test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the server said:\n{}", self.log());
+        }
+    }
+}
+
+/// Whether all of these tools are there; says which is not.
+fn have(tools: &[&str]) -> bool {
+    tools.iter().all(|tool| {
+        let found = Command::new("sh")
+            .args(["-c", &format!("command -v {tool}")])
+            .env("PATH", path())
+            .stdout(Stdio::null())
+            .status()
+            .unwrap()
+            .success();
+        if !found {
+            eprintln!("skipped: {tool} is not installed (scripts/setup installs it)");
+        }
+        found
+    })
+}
+
+/// The system's Python before any other: libnbd's module is in that one.
+fn path() -> String {
+    format!("/usr/bin:/bin:/usr/sbin:{}", std::env::var("PATH").unwrap_or_default())
+}
+
+fn output(command: &mut Command) -> Output {
+    command.env("PATH", path()).stdin(Stdio::null()).output().unwrap()
+}
+
+/// What a command prints; it must succeed.
+fn run(command: &mut Command) -> String {
+    let output = output(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {said}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An image with text, noise, repeated words and holes, `len` bytes.
+fn image(len: usize) -> Vec<u8> {
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let mut image = Vec::with_capacity(len);
+    while image.len() < len {
+        let run = usize::try_from(next() % 200_000).unwrap();
+        match next() % 4 {
+            0 => image.extend(
+                (0..run).map(|_| b"etaoin shrdlu.\n"[usize::try_from(next() % 15).unwrap()]),
+            ),
+            1 => image.extend((0..run).map(|_| next().to_le_bytes()[5])),
+            2 => {
+                let word = next().to_le_bytes();
+                image.extend(word.iter().cycle().take(run));
+            }
+            _ => image.resize(image.len() + run, 0),
+        }
+    }
+    image.truncate(len);
+    image
+}
+
+#[test]
+fn a_server_is_private_alone_and_ends_cleanly() {
+    let served = Served::new(&["--codec", "lz4"]);
+    let mode = fs::metadata(served.path("nbd.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    for (socket, name) in [("nbd.sock", "other"), ("other.sock", "judged")] {
+        let mut second = Served::command(served.folder.path(), socket, name, &[]);
+        let refused = output(&mut second);
+        assert_eq!(refused.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains("another process listens there"), "{said}");
+    }
+    assert!(served.path("nbd.sock").exists() && served.path("run/judged.sock").exists());
+    let log = served.end();
+    assert!(log.contains("device judged of 256M") && log.contains("codec lz4 level 1"), "{log}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    for (options, reason) in [
+        (&["--size", "1000"][..], "not a number of pages"),
+        (&["--size", "0"], "not a number of pages"),
+        (&["--codec", "zlib", "--level", "10"], "expected 0 to 9"),
+        (&["--mem-limit", "4K"], "slot table alone need"),
+        (&["--size", "4000T"], "a store cannot have"),
+    ] {
+        let refused = output(&mut Served::command(folder.path(), "s", "judged", options));
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(reason), "{options:?}: {said}");
+        assert!(!folder.path().join("s").exists());
+    }
+}
+
+#[test]
+fn nbdinfo_sees_what_is_promised() {
+    if !have(&["nbdinfo"]) {
+        return;
+    }
+    let served = Served::new(&[]);
+    let info: serde_json::Value =
+        serde_json::from_str(&run(Command::new("nbdinfo").args(["--json", &served.uri()])))
+            .unwrap();
+    let export = &info["exports"][0];
+    assert_eq!(info["structured"], true);
+    assert_eq!(export["export-size"], 256 * MIB);
+    assert_eq!(export["export-name"], "judged");
+    assert_eq!(export["contexts"][0], "base:allocation");
+    for promised in [
+        "can_df",
+        "can_fast_zero",
+        "can_flush",
+        "can_fua",
+        "can_multi_conn",
+        "can_trim",
+        "can_zero",
+    ] {
+        assert_eq!(export[promised], true, "{promised}");
+    }
+    assert_eq!(export["is_read_only"], false);
+    assert_eq!(export["block_size_minimum"], 1);
+    assert_eq!(export["block_size_preferred"], 4096);
+    assert_eq!(export["block_size_maximum"], 32 * MIB);
+    let map = run(Command::new("nbdinfo").args(["--map", &served.uri()]));
+    assert!(map.contains("268435456    3  hole,zero"), "{map}");
+    let list = run(Command::new("nbdinfo").args(["--list", &served.uri()]));
+    assert!(list.contains("export=\"judged\""), "{list}");
+    let other = format!("nbd+unix:///other?socket={}", served.path("nbd.sock").display());
+    assert!(!output(Command::new("nbdinfo").arg(other)).status.success());
+    served.end();
+}
+
+#[test]
+fn nbdcopy_gets_back_what_it_put_in() {
+    if !have(&["nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    for codec in ["lz4", "zstd", "zlib", "none"] {
+        let served = Served::new(&["--codec", codec, "--workers", "3"]);
+        let (plain, copy) = (served.path("plain"), served.path("copy"));
+        let mut image = image(40 * MIB + 12345);
+        fs::write(&plain, &image).unwrap();
+        run(Command::new("nbdcopy").arg(&plain).arg(served.uri()));
+        run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
+        image.resize(256 * MIB, 0);
+        assert!(fs::read(&copy).unwrap() == image, "{codec}: another content");
+        // Every extent that is said to be zero is, and what is said to be a hole takes no memory.
+        let map: serde_json::Value = serde_json::from_str(&run(Command::new("nbdinfo").args([
+            "--map",
+            "--json",
+            &served.uri(),
+        ])))
+        .unwrap();
+        let mut at = 0;
+        for extent in map.as_array().unwrap() {
+            let (offset, length) = (extent["offset"].as_u64(), extent["length"].as_u64());
+            let range = usize::try_from(offset.unwrap()).unwrap();
+            let range = range..range + usize::try_from(length.unwrap()).unwrap();
+            assert_eq!(range.start, at);
+            at = range.end;
+            if extent["type"].as_u64().unwrap() & 2 != 0 {
+                assert!(image[range].iter().all(|&byte| byte == 0), "{codec}: {extent}");
+            }
+        }
+        assert_eq!(at, image.len());
+        let stat = served.stat();
+        assert_eq!(stat["io_stat"]["failed_reads"], 0);
+        assert_eq!(stat["io_stat"]["failed_writes"], 0);
+        assert!(stat["mm_stat"]["orig_data_size"].as_u64().unwrap() <= 41 * MIB as u64);
+        served.end();
+    }
+}
+
+/// Every command and flag, odd alignments, and errors, by libnbd's own shell.
+#[test]
+fn nbdsh_finds_every_command_as_the_protocol_has_it() {
+    if !have(&["nbdsh"]) {
+        return;
+    }
+    let served = Served::new(&["--mem-limit", "64M"]);
+    let script = r#"
+import errno, os
+def fails(number, call, *arguments):
+    try:
+        call(*arguments)
+    except nbd.Error as error:
+        assert error.errnum == number, error
+    else:
+        raise AssertionError("no error")
+
+h.add_meta_context("base:allocation")
+h.set_strict_mode(0)
+h.connect_uri(URI)
+assert h.get_structured_replies_negotiated()
+size = h.get_size()
+model = bytearray(1 << 20)
+def put(data, offset, *flags):
+    h.pwrite(data, offset, *flags)
+    model[offset:offset + len(data)] = data
+def zero(length, offset, *flags):
+    h.zero(length, offset, *flags)
+    model[offset:offset + length] = bytes(length)
+def check():
+    assert h.pread(len(model), 0) == model
+check()
+put(os.urandom(70001), 4097)
+put(b"x" * 10, 4090)
+put(b"y" * 4096, 8192, nbd.CMD_FLAG_FUA)
+put(b"z", 0)
+put(os.urandom(600000), 300001)
+check()
+assert h.pread(3000, 4000, nbd.CMD_FLAG_DF) == model[4000:7000]
+fails(errno.EOVERFLOW, h.pread, 1 << 20, 0, nbd.CMD_FLAG_DF)
+zero(9000, 5000)
+zero(100000, 77 * 4096, nbd.CMD_FLAG_NO_HOLE)
+zero(5, 500000, nbd.CMD_FLAG_FAST_ZERO)
+h.flush()
+check()
+extents = []
+def extent(context, offset, entries, error):
+    assert context == "base:allocation"
+    extents.extend(zip(entries[0::2], entries[1::2]))
+h.block_status(100000, 77 * 4096, extent)
+assert extents == [(100000 // 4096 * 4096, nbd.STATE_ZERO), (100000 % 4096, 0)], extents
+extents.clear()
+h.trim(1 << 20, 0)
+model[:] = bytes(len(model))
+check()
+h.block_status(1 << 19, 777, extent, nbd.CMD_FLAG_REQ_ONE)
+assert extents == [(1 << 19, nbd.STATE_HOLE | nbd.STATE_ZERO)], extents
+
+fails(errno.EINVAL, h.pread, 512, size - 511)
+fails(errno.ENOSPC, h.pwrite, b"x" * 512, size - 511)
+fails(errno.ENOSPC, h.zero, 512, size - 511)
+fails(errno.EINVAL, h.trim, 512, size)
+fails(errno.EINVAL, h.cache, 512, 0)
+fails(errno.EINVAL, h.pread, 512, 0, 1 << 9)
+# The limit: noise for more memory than there is. What was stored stays.
+stored = {}
+full = False
+for offset in range(0, 128 << 20, 1 << 20):
+    noise = os.urandom(1 << 20)
+    try:
+        h.pwrite(noise, offset)
+        stored[offset] = noise
+    except nbd.Error as error:
+        assert error.errnum == errno.ENOSPC, error
+        full = True
+assert full and 30 < len(stored) < 64, len(stored)
+for offset, noise in stored.items():
+    assert h.pread(1 << 20, offset) == noise
+h.shutdown()
+print("all of it")
+"#;
+    let script = script.replace("URI", &format!("{:?}", served.uri()));
+    let said = run(Command::new("nbdsh").args(["-c", &script]));
+    assert_eq!(said, "all of it\n");
+    let stat = served.stat();
+    assert!(stat["io_stat"]["failed_writes"].as_u64().unwrap() > 0);
+    assert_eq!(stat["io_stat"]["failed_reads"], 0);
+    assert!(stat["mm_stat"]["mem_used_max"].as_u64().unwrap() <= 64 * MIB as u64);
+    assert_eq!(stat["mm_stat"]["mem_limit"], 64 * MIB);
+    served.end();
+}
+
+#[test]
+fn qemu_reads_what_it_wrote_and_compares_equal() {
+    if !have(&["qemu-io", "qemu-img"]) {
+        return;
+    }
+    let served = Served::new(&["--codec", "zstd", "--level", "3"]);
+    let said = run(Command::new("qemu-io").args(["-f", "raw", &served.uri()]).args(
+        [
+            "write -P 0x5a 1000 70000",
+            "read -P 0x5a 1000 70000",
+            "write -z 4096 100000",
+            "read -P 0 4096 66904",
+            "read -P 0x5a 1000 3096",
+            "write -z -u 200M 10M",
+            "aio_write -P 0x11 32M 1M",
+            "aio_write -P 0x22 40M 3000001",
+            "aio_write -P 0x33 50M 4M",
+            "aio_flush",
+            "read -P 0x11 32M 1M",
+            "read -P 0x22 40M 3000001",
+            "read -P 0x33 50M 4M",
+            "discard 50M 2M",
+            "read -P 0 50M 2M",
+            "read -P 0x33 52M 2M",
+            "flush",
+        ]
+        .iter()
+        .flat_map(|command| ["-c", command]),
+    ));
+    // qemu-io says so, and goes on.
+    assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
+    let plain = served.path("plain");
+    let mut image = image(64 * MIB);
+    image.resize(256 * MIB, 0);
+    fs::write(&plain, image).unwrap();
+    let (plain, uri) = (plain.to_str().unwrap(), &served.uri());
+    run(Command::new("qemu-img").args(["convert", "-n", "-f", "raw", "-O", "raw", plain, uri]));
+    let same =
+        run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw", plain, uri]));
+    assert!(same.contains("identical"), "{same}");
+    served.end();
+}
+
+/// Random writes of odd sizes and depths by two clients, each verified by fio's own checksums.
+#[test]
+fn fio_verifies_every_block() {
+    if !have(&["fio"]) {
+        return;
+    }
+    if !run(Command::new("fio").arg("--enghelp")).contains("nbd") {
+        eprintln!("skipped: this fio has no nbd engine");
+        return;
+    }
+    let served = Served::new(&["--codec", "lz4", "--workers", "2"]);
+    let jobs = format!(
+        "[global]\nioengine=nbd\nuri={}\nverify=crc32c\nverify_fatal=1\nverify_backlog=64\n\
+         buffer_compress_percentage=60\nrefill_buffers\nio_size=24m\n\
+         [small]\nrw=randrw\nbs=4k\niodepth=16\noffset=0\nsize=24m\n\
+         [odd]\nrw=randwrite\nbsrange=512-300k\nbs_unaligned\niodepth=8\noffset=64m\nsize=24m\n\
+         [large]\nrw=write\nbs=1m\niodepth=4\noffset=128m\nsize=24m\n",
+        served.uri()
+    );
+    let file = served.path("jobs.fio");
+    fs::write(&file, jobs).unwrap();
+    let result = served.path("result.json");
+    let mut command = Command::new("fio");
+    command.args(["--output-format=json", "--output"]).arg(&result).arg(&file);
+    run(command.current_dir(served.folder.path()));
+    let text = fs::read_to_string(&result).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text[text.find('{').unwrap()..]).unwrap();
+    for job in json["jobs"].as_array().unwrap() {
+        let name = &job["jobname"];
+        assert_eq!(job["error"], 0, "{name}");
+        assert!(job["write"]["total_ios"].as_u64().unwrap() > 0, "{name}");
+        assert!(job["read"]["total_ios"].as_u64().unwrap() > 0, "{name} verified nothing");
+    }
+    served.end();
+}
+
+#[test]
+fn stat_and_metrics_say_the_same() {
+    let served = Served::new(&["--prometheus", "127.0.0.1:0"]);
+    let log = served.log();
+    let address = log.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    let stat = served.stat();
+    for field in ["orig_data_size", "mem_used_total", "mem_limit", "same_pages"] {
+        let sample = format!(
+            "platen_device_{field}{{device=\"judged\",codec=\"zstd\"}} {}",
+            stat["mm_stat"][field]
+        );
+        assert!(answer.contains(&sample), "{sample} is not in {answer}");
+    }
+    let mut command = platen();
+    let table = run(command.args(["device", "stat", "--run-dir"]).arg(served.path("run")));
+    assert!(table.starts_with("NAME") && table.contains("\njudged zstd:1"), "{table}");
+    // One that says nothing, and one that says nonsense, leave it as it was.
+    let _silent = TcpStream::connect(address).unwrap();
+    let mut control =
+        std::os::unix::net::UnixStream::connect(served.path("run/judged.sock")).unwrap();
+    control.write_all(&[b'x'; 1000]).unwrap();
+    drop(control);
+    assert_eq!(served.stat()["name"], "judged");
+    served.end();
+}
