@@ -1,0 +1,102 @@
+//! A zram device of one's own: added, measured, removed.
+
+use anyhow::{bail, Context};
+use rustix::fs::OFlags;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::front::{Front, Memory};
+
+const CONTROL: &str = "/sys/class/zram-control";
+
+/// A fresh device. Nobody else's is touched: it is hot-added, and hot-removed when dropped.
+pub(super) struct Zram {
+    number: u32,
+    sys: PathBuf,
+    file: Option<File>,
+}
+
+/// Why there is no zram here, if there is none.
+pub(super) fn missing() -> Option<String> {
+    if !Path::new(CONTROL).join("hot_add").exists() {
+        return Some(format!("no {CONTROL} (try modprobe zram)"));
+    }
+    (!rustix::process::geteuid().is_root()).then(|| "adding a zram device needs root".to_owned())
+}
+
+impl Zram {
+    pub(super) fn new(algorithm: &str, bytes: u64) -> anyhow::Result<Self> {
+        let added = fs::read_to_string(Path::new(CONTROL).join("hot_add")).context("hot_add")?;
+        let number = added.trim().parse().with_context(|| format!("hot_add says '{added}'"))?;
+        let sys = PathBuf::from(format!("/sys/block/zram{number}"));
+        // From here on it is removed again.
+        let mut this = Self { number, sys, file: None };
+        let known = fs::read_to_string(this.sys.join("comp_algorithm"))?;
+        if !known.split([' ', '[', ']', '\n']).any(|one| one == algorithm) {
+            bail!("this kernel's zram has no {algorithm} (it has {})", known.trim());
+        }
+        fs::write(this.sys.join("comp_algorithm"), algorithm)?;
+        fs::write(this.sys.join("disksize"), bytes.to_string()).context("disksize")?;
+        let node = PathBuf::from(format!("/dev/zram{number}"));
+        let direct = OFlags::DIRECT.bits().cast_signed();
+        let start = Instant::now();
+        this.file = Some(loop {
+            match OpenOptions::new().read(true).write(true).custom_flags(direct).open(&node) {
+                Ok(file) => break file,
+                Err(_) if start.elapsed() < Duration::from_secs(2) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot open {}", node.display()))
+                }
+            }
+        });
+        Ok(this)
+    }
+
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("open until dropped")
+    }
+}
+
+impl Front for Zram {
+    fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(self.file().write_all_at(bytes, page * super::PAGE as u64)?)
+    }
+
+    fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+        Ok(self.file().read_exact_at(bytes, page * super::PAGE as u64)?)
+    }
+
+    fn memory(&mut self) -> anyhow::Result<Memory> {
+        let text = fs::read_to_string(self.sys.join("mm_stat"))?;
+        let fields: Vec<u64> =
+            text.split_whitespace().map_while(|field| field.parse().ok()).collect();
+        match fields[..] {
+            [plain, compressed, used, ..] => Ok(Memory { plain, compressed, used }),
+            _ => bail!("mm_stat says '{text}'"),
+        }
+    }
+
+    fn compact(&mut self) -> anyhow::Result<()> {
+        Ok(fs::write(self.sys.join("compact"), "1")?)
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        self.file = None;
+        // Somebody (udev) may look at it just now.
+        for _ in 0..200 {
+            let reset = fs::write(self.sys.join("reset"), "1");
+            let removed = fs::write(Path::new(CONTROL).join("hot_remove"), self.number.to_string());
+            if reset.is_ok() && removed.is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        eprintln!("platen: zram{} could not be removed again", self.number);
+    }
+}
