@@ -143,14 +143,18 @@ impl Store {
     fn serve_waiting(&self) {
         for pages in 1..=MAX_PAGES {
             let wanted = &self.heap.wanted[pages as usize];
+            if wanted.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
             while wanted.load(Ordering::Relaxed) > self.heap.regions.ready_slabs(pages) {
                 if self.heap.grow(pages).is_err() {
                     self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
-                    self.heap.room.notify_all();
                     break;
                 }
-                self.heap.room.notify_all();
             }
+            // Also when there are enough already: stocking up and freeing make slabs ready too, and
+            // tell nobody who waits.
+            self.heap.room.notify_all();
         }
     }
 
