@@ -30,8 +30,12 @@ use device::PAGE;
 /// Arguments of `platen bench device`.
 #[derive(Args, Debug)]
 pub(super) struct DeviceBenchArgs {
-    /// Sets of pages: guest, redis, text, code, ... (see bench/corpus)
-    #[arg(long, value_delimiter = ',', default_value = "guest,redis,text,code,source,database")]
+    /// Sets of pages: guest, redis, text, code, ... (see bench/corpus); A+B is both as one
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "guest,redis,text+source+xml+chemistry,code+database+image"
+    )]
     sets: Vec<String>,
     /// zram:ALGORITHM or CODEC[:LEVEL]
     #[arg(
@@ -42,7 +46,7 @@ pub(super) struct DeviceBenchArgs {
     )]
     fronts: Vec<Kind>,
     /// Pages of each set at most
-    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..=4_000_000))]
+    #[arg(long, default_value_t = 24_000, value_parser = clap::value_parser!(u32).range(64..=4_000_000))]
     pages: u32,
     /// Runs of each; medians are shown
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -158,17 +162,23 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
     ensure!(!fronts.is_empty(), "nothing is left to measure");
     let mut results = Vec::new();
     for name in &args.sets {
-        let Some(set) = corpus.set(name) else {
-            println!(
-                "set {name} is left out: {} have {}",
-                corpus.origin(),
-                corpus.names().join(", ")
-            );
-            continue;
-        };
         let mut plain = Vec::new();
-        for page in set.pages().chunks_exact(PAGE).filter(|page| !is_same_filled(page)) {
-            plain.extend_from_slice(page);
+        for part in name.split('+') {
+            let Some(set) = corpus.set(part) else {
+                println!(
+                    "set {part} is left out: {} have {}",
+                    corpus.origin(),
+                    corpus.names().join(", ")
+                );
+                continue;
+            };
+            let pages = set.pages().chunks_exact(PAGE);
+            pages
+                .filter(|page| !is_same_filled(page))
+                .for_each(|page| plain.extend_from_slice(page));
+        }
+        if plain.len() < 64 * PAGE {
+            continue;
         }
         // Spread over the whole set, so that a short measurement sees all of it.
         let count = plain.len() / PAGE;
