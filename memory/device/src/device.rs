@@ -32,11 +32,11 @@ pub struct DeviceOptions {
 }
 
 impl Default for DeviceOptions {
-    /// zstd level 1, as many workers as there are CPUs but one (its thread is the transport's), and
+    /// zstd level 1, as many workers as there are CPUs but one (that one is the transport's), and
     /// 256 requests.
     fn default() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
-        Self { settings: Settings::default(), workers: (cpus - 1).clamp(1, 32), depth: 256 }
+        Self { settings: Settings::default(), workers: (cpus - 1).min(32), depth: 256 }
     }
 }
 

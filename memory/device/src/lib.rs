@@ -8,7 +8,7 @@
 //!  submit(tag, request) ── few pages ──► done at once
 //!        │ many pages
 //!        ├── invitations ═ ring ═══════════════════════►  take pages off the same flight,
-//!        │   takes pages off the flight itself            4 at a time, until none is left
+//!        │   takes pages off the flight itself            one by one, until none is left
 //!        │                                                        │ the last page's thread
 //!  reap(tag, result) ◄════════════════ ring, eventfd ═════════════╯
 //! ```

@@ -6,6 +6,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -61,8 +62,8 @@ pub struct DeviceQueue {
     number: u16,
     /// Flights that are not under way, the one used longest ago first.
     idle: VecDeque<u16>,
-    /// One that `arm` has taken out of the ring.
-    early: Option<u16>,
+    /// Those that were taken out of the ring and not yet reported.
+    early: VecDeque<u16>,
     under_way: usize,
 }
 
@@ -73,7 +74,7 @@ impl DeviceQueue {
             engine,
             number,
             idle: (0..depth).collect(),
-            early: None,
+            early: VecDeque::with_capacity(usize::from(depth)),
             under_way: 0,
         }
     }
@@ -160,11 +161,39 @@ impl DeviceQueue {
             return Some(unsafe { flight.result() }.1);
         }
         self.under_way += 1;
-        None
+        // Whatever is left of it is being worked on just now: a page for each worker, or two.
+        if !self.linger(number) {
+            return None;
+        }
+        self.idle.push_back(number);
+        self.under_way -= 1;
+        // SAFETY: it is ours, and nothing else was begun in it.
+        Some(
+            unsafe { self.inner.shared.station(self.number).flights[usize::from(number)].result() }
+                .1,
+        )
+    }
+
+    /// Waits a little for a flight to be finished; whether it is.
+    fn linger(&mut self, number: u16) -> bool {
+        let station = self.inner.shared.station(self.number);
+        let start = Instant::now();
+        loop {
+            for _ in 0..16 {
+                match station.done.pop() {
+                    Some(done) if done == number => return true,
+                    Some(other) => self.early.push_back(other),
+                    None => std::hint::spin_loop(),
+                }
+            }
+            if start.elapsed() > LINGER {
+                return false;
+            }
+        }
     }
 
     fn next_done(&mut self) -> Option<u16> {
-        self.early.take().or_else(|| self.inner.shared.station(self.number).done.pop())
+        self.early.pop_front().or_else(|| self.inner.shared.station(self.number).done.pop())
     }
 }
 
@@ -208,13 +237,13 @@ impl Queue for DeviceQueue {
         station.armed.store(true, Ordering::Relaxed);
         // Pairs with the fence in `finish`.
         fence(Ordering::SeqCst);
-        if self.early.is_none() {
-            self.early = station.done.pop();
+        if self.early.is_empty() {
+            self.early.extend(station.done.pop());
         }
-        if self.early.is_some() {
+        if !self.early.is_empty() {
             station.armed.store(false, Ordering::Relaxed);
         }
-        self.early.is_none()
+        self.early.is_empty()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -257,3 +286,7 @@ impl fmt::Debug for DeviceQueue {
 
 /// One more thread is worth waking for so many pages.
 const GUEST_PAGES: u32 = 8;
+
+/// How long a thread whose own share is done waits for the others before it goes on: about what a sleep and
+/// a wake-up cost, and more than a page takes that nobody interrupts.
+const LINGER: Duration = Duration::from_micros(30);

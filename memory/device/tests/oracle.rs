@@ -376,3 +376,50 @@ fn a_full_device_says_so_and_loses_nothing() {
         }
     }
 }
+
+/// Bytes that change in the store's memory are an error for their page, told once and counted, and for
+/// no other.
+#[test]
+fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
+    use std::os::unix::fs::FileExt;
+    let device = device(64, Codec::Zstd, 1);
+    let mut queue = device.queue().unwrap();
+    let mut pages = vec![0; 64 * PAGE];
+    for (page, seed) in pages.chunks_mut(PAGE).zip(0..) {
+        fill(page, 1, seed);
+    }
+    transfer(&mut queue, Op::Write, 0, &mut pages).unwrap();
+    assert_eq!(device.damage(), None);
+    // One of the first page's bytes, wherever it is: from the end of the file, until one matters.
+    let file = std::fs::File::from(device.store().fd().try_clone_to_owned().unwrap());
+    let mut out = vec![0; PAGE];
+    let len = file.metadata().unwrap().len();
+    let damaged = (0..len / 512).rev().map(|at| at * 512).find(|&at| {
+        let mut bytes = [0; 512];
+        if file.read_at(&mut bytes, at).unwrap() != bytes.len() || bytes == [0; 512] {
+            return false;
+        }
+        let changed = bytes.map(|byte| byte ^ 0x40);
+        file.write_all_at(&changed, at).unwrap();
+        let failed = queue.read_now(7, &mut out).is_err();
+        if !failed {
+            file.write_all_at(&bytes, at).unwrap();
+        }
+        failed
+    });
+    assert!(damaged.is_some(), "no byte of page 7 was found");
+    assert_eq!(queue.read_now(7, &mut out), Err(Errno::Io));
+    assert_eq!(queue.patch(7, 0, b"x"), Err(Errno::Io));
+    let reason = device.damage().unwrap().to_string();
+    assert!(reason.starts_with("page ") && reason.contains("checksum"), "{reason}");
+    assert!(device.stats().failed_reads >= 3, "{:?}", device.stats());
+    // A request says so, and the pages beside it in the same request are there.
+    let mut all = vec![0; 64 * PAGE];
+    assert_eq!(transfer(&mut queue, Op::Read, 0, &mut all), Err(Errno::Io));
+    let whole = all.chunks(PAGE).zip(pages.chunks(PAGE)).filter(|(got, want)| got == want).count();
+    assert!((60..64).contains(&whole), "{whole} pages are whole");
+    queue.write_now(7, &pages[7 * PAGE..8 * PAGE]).unwrap();
+    queue.read_now(7, &mut out).unwrap();
+    assert!(out == pages[7 * PAGE..8 * PAGE]);
+    assert_eq!(device.damage().unwrap().to_string(), reason);
+}
