@@ -64,11 +64,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// CPU microseconds to encode and to decode all pages, and bytes stored, for each variant.
-fn round(
-    variants: &mut [Variant],
-    pages: &[&[u8]],
-) -> Result<Vec<(f64, f64, usize)>, Box<dyn Error>> {
+/// CPU microseconds to encode and to decode all pages, and bytes stored.
+type Totals = (f64, f64, usize);
+
+/// The totals of each variant.
+fn round(variants: &mut [Variant], pages: &[&[u8]]) -> Result<Vec<Totals>, Box<dyn Error>> {
     let mut decoder = DCtx::create();
     decoder
         .set_parameter(DParameter::Format(FrameFormat::Magicless))

@@ -423,3 +423,42 @@ fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     assert!(out == pages[7 * PAGE..8 * PAGE]);
     assert_eq!(device.damage().unwrap().to_string(), reason);
 }
+
+/// Queues that are dropped with requests under way wait for them, and their places are used again while
+/// invitations to them are still about.
+#[test]
+fn queues_come_and_go_with_requests_under_way() {
+    const PAGES: usize = 48;
+    let device = Arc::new(device(4 * 6 * PAGES as u64, Codec::Lz4, 4));
+    let threads: Vec<_> = (0..4_u64)
+        .map(|own| {
+            let device = Arc::clone(&device);
+            thread::spawn(move || {
+                for round in 0..40_u64 {
+                    let mut bytes = vec![0; 6 * PAGES * PAGE];
+                    for (page, seed) in bytes.chunks_mut(PAGE).zip(0..) {
+                        fill(page, 1 + (round % 3) as u8, own << 32 | round << 16 | seed);
+                    }
+                    let first = own * 6 * PAGES as u64;
+                    let mut queue = device.queue().unwrap();
+                    for (number, part) in bytes.chunks_mut(PAGES * PAGE).enumerate() {
+                        // SAFETY: the bytes are not touched until the queue is dropped.
+                        let buffer = unsafe { Buffer::new(part.as_mut_ptr(), part.len()) };
+                        let page = first + (number * PAGES) as u64;
+                        let pages = PAGES as u32;
+                        let request = Request { op: Op::Write, page, pages, buffer };
+                        queue.submit(0, request).unwrap_or(Ok(())).unwrap();
+                    }
+                    drop(queue);
+                    let mut out = vec![0; bytes.len()];
+                    transfer(&mut device.queue().unwrap(), Op::Read, first, &mut out).unwrap();
+                    assert!(out == bytes, "thread {own}, round {round}");
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(device.stats().invalid_io, 0);
+}

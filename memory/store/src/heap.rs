@@ -62,6 +62,10 @@ pub(crate) struct Heap {
     pub(crate) workers: AtomicU32,
     /// Slabs of each length taken since the keeper looked.
     pub(crate) taken: [AtomicU32; LENGTHS],
+    /// The keeper is to look when no more slabs of each length than this are ready.
+    pub(crate) low: [AtomicU32; LENGTHS],
+    /// Some length is that low: 1 until the keeper looks.
+    pub(crate) is_low: AtomicU32,
     /// Workers that wait for a slab of each length.
     pub(crate) wanted: [AtomicU32; LENGTHS],
     /// How often the keeper had none to give.
@@ -85,6 +89,8 @@ impl Heap {
             classes: (0..CLASSES).map(|_| list()).collect(),
             workers: AtomicU32::new(0),
             taken: counts(),
+            low: counts(),
+            is_low: AtomicU32::new(0),
             wanted: counts(),
             refused: counts(),
             keepers: AtomicU32::new(0),
@@ -201,8 +207,10 @@ impl Heap {
         let take = || self.regions.take_ready(&self.map, pages);
         self.taken[length].fetch_add(1, Ordering::Relaxed);
         loop {
-            if let Some(slab) = take() {
-                if self.keepers.load(Ordering::Relaxed) > 0 {
+            if let Some((slab, left)) = take() {
+                let low = left <= self.low[length].load(Ordering::Relaxed);
+                if low && self.keepers.load(Ordering::Relaxed) > 0 {
+                    self.is_low.store(1, Ordering::Relaxed);
                     self.work.notify_one();
                 }
                 return Ok(slab);
@@ -222,7 +230,7 @@ impl Heap {
                 let gone = self.keepers.load(Ordering::Relaxed) == 0;
                 let no = self.refused[length].load(Ordering::Relaxed) != refused;
                 match take() {
-                    Some(slab) => Some(Ok(Some(slab))),
+                    Some((slab, _)) => Some(Ok(Some(slab))),
                     None if gone => Some(Ok(None)),
                     None => no.then_some(Err(Full)),
                 }

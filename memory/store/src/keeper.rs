@@ -2,7 +2,7 @@
 //!
 //! A worker that needs a slab takes one that is ready, so that it never asks the kernel for memory:
 //! under memory pressure the kernel might find some only by writing to this very store. The keeper
-//! asks instead, for slabs of the lengths that are in demand. It is woken by every taking, and looks
+//! asks instead, for slabs of the lengths that are in demand. It is woken when half of them are taken, and looks
 //! by itself once a second, when it also lets compaction run if that frees enough.
 
 use std::io;
@@ -106,11 +106,13 @@ impl Store {
         let some = |counts: &[crate::sync::AtomicU32]| {
             counts.iter().any(|count| count.load(Ordering::Relaxed) > 0)
         };
-        some(&self.heap.taken) || some(&self.heap.wanted)
+        some(std::slice::from_ref(&self.heap.is_low)) || some(&self.heap.wanted)
     }
 
     /// One look; whether there is more to do at once.
     fn tend(&self, memory: &mut Memory) -> bool {
+        // Before looking: what gets low from here on brings us back.
+        self.heap.is_low.store(0, Ordering::Relaxed);
         for (demand, taken) in memory.demand.iter_mut().zip(&self.heap.taken) {
             *demand = demand.saturating_add(taken.swap(0, Ordering::Relaxed));
         }
@@ -162,6 +164,8 @@ impl Store {
     fn stock(&self, demand: &[u32; LENGTHS]) {
         for pages in 1..=MAX_PAGES {
             let target = self.target(demand, pages);
+            // To be woken for each slab would cost more than to make it.
+            self.heap.low[pages as usize].store(target / 2, Ordering::Relaxed);
             while self.heap.regions.ready_slabs(pages) < target {
                 if self.heap.regions.grow(&self.heap.map, pages).is_err() {
                     return;

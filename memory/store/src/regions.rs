@@ -111,8 +111,8 @@ impl Regions {
         self.lock().ready_slabs[pages as usize]
     }
 
-    /// A slab of `pages` pages with memory, free for a class to take.
-    pub(crate) fn take_ready(&self, map: &Map, pages: u32) -> Option<u32> {
+    /// A slab of `pages` pages with memory, free for a class to take, and how many are left.
+    pub(crate) fn take_ready(&self, map: &Map, pages: u32) -> Option<(u32, u32)> {
         let mut lists = self.lock();
         let slab = lists.ready[pages as usize];
         if slab == NIL {
@@ -121,7 +121,7 @@ impl Regions {
         lists.ready[pages as usize] = map.slab(slab).next();
         lists.ready_slabs[pages as usize] -= 1;
         self.ready.fetch_sub(u64::from(pages), Ordering::Relaxed);
-        Some(slab)
+        Some((slab, lists.ready_slabs[pages as usize]))
     }
 
     /// Puts a slab without objects there for whoever needs it next.
@@ -164,7 +164,7 @@ impl Regions {
     /// Gives the memory of one ready slab of `pages` pages back; `false` if there is none.
     pub(crate) fn shrink(&self, map: &Map, pages: u32) -> bool {
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(slab) = self.take_ready(map, pages) else { return false };
+        let Some((slab, _)) = self.take_ready(map, pages) else { return false };
         inject::step();
         if map.punch(map.layout().slab(slab, pages), pages as usize).is_err() {
             // It keeps its memory, so it stays ready.
