@@ -37,7 +37,7 @@ pub(super) struct DeviceBenchArgs {
         default_value = "guest,redis,text+source+xml+chemistry,code+database+image"
     )]
     sets: Vec<String>,
-    /// zram:ALGORITHM or CODEC[:LEVEL]
+    /// zram:ALGORITHM, CODEC or CODEC:LEVEL
     #[arg(
         long,
         value_delimiter = ',',
