@@ -101,6 +101,27 @@ impl Model {
     }
 }
 
+impl Model {
+    /// What `Worker::modify` does, into the slab that the caller owns: the content with 4 added.
+    fn modify(&self, slot: usize, slab: u32) {
+        let slot = &self.slots[slot];
+        let pinned = slot.pin(true).expect("an object");
+        let Some(State::Object(object)) = pinned.state() else { unreachable!("it was pinned") };
+        let from = &self.bytes[object.slab as usize][object.index as usize];
+        // SAFETY: the object is pinned.
+        let bytes = from.with(|bytes| unsafe { *bytes });
+        let tag = u8::try_from(bytes + 4).expect("small");
+        let index = self.slabs[slab as usize].claim().expect("there is room");
+        let cell = &self.bytes[slab as usize][index as usize];
+        // SAFETY: the place is claimed.
+        cell.with_mut(|to| unsafe { *to = u32::from(tag) });
+        while !slot.supersede(pinned, Self::word(slab, index, tag)) {
+            thread::yield_now();
+        }
+        self.free(pinned);
+    }
+}
+
 fn spawn(model: &Arc<Model>, run: impl FnOnce(&Model) + Send + 'static) -> thread::JoinHandle<()> {
     let model = Arc::clone(model);
     thread::spawn(move || run(&model))
@@ -189,6 +210,34 @@ fn compaction_moves_under_a_reader_and_a_writer() {
         reader.join().unwrap();
         mover.join().unwrap();
         assert_eq!(model.get(0), Some(2));
+    });
+}
+
+#[test]
+fn a_modification_comes_before_a_write_or_after_it() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        let modifier = spawn(&model, |model| model.modify(0, 1));
+        assert!(model.put(0, 0, 2));
+        modifier.join().unwrap();
+        // Not 5: that would be the old content, changed, over the new one.
+        assert!(matches!(model.get(0), Some(2 | 6)));
+    });
+}
+
+#[test]
+fn a_modification_waits_for_a_reader() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        let reader = spawn(&model, |model| assert!(matches!(model.get(0), Some(1 | 5))));
+        model.modify(0, 1);
+        // Where the object was there is room again.
+        model.put(1, 0, 2);
+        model.put(1, 0, 3);
+        reader.join().unwrap();
+        assert_eq!(model.get(0), Some(5));
     });
 }
 
