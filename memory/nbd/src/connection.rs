@@ -22,6 +22,7 @@ use device::guard::IoPath;
 use device::{Errno, Op, Queue, PAGE};
 use rustix::event::{poll, PollFd, PollFlags};
 
+use crate::buffers::{split, Input, Output, Parts};
 use crate::slices::{borrowed, Slices};
 use crate::wire::{
     data_chunk, empty_chunk, error_chunk, simple_reply, status_chunk, Broken, Command, Error,
@@ -733,105 +734,6 @@ fn read(stream: &mut &UnixStream, into: &mut [u8]) -> io::Result<usize> {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             other => return other,
         }
-    }
-}
-
-/// Page and byte in it.
-fn split(offset: u64) -> (u64, usize) {
-    let at = usize::try_from(offset % PAGE as u64).expect("below a page");
-    (offset / PAGE as u64, at)
-}
-
-/// A range of bytes to be written: a part of a page, whole pages, a part of a page.
-#[derive(Clone, Debug)]
-struct Parts {
-    offset: u64,
-    /// The whole pages, as bytes of the range.
-    body: std::ops::Range<usize>,
-    page: u64,
-    pages: usize,
-    len: usize,
-}
-
-impl Parts {
-    fn of(offset: u64, len: usize) -> Self {
-        let (_, at) = split(offset);
-        let head = ((PAGE - at) % PAGE).min(len);
-        let pages = (len - head) / PAGE;
-        let (page, _) = split(offset + head as u64);
-        Self { offset, body: head..head + pages * PAGE, page, pages, len }
-    }
-
-    /// Writes the parts that are no whole pages.
-    fn patch<Q: Queue>(&self, queue: &mut Q, bytes: &[u8]) -> Result<(), Errno> {
-        let mut result = Ok(());
-        let (head, tail) = (..self.body.start, self.body.end..self.len);
-        if self.body.start > 0 {
-            let (page, at) = split(self.offset);
-            result = queue.patch(page, at, &bytes[head]);
-        }
-        if !tail.is_empty() {
-            let (page, at) = split(self.offset + tail.start as u64);
-            result = result.and(queue.patch(page, at, &bytes[tail]));
-        }
-        result
-    }
-}
-
-/// What has come and is not yet done.
-struct Input {
-    bytes: Box<[u8]>,
-    start: usize,
-    end: usize,
-}
-
-impl Input {
-    fn len(&self) -> usize {
-        self.end - self.start
-    }
-
-    fn front(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    fn take(&mut self, len: usize) {
-        self.start += len;
-        debug_assert!(self.start <= self.end);
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-    }
-
-    /// Room for more, never none: the longest thing that is needed as a whole is half of it.
-    fn back(&mut self) -> &mut [u8] {
-        if self.start > 0 && self.bytes.len() - self.end < self.bytes.len() / 2 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        &mut self.bytes[self.end..]
-    }
-}
-
-/// What is to be sent.
-struct Output {
-    bytes: Box<[u8]>,
-    len: usize,
-}
-
-impl Output {
-    fn room(&self) -> usize {
-        self.bytes.len() - self.len
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.extend(bytes.len()).copy_from_slice(bytes);
-    }
-
-    /// The next `len` bytes, to be filled.
-    fn extend(&mut self, len: usize) -> &mut [u8] {
-        let start = self.len;
-        self.len += len;
-        &mut self.bytes[start..self.len]
     }
 }
 

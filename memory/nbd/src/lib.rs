@@ -29,6 +29,7 @@
 //! buffers for a connection whatever it does; [`ServerOptions::connections`] of them. Who may connect is
 //! the socket's mode: there is no other authentication.
 
+mod buffers;
 mod connection;
 mod handshake;
 mod server;
