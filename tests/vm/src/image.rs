@@ -78,7 +78,7 @@ fn remove_others(kept: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-fn present(path: PathBuf) -> Result<PathBuf> {
+pub(crate) fn present(path: PathBuf) -> Result<PathBuf> {
     if !path.exists() {
         bail!(
             "{} is missing: run scripts/setup (make test, make demo and make bench do)",
@@ -88,30 +88,51 @@ fn present(path: PathBuf) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Writes an archive in cpio's "newc" format, which is what the kernel unpacks.
+/// Writes the initramfs of the migration tests.
 fn write_archive(path: &Path, init: &[u8], corpus: &[u8]) -> Result<()> {
-    const FOLDER: u32 = 0o040_755;
-    const PROGRAM: u32 = 0o100_755;
-    const FILE: u32 = 0o100_644;
-    const DEVICE: u32 = 0o020_600;
-    let mut archive = Archive { out: BufWriter::new(File::create(path)?), inode: 0 };
-    archive.entry("dev", FOLDER, &[], (0, 0))?;
+    let mut archive = Archive::create(path)?;
+    archive.folder("dev")?;
     // The kernel opens /dev/console as the init's standard input and output.
-    archive.entry("dev/console", DEVICE, &[], (5, 1))?;
-    archive.entry("dev/ttyS0", DEVICE, &[], (4, 64))?;
-    archive.entry("init", PROGRAM, init, (0, 0))?;
-    archive.entry("corpus", FILE, corpus, (0, 0))?;
-    archive.entry("TRAILER!!!", 0, &[], (0, 0))?;
-    archive.out.into_inner()?.sync_all()?;
-    Ok(())
+    archive.device("dev/console", (5, 1))?;
+    archive.device("dev/ttyS0", (4, 64))?;
+    archive.file("init", init, true)?;
+    archive.file("corpus", corpus, false)?;
+    archive.finish()
 }
 
-struct Archive {
+/// An archive in cpio's "newc" format, which is what the kernel unpacks.
+pub(crate) struct Archive {
     out: BufWriter<File>,
     inode: u32,
 }
 
 impl Archive {
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        Ok(Self { out: BufWriter::new(File::create(path)?), inode: 0 })
+    }
+
+    pub(crate) fn folder(&mut self, name: &str) -> Result<()> {
+        self.entry(name, 0o040_755, &[], (0, 0))
+    }
+
+    pub(crate) fn device(&mut self, name: &str, numbers: (u32, u32)) -> Result<()> {
+        self.entry(name, 0o020_600, &[], numbers)
+    }
+
+    pub(crate) fn file(&mut self, name: &str, content: &[u8], program: bool) -> Result<()> {
+        self.entry(name, if program { 0o100_755 } else { 0o100_644 }, content, (0, 0))
+    }
+
+    pub(crate) fn link(&mut self, name: &str, target: &str) -> Result<()> {
+        self.entry(name, 0o120_777, target.as_bytes(), (0, 0))
+    }
+
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.entry("TRAILER!!!", 0, &[], (0, 0))?;
+        self.out.into_inner()?.sync_all()?;
+        Ok(())
+    }
+
     fn entry(&mut self, name: &str, mode: u32, content: &[u8], device: (u32, u32)) -> Result<()> {
         self.inode += 1;
         let size = u32::try_from(content.len()).context("too large for a cpio archive")?;

@@ -33,6 +33,7 @@ pub mod platen;
 mod process;
 mod qemu;
 mod simulated;
+pub mod swap;
 pub mod table;
 mod wild;
 

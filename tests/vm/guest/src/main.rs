@@ -18,8 +18,10 @@
 
 mod memory;
 mod pattern;
+mod swap;
 
 use std::io::{self, BufRead, Write};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,7 +32,19 @@ use pattern::{Corpus, PAGE};
 
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE as u64;
 
-fn main() {
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [role, words @ ..] = words.as_slice() {
+        if role == "swap" {
+            return swap::main(words);
+        }
+    }
+    migrated();
+    ExitCode::SUCCESS
+}
+
+/// The guest of the migration tests.
+fn migrated() {
     if let Err(error) = raw_console() {
         say(&format!("@err console: {error}"));
     }

@@ -1,0 +1,164 @@
+//! The buffers that the kernel copies requests' bytes to and from: all of a device's, made and locked
+//! before the first request, in one memfd.
+//!
+//! A memfd, because whoever keeps a copy of its descriptor can give the same memory to the server that
+//! replaces a dead one: a machine short of memory has none to spare for a second set just then.
+#![expect(unsafe_code, reason = "maps memory and points into it")]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use rustix::mm::{mlock, mmap, munmap, MapFlags, ProtFlags};
+
+use crate::control::Geometry;
+
+/// A device's buffers: one for each tag of each queue.
+///
+/// Ownership rule: a tag's buffer is the kernel's while the tag is fetching, and the backend's from a
+/// request's arrival until its completion; nobody else makes references into it.
+#[derive(Debug)]
+pub struct Buffers {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+    depth: u16,
+    max_io: u32,
+}
+
+// SAFETY: the mapping belongs to no thread, and `at` only computes addresses; who uses the memory behind
+// them when is the ownership rule's matter.
+unsafe impl Send for Buffers {}
+// SAFETY: as above; there is no interior state.
+unsafe impl Sync for Buffers {}
+
+impl Buffers {
+    /// Bytes that a device's buffers take.
+    pub fn len_of(geometry: &Geometry) -> u64 {
+        u64::from(geometry.queues) * u64::from(geometry.depth) * u64::from(geometry.max_io)
+    }
+
+    /// Makes the buffers of a device, and has the kernel find all their memory now.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new(geometry: &Geometry) -> io::Result<Self> {
+        let fd = memfd_create("platen-buffers", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, Self::len_of(geometry))?;
+        Self::adopt(fd, geometry)
+    }
+
+    /// Takes buffers that another server made for the same geometry.
+    ///
+    /// # Errors
+    ///
+    /// A file of another length; the kernel's.
+    pub fn adopt(fd: OwnedFd, geometry: &Geometry) -> io::Result<Self> {
+        let (found, wanted) = (rustix::fs::fstat(&fd)?.st_size, Self::len_of(geometry));
+        if u64::try_from(found).ok() != Some(wanted) || wanted == 0 {
+            return Err(io::Error::other(format!(
+                "the buffers have {found} bytes, a device of this geometry has {wanted}"
+            )));
+        }
+        let len = usize::try_from(wanted).map_err(io::Error::other)?;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0)
+        }?;
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let buffers = Self { fd, base, len, depth: geometry.depth, max_io: geometry.max_io };
+        // SAFETY: the range is the mapping just made.
+        if let Err(error) = unsafe { mlock(base.as_ptr().cast(), len) } {
+            // Not for swap then: the safety list says so.
+            if error != rustix::io::Errno::NOMEM && error != rustix::io::Errno::PERM {
+                return Err(error.into());
+            }
+        }
+        Ok(buffers)
+    }
+
+    /// The file, for the one who outlives this server.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Where the buffer of a tag begins.
+    ///
+    /// # Panics
+    ///
+    /// When the device has no such queue or tag.
+    pub(crate) fn at(&self, queue: u16, tag: u16) -> NonNull<u8> {
+        let size = self.max_io as usize;
+        let nth = usize::from(queue) * usize::from(self.depth) + usize::from(tag);
+        assert!(tag < self.depth && (nth + 1) * size <= self.len, "queue {queue}, tag {tag}");
+        // SAFETY: within the mapping by the assertion.
+        unsafe { self.base.add(nth * size) }
+    }
+}
+
+impl Buffers {
+    /// The first `len` bytes of a tag's buffer, for the request that the tag has.
+    ///
+    /// # Panics
+    ///
+    /// When the device has no such queue or tag, or no buffer is so long.
+    pub(crate) fn request(&self, queue: u16, tag: u16, len: usize) -> device::Buffer {
+        assert!(len <= self.max_io as usize, "{len} bytes of a buffer of {}", self.max_io);
+        // SAFETY: within the mapping, which outlives the queue's backend, and initialised, as a file's
+        // memory is. By the ownership rule the kernel has let go of it with the request's arrival, and
+        // gets it back when the request is committed, which is when it is over.
+        unsafe { device::Buffer::new(self.at(queue, tag).as_ptr(), len) }
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and by the ownership rule no request is left.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { size: 1 << 20, queues: 2, depth: 4, max_io: 8192 };
+
+    #[test]
+    fn each_tag_has_its_own_and_the_next_server_sees_the_same() {
+        let first = Buffers::new(&GEOMETRY).unwrap();
+        for queue in 0..2u16 {
+            for tag in 0..4u16 {
+                let mark = u8::try_from(queue * 4 + tag + 1).unwrap();
+                // SAFETY: a whole buffer, which nobody else has.
+                unsafe { first.at(queue, tag).write_bytes(mark, 8192) };
+            }
+        }
+        let fd = first.fd().try_clone_to_owned().unwrap();
+        drop(first);
+        let second = Buffers::adopt(fd, &GEOMETRY).unwrap();
+        for queue in 0..2u16 {
+            for tag in 0..4u16 {
+                // SAFETY: within the buffer.
+                let last = unsafe { second.at(queue, tag).add(8191) };
+                // SAFETY: mapped, and nobody writes it.
+                let mark = unsafe { last.read() };
+                assert_eq!(u16::from(mark), queue * 4 + tag + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_of_another_geometry_are_refused() {
+        let first = Buffers::new(&GEOMETRY).unwrap();
+        let fd = first.fd().try_clone_to_owned().unwrap();
+        let error = Buffers::adopt(fd, &Geometry { depth: 8, ..GEOMETRY }).unwrap_err();
+        assert!(error.to_string().contains("65536"), "{error}");
+    }
+}

@@ -1,0 +1,541 @@
+//! Control commands: devices are made, started, recovered, stopped and deleted here.
+//!
+//! A command goes through a ring of its own and may take long (starting waits for every queue, stopping
+//! for whoever has the disk open) or for ever: kernels have been seen to die in the middle of one. Each
+//! is waited for so long and no longer. What the kernel may still write to after that is leaked, and the
+//! [`Control`] is of no more use.
+#![expect(unsafe_code, reason = "pushes entries that name memory to the kernel")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use io_uring::{cqueue, opcode, squeue, types, IoUring};
+
+use crate::sys::{self, Command, ControlCommand, DeviceInfo, Parameters};
+
+/// Why the driver did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// There is no driver, or this process may not use it.
+    #[error("cannot open {path}: is the module ublk_drv loaded, and is this root?", path = sys::CONTROL)]
+    Driver(#[source] io::Error),
+    /// No ring for the commands.
+    #[error("cannot make an io_uring for ublk's control commands")]
+    Ring(#[source] io::Error),
+    /// It refused.
+    #[error("ublk device {id}: {action} fails")]
+    Refused {
+        /// The device; -1 where the driver was to choose.
+        id: i64,
+        /// What was asked.
+        action: &'static str,
+        /// The driver's word.
+        source: io::Error,
+    },
+    /// It has not answered in time.
+    #[error("ublk device {id}: {action} has not been answered for {seconds} s")]
+    Silent {
+        /// The device; -1 where the driver was to choose.
+        id: i64,
+        /// What was asked.
+        action: &'static str,
+        /// How long that was waited for.
+        seconds: u64,
+    },
+}
+
+impl ControlError {
+    /// The driver's error number, where it gave one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Driver(source) | Self::Ring(source) | Self::Refused { source, .. } => {
+                source.raw_os_error()
+            }
+            Self::Silent { .. } => None,
+        }
+    }
+}
+
+/// What a device is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of the disk: a multiple of 4096.
+    pub size: u64,
+    /// Queues: one thread each.
+    pub queues: u16,
+    /// Requests in flight in each.
+    pub depth: u16,
+    /// Most bytes of a request: a multiple of 4096.
+    pub max_io: u32,
+}
+
+/// What becomes of a device's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskState {
+    /// It has not been started, or is stopped.
+    Dead,
+    /// It has a server.
+    Live,
+    /// Its server is gone; requests wait for the next.
+    Quiesced,
+    /// Something that later kernels know.
+    Other(u16),
+}
+
+/// A device as the driver sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Its number: `/dev/ublkb0` is 0.
+    pub id: u32,
+    /// Queues the driver has made: no more than asked for.
+    pub queues: u16,
+    /// Requests in flight in each.
+    pub depth: u16,
+    /// Most bytes of a request.
+    pub max_io: u32,
+    /// What becomes of its disk.
+    pub state: DiskState,
+    /// Its server's process.
+    pub pid: i32,
+}
+
+impl From<DeviceInfo> for Info {
+    fn from(info: DeviceInfo) -> Self {
+        let state = match info.state {
+            sys::DEAD => DiskState::Dead,
+            sys::LIVE => DiskState::Live,
+            sys::QUIESCED => DiskState::Quiesced,
+            other => DiskState::Other(other),
+        };
+        let DeviceInfo { queues, depth, max_io, id, pid, .. } = info;
+        Self { id, queues, depth, max_io, state, pid }
+    }
+}
+
+/// The driver's control device.
+pub struct Control {
+    file: File,
+    ring: Option<IoUring<squeue::Entry128, cqueue::Entry>>,
+    timeout: Duration,
+    ioctl: bool,
+    features: u64,
+}
+
+/// What a command reads or writes; large enough for all of them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+struct Payload([u8; 64]);
+
+const _: () = assert!(
+    size_of::<DeviceInfo>() <= size_of::<Payload>()
+        && size_of::<Parameters>() <= size_of::<Payload>()
+);
+
+impl Control {
+    /// Opens the driver; a command is waited for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Driver`] without the module `ublk_drv` or the right to use it.
+    pub fn open(timeout: Duration) -> Result<Self, ControlError> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(sys::CONTROL)
+            .map_err(ControlError::Driver)?;
+        let ring = IoUring::builder().build(4).map_err(ControlError::Ring)?;
+        let mut control = Self { file, ring: Some(ring), timeout, ioctl: true, features: 0 };
+        let mut payload = Payload([0; 64]);
+        match control.run(Command::Features, "asking for features", -1, 8, &mut payload, 0) {
+            Ok(_) => {
+                let [a, b, c, d, e, f, g, h, ..] = payload.0;
+                control.features = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+            }
+            // Before 6.5 the driver does not know the question, before 6.4 not even its form.
+            Err(ControlError::Refused { .. }) => control.ioctl = false,
+            Err(error) => return Err(error),
+        }
+        Ok(control)
+    }
+
+    /// Whether commands must be given in the form of ioctls, which kernels from 6.5 on want.
+    pub fn speaks_ioctl(&self) -> bool {
+        self.ioctl
+    }
+
+    /// The driver's word for what it can do, bit by bit; 0 before Linux 6.5, which cannot be asked.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Makes a device with user recovery and reissue; the driver chooses its number.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn add(&mut self, geometry: &Geometry) -> Result<Info, ControlError> {
+        let ask = DeviceInfo {
+            queues: geometry.queues,
+            depth: geometry.depth,
+            max_io: geometry.max_io,
+            id: u32::MAX,
+            pid: pid(),
+            flags: sys::USER_RECOVERY
+                | sys::USER_RECOVERY_REISSUE
+                | if self.ioctl { sys::CMD_IOCTL_ENCODE } else { 0 },
+            ..DeviceInfo::default()
+        };
+        let mut payload = payload_of_info(&ask);
+        self.run(Command::Add, "adding", -1, 64, &mut payload, 0)?;
+        let info = info_of_payload(&payload);
+        let wanted = sys::USER_RECOVERY | sys::USER_RECOVERY_REISSUE;
+        if info.flags & wanted != wanted {
+            let _ = self.delete(info.id);
+            return Err(ControlError::Refused {
+                id: i64::from(info.id),
+                action: "adding with user recovery",
+                source: io::ErrorKind::Unsupported.into(),
+            });
+        }
+        Ok(info.into())
+    }
+
+    /// Sets size and limits of a device that is not started: 4 KiB blocks, no cache to flush,
+    /// discard and write-zeroes of any 4 KiB.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn set_parameters(&mut self, id: u32, geometry: &Geometry) -> Result<(), ControlError> {
+        let parameters = parameters(geometry);
+        let mut payload = payload_of_parameters(&parameters);
+        self.run(Command::SetParameters, "setting its size", id.into(), 64, &mut payload, 0)
+            .map(drop)
+    }
+
+    /// What the driver knows of a device.
+    ///
+    /// # Errors
+    ///
+    /// The driver's: ENODEV if there is none.
+    pub fn info(&mut self, id: u32) -> Result<Info, ControlError> {
+        let mut payload = Payload([0; 64]);
+        self.run(Command::DeviceInfo, "asking about it", id.into(), 64, &mut payload, 0)?;
+        Ok(info_of_payload(&payload).into())
+    }
+
+    /// Shows the disk. Queues must be fetching, or come to it while this waits.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn start(&mut self, id: u32) -> Result<(), ControlError> {
+        let mut payload = Payload([0; 64]);
+        let pid = u64::from(pid().unsigned_abs());
+        self.run(Command::Start, "starting", id.into(), 0, &mut payload, pid).map(drop)
+    }
+
+    /// Takes the disk away, which ends the queues.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn stop(&mut self, id: u32) -> Result<(), ControlError> {
+        self.run(Command::Stop, "stopping", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
+    }
+
+    /// Forgets a device, whose number may then be used for another.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn delete(&mut self, id: u32) -> Result<(), ControlError> {
+        self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
+    }
+
+    /// Announces a new server of a device whose server is gone. The driver learns of a death only when
+    /// the dead one's rings are torn down: until then it says busy, and is asked again.
+    ///
+    /// # Errors
+    ///
+    /// The driver's; busy when the old server has not gone within the time.
+    pub fn start_recovery(&mut self, id: u32) -> Result<(), ControlError> {
+        let begin = Instant::now();
+        loop {
+            let payload = &mut Payload([0; 64]);
+            match self.run(Command::StartRecovery, "starting recovery", id.into(), 0, payload, 0) {
+                Err(error) if error.errno() == Some(EBUSY) && begin.elapsed() < self.timeout => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                result => return result.map(drop),
+            }
+        }
+    }
+
+    /// Lets requests flow again. Queues must be fetching, or come to it while this waits.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn end_recovery(&mut self, id: u32) -> Result<(), ControlError> {
+        let mut payload = Payload([0; 64]);
+        let pid = u64::from(pid().unsigned_abs());
+        self.run(Command::EndRecovery, "ending recovery", id.into(), 0, &mut payload, pid).map(drop)
+    }
+
+    fn run(
+        &mut self,
+        command: Command,
+        action: &'static str,
+        id: i64,
+        len: u16,
+        payload: &mut Payload,
+        data: u64,
+    ) -> Result<i32, ControlError> {
+        let silent = ControlError::Silent { id, action, seconds: self.timeout.as_secs() };
+        let refused = |source| ControlError::Refused { id, action, source };
+        let Some(mut ring) = self.ring.take() else { return Err(silent) };
+        // On the heap, so that it can be left to the kernel.
+        let mut shared = Box::new(*payload);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "-1 is all ones"
+        )]
+        let dev_id = id as u32;
+        let message = ControlCommand {
+            dev_id,
+            queue_id: u16::MAX,
+            len,
+            addr: if len == 0 { 0 } else { (&raw mut *shared).addr() as u64 },
+            data,
+            ..ControlCommand::default()
+        };
+        let number = if self.ioctl { command.ioctl() } else { command as u32 };
+        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), number)
+            .cmd(message.to_bytes())
+            .build();
+        // SAFETY: `shared` is not dropped before the command is answered, and leaked if it is not.
+        let pushed = unsafe { ring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "one command at a time, in a ring of four");
+        match wait(&mut ring, self.timeout) {
+            Ok(Some(result)) => {
+                self.ring = Some(ring);
+                *payload = *shared;
+                if result < 0 {
+                    return Err(refused(io::Error::from_raw_os_error(-result)));
+                }
+                Ok(result)
+            }
+            Ok(None) => {
+                // Dropping the ring would wait for the command.
+                std::mem::forget((ring, shared));
+                Err(silent)
+            }
+            Err(source) => {
+                std::mem::forget((ring, shared));
+                Err(refused(source))
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("ioctl", &self.ioctl).finish_non_exhaustive()
+    }
+}
+
+const EBUSY: i32 = 16;
+
+/// Submits and waits for one completion; `None` when there is none in time.
+fn wait(
+    ring: &mut IoUring<squeue::Entry128, cqueue::Entry>,
+    timeout: Duration,
+) -> io::Result<Option<i32>> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let time = types::Timespec::from(left.max(Duration::from_millis(1)));
+        let args = types::SubmitArgs::new().timespec(&time);
+        let entered = ring.submitter().submit_with_args(1, &args);
+        if let Some(entry) = ring.completion().next() {
+            return Ok(Some(entry.result()));
+        }
+        match entered {
+            Err(error) if !matches!(error.raw_os_error(), Some(ETIME | EINTR | EAGAIN)) => {
+                return Err(error)
+            }
+            _ if left.is_zero() => return Ok(None),
+            // Out of memory for the moment.
+            Err(error) if error.raw_os_error() == Some(EAGAIN) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            _ => {}
+        }
+    }
+}
+
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+const ETIME: i32 = 62;
+
+fn pid() -> i32 {
+    i32::try_from(std::process::id()).expect("process numbers are positive ints")
+}
+
+/// The disk's limits.
+fn parameters(geometry: &Geometry) -> Parameters {
+    const PAGE_SHIFT: u8 = 12;
+    let sectors = geometry.size / sys::SECTOR;
+    // A discard carries no bytes and costs little a page; yet one of the whole disk must not keep a tag
+    // for seconds. 256 MiB.
+    let discard = u32::try_from(sectors).unwrap_or(u32::MAX).min(1 << 19);
+    Parameters {
+        len: 64,
+        types: Parameters::BASIC | Parameters::DISCARD,
+        // Neither rotational nor with a cache: swap then fills clusters by CPU, and no flush is needed.
+        attributes: 0,
+        logical_shift: PAGE_SHIFT,
+        physical_shift: PAGE_SHIFT,
+        io_opt_shift: PAGE_SHIFT,
+        io_min_shift: PAGE_SHIFT,
+        max_sectors: geometry.max_io >> 9,
+        sectors,
+        discard_granularity: 1 << PAGE_SHIFT,
+        max_discard_sectors: discard,
+        max_write_zeroes_sectors: discard,
+        max_discard_segments: 1,
+        ..Parameters::default()
+    }
+}
+
+fn payload_of_info(info: &DeviceInfo) -> Payload {
+    let mut out = Fields::default();
+    out.put(&info.queues.to_ne_bytes());
+    out.put(&info.depth.to_ne_bytes());
+    out.put(&info.state.to_ne_bytes());
+    out.put(&info.pad0.to_ne_bytes());
+    out.put(&info.max_io.to_ne_bytes());
+    out.put(&info.id.to_ne_bytes());
+    out.put(&info.pid.to_ne_bytes());
+    out.put(&info.pad1.to_ne_bytes());
+    out.put(&info.flags.to_ne_bytes());
+    out.put(&info.server_flags.to_ne_bytes());
+    out.bytes
+}
+
+fn info_of_payload(payload: &Payload) -> DeviceInfo {
+    let short = |at: usize| u16::from_ne_bytes([payload.0[at], payload.0[at + 1]]);
+    let word = |at: usize| {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&payload.0[at..at + 4]);
+        u32::from_ne_bytes(bytes)
+    };
+    let long = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&payload.0[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    DeviceInfo {
+        queues: short(0),
+        depth: short(2),
+        state: short(4),
+        max_io: word(8),
+        id: word(12),
+        pid: i32::from_ne_bytes(word(16).to_ne_bytes()),
+        flags: long(24),
+        server_flags: long(32),
+        owner: [word(40), word(44)],
+        ..DeviceInfo::default()
+    }
+}
+
+fn payload_of_parameters(p: &Parameters) -> Payload {
+    let mut out = Fields::default();
+    out.put(&p.len.to_ne_bytes());
+    out.put(&p.types.to_ne_bytes());
+    out.put(&p.attributes.to_ne_bytes());
+    out.put(&[p.logical_shift, p.physical_shift, p.io_opt_shift, p.io_min_shift]);
+    out.put(&p.max_sectors.to_ne_bytes());
+    out.put(&p.chunk_sectors.to_ne_bytes());
+    out.put(&p.sectors.to_ne_bytes());
+    out.put(&p.virt_boundary_mask.to_ne_bytes());
+    out.put(&p.discard_alignment.to_ne_bytes());
+    out.put(&p.discard_granularity.to_ne_bytes());
+    out.put(&p.max_discard_sectors.to_ne_bytes());
+    out.put(&p.max_write_zeroes_sectors.to_ne_bytes());
+    out.put(&p.max_discard_segments.to_ne_bytes());
+    out.put(&p.reserved.to_ne_bytes());
+    out.bytes
+}
+
+struct Fields {
+    bytes: Payload,
+    at: usize,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self { bytes: Payload([0; 64]), at: 0 }
+    }
+}
+
+impl Fields {
+    fn put(&mut self, field: &[u8]) {
+        self.bytes.0[self.at..self.at + field.len()].copy_from_slice(field);
+        self.at += field.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn a_device_s_description_stands_where_the_struct_has_it() {
+        let ask = DeviceInfo {
+            queues: 0x0102,
+            depth: 0x0304,
+            max_io: 0x0506_0708,
+            id: u32::MAX,
+            pid: 77,
+            flags: 0x1122_3344_5566_7788,
+            ..DeviceInfo::default()
+        };
+        let payload = payload_of_info(&ask);
+        assert_eq!(payload.0[offset_of!(DeviceInfo, max_io)], 0x08);
+        assert_eq!(payload.0[offset_of!(DeviceInfo, pid)], 77);
+        assert_eq!(payload.0[offset_of!(DeviceInfo, flags)], 0x88);
+        assert_eq!(info_of_payload(&payload), ask);
+    }
+
+    #[test]
+    fn parameters_stand_where_the_struct_has_them() {
+        let geometry = Geometry { size: 1 << 30, queues: 2, depth: 64, max_io: 512 << 10 };
+        let p = parameters(&geometry);
+        assert_eq!((p.sectors, p.max_sectors), (1 << 21, 1024));
+        let bytes = payload_of_parameters(&p).0;
+        let at = |offset: usize| u32::from_ne_bytes(bytes[offset..offset + 4].try_into().unwrap());
+        assert_eq!(at(offset_of!(Parameters, max_sectors)), 1024);
+        assert_eq!(at(offset_of!(Parameters, sectors)), 1 << 21);
+        assert_eq!(at(offset_of!(Parameters, discard_granularity)), 4096);
+        assert_eq!(at(offset_of!(Parameters, max_write_zeroes_sectors)), 1 << 19);
+        assert_eq!(bytes[offset_of!(Parameters, max_discard_segments)], 1);
+    }
+
+    #[test]
+    fn without_the_driver_the_error_says_what_to_do() {
+        if std::path::Path::new(sys::CONTROL).exists() {
+            println!("skipped: this machine has the driver");
+            return;
+        }
+        println!("no {}: the driver is tested in guests", sys::CONTROL);
+        let error = Control::open(Duration::from_secs(1)).unwrap_err();
+        assert!(error.to_string().contains("ublk_drv"), "{error}");
+    }
+}

@@ -1,0 +1,191 @@
+//! One queue's way to the kernel: a ring that carries its tags' commands, and the descriptions of their
+//! requests.
+#![expect(unsafe_code, reason = "maps what the driver shares, and pushes entries that name memory")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{opcode, types, IoUring};
+use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
+
+use crate::buffers::Buffers;
+use crate::control::Geometry;
+use crate::sys::{self, IoCommand, IoDescriptor};
+
+/// What a completion says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// A tag's command is answered.
+    Tag(u64, i32),
+    /// The backend's descriptor is readable.
+    Backend,
+}
+
+/// What a queue's thread needs of the kernel.
+pub(crate) trait Ring {
+    /// Has the kernel take a tag, as of the next [`wait`](Self::wait).
+    fn fetch(&mut self, tag: u16) -> io::Result<()>;
+    /// Answers a tag's request and has the kernel take the tag again, as of the next `wait`.
+    fn commit(&mut self, tag: u16, result: i32) -> io::Result<()>;
+    /// Hands over what was said since, waits for at least one arrival, and puts arrivals into `out`, no
+    /// more than it has room for.
+    fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()>;
+    /// What the driver says of the request that a tag has.
+    fn descriptor(&self, tag: u16) -> IoDescriptor;
+}
+
+/// The kernel's.
+pub(crate) struct KernelRing {
+    ring: IoUring,
+    device: File,
+    descriptors: Descriptors,
+    buffers: Arc<Buffers>,
+    queue: u16,
+    /// Whether commands are ioctls.
+    ioctl: bool,
+    backend: i32,
+    watching: bool,
+}
+
+/// What stands for the backend's descriptor among the tags.
+const BACKEND: u64 = u64::MAX;
+
+impl KernelRing {
+    /// A queue's ring. To be made on the queue's thread: from then on only it may use the tags.
+    pub(crate) fn new(
+        device: File,
+        geometry: &Geometry,
+        queue: u16,
+        ioctl: bool,
+        buffers: Arc<Buffers>,
+        backend: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        // A command for each tag, and the watch on the backend.
+        let entries = (u32::from(geometry.depth) + 1).next_power_of_two();
+        let ring = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(entries)?;
+        let descriptors = Descriptors::map(&device, queue, geometry.depth)?;
+        let backend = backend.as_raw_fd();
+        Ok(Self { ring, device, descriptors, buffers, queue, ioctl, backend, watching: false })
+    }
+
+    fn push(&mut self, number: u8, tag: u16, result: i32) -> io::Result<()> {
+        let addr = self.buffers.at(self.queue, tag).addr().get() as u64;
+        let message = IoCommand { queue: self.queue, tag, result, addr }.to_bytes();
+        let number = if self.ioctl { sys::io_ioctl(number) } else { number.into() };
+        let entry = opcode::UringCmd16::new(types::Fd(self.device.as_raw_fd()), number)
+            .cmd(message)
+            .build()
+            .user_data(tag.into());
+        self.push_entry(&entry)
+    }
+
+    fn push_entry(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
+        // SAFETY: the buffer it names is in `buffers`, which this ring keeps; when the ring is dropped the
+        // kernel has let go of the tags (its end cancels their commands), and the descriptor that is
+        // watched belongs to the backend, which is dropped after the ring.
+        if unsafe { self.ring.submission().push(entry) }.is_ok() {
+            return Ok(());
+        }
+        // There is an entry for each tag, so this does not happen; it would not harm either.
+        self.ring.submit()?;
+        // SAFETY: as above.
+        unsafe { self.ring.submission().push(entry) }
+            .map_err(|_| io::Error::other("the submission queue stays full"))
+    }
+}
+
+impl Ring for KernelRing {
+    fn fetch(&mut self, tag: u16) -> io::Result<()> {
+        self.push(sys::FETCH, tag, 0)
+    }
+
+    fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
+        self.push(sys::COMMIT_AND_FETCH, tag, result)
+    }
+
+    fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
+        const POLLIN: u32 = 1;
+        if !self.watching {
+            let entry = opcode::PollAdd::new(types::Fd(self.backend), POLLIN).multi(true).build();
+            self.push_entry(&entry.user_data(BACKEND))?;
+            self.watching = true;
+        }
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request just now, and this
+                    // very server may be what brings some. What was not taken stays in the queue.
+                    io::ErrorKind::WouldBlock
+                    | io::ErrorKind::ResourceBusy
+                    | io::ErrorKind::OutOfMemory => std::thread::sleep(Duration::from_millis(1)),
+                    _ => return Err(error),
+                },
+            }
+            let room = out.capacity() - out.len();
+            for entry in self.ring.completion().take(room) {
+                if entry.user_data() == BACKEND {
+                    self.watching &= io_uring::cqueue::more(entry.flags());
+                    out.push(Arrival::Backend);
+                } else {
+                    out.push(Arrival::Tag(entry.user_data(), entry.result()));
+                }
+            }
+            if !out.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn descriptor(&self, tag: u16) -> IoDescriptor {
+        self.descriptors.read(tag)
+    }
+}
+
+/// The descriptions of a queue's requests, which the driver writes.
+struct Descriptors {
+    base: NonNull<IoDescriptor>,
+    len: usize,
+    depth: u16,
+}
+
+// SAFETY: the mapping belongs to no thread.
+unsafe impl Send for Descriptors {}
+
+impl Descriptors {
+    fn map(device: &File, queue: u16, depth: u16) -> io::Result<Self> {
+        let size = size_of::<IoDescriptor>();
+        let len = (usize::from(depth) * size).next_multiple_of(4096);
+        // Queues lie as far apart as the longest needs.
+        let offset = u64::from(queue) * u64::from(sys::MAX_DEPTH) * size as u64;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, device, offset) }?;
+        let base = NonNull::new(base.cast::<IoDescriptor>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len, depth })
+    }
+
+    fn read(&self, tag: u16) -> IoDescriptor {
+        assert!(tag < self.depth);
+        // SAFETY: within the mapping, which has `depth` of them.
+        let place = unsafe { self.base.add(usize::from(tag)) };
+        // SAFETY: mapped, aligned (the mapping begins on a page), and any bits are a description. The
+        // driver wrote it before it completed the tag's command and does not until the tag is committed;
+        // volatile, because the compiler knows nothing of that.
+        unsafe { place.read_volatile() }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing points into it.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}

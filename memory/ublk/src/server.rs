@@ -1,0 +1,433 @@
+//! A device's server: one thread for each queue, and the control commands around them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use device::guard::IoPath;
+use device::{Backend, Queue};
+
+use crate::buffers::Buffers;
+use crate::control::{Control, ControlError, Geometry, Info};
+use crate::queue::serve;
+use crate::ring::{Arrival, KernelRing};
+use crate::sys;
+use crate::tags::{Tags, Violation};
+
+/// Why a queue's thread ended before the disk did.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The kernel's ring, or the backend, is not to be had.
+    #[error("the queue cannot go on")]
+    Io(#[from] io::Error),
+    /// Something said what cannot be.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+}
+
+/// Why a device cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The driver refused.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// What was asked for is no device.
+    #[error("a ublk device cannot have {what}")]
+    Geometry {
+        /// What is wrong, with numbers.
+        what: String,
+    },
+    /// The device that is to be recovered has another geometry than this server.
+    #[error("ublk device {id} has {has:?}, this server would have {wanted:?}")]
+    Other {
+        /// The device.
+        id: u32,
+        /// What the driver says.
+        has: Box<Info>,
+        /// What was asked for.
+        wanted: Box<Geometry>,
+    },
+    /// The kernel refused something else.
+    #[error("ublk device {id}: cannot {action}")]
+    Io {
+        /// The device.
+        id: u32,
+        /// What was tried.
+        action: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// A queue ended while the device was being started.
+    #[error("ublk device {id}, queue {queue}")]
+    Queue {
+        /// The device.
+        id: u32,
+        /// The queue.
+        queue: u16,
+        /// Why.
+        source: QueueError,
+    },
+}
+
+/// Requests that were answered without the backend, since the server began.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests that made no sense, answered EIO or EOPNOTSUPP.
+    pub senseless: AtomicU64,
+}
+
+/// How a server is to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Of the device. Its size is the backend's.
+    pub geometry: Geometry,
+    /// How long the driver may take over a control command.
+    pub timeout: Duration,
+}
+
+impl Options {
+    /// For a backend of `pages` pages: as many queues as there are CPUs, at most 8; 64 requests in
+    /// flight in each, of at most 512 KiB (a page-out of 128 pages), bounded by what they cost: all
+    /// buffers together take `buffers` bytes or less.
+    pub fn new(pages: u64, buffers: u64) -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let queues = u16::try_from(cpus).unwrap_or(8).clamp(1, 8);
+        let mut geometry =
+            Geometry { size: pages.saturating_mul(4096), queues, depth: 64, max_io: 512 << 10 };
+        while Buffers::len_of(&geometry) > buffers
+            && (geometry.depth > 16 || geometry.max_io > 32768)
+        {
+            // Depth is worth more than length: swap's requests are mostly short.
+            if geometry.max_io > 131_072 || geometry.depth <= 16 {
+                geometry.max_io /= 2;
+            } else {
+                geometry.depth /= 2;
+            }
+        }
+        Self { geometry, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// A device that is being served.
+#[derive(Debug)]
+pub struct Server {
+    control: Control,
+    id: u32,
+    threads: Vec<JoinHandle<()>>,
+    ends: Receiver<(u16, Result<(), QueueError>)>,
+    counters: Arc<Counters>,
+}
+
+impl Server {
+    /// Makes a device, serves it, and shows its disk.
+    ///
+    /// # Errors
+    ///
+    /// The driver is not there or refuses, and the kernel's. No device is left then.
+    pub fn create<B: Backend>(
+        backend: &B,
+        buffers: Option<OwnedFd>,
+        options: &Options,
+        on_add: impl FnOnce(u32, BorrowedFd<'_>),
+    ) -> Result<Self, ServeError> {
+        let wanted = checked(&options.geometry, backend.pages())?;
+        let mut control = Control::open(options.timeout)?;
+        let info = control.add(&wanted)?;
+        let id = info.id;
+        let begun = (|| {
+            let geometry = granted(&info, &wanted)?;
+            control.set_parameters(id, &geometry)?;
+            let buffers = buffers_for(id, buffers, &geometry)?;
+            on_add(id, buffers.fd());
+            let mut queues =
+                Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
+            let started = control.start(id);
+            queues.or_first_end(id, started)?;
+            Ok(queues)
+        })();
+        match begun {
+            Ok(queues) => Ok(queues.into_server(control, id)),
+            Err(error) => {
+                // Best effort: the error at hand says more than one of these could.
+                let _ = control.stop(id);
+                let _ = control.delete(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over device `id`, whose server is gone: its disk has stayed, and gives this server all
+    /// requests that the dead one had.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create); also a device of another geometry. The device is left as it is.
+    pub fn recover<B: Backend>(
+        id: u32,
+        backend: &B,
+        buffers: Option<OwnedFd>,
+        options: &Options,
+    ) -> Result<Self, ServeError> {
+        let wanted = checked(&options.geometry, backend.pages())?;
+        let mut control = Control::open(options.timeout)?;
+        control.start_recovery(id)?;
+        let info = control.info(id)?;
+        let geometry = granted(&info, &wanted)?;
+        let buffers = buffers_for(id, buffers, &geometry)?;
+        let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
+        let ended = control.end_recovery(id);
+        queues.or_first_end(id, ended)?;
+        Ok(queues.into_server(control, id))
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> PathBuf {
+        disk(self.id)
+    }
+
+    /// Counters of this server.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Waits for a queue to end, at most `timeout`: `None` when none has.
+    pub fn wait(&self, timeout: Duration) -> Option<(u16, Result<(), QueueError>)> {
+        self.ends.recv_timeout(timeout).ok()
+    }
+
+    /// Takes the disk away, waits for the queues, and forgets the device. Whoever has the disk open
+    /// gets errors from now on.
+    ///
+    /// # Errors
+    ///
+    /// The driver's; the device may then still be there.
+    pub fn stop(mut self) -> Result<(), ControlError> {
+        self.control.stop(self.id)?;
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has ended the process, or its panic was shown.
+            let _ = thread.join();
+        }
+        self.control.delete(self.id)
+    }
+}
+
+/// The disk of device `id`.
+pub fn disk(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{id}"))
+}
+
+/// Queues whose device is being started.
+struct Queues {
+    threads: Vec<JoinHandle<()>>,
+    ends: Receiver<(u16, Result<(), QueueError>)>,
+    counters: Arc<Counters>,
+}
+
+impl Queues {
+    fn spawn<B: Backend>(
+        id: u32,
+        ioctl: bool,
+        backend: &B,
+        buffers: Buffers,
+        geometry: &Geometry,
+    ) -> Result<Self, ServeError> {
+        let failed = |action| move |source| ServeError::Io { id, action, source };
+        let device = open_device(id)?;
+        let buffers = Arc::new(buffers);
+        let counters = Arc::new(Counters::default());
+        let (ended, ends) = mpsc::channel();
+        let mut threads = Vec::with_capacity(geometry.queues.into());
+        for queue in 0..geometry.queues {
+            let backend = backend.open().map_err(failed("open the store"))?;
+            let thread = Thread {
+                device: device.try_clone().map_err(failed("copy a descriptor"))?,
+                geometry: *geometry,
+                queue,
+                ioctl,
+                buffers: Arc::clone(&buffers),
+                counters: Arc::clone(&counters),
+            };
+            let ended: Sender<_> = ended.clone();
+            let spawned = thread::Builder::new()
+                .name(format!("ublk{id}-q{queue}"))
+                .spawn(move || {
+                    let result = thread.run(backend);
+                    // Nobody listens when the server is being dropped.
+                    let _ = ended.send((queue, result));
+                })
+                .map_err(failed("start a thread"))?;
+            threads.push(spawned);
+        }
+        Ok(Self { threads, ends, counters })
+    }
+
+    /// What a command that waits for the queues said; if one of them has ended, that is why.
+    fn or_first_end(&mut self, id: u32, said: Result<(), ControlError>) -> Result<(), ServeError> {
+        match (said, self.ends.try_recv()) {
+            (Ok(()), _) => Ok(()),
+            (Err(_), Ok((queue, Err(source)))) => Err(ServeError::Queue { id, queue, source }),
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    fn into_server(self, control: Control, id: u32) -> Server {
+        let Self { threads, ends, counters } = self;
+        Server { control, id, threads, ends, counters }
+    }
+}
+
+struct Thread {
+    device: File,
+    geometry: Geometry,
+    queue: u16,
+    ioctl: bool,
+    buffers: Arc<Buffers>,
+    counters: Arc<Counters>,
+}
+
+impl Thread {
+    fn run(self, mut backend: impl Queue) -> Result<(), QueueError> {
+        let Self { device, geometry, queue, ioctl, buffers, counters } = self;
+        let mut tags = Tags::new(geometry.depth, geometry.size / 4096, geometry.max_io);
+        let mut arrivals: Vec<Arrival> = Vec::with_capacity(usize::from(geometry.depth) + 1);
+        let kept = Arc::clone(&buffers);
+        let mut ring = KernelRing::new(device, &geometry, queue, ioctl, kept, backend.fd())?;
+        let path = IoPath::enter();
+        let result = serve(&mut ring, &mut backend, &mut tags, &buffers, queue, &mut arrivals);
+        drop(path);
+        counters.senseless.fetch_add(tags.senseless, Ordering::Relaxed);
+        // First what the backend still has, for it writes to the buffers.
+        drop(backend);
+        drop(ring);
+        result
+    }
+}
+
+/// Refuses what the driver would, or would do something else with.
+fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
+    let Geometry { size, queues, depth, max_io } = *geometry;
+    let no = |what| Err(ServeError::Geometry { what });
+    if size == 0 || size % 4096 != 0 || size / 4096 != pages {
+        return no(format!("{size} bytes over a store of {pages} pages"));
+    }
+    if queues == 0 || queues > sys::MAX_QUEUES {
+        return no(format!("{queues} queues, it has 1 to {}", sys::MAX_QUEUES));
+    }
+    if depth == 0 || depth > sys::MAX_DEPTH {
+        return no(format!("{depth} requests in flight, it has 1 to {}", sys::MAX_DEPTH));
+    }
+    if max_io < 4096 || max_io % 4096 != 0 || max_io > 32 << 20 {
+        return no(format!(
+            "requests of {max_io} bytes, they have 4 KiB to 32 MiB, in whole pages"
+        ));
+    }
+    Ok(*geometry)
+}
+
+/// The geometry that the driver has granted: fewer queues than asked for, if there are fewer CPUs.
+fn granted(info: &Info, wanted: &Geometry) -> Result<Geometry, ServeError> {
+    let same = info.queues >= 1
+        && info.queues <= wanted.queues
+        && (1..=wanted.depth).contains(&info.depth)
+        && info.max_io >= 4096
+        && info.max_io <= wanted.max_io;
+    if !same {
+        let (has, wanted) = (Box::new(*info), Box::new(*wanted));
+        return Err(ServeError::Other { id: info.id, has, wanted });
+    }
+    Ok(Geometry { size: wanted.size, queues: info.queues, depth: info.depth, max_io: info.max_io })
+}
+
+fn buffers_for(id: u32, kept: Option<OwnedFd>, geometry: &Geometry) -> Result<Buffers, ServeError> {
+    match kept {
+        Some(fd) => Buffers::adopt(fd, geometry),
+        None => Buffers::new(geometry),
+    }
+    .map_err(|source| ServeError::Io { id, action: "make its buffers", source })
+}
+
+/// Opens the device's own node, which appears a moment after the device, and lets one server in at a time.
+fn open_device(id: u32) -> Result<File, ServeError> {
+    let path = format!("/dev/ublkc{id}");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match File::options().read(true).write(true).open(&path) {
+            Ok(file) => return Ok(file),
+            Err(error) if Instant::now() < deadline => {
+                let soon = [io::ErrorKind::NotFound, io::ErrorKind::ResourceBusy];
+                if !soon.contains(&error.kind()) {
+                    return Err(ServeError::Io { id, action: "open /dev/ublkc", source: error });
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(source) => return Err(ServeError::Io { id, action: "open /dev/ublkc", source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::DiskState;
+
+    #[test]
+    fn buffers_stay_within_what_they_may_cost() {
+        for budget in [1 << 20, 16 << 20, 64 << 20, 1 << 30] {
+            let geometry = Options::new(1 << 20, budget).geometry;
+            checked(&geometry, 1 << 20).unwrap();
+            let len = Buffers::len_of(&geometry);
+            let smallest = u64::from(geometry.queues) * 16 * 32768;
+            assert!(len <= budget.max(smallest), "{geometry:?} takes {len} of {budget}");
+        }
+        let geometry = Options::new(1 << 20, 1 << 30).geometry;
+        assert_eq!((geometry.depth, geometry.max_io), (64, 512 << 10));
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused_with_its_numbers() {
+        let good = Geometry { size: 8 << 20, queues: 2, depth: 64, max_io: 1 << 20 };
+        checked(&good, 2048).unwrap();
+        for (bad, word) in [
+            (Geometry { size: 8 << 20 | 1, ..good }, "8388609"),
+            (Geometry { size: 4 << 20, ..good }, "2048 pages"),
+            (Geometry { queues: 0, ..good }, "0 queues"),
+            (Geometry { depth: 5000, ..good }, "5000"),
+            (Geometry { max_io: 5000, ..good }, "5000"),
+        ] {
+            let error = checked(&bad, 2048).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_of_another_geometry_is_not_recovered() {
+        let wanted = Geometry { size: 8 << 20, queues: 4, depth: 64, max_io: 1 << 19 };
+        let state = DiskState::Quiesced;
+        let info = Info { id: 3, queues: 2, depth: 64, max_io: 1 << 19, state, pid: 9 };
+        assert_eq!(granted(&info, &wanted).unwrap(), Geometry { queues: 2, ..wanted });
+        for bad in [
+            Info { queues: 8, ..info },
+            Info { queues: 0, ..info },
+            Info { depth: 128, ..info },
+            Info { depth: 0, ..info },
+            Info { max_io: 1 << 20, ..info },
+            Info { max_io: 0, ..info },
+        ] {
+            let error = granted(&bad, &wanted).unwrap_err();
+            assert!(matches!(error, ServeError::Other { id: 3, .. }), "{error}");
+        }
+    }
+}

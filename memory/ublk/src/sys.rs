@@ -1,0 +1,335 @@
+//! The driver's binary interface: numbers and structs of `linux/ublk_cmd.h`, from its description in the
+//! kernel's documentation, compared with the header by a test where there is one.
+//!
+//! Only what is used is here. Numbers that came later than Linux 6.1 say so.
+
+use std::mem::{offset_of, size_of};
+
+/// Where the driver takes control commands.
+pub(crate) const CONTROL: &str = "/dev/ublk-control";
+
+/// Bytes of a sector, the unit of every length and place.
+pub(crate) const SECTOR: u64 = 512;
+
+/// The most requests in flight that a queue can have; also what the descriptors' mapping is laid out by.
+pub(crate) const MAX_DEPTH: u16 = 4096;
+
+/// The most queues of a device.
+pub(crate) const MAX_QUEUES: u16 = 4096;
+
+/// A control command's number in its first form, the only one before Linux 6.4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Command {
+    /// What the driver knows of a device.
+    DeviceInfo = 0x02,
+    /// Make a device; the driver chooses the number when it is -1.
+    Add = 0x04,
+    /// Forget a device that is stopped.
+    Delete = 0x05,
+    /// Show the disk; answered when every queue has fetched all its tags.
+    Start = 0x06,
+    /// Take the disk away; answered when nobody has it open.
+    Stop = 0x07,
+    /// Size and limits, before it is started.
+    SetParameters = 0x08,
+    /// A new server announces itself.
+    StartRecovery = 0x10,
+    /// The new server has fetched all tags: requests flow again.
+    EndRecovery = 0x11,
+    /// Which flags the driver knows (6.5).
+    Features = 0x13,
+}
+
+impl Command {
+    /// The number as an ioctl's, which is what kernels from 6.4 want.
+    pub(crate) const fn ioctl(self) -> u32 {
+        // The two that only read say so in the direction bits.
+        let direction = match self {
+            Self::DeviceInfo | Self::Features => READ,
+            _ => READ | WRITE,
+        };
+        ioctl(direction, self as u8, size_of::<ControlCommand>())
+    }
+}
+
+/// Give this tag's next request.
+pub(crate) const FETCH: u8 = 0x20;
+/// This tag's request is done; give the next.
+pub(crate) const COMMIT_AND_FETCH: u8 = 0x21;
+
+/// A tag command's number as an ioctl's.
+pub(crate) const fn io_ioctl(number: u8) -> u32 {
+    ioctl(READ | WRITE, number, size_of::<IoCommand>())
+}
+
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+const fn ioctl(direction: u32, number: u8, size: usize) -> u32 {
+    assert!(size < 1 << 14);
+    #[expect(clippy::cast_possible_truncation, reason = "below 2^14")]
+    let size = size as u32;
+    direction << 30 | size << 16 | (b'u' as u32) << 8 | number as u32
+}
+
+/// The tag will not be given any request again.
+pub(crate) const ABORT: i32 = -19;
+
+/// Flag of a device: a server that dies leaves the disk in place for the next.
+pub(crate) const USER_RECOVERY: u64 = 1 << 3;
+/// Flag of a device: requests a dead server had are given to the next.
+pub(crate) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+/// Flag of a device, set by the driver: it takes the ioctl form of commands (6.4).
+pub(crate) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+
+/// State of a device: neither disk nor server.
+pub(crate) const DEAD: u16 = 0;
+/// State of a device: it has a disk and a server.
+pub(crate) const LIVE: u16 = 1;
+/// State of a device: it has a disk and has lost its server.
+pub(crate) const QUIESCED: u16 = 2;
+
+/// A control command, in an entry of 128 bytes.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ControlCommand {
+    pub(crate) dev_id: u32,
+    /// `u16::MAX` where no queue is meant.
+    pub(crate) queue_id: u16,
+    /// Bytes at `addr`.
+    pub(crate) len: u16,
+    pub(crate) addr: u64,
+    pub(crate) data: u64,
+    pub(crate) dev_path_len: u16,
+    pub(crate) pad: u16,
+    pub(crate) reserved: u32,
+}
+
+impl ControlCommand {
+    /// As it stands in the ring's entry.
+    pub(crate) fn to_bytes(self) -> [u8; 80] {
+        let mut bytes = [0; 80];
+        let mut at = 0;
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(&self.dev_id.to_ne_bytes());
+        put(&self.queue_id.to_ne_bytes());
+        put(&self.len.to_ne_bytes());
+        put(&self.addr.to_ne_bytes());
+        put(&self.data.to_ne_bytes());
+        put(&self.dev_path_len.to_ne_bytes());
+        put(&self.pad.to_ne_bytes());
+        put(&self.reserved.to_ne_bytes());
+        bytes
+    }
+}
+
+/// What the driver knows of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct DeviceInfo {
+    pub(crate) queues: u16,
+    pub(crate) depth: u16,
+    pub(crate) state: u16,
+    pub(crate) pad0: u16,
+    pub(crate) max_io: u32,
+    pub(crate) id: u32,
+    pub(crate) pid: i32,
+    pub(crate) pad1: u32,
+    pub(crate) flags: u64,
+    /// The server's own; the driver only keeps it.
+    pub(crate) server_flags: u64,
+    pub(crate) owner: [u32; 2],
+    pub(crate) reserved: [u64; 2],
+}
+
+/// Size and limits of the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Parameters {
+    /// Bytes of this struct; a driver with a longer one takes the rest as zero.
+    pub(crate) len: u32,
+    /// Which of the parts are meant: bit 0 basic, bit 1 discard.
+    pub(crate) types: u32,
+    pub(crate) attributes: u32,
+    pub(crate) logical_shift: u8,
+    pub(crate) physical_shift: u8,
+    pub(crate) io_opt_shift: u8,
+    pub(crate) io_min_shift: u8,
+    pub(crate) max_sectors: u32,
+    pub(crate) chunk_sectors: u32,
+    pub(crate) sectors: u64,
+    pub(crate) virt_boundary_mask: u64,
+    pub(crate) discard_alignment: u32,
+    pub(crate) discard_granularity: u32,
+    pub(crate) max_discard_sectors: u32,
+    pub(crate) max_write_zeroes_sectors: u32,
+    pub(crate) max_discard_segments: u16,
+    pub(crate) reserved: u16,
+    /// The struct ends on a multiple of 8.
+    pub(crate) pad: u32,
+}
+
+impl Parameters {
+    pub(crate) const BASIC: u32 = 1;
+    pub(crate) const DISCARD: u32 = 2;
+}
+
+/// A request's description, in memory that the driver writes and we read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct IoDescriptor {
+    /// Bits 0 to 7 what to do, the others flags.
+    pub(crate) op_flags: u32,
+    pub(crate) sectors: u32,
+    pub(crate) start: u64,
+    pub(crate) addr: u64,
+}
+
+pub(crate) const OP_READ: u8 = 0;
+pub(crate) const OP_WRITE: u8 = 1;
+pub(crate) const OP_FLUSH: u8 = 2;
+pub(crate) const OP_DISCARD: u8 = 3;
+pub(crate) const OP_WRITE_ZEROES: u8 = 5;
+
+/// A tag's command, in a ring's entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct IoCommand {
+    pub(crate) queue: u16,
+    pub(crate) tag: u16,
+    /// Bytes done, or an error's number made negative.
+    pub(crate) result: i32,
+    /// The buffer of the tag's next request.
+    pub(crate) addr: u64,
+}
+
+impl IoCommand {
+    /// As it stands in the ring's entry.
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&self.tag.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.result.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.addr.to_ne_bytes());
+        bytes
+    }
+}
+
+// The driver reads and writes these by their places: a wrong one is a wrong device.
+const _: () = {
+    assert!(size_of::<ControlCommand>() == 32);
+    assert!(offset_of!(ControlCommand, addr) == 8 && offset_of!(ControlCommand, data) == 16);
+    assert!(size_of::<DeviceInfo>() == 64);
+    assert!(offset_of!(DeviceInfo, max_io) == 8 && offset_of!(DeviceInfo, pid) == 16);
+    assert!(offset_of!(DeviceInfo, flags) == 24 && offset_of!(DeviceInfo, owner) == 40);
+    assert!(size_of::<Parameters>() == 64);
+    assert!(offset_of!(Parameters, attributes) == 8 && offset_of!(Parameters, sectors) == 24);
+    assert!(offset_of!(Parameters, discard_alignment) == 40);
+    assert!(offset_of!(Parameters, max_discard_segments) == 56);
+    assert!(size_of::<IoDescriptor>() == 24 && offset_of!(IoDescriptor, start) == 8);
+    assert!(size_of::<IoCommand>() == 16 && offset_of!(IoCommand, addr) == 8);
+    assert!(Command::Add.ioctl() == 0xc020_7504 && Command::DeviceInfo.ioctl() == 0x8020_7502);
+    assert!(io_ioctl(FETCH) == 0xc010_7520 && io_ioctl(COMMIT_AND_FETCH) == 0xc010_7521);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::process::Command as Run;
+
+    /// Lets the C compiler say what the header says, and compares.
+    #[test]
+    fn numbers_and_places_are_the_headers() {
+        if !Path::new("/usr/include/linux/ublk_cmd.h").exists() {
+            println!("skipped: no linux/ublk_cmd.h (linux-libc-dev 6.0 or later)");
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("ublk-header-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (source, program) = (folder.join("t.c"), folder.join("t"));
+        std::fs::write(&source, C).unwrap();
+        let built = Run::new("cc").arg("-o").arg(&program).arg(&source).output();
+        let Ok(built) = built else {
+            println!("skipped: no C compiler");
+            return;
+        };
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let said = String::from_utf8(Run::new(&program).output().unwrap().stdout).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let theirs: Vec<u64> = said.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        let ours = [
+            Command::DeviceInfo as u64,
+            Command::Add as u64,
+            Command::Delete as u64,
+            Command::Start as u64,
+            Command::Stop as u64,
+            Command::SetParameters as u64,
+            Command::StartRecovery as u64,
+            Command::EndRecovery as u64,
+            u64::from(FETCH),
+            u64::from(COMMIT_AND_FETCH),
+            u64::from(ABORT.unsigned_abs()),
+            u64::from(MAX_DEPTH),
+            USER_RECOVERY,
+            USER_RECOVERY_REISSUE,
+            u64::from(DEAD),
+            u64::from(LIVE),
+            u64::from(QUIESCED),
+            u64::from(OP_READ),
+            u64::from(OP_WRITE),
+            u64::from(OP_FLUSH),
+            u64::from(OP_DISCARD),
+            u64::from(OP_WRITE_ZEROES),
+            u64::from(Parameters::BASIC),
+            u64::from(Parameters::DISCARD),
+            size_of::<ControlCommand>() as u64,
+            size_of::<DeviceInfo>() as u64,
+            size_of::<IoDescriptor>() as u64,
+            size_of::<IoCommand>() as u64,
+            offset_of!(DeviceInfo, max_io) as u64,
+            offset_of!(DeviceInfo, pid) as u64,
+            offset_of!(DeviceInfo, flags) as u64,
+            offset_of!(Parameters, attributes) as u64,
+            offset_of!(Parameters, logical_shift) as u64,
+            offset_of!(Parameters, max_sectors) as u64,
+            offset_of!(Parameters, sectors) as u64,
+            offset_of!(Parameters, virt_boundary_mask) as u64,
+            offset_of!(Parameters, discard_alignment) as u64,
+            offset_of!(Parameters, discard_granularity) as u64,
+            offset_of!(Parameters, max_write_zeroes_sectors) as u64,
+            offset_of!(Parameters, max_discard_segments) as u64,
+        ];
+        assert_eq!(ours.as_slice(), theirs.as_slice());
+    }
+
+    const C: &str = r#"
+#include <stdio.h>
+#include <stddef.h>
+#include <linux/ublk_cmd.h>
+#define P(x) printf("%llu\n", (unsigned long long)(x));
+#define O(s, m) P(offsetof(struct s, m))
+int main(void) {
+  P(UBLK_CMD_GET_DEV_INFO) P(UBLK_CMD_ADD_DEV) P(UBLK_CMD_DEL_DEV) P(UBLK_CMD_START_DEV)
+  P(UBLK_CMD_STOP_DEV) P(UBLK_CMD_SET_PARAMS) P(UBLK_CMD_START_USER_RECOVERY)
+  P(UBLK_CMD_END_USER_RECOVERY) P(UBLK_IO_FETCH_REQ) P(UBLK_IO_COMMIT_AND_FETCH_REQ) P(19)
+  P(UBLK_MAX_QUEUE_DEPTH) P(UBLK_F_USER_RECOVERY) P(UBLK_F_USER_RECOVERY_REISSUE)
+  P(UBLK_S_DEV_DEAD) P(UBLK_S_DEV_LIVE) P(UBLK_S_DEV_QUIESCED) P(UBLK_IO_OP_READ)
+  P(UBLK_IO_OP_WRITE) P(UBLK_IO_OP_FLUSH) P(UBLK_IO_OP_DISCARD) P(UBLK_IO_OP_WRITE_ZEROES)
+  P(UBLK_PARAM_TYPE_BASIC) P(UBLK_PARAM_TYPE_DISCARD)
+  P(sizeof(struct ublksrv_ctrl_cmd)) P(sizeof(struct ublksrv_ctrl_dev_info))
+  P(sizeof(struct ublksrv_io_desc)) P(sizeof(struct ublksrv_io_cmd))
+  O(ublksrv_ctrl_dev_info, max_io_buf_bytes) O(ublksrv_ctrl_dev_info, ublksrv_pid)
+  O(ublksrv_ctrl_dev_info, flags) O(ublk_params, basic.attrs) O(ublk_params, basic.logical_bs_shift)
+  O(ublk_params, basic.max_sectors) O(ublk_params, basic.dev_sectors)
+  O(ublk_params, basic.virt_boundary_mask) O(ublk_params, discard.discard_alignment)
+  O(ublk_params, discard.discard_granularity) O(ublk_params, discard.max_write_zeroes_sectors)
+  O(ublk_params, discard.max_discard_segments)
+  return 0;
+}
+"#;
+}

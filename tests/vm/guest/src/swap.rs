@@ -1,0 +1,114 @@
+//! The guest of the swap tests: a console that runs commands, and the programs that use memory and disks.
+//!
+//! The same binary in another role: `guest swap ROLE ...`. The init is a script, which loads modules and then
+//! becomes `guest swap console`.
+//!
+//! ```text
+//! run COMMAND...      @ok STATUS OUTPUT     sh -c COMMAND; newlines of the output are sent as 0x1f
+//! ping                @ok pong
+//! ```
+//!
+//! Everything is checked against what it must be, recomputed ([`content`]): a wrong byte ends a program with
+//! status 3 and says where. What fails otherwise ends it with status 1.
+
+mod content;
+mod disk;
+mod eat;
+mod redis;
+
+use std::io::{self, BufRead, Write};
+use std::process::{Command, ExitCode, Stdio};
+
+/// A byte that is not what it must be.
+const WRONG: u8 = 3;
+
+/// What went wrong.
+pub(crate) enum Failure {
+    /// A byte is not what it must be.
+    Wrong(String),
+    /// Something could not be done.
+    Cannot(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Cannot(error.to_string())
+    }
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Cannot(error.to_string())
+    }
+}
+
+/// Takes the role that the words after `swap` name.
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let result = match words.as_slice() {
+        ["console"] => return console(),
+        ["eat", rest @ ..] => eat::run(rest),
+        ["disk", path, rest @ ..] => disk::run(path, rest),
+        ["redis-fill", socket, rest @ ..] => redis::fill(socket, rest),
+        ["redis-check", socket, rest @ ..] => redis::check(socket, rest),
+        _ => Err(Failure::Cannot(format!("no such role: {words:?}"))),
+    };
+    match result {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(Failure::Wrong(what)) => {
+            println!("WRONG: {what}");
+            ExitCode::from(WRONG)
+        }
+        Err(Failure::Cannot(what)) => {
+            println!("cannot: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The number after `name=` among the words, or `default`.
+pub(crate) fn option(words: &[&str], name: &str, default: u64) -> Result<u64, Failure> {
+    let word = words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    word.map_or(Ok(default), |word| {
+        word.parse().map_err(|error| Failure::Cannot(format!("{name}={word}: {error}")))
+    })
+}
+
+/// One command a line, one answer a line.
+fn console() -> ExitCode {
+    if let Err(error) = crate::raw_console() {
+        crate::say(&format!("@err console: {error}"));
+    }
+    crate::say("@ready");
+    for line in io::stdin().lock().lines() {
+        let Ok(line) = line else { return ExitCode::FAILURE };
+        match line.trim().split_once(' ') {
+            Some(("run", command)) => run(command),
+            None if line.trim() == "ping" => crate::say("@ok pong"),
+            None if line.trim().is_empty() => {}
+            _ => crate::say(&format!("@err unknown command {line:?}")),
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn run(command: &str) {
+    let ended = Command::new("/bin/sh").args(["-c", command]).stdin(Stdio::null()).output();
+    match ended {
+        Ok(ended) => {
+            let mut said = String::from_utf8_lossy(&ended.stdout).into_owned();
+            said.push_str(&String::from_utf8_lossy(&ended.stderr));
+            // The end is what matters of much.
+            let from = said.char_indices().rev().nth(20_000).map_or(0, |(at, _)| at);
+            let said = said[from..].trim_end().replace('\n', "\x1f").replace('\r', "");
+            // A shell whose command was killed says 128 and the signal.
+            let status = ended.status.code().unwrap_or(255);
+            crate::say(&format!("@ok {status} {said}"));
+        }
+        Err(error) => crate::say(&format!("@err cannot run sh: {error}")),
+    }
+    let _ = io::stdout().flush();
+}

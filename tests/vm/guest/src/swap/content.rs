@@ -1,0 +1,174 @@
+//! What memory holds: a pure function of seed, page and version.
+//!
+//! Half of the pages are text, a quarter records with counters and pointers, an eighth mostly empty, a
+//! sixteenth random; about what a heap is made of. zstd makes it three times smaller, one page alike no other.
+
+use crate::pattern::{mix, PAGE};
+
+/// One page.
+pub(crate) type Page = [u8; PAGE];
+
+/// Writes what page `index` holds in `version`.
+pub(crate) fn fill(seed: u64, index: u64, version: u64, page: &mut Page) {
+    let mut state = mix(seed, index, version);
+    let kind = state % 16;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    match kind {
+        0..=8 => text(&mut next, page),
+        9..=12 => records(index, &mut next, page),
+        13 | 14 => {
+            page.fill(0);
+            for _ in 0..24 {
+                let at = low(next(), PAGE / 8) * 8;
+                page[at..at + 8].copy_from_slice(&next().to_le_bytes());
+            }
+        }
+        _ => page.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&next().to_le_bytes())),
+    }
+    // No two versions of any page are alike, and a page in another's place is noticed.
+    page[..8].copy_from_slice(&mix(index, version, seed).to_le_bytes());
+}
+
+/// Where `page` is not what [`fill`] makes of these numbers; `None` if it is right.
+pub(crate) fn wrong(
+    seed: u64,
+    index: u64,
+    version: u64,
+    page: &Page,
+    scratch: &mut Page,
+) -> Option<String> {
+    fill(seed, index, version, scratch);
+    if page == scratch {
+        return None;
+    }
+    let at = page.iter().zip(scratch.iter()).position(|(a, b)| a != b).unwrap_or(0);
+    let bad = page.iter().zip(scratch.iter()).filter(|(a, b)| a != b).count();
+    Some(format!(
+        "page {index} version {version}: {bad} bytes, the first at {at}: {:02x} in place of {:02x}",
+        page[at], scratch[at]
+    ))
+}
+
+fn text(next: &mut impl FnMut() -> u64, page: &mut Page) {
+    let mut at = 0;
+    while at < PAGE {
+        let bits = next();
+        for shift in [0, 12, 24, 36] {
+            // Common words are more common: the smaller of two draws.
+            let word =
+                WORDS[low((bits >> shift) & 63, 64).min(low((bits >> (shift + 6)) & 63, 64))];
+            let take = word.len().min(PAGE - at);
+            page[at..at + take].copy_from_slice(&word.as_bytes()[..take]);
+            at += take;
+        }
+    }
+}
+
+fn records(index: u64, next: &mut impl FnMut() -> u64, page: &mut Page) {
+    let base = 0x0000_7f3a_0000_0000 | index << 12;
+    for (nth, record) in (0_u64..).zip(page.chunks_exact_mut(32)) {
+        let random = next();
+        record[..8].copy_from_slice(&(base + (random & 0xff8)).to_le_bytes());
+        record[8..16].copy_from_slice(&(nth * 3 + (random >> 60)).to_le_bytes());
+        record[16..24].copy_from_slice(&u64::from(random >> 32 & 7 == 0).to_le_bytes());
+        record[24..].copy_from_slice(&(random >> 16 & 0xffff).to_le_bytes());
+    }
+}
+
+/// A number below `bound`, from `h`.
+pub(crate) fn low(h: u64, bound: usize) -> usize {
+    usize::try_from(h % bound as u64).unwrap_or(0)
+}
+
+const WORDS: [&str; 64] = [
+    "the ",
+    "of ",
+    "and ",
+    "to ",
+    "in ",
+    "a ",
+    "is ",
+    "that ",
+    "for ",
+    "it ",
+    "as ",
+    "was ",
+    "with ",
+    "be ",
+    "by ",
+    "on ",
+    "not ",
+    "he ",
+    "this ",
+    "are ",
+    "or ",
+    "his ",
+    "from ",
+    "at ",
+    "which ",
+    "but ",
+    "have ",
+    "an ",
+    "had ",
+    "they ",
+    "you ",
+    "were ",
+    "their ",
+    "one ",
+    "all ",
+    "we ",
+    "can ",
+    "her ",
+    "has ",
+    "there ",
+    "been ",
+    "if ",
+    "more ",
+    "when ",
+    "will ",
+    "would ",
+    "who ",
+    "so ",
+    "\"name\": ",
+    "\"value\": ",
+    "return ",
+    "struct ",
+    "memory ",
+    "kernel ",
+    "request ",
+    "response ",
+    "compression ",
+    "migration ",
+    "127.0.0.1 ",
+    "2026-11-21T",
+    "0000000000 ",
+    "<div class=",
+    "http://www.",
+    "\n",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_another_place_seed_or_version_is_wrong() {
+        let (mut page, mut scratch) = ([0; PAGE], [0; PAGE]);
+        for index in 0..64 {
+            fill(1, index, 5, &mut page);
+            assert_eq!(wrong(1, index, 5, &page, &mut scratch), None);
+            assert!(wrong(1, index + 1, 5, &page, &mut scratch).is_some());
+            assert!(wrong(1, index, 6, &page, &mut scratch).is_some());
+            assert!(wrong(2, index, 5, &page, &mut scratch).is_some());
+        }
+        fill(1, 3, 0, &mut page);
+        page[4000] ^= 1;
+        let said = wrong(1, 3, 0, &page, &mut scratch).unwrap();
+        assert!(said.contains("1 bytes, the first at 4000"), "{said}");
+    }
+}

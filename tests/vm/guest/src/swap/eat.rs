@@ -1,0 +1,82 @@
+//! `eat mib=N [seed=S] [seconds=T] [touch=P] [beat=1]`: takes N MiB, fills them, and for T seconds reads and rewrites
+//! random pages, each compared with what it must be; at last compares all of them.
+//!
+//! Of the pages touched, P percent are rewritten (default 30). Says every second what it has done (`beat`), which
+//! is how a test sees that it is alive and not waiting for memory.
+
+use super::content::{self, Page};
+use super::{option, Failure};
+use crate::pattern::{mix, PAGE};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Eats, and says `ok pages=... touched=... ms=...`.
+pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
+    let seed = option(words, "seed", 1)?;
+    let pages = option(words, "mib", 64)? * 256;
+    let limit = Duration::from_secs(option(words, "seconds", 0)?);
+    let percent = option(words, "touch", 30)?;
+    let count = usize::try_from(pages).map_err(|e| Failure::Cannot(e.to_string()))?;
+    let begin = Instant::now();
+    let mut beat = Beat { last: begin, begin };
+    // Not touched before they are filled.
+    let mut memory: Vec<Page> = Vec::new();
+    memory.try_reserve_exact(count).map_err(|e| Failure::Cannot(e.to_string()))?;
+    let mut versions = vec![0_u32; count];
+    let mut scratch: Page = [0; PAGE];
+    for index in 0..pages {
+        content::fill(seed, index, 0, &mut scratch);
+        memory.push(scratch);
+        beat.tick("filled", index);
+    }
+    println!("filled pages={pages} ms={}", begin.elapsed().as_millis());
+    let _ = std::io::stdout().flush();
+    let (mut touched, until) = (0_u64, Instant::now() + limit);
+    while Instant::now() < until {
+        let draw = mix(seed, touched, 7);
+        let at = content::low(draw, count);
+        let index = at as u64;
+        let version = &mut versions[at];
+        if let Some(what) =
+            content::wrong(seed, index, u64::from(*version), &memory[at], &mut scratch)
+        {
+            return Err(Failure::Wrong(what));
+        }
+        if draw >> 40 & 127 < percent * 128 / 100 {
+            *version += 1;
+            content::fill(seed, index, u64::from(*version), &mut memory[at]);
+        }
+        touched += 1;
+        beat.tick("touched", touched);
+    }
+    for index in 0..pages {
+        let at = usize::try_from(index).map_err(|e| Failure::Cannot(e.to_string()))?;
+        if let Some(what) =
+            content::wrong(seed, index, u64::from(versions[at]), &memory[at], &mut scratch)
+        {
+            return Err(Failure::Wrong(what));
+        }
+        beat.tick("verified", index);
+    }
+    Ok(format!("ok pages={pages} touched={touched} ms={}", begin.elapsed().as_millis()))
+}
+
+struct Beat {
+    last: Instant,
+    begin: Instant,
+}
+
+impl Beat {
+    fn tick(&mut self, what: &str, number: u64) {
+        // The clock is asked seldom.
+        if number.is_multiple_of(64) && self.last.elapsed() >= Duration::from_secs(1) {
+            println!(
+                "beat {what}={number} ms={} gap={}",
+                self.begin.elapsed().as_millis(),
+                self.last.elapsed().as_millis()
+            );
+            let _ = std::io::stdout().flush();
+            self.last = Instant::now();
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Guests that swap: Linux 6.12 under QEMU 10, with the binary under test inside.
+//!
+//! ```text
+//!   this process ── console ── guest: /init (a script) ─► `guest swap console` ─► sh -c COMMAND
+//!                                      platen, redis-server, busybox, modules in an initramfs
+//! ```
+//!
+//! The initramfs is a tmpfs, so that even programs and libraries lie in memory that can be swapped out: what
+//! platen needs to run is in memory only because it has locked it there. A hung task, an oops and an end of the
+//! init are panics; QEMU ends with one, and the console's last words are in the error.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+
+use crate::cleanup::{register, Leftover, Ticket};
+use crate::console::Console;
+use crate::image::{self, Archive};
+use crate::lab::Qemu;
+use crate::process::Proc;
+
+/// Kernel modules that the guest loads, with whatever they need.
+const MODULES: [&str; 3] = ["ublk_drv", "nbd", "zram"];
+
+/// Where `scripts/fetch-linux612` has put things.
+fn linux() -> PathBuf {
+    image::folder().with_file_name("linux612")
+}
+
+/// Why no such guest can be started here; `None` if one can.
+pub fn missing() -> Option<String> {
+    if !linux().join(".complete").exists() {
+        return Some("Linux 6.12 is not there (scripts/fetch-linux612 says why)".into());
+    }
+    if !Qemu::Ten.is_there() {
+        return Some("QEMU 10 is not there (scripts/fetch-qemu10 says why)".into());
+    }
+    None
+}
+
+/// What is in a guest's initramfs beside what all of them have.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    files: BTreeMap<String, PathBuf>,
+    folders: Vec<PathBuf>,
+}
+
+impl Contents {
+    /// Puts a program of this machine and its libraries there, without its debugging information.
+    ///
+    /// # Errors
+    /// When its libraries cannot be found.
+    pub fn program(&mut self, path: &Path, name: &str) -> Result<()> {
+        for (place, file) in libraries(path)? {
+            self.files.insert(place, file);
+        }
+        self.files.insert(format!("bin/{name}"), path.to_owned());
+        Ok(())
+    }
+
+    /// redis-server.
+    ///
+    /// # Errors
+    /// As [`Self::program`].
+    pub fn redis(&mut self) -> Result<()> {
+        self.program(&linux().join("root/usr/bin/redis-server"), "redis-server")
+    }
+
+    /// An empty folder.
+    pub fn folder(&mut self, path: &str) {
+        self.folders.push(path.into());
+    }
+}
+
+/// Where `program`'s libraries lie here, by where they lie in the guest.
+fn libraries(program: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let fetched = linux().join("root/usr/lib/x86_64-linux-gnu");
+    let output = Command::new("ldd").env("LD_LIBRARY_PATH", &fetched).arg(program).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        // A program without libraries.
+        ensure!(text.contains("static"), "ldd {} says {text}", program.display());
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for line in text.lines().map(str::trim) {
+        let (name, rest) = line.split_once(" => ").unwrap_or((line, line));
+        let Some(path) = rest.split(" (").next().filter(|path| path.starts_with('/')) else {
+            ensure!(!line.contains("not found"), "{}: {line}", program.display());
+            continue;
+        };
+        // The loader is named by its path, the others by a name to be looked for.
+        let place = match name.strip_prefix('/') {
+            Some(place) => place.split(" (").next().unwrap_or(place).to_owned(),
+            None => format!("lib/{name}"),
+        };
+        found.push((place, PathBuf::from(path)));
+    }
+    Ok(found)
+}
+
+/// Names and bytes of modules, each after those it needs.
+fn modules() -> Result<Vec<(String, Vec<u8>)>> {
+    let mut files = BTreeMap::new();
+    index_modules(&linux().join("modules/kernel"), &mut files)?;
+    let mut order = Vec::new();
+    for module in MODULES {
+        add_module(module, &files, &mut order)?;
+    }
+    Ok(order)
+}
+
+/// Modules by name; one's name has no dashes where its file's has.
+fn index_modules(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            index_modules(&path, files)?;
+        } else if let Some((name, _)) = name.split_once(".ko") {
+            files.insert(name.replace('-', "_"), path);
+        }
+    }
+    Ok(())
+}
+
+fn add_module(
+    name: &str,
+    files: &BTreeMap<String, PathBuf>,
+    order: &mut Vec<(String, Vec<u8>)>,
+) -> Result<()> {
+    if order.iter().any(|(there, _)| there == name) {
+        return Ok(());
+    }
+    let file = files.get(name).with_context(|| format!("the kernel has no module {name}"))?;
+    let bytes = if file.extension().is_some_and(|end| end == "xz") {
+        let output = Command::new("xz").arg("-dc").arg(file).output().context("xz")?;
+        ensure!(output.status.success(), "cannot unpack {}", file.display());
+        output.stdout
+    } else {
+        std::fs::read(file)?
+    };
+    // Its needs are in it, as a string that ends with a zero.
+    const KEY: &[u8] = b"\0depends=";
+    let needs =
+        bytes.windows(KEY.len()).position(|at| at == KEY).map(|at| &bytes[at + KEY.len()..]);
+    let needs = needs.and_then(|rest| rest.split(|&byte| byte == 0).next()).unwrap_or_default();
+    let needs = String::from_utf8_lossy(needs).into_owned();
+    for needed in needs.split(',').filter(|needed| !needed.is_empty()) {
+        add_module(&needed.replace('-', "_"), files, order)?;
+    }
+    order.push((name.to_owned(), bytes));
+    Ok(())
+}
+
+/// What the kernel starts.
+fn init(modules: &[String]) -> String {
+    format!(
+        "#!/bin/sh\n\
+         /bin/busybox --install -s /bin\n\
+         mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
+         mount -t cgroup2 cgroup /sys/fs/cgroup; mount -t debugfs debug /sys/kernel/debug\n\
+         for module in {}; do insmod /modules/$module || echo cannot load $module; done\n\
+         ip link set lo up; ulimit -n 4096\n\
+         exec /bin/guest swap console\n",
+        modules.join(" ")
+    )
+}
+
+/// Writes the initramfs of a guest with `contents` to `path`.
+///
+/// # Errors
+/// When a piece is missing, or the archive cannot be written.
+pub fn write_initramfs(path: &Path, contents: &Contents) -> Result<()> {
+    let mut archive = Archive::create(path)?;
+    for folder in
+        ["bin", "dev", "lib", "lib64", "modules", "proc", "sys", "tmp", "run", "etc", "var", "root"]
+    {
+        archive.folder(folder)?;
+    }
+    for folder in &contents.folders {
+        archive.folder(&folder.display().to_string())?;
+    }
+    archive.device("dev/console", (5, 1))?;
+    archive.device("dev/ttyS0", (4, 64))?;
+    let mut names = Vec::new();
+    for (name, bytes) in modules()? {
+        archive.file(&format!("modules/{name}.ko"), &bytes, false)?;
+        names.push(format!("{name}.ko"));
+    }
+    archive.file("init", init(&names).as_bytes(), true)?;
+    let busybox = [linux().join("root/bin/busybox"), linux().join("root/usr/bin/busybox")];
+    let busybox = busybox.iter().find(|path| path.exists()).context("busybox was not fetched")?;
+    archive.file("bin/busybox", &std::fs::read(busybox)?, true)?;
+    archive.link("bin/sh", "busybox")?;
+    archive.file(
+        "bin/guest",
+        &std::fs::read(image::present(image::folder().join("guest"))?)?,
+        true,
+    )?;
+    for (place, file) in &contents.files {
+        archive.file(place, &stripped(file)?, true)?;
+    }
+    archive.finish()
+}
+
+/// A program's bytes without debugging information, which would take memory in the guest.
+fn stripped(file: &Path) -> Result<Vec<u8>> {
+    let out = std::env::temp_dir().join(format!("platen-strip-{}", std::process::id()));
+    let done = Command::new("strip").arg("-o").arg(&out).arg(file).status();
+    let bytes = match done {
+        Ok(status) if status.success() => std::fs::read(&out),
+        // Without strip it is larger.
+        _ => std::fs::read(file),
+    };
+    // It may not be there.
+    let _ = std::fs::remove_file(&out);
+    bytes.with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// A running guest.
+#[derive(Debug)]
+pub struct SwapVm {
+    console: Console,
+    process: Proc,
+    folder: PathBuf,
+    _ticket: Ticket,
+}
+
+impl SwapVm {
+    /// Boots a guest of `memory_mib` MiB and `cpus` CPUs from the initramfs.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot(name: &str, initramfs: &Path, memory_mib: u64, cpus: u32) -> Result<Self> {
+        let folder =
+            std::env::temp_dir().join(format!("platen-swap-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let ticket = register(Leftover::Folder(folder.clone()));
+        let tty = folder.join("tty");
+        let argv: Vec<String> = [
+            &Qemu::Ten.program().display().to_string(),
+            "-name",
+            name,
+            "-machine",
+            "q35",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max,la57=off",
+            "-smp",
+            &cpus.to_string(),
+            "-m",
+            &format!("{memory_mib}M"),
+            "-nodefaults",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-kernel",
+            &linux().join("vmlinuz").display().to_string(),
+            "-initrd",
+            &initramfs.display().to_string(),
+            "-append",
+            // A minute in which a task does not get on is a hang: a guest under TCG on a busy machine is slow.
+            "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
+             sysctl.kernel.hung_task_timeout_secs=60 mitigations=off nokaslr audit=0 rdinit=/init",
+            "-chardev",
+            &format!("socket,id=console,path={},server=on,wait=off", tty.display()),
+            "-serial",
+            "chardev:console",
+        ]
+        .map(String::from)
+        .to_vec();
+        let mut process = Proc::spawn(name, &[], &argv, &folder)?;
+        let begun =
+            Console::connect(name, &tty, Duration::from_secs(20)).and_then(|mut console| {
+                console.wait_ready(Duration::from_secs(120))?;
+                Ok(console)
+            });
+        match begun {
+            Ok(console) => Ok(Self { console, process, folder, _ticket: ticket }),
+            Err(error) => {
+                let _ = process.kill();
+                Err(error.context(process.tail()))
+            }
+        }
+    }
+
+    /// Runs a command in the guest's shell; its status and output.
+    ///
+    /// # Errors
+    /// When the guest is silent for `limit` or has panicked: the console's last words are in the error.
+    pub fn try_sh(&mut self, command: &str, limit: Duration) -> Result<(i32, String)> {
+        ensure!(!command.contains('\n'), "a command is one line");
+        let said = self
+            .console
+            .command(&format!("run {command}"), limit)
+            .with_context(|| self.process.tail())?;
+        let (status, output) = said.split_once(' ').unwrap_or((&said, ""));
+        Ok((
+            status.parse().with_context(|| format!("status {said:?}"))?,
+            output.replace('\x1f', "\n"),
+        ))
+    }
+
+    /// Runs a command that must succeed; its output.
+    ///
+    /// # Errors
+    /// When it fails, with its output; as [`Self::try_sh`].
+    pub fn sh(&mut self, command: &str, limit: Duration) -> Result<String> {
+        let (status, output) = self.try_sh(command, limit)?;
+        if status != 0 {
+            bail!("`{command}` ends with status {status}: {output}");
+        }
+        Ok(output)
+    }
+
+    /// The guest's QEMU.
+    pub fn process(&self) -> &Proc {
+        &self.process
+    }
+}
+
+impl Drop for SwapVm {
+    fn drop(&mut self) {
+        if let Err(error) = self.process.kill() {
+            eprintln!("cannot stop {}: {error}", self.process.name());
+        }
+        // Whatever is left is in the temporary folder.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
