@@ -1,0 +1,115 @@
+//! What a process does before it serves swap, and before it has a second thread.
+//!
+//! Who serves swap must not wait for swap. A server that asks the kernel for memory may be made to write a
+//! page out, to itself; one whose own pages are swapped out reads them in from itself; one that the kernel
+//! kills for want of memory takes with it what it holds. Each precaution is one of these ways barred.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::mm::{mlockall, MlockAllFlags};
+use rustix::process::{
+    configure_io_flusher_behavior, set_dumpable_behavior, setrlimit, DumpableBehavior, Resource,
+    Rlimit,
+};
+
+/// A precaution that could not be taken. Serving goes on or not, as the caller decides; the check shows it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action}")]
+pub struct Untaken {
+    /// What was tried.
+    pub action: &'static str,
+    /// The kernel's word.
+    pub source: io::Error,
+}
+
+/// Takes what children inherit: to be called by the supervisor, while it has one thread. Gives what could
+/// not be taken.
+///
+/// * `PR_SET_IO_FLUSHER`: no thread from here on is made to write pages out when it asks for memory.
+/// * limits: memory may be locked, cores are not dumped.
+/// * `oom_score_adj` -1000: the kernel kills others for memory.
+/// * a mount namespace of its own: it holds nobody's mounts, and nobody's mount waits for it.
+/// * a cgroup of its own without swap and without a limit, if it has none yet and may make one.
+pub fn inherited() -> Vec<Untaken> {
+    let mut untaken = Vec::new();
+    let mut attempt = |action, result: io::Result<()>| {
+        if let Err(source) = result {
+            untaken.push(Untaken { action, source });
+        }
+    };
+    attempt("become an I/O flusher", configure_io_flusher_behavior(true).map_err(Into::into));
+    let unlimited = Rlimit { current: None, maximum: None };
+    attempt("lift the limit on locked memory", {
+        setrlimit(Resource::Memlock, unlimited).map_err(Into::into)
+    });
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    attempt("turn core dumps off", setrlimit(Resource::Core, none).map_err(Into::into));
+    attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "-1000"));
+    attempt("make a mount namespace", own_mounts());
+    attempt("make a cgroup without swap", own_cgroup(Path::new("/sys/fs/cgroup")));
+    untaken
+}
+
+/// Takes what each program takes for itself: all its memory, now and later, stays in memory, and is in no
+/// core dump. Call it before there are threads, after the program's own large allocations are decided.
+pub fn own() -> Vec<Untaken> {
+    let mut untaken = Vec::new();
+    let mut attempt = |action, result: rustix::io::Result<()>| {
+        if let Err(error) = result {
+            untaken.push(Untaken { action, source: error.into() });
+        }
+    };
+    attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
+    untaken
+}
+
+fn own_mounts() -> io::Result<()> {
+    use rustix::mount::{mount_change, MountPropagationFlags};
+    // What is mounted elsewhere later still comes here, what goes there goes here; nothing of ours goes there.
+    crate::sys::unshare_mounts()?;
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", flags)?;
+    Ok(())
+}
+
+/// Moves this process into a cgroup of its own below `root`, unless it has one without swap already. One
+/// that systemd made is left alone: its unit says what it may have.
+fn own_cgroup(root: &Path) -> io::Result<()> {
+    let current = fs::read_to_string("/proc/self/cgroup")?;
+    let Some(path) = current.lines().find_map(|line| line.strip_prefix("0::")) else {
+        return Err(io::Error::other("there is no unified cgroup hierarchy"));
+    };
+    let current = root.join(path.trim_start_matches('/'));
+    if fs::read_to_string(current.join("memory.swap.max")).is_ok_and(|max| max.trim() == "0") {
+        return Ok(());
+    }
+    if path != "/" {
+        return Err(io::Error::other(format!(
+            "cgroup {path} is somebody's: set MemorySwapMax=0 in its unit, or run platen in one of its own"
+        )));
+    }
+    // The memory controller may be on already, or be refused: then the files below are not there.
+    let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
+    let own = root.join(format!("platen-{}", std::process::id()));
+    fs::create_dir_all(&own)?;
+    let made = fs::write(own.join("memory.swap.max"), "0")
+        .and_then(|()| fs::write(own.join("cgroup.procs"), "0"));
+    if made.is_err() {
+        // It is empty.
+        let _ = fs::remove_dir(&own);
+    }
+    made
+}
+
+/// Removes the cgroup that [`inherited`] made, from which this process goes back to the root: at the end.
+pub fn leave_cgroup() {
+    let root = Path::new("/sys/fs/cgroup");
+    let own = root.join(format!("platen-{}", std::process::id()));
+    if own.exists() && fs::write(root.join("cgroup.procs"), "0").is_ok() {
+        // Whatever is in it still keeps it.
+        let _ = fs::remove_dir(own);
+    }
+}

@@ -1,0 +1,35 @@
+//! The system calls that no library of ours has.
+#![expect(unsafe_code, reason = "system calls by their numbers")]
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Gives this thread, the only one, a mount namespace of its own.
+pub(crate) fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: takes no pointer; changes what paths mean to this process, which has one thread.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })
+}
+
+/// Swap on. `flags` as the kernel has them.
+pub(crate) fn swapon(path: &Path, flags: i32) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: a string that ends with a zero and lives as long as the call.
+    checked(unsafe { libc::swapon(path.as_ptr(), flags) })
+}
+
+/// Swap off: returns when all of it is back in memory.
+pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: as above.
+    checked(unsafe { libc::swapoff(path.as_ptr()) })
+}
+
+fn checked(result: i32) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
