@@ -31,23 +31,38 @@ struct Export {
     flags: u16,
 }
 
-/// Attaches `connections` connections to the server at `socket` as a disk; its path.
+/// A disk of the module `nbd` that nobody uses now.
 ///
 /// # Errors
 ///
-/// No server, one that says what cannot be, no module `nbd`, no disk left.
-pub fn attach(socket: &Path, connections: usize) -> io::Result<PathBuf> {
+/// No module, or all are used.
+pub fn free_disk() -> io::Result<PathBuf> {
+    let free = (0..256).find(|number| {
+        let disk = PathBuf::from(format!("/sys/class/block/nbd{number}"));
+        // The process that attached it is named there while it is.
+        disk.exists() && !disk.join("pid").exists()
+    });
+    let number =
+        free.ok_or_else(|| io::Error::other("no free disk of the module nbd: is it loaded?"))?;
+    Ok(PathBuf::from(format!("/dev/nbd{number}")))
+}
+
+/// Attaches `connections` connections to the server at `socket` as `disk`.
+///
+/// # Errors
+///
+/// No server, one that says what cannot be, no module `nbd`, a disk that is used.
+pub fn attach(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
     let (sockets, export) = dial(socket, connections)?;
     let mut netlink = Netlink::open()?;
     let mut message = Message::new(netlink.family, CONNECT);
+    message.u32(ATTR_INDEX, index(disk)?);
     message.u64(ATTR_SIZE, export.size);
     message.u64(ATTR_BLOCK_SIZE, 4096);
     message.u64(ATTR_SERVER_FLAGS, export.flags.into());
     timeouts(&mut message);
     message.sockets(&sockets);
-    let index = netlink.ask(&message)?;
-    let index = index.ok_or_else(|| invalid("the kernel does not say which disk it is".into()))?;
-    Ok(PathBuf::from(format!("/dev/nbd{index}")))
+    netlink.ask(&message)
 }
 
 /// Gives a disk, whose server has died, connections to the one that listens at `socket` now.
@@ -72,7 +87,7 @@ pub fn reconnect(socket: &Path, disk: &Path, connections: usize) -> io::Result<(
                 Err(error) if error.raw_os_error() == Some(ENOSPC) && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                result => break result.map(drop)?,
+                result => break result?,
             }
         }
     }
@@ -88,7 +103,7 @@ pub fn detach(disk: &Path) -> io::Result<()> {
     let mut netlink = Netlink::open()?;
     let mut message = Message::new(netlink.family, DISCONNECT);
     message.u32(ATTR_INDEX, index(disk)?);
-    netlink.ask(&message).map(drop)
+    netlink.ask(&message)
 }
 
 fn timeouts(message: &mut Message) {
@@ -270,10 +285,9 @@ impl Netlink {
         Ok(netlink)
     }
 
-    /// Sends a request to the module; the number of the disk, where the answer has one.
-    fn ask(&mut self, message: &Message) -> io::Result<Option<u32>> {
-        let answer = self.exchange(message, ATTR_INDEX)?;
-        Ok(answer.and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes))
+    /// Sends a request to the module, which acknowledges it or says why not.
+    fn ask(&mut self, message: &Message) -> io::Result<()> {
+        self.exchange(message, ATTR_INDEX).map(drop)
     }
 
     /// Sends a request, and takes answers until it is acknowledged; the attribute `wanted` of one of them.

@@ -36,8 +36,8 @@ pub trait Service {
     /// A line that the server has said, other than "ready".
     fn said(&mut self, line: &str);
 
-    /// What is to be run now that a server is ready: for the first one or for a later one.
-    fn up(&mut self, replaces: bool) -> Option<Command>;
+    /// What is to be run now that the server `pid` is ready: for the first one or for a later one.
+    fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
     /// What is to be run before the server may end.
     fn down(&mut self) -> Option<Command>;
@@ -268,7 +268,7 @@ impl Supervisor<'_> {
             }
             server.ready = Some(Instant::now());
             let first = !self.been_up;
-            match self.service.up(!first) {
+            match self.service.up(!first, server.child.id()) {
                 Some(command) => self.help(command, Task::Up { first }, None)?,
                 None => self.been_up = true,
             }
@@ -479,7 +479,7 @@ mod tests {
         fn said(&mut self, line: &str) {
             self.log.borrow_mut().push(format!("said {line}"));
         }
-        fn up(&mut self, replaces: bool) -> Option<Command> {
+        fn up(&mut self, replaces: bool, _: u32) -> Option<Command> {
             self.log.borrow_mut().push(format!("up {replaces}"));
             self.up.as_ref().map(|script| self.sh(script))
         }

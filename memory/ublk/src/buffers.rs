@@ -45,19 +45,29 @@ impl Buffers {
     ///
     /// The kernel's.
     pub fn new(geometry: &Geometry) -> io::Result<Self> {
-        let fd = memfd_create("platen-buffers", MemfdFlags::CLOEXEC)?;
-        ftruncate(&fd, Self::len_of(geometry))?;
-        Self::adopt(fd, geometry)
+        Self::adopt(Self::file(geometry)?, geometry)
     }
 
-    /// Takes buffers that another server made for the same geometry.
+    /// A file for them, which has no memory yet.
     ///
     /// # Errors
     ///
-    /// A file of another length; the kernel's.
+    /// The kernel's.
+    pub fn file(geometry: &Geometry) -> io::Result<OwnedFd> {
+        let fd = memfd_create("platen-buffers", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, Self::len_of(geometry))?;
+        Ok(fd)
+    }
+
+    /// Takes buffers that another server made for the same geometry, or for more queues.
+    ///
+    /// # Errors
+    ///
+    /// A file that is too short; the kernel's.
     pub fn adopt(fd: OwnedFd, geometry: &Geometry) -> io::Result<Self> {
         let (found, wanted) = (rustix::fs::fstat(&fd)?.st_size, Self::len_of(geometry));
-        if u64::try_from(found).ok() != Some(wanted) || wanted == 0 {
+        // More is made for more queues than the driver then grants.
+        if u64::try_from(found).map_or(true, |found| found < wanted) || wanted == 0 {
             return Err(io::Error::other(format!(
                 "the buffers have {found} bytes, a device of this geometry has {wanted}"
             )));

@@ -47,5 +47,5 @@ mod tags;
 
 pub use buffers::Buffers;
 pub use control::{Control, ControlError, DiskState, Geometry, Info};
-pub use server::{disk, Counters, Options, QueueError, ServeError, Server};
+pub use server::{abandon, disk, Counters, Options, QueueError, ServeError, Server};
 pub use tags::Violation;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,7 +14,7 @@ use device::guard::IoPath;
 use device::{Backend, Queue};
 
 use crate::buffers::Buffers;
-use crate::control::{Control, ControlError, Geometry, Info};
+use crate::control::{Control, ControlError, DiskState, Geometry, Info};
 use crate::queue::serve;
 use crate::ring::{Arrival, KernelRing};
 use crate::sys;
@@ -94,12 +94,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// For a backend of `pages` pages: as many queues as there are CPUs, at most 8; 64 requests in
-    /// flight in each, of at most 512 KiB (a page-out of 128 pages), bounded by what they cost: all
-    /// buffers together take `buffers` bytes or less.
-    pub fn new(pages: u64, buffers: u64) -> Self {
+    /// For a backend of `pages` pages: as many queues as there are CPUs, at most 8, where no number is
+    /// asked for; 64 requests in flight in each, of at most 512 KiB (a page-out of 128 pages), bounded
+    /// by what they cost: all buffers together take `buffers` bytes or less.
+    pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let queues = u16::try_from(cpus).unwrap_or(8).clamp(1, 8);
+        let cpus = u16::try_from(cpus).unwrap_or(u16::MAX);
+        let queues = queues.unwrap_or(8).clamp(1, cpus);
         let mut geometry =
             Geometry { size: pages.saturating_mul(4096), queues, depth: 64, max_io: 512 << 10 };
         while Buffers::len_of(&geometry) > buffers
@@ -127,7 +128,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a device, serves it, and shows its disk.
+    /// Makes a device, serves it, and shows its disk. `on_add` is told its number before anything
+    /// else can fail. `buffers`: made by [`Buffers::file`], else they are made here.
     ///
     /// # Errors
     ///
@@ -136,17 +138,17 @@ impl Server {
         backend: &B,
         buffers: Option<OwnedFd>,
         options: &Options,
-        on_add: impl FnOnce(u32, BorrowedFd<'_>),
+        on_add: impl FnOnce(u32),
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
         let info = control.add(&wanted)?;
         let id = info.id;
+        on_add(id);
         let begun = (|| {
             let geometry = granted(&info, &wanted)?;
             control.set_parameters(id, &geometry)?;
             let buffers = buffers_for(id, buffers, &geometry)?;
-            on_add(id, buffers.fd());
             let mut queues =
                 Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
             let started = control.start(id);
@@ -165,7 +167,7 @@ impl Server {
     }
 
     /// Takes over device `id`, whose server is gone: its disk has stayed, and gives this server all
-    /// requests that the dead one had.
+    /// requests that the dead one had. If that one died before there was a disk, makes a device anew.
     ///
     /// # Errors
     ///
@@ -175,11 +177,17 @@ impl Server {
         backend: &B,
         buffers: Option<OwnedFd>,
         options: &Options,
+        on_add: impl FnOnce(u32),
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
-        control.start_recovery(id)?;
         let info = control.info(id)?;
+        if info.state == DiskState::Dead {
+            // Its server died before there was a disk: nobody waits for it.
+            control.delete(id)?;
+            return Self::create(backend, buffers, options, on_add);
+        }
+        control.start_recovery(id)?;
         let geometry = granted(&info, &wanted)?;
         let buffers = buffers_for(id, buffers, &geometry)?;
         let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
@@ -222,6 +230,17 @@ impl Server {
         }
         self.control.delete(self.id)
     }
+}
+
+/// Ends a device whose servers are gone for good: whoever has its disk open gets errors, and waits no longer.
+///
+/// # Errors
+///
+/// The driver's.
+pub fn abandon(id: u32, timeout: Duration) -> Result<(), ControlError> {
+    let mut control = Control::open(timeout)?;
+    control.stop(id)?;
+    control.delete(id)
 }
 
 /// The disk of device `id`.
@@ -381,18 +400,17 @@ fn open_device(id: u32) -> Result<File, ServeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::DiskState;
 
     #[test]
     fn buffers_stay_within_what_they_may_cost() {
         for budget in [1 << 20, 16 << 20, 64 << 20, 1 << 30] {
-            let geometry = Options::new(1 << 20, budget).geometry;
+            let geometry = Options::new(1 << 20, None, budget).geometry;
             checked(&geometry, 1 << 20).unwrap();
             let len = Buffers::len_of(&geometry);
             let smallest = u64::from(geometry.queues) * 16 * 32768;
             assert!(len <= budget.max(smallest), "{geometry:?} takes {len} of {budget}");
         }
-        let geometry = Options::new(1 << 20, 1 << 30).geometry;
+        let geometry = Options::new(1 << 20, Some(1), 1 << 30).geometry;
         assert_eq!((geometry.depth, geometry.max_io), (64, 512 << 10));
     }
 

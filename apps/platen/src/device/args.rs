@@ -4,8 +4,10 @@ use super::size::Size;
 use clap::{Args, Subcommand};
 use codec::Codec;
 use relay::UnixAddress;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Arguments of `platen device`.
 #[derive(Args, Debug)]
@@ -21,6 +23,11 @@ pub(crate) enum DeviceCommand {
     Serve(ServeArgs),
     /// What the devices that are served hold, and what they cost
     Stat(StatArgs),
+    /// Whether what serves swap cannot end up waiting for swap: each precaution, met or not
+    Check(CheckArgs),
+    /// What `serve --swap` starts beside itself
+    #[command(hide = true)]
+    SwapHelper(SwapHelperArgs),
 }
 
 /// Arguments of `platen device serve`.
@@ -46,8 +53,32 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..=32))]
     pub(crate) workers: Option<u16>,
     /// Serve NBD on this socket, unix:PATH, for its owner alone
-    #[arg(long, value_name = "unix:PATH", required = true)]
+    #[arg(long, value_name = "unix:PATH", required_unless_present = "ublk")]
     pub(crate) nbd: Option<UnixAddress>,
+    /// Serve a disk of the kernel, /dev/ublkbN (root, module ublk_drv, Linux 6.1 or later)
+    #[arg(long)]
+    pub(crate) ublk: bool,
+    /// Queues of the disk, a thread each [default: the cores, at most 8]
+    #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub(crate) queues: Option<u16>,
+    /// Memory for the requests of the disk that are under way [default: a 32nd of the machine's, 4M to 256M]
+    #[arg(long, value_name = "SIZE", requires = "ublk")]
+    pub(crate) buffers: Option<Size>,
+    /// Memory to have ready ahead of need [default: 64M; with --swap a 32nd of the machine's, 4M to 256M]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) reserve: Option<Size>,
+    /// Make the disk a swap area and swap to it; without --ublk by the kernel's NBD client (module nbd)
+    #[arg(long)]
+    pub(crate) swap: bool,
+    /// Areas of higher priority are filled first, 0 to 32767
+    #[arg(long, default_value_t = 100, requires = "swap", value_parser = clap::value_parser!(u16).range(0..=32767))]
+    pub(crate) swap_priority: u16,
+    /// Seconds that everything may take to come back into memory when this is to end
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", requires = "swap")]
+    pub(crate) swapoff_timeout: u64,
+    /// What the supervisor hands to the server it starts
+    #[arg(long, hide = true)]
+    pub(crate) inherited: Option<Inherited>,
     /// NBD connections at a time
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=30))]
     pub(crate) connections: u16,
@@ -56,6 +87,112 @@ pub(crate) struct ServeArgs {
     pub(crate) prometheus: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) control: ControlOptions,
+}
+
+/// Descriptors and names that a server has from its supervisor: `store=3,buffers=4,device=0,disk=/dev/nbd0`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Inherited {
+    pub(crate) store: i32,
+    pub(crate) buffers: Option<i32>,
+    /// The ublk device that there is already.
+    pub(crate) device: Option<u32>,
+    /// The disk of the kernel's NBD client.
+    pub(crate) disk: Option<String>,
+}
+
+impl FromStr for Inherited {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut this = Self { store: -1, ..Self::default() };
+        for part in text.split(',') {
+            let wrong = || format!("'{part}' is not what a supervisor hands on");
+            let (name, value) = part.split_once('=').ok_or_else(wrong)?;
+            let number = || value.parse::<u16>().map_err(|_| wrong());
+            match name {
+                "store" => this.store = number()?.into(),
+                "buffers" => this.buffers = Some(number()?.into()),
+                "device" => this.device = Some(number()?.into()),
+                "disk" => this.disk = Some(value.to_owned()),
+                _ => return Err(wrong()),
+            }
+        }
+        if this.store < 3 {
+            return Err(format!("'{text}' has no store"));
+        }
+        Ok(this)
+    }
+}
+
+impl fmt::Display for Inherited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "store={}", self.store)?;
+        if let Some(buffers) = self.buffers {
+            write!(f, ",buffers={buffers}")?;
+        }
+        if let Some(device) = self.device {
+            write!(f, ",device={device}")?;
+        }
+        if let Some(disk) = &self.disk {
+            write!(f, ",disk={disk}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Arguments of `platen device check`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// The device
+    #[arg(default_value = "platen0", value_parser = name)]
+    pub(crate) name: String,
+    /// As JSON, an array of one object for each item
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
+}
+
+/// Arguments of the helper that `serve --swap` starts.
+#[derive(Args, Debug)]
+pub(crate) struct SwapHelperArgs {
+    #[arg(value_enum)]
+    pub(crate) task: SwapTask,
+    /// The disk
+    #[arg(long)]
+    pub(crate) disk: PathBuf,
+    /// The server's socket, if the disk is the kernel's NBD client's
+    #[arg(long)]
+    pub(crate) socket: Option<PathBuf>,
+    #[arg(long, default_value_t = 1)]
+    pub(crate) connections: usize,
+    #[arg(long, default_value_t = 0)]
+    pub(crate) priority: u16,
+    /// Whom to check
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) pids: Vec<u32>,
+}
+
+/// What a helper is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SwapTask {
+    /// Begin to swap to a disk that a server has come up with.
+    On,
+    /// Give the kernel's NBD client the connections of a new server.
+    Again,
+    /// End swapping.
+    Off,
+}
+
+impl SwapTask {
+    /// As it is typed.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Again => "again",
+            Self::Off => "off",
+        }
+    }
 }
 
 /// Where control sockets are.
@@ -98,6 +235,22 @@ fn page_codec(text: &str) -> Result<Codec, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_supervisor_hands_on_is_read_back() {
+        let all = Inherited {
+            store: 3,
+            buffers: Some(4),
+            device: Some(7),
+            disk: Some("/dev/nbd0".to_owned()),
+        };
+        assert_eq!(all.to_string().parse(), Ok(all));
+        let least = Inherited { store: 5, ..Inherited::default() };
+        assert_eq!(least.to_string().parse(), Ok(least));
+        for bad in ["", "store", "store=x", "store=1", "buffers=3", "store=3,more=4", "store=-1"] {
+            assert!(bad.parse::<Inherited>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn names_are_file_names_and_codecs_those_for_pages() {

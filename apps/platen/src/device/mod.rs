@@ -1,19 +1,29 @@
 //! `platen device`: a block device of compressed pages.
 
 mod args;
+mod check;
 mod control;
 mod metrics;
 mod serve;
 mod size;
 mod stat;
 mod status;
+mod supervise;
+mod swap_helper;
 
 pub(crate) use args::DeviceArgs;
 use args::DeviceCommand;
+use std::process::ExitCode;
 
-pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<()> {
-    match args.command {
-        DeviceCommand::Serve(args) => serve::run(&args),
+pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
+    let done = match args.command {
+        DeviceCommand::Serve(args) => match &args.inherited {
+            Some(inherited) => serve::run(&args, inherited),
+            None => supervise::run(&args),
+        },
         DeviceCommand::Stat(args) => stat::run(&args),
-    }
+        DeviceCommand::Check(args) => return check::run(&args),
+        DeviceCommand::SwapHelper(args) => swap_helper::run(&args),
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

@@ -1,37 +1,38 @@
-//! `platen device serve`: a device and its ways in, until interrupted.
+//! The server behind `platen device serve`: a device and its ways in. Its supervisor starts it.
 
-use super::args::ServeArgs;
+use super::args::{Inherited, ServeArgs};
 use super::control::{self, Control};
 use super::metrics::Metrics;
-use super::size::Size;
 use super::status::{Status, Transport};
-use anyhow::{ensure, Context};
+use super::supervise;
+use anyhow::{bail, Context};
 use codec::Settings;
-use device::{Device, DeviceOptions, PAGE};
+use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
+use relay::Listening;
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use store::{Keeper, Options, Store};
+use store::{Keeper, Store};
 
-pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
-    let page = PAGE as u64;
-    let Size(size) = args.size;
-    ensure!(
-        size > 0 && size.is_multiple_of(page),
-        "--size: {size} bytes are not a number of pages of {page} bytes"
-    );
-    let address = args.nbd.clone().context("no transport: say --nbd unix:PATH")?;
+    if args.swap {
+        for untaken in swap::own() {
+            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
+        }
+    }
     // First what others may have already.
     let folder = control::folder(args.control.run_dir.as_deref())?;
     let control = control::listen(&folder, &args.name)?;
-    let listening = address.listen()?;
+    let listening = args.nbd.as_ref().map(|address| address.listen()).transpose()?;
 
-    let options =
-        Options { mem_limit: args.mem_limit.map_or(0, |Size(limit)| limit), ..Options::default() };
-    let store = Store::create(size / page, options)?;
+    let store_fd = descriptor(inherited.store)?;
+    let store = Store::attach(store_fd.as_fd(), supervise::store_options(args))?;
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
     let mut options = DeviceOptions { settings, ..DeviceOptions::default() };
     if let Some(workers) = args.workers {
@@ -41,15 +42,27 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let connections = usize::from(args.connections);
     let options =
         ServerOptions { name: args.name.clone(), connections, ..ServerOptions::default() };
-    let server = Arc::new(Server::new(Arc::clone(&device), options).context("NBD server")?);
+    let nbd = Arc::new(Server::new(Arc::clone(&device), options).context("NBD server")?);
+
+    let supervisor = Arc::new(Supervisor::new()?);
+    let disk = args.ublk.then(|| disk(args, inherited, &device, &supervisor)).transpose()?;
 
     let status = {
-        let (name, device, server) = (args.name.clone(), Arc::clone(&device), Arc::clone(&server));
-        let address = address.to_string();
+        let (name, device, nbd) = (args.name.clone(), Arc::clone(&device), Arc::clone(&nbd));
+        let address = args.nbd.as_ref().map(ToString::to_string);
+        let one =
+            |kind: &str, address: String| Transport { kind: kind.into(), address, connections: 1 };
+        let ublk = disk.as_ref().map(|disk| one("ublk", disk.disk().display().to_string()));
+        let client = inherited.disk.clone().map(|disk| one("kernel-nbd", disk));
         move || {
-            let connections = server.connections();
-            let nbd = Transport { kind: "nbd".into(), address: address.clone(), connections };
-            Status::of(&name, &device, vec![nbd])
+            let connections = nbd.connections();
+            let nbd = address.clone().map(|address| Transport {
+                kind: "nbd".into(),
+                address,
+                connections,
+            });
+            let ways = ublk.clone().into_iter().chain(client.clone()).chain(nbd);
+            Status::of(&name, &device, ways.collect())
         }
     };
     let answer = status.clone();
@@ -58,21 +71,156 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     })?;
     let metrics = args.prometheus.map(|address| Metrics::start(address, status)).transpose()?;
     let watch = Watch::start(&device)?;
-    let stopper = Arc::clone(&server);
-    ctrlc::set_handler(move || stopper.stop()).context("cannot handle signals")?;
+    let stopping = Arc::new(AtomicBool::new(false));
+    let alone = args.ublk || args.swap;
+    supervisor.listen(alone, {
+        let (nbd, stopping) = (Arc::clone(&nbd), Arc::clone(&stopping));
+        move || {
+            stopping.store(true, Ordering::Release);
+            nbd.stop();
+        }
+    })?;
 
+    let ways = [
+        args.nbd.as_ref().map(ToString::to_string),
+        disk.as_ref().map(|disk| disk.disk().display().to_string()),
+    ];
     eprintln!(
-        "platen: device {} of {} on {address}, codec {}{}",
+        "platen: device {} of {} on {}, codec {}{}",
         args.name,
         args.size,
+        ways.into_iter().flatten().collect::<Vec<_>>().join(" and "),
         settings.codec(),
         if settings.level() == 0 { String::new() } else { format!(" level {}", settings.level()) },
     );
-    let served = server.run(&listening.listener, |line| eprintln!("platen: {line}"));
+    supervisor.tell("ready");
+    let served = serve(args, listening, &nbd, disk, &stopping);
     // Nobody may ask what is being taken down.
-    drop((control, metrics, watch, listening));
-    drop((server, device, keeper));
-    served.with_context(|| format!("serving NBD on {address}"))
+    drop((control, metrics, watch));
+    drop((nbd, device, keeper));
+    served
+}
+
+/// Serves until it is told to stop, or cannot go on.
+fn serve(
+    args: &ServeArgs,
+    listening: Option<Listening>,
+    nbd: &Server<Device>,
+    disk: Option<ublk::Server>,
+    stopping: &AtomicBool,
+) -> anyhow::Result<()> {
+    let by_nbd = |listening: Listening| {
+        nbd.run(&listening.listener, |line| eprintln!("platen: {line}"))
+            .context("serving NBD")
+    };
+    let Some(disk) = disk else {
+        return by_nbd(listening.context("no transport")?);
+    };
+    thread::scope(|scope| {
+        let other = listening.map(|listening| scope.spawn(|| by_nbd(listening)));
+        let ended = loop {
+            if let Some(ended) = disk.wait(Duration::from_millis(200)) {
+                break Some(ended);
+            }
+            if stopping.load(Ordering::Acquire) {
+                break None;
+            }
+        };
+        nbd.stop();
+        let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
+        match ended {
+            None => {
+                disk.stop().with_context(|| format!("device {}", args.name))?;
+                other
+            }
+            // Somebody else has taken the disk away.
+            Some((_, Ok(()))) => bail!("{} is gone", disk.disk().display()),
+            Some((queue, Err(error))) => {
+                Err(error).with_context(|| format!("{}, queue {queue}", disk.disk().display()))
+            }
+        }
+    })
+}
+
+/// The ublk disk: a new one, or the one that another server had.
+fn disk(
+    args: &ServeArgs,
+    inherited: &Inherited,
+    device: &Device,
+    supervisor: &Supervisor,
+) -> anyhow::Result<ublk::Server> {
+    let options = supervise::ublk_options(args);
+    let buffers = inherited.buffers.map(descriptor).transpose()?;
+    let told = |id: u32| supervisor.tell(&format!("device {id}"));
+    let server = match inherited.device {
+        None => ublk::Server::create(device, buffers, &options, told),
+        Some(id) => ublk::Server::recover(id, device, buffers, &options, told),
+    };
+    Ok(server?)
+}
+
+/// A copy of a descriptor that the supervisor has left to us.
+fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
+    // By its path rather than its number: no promise is needed that nobody else has it.
+    let path = format!("/proc/self/fd/{number}");
+    let file = std::fs::File::options().read(true).write(true).open(&path);
+    let file = file.with_context(|| format!("the supervisor has not left descriptor {number}"))?;
+    Ok(file.into())
+}
+
+/// The other end of standard input.
+struct Supervisor(UnixStream);
+
+impl Supervisor {
+    fn new() -> anyhow::Result<Self> {
+        let input: BorrowedFd<'_> = rustix::stdio::stdin();
+        Ok(Self(UnixStream::from(input.try_clone_to_owned()?)))
+    }
+
+    /// A line. One that is gone does not hear it.
+    fn tell(&self, line: &str) {
+        let _ = rustix::io::write(&self.0, format!("{line}\n").as_bytes());
+    }
+
+    /// Calls `stop` when it is time to end: when the supervisor says so. When the supervisor has been killed
+    /// a server that goes on `alone` follows signals, except while its disk is swapped to; others end.
+    fn listen(&self, alone: bool, stop: impl Fn() + Send + Sync + 'static) -> anyhow::Result<()> {
+        let stop = Arc::new(stop);
+        let orphaned = Arc::new(AtomicBool::new(false));
+        let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&orphaned));
+        // A terminal and a service manager send signals to all: only the supervisor knows what comes first.
+        ctrlc::set_handler(move || {
+            if seen.load(Ordering::Acquire) {
+                match swapped_to() {
+                    Some(disk) => eprintln!("platen: {disk} is swapped to: first `swapoff {disk}`"),
+                    None => stopped(),
+                }
+            }
+        })
+        .context("cannot handle signals")?;
+        let mut reader = BufReader::new(self.0.try_clone()?);
+        thread::Builder::new().name("supervisor".into()).spawn(move || {
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|got| got > 0) {
+                if line == "end\n" {
+                    stop();
+                }
+                line.clear();
+            }
+            orphaned.store(true, Ordering::Release);
+            if !alone {
+                stop();
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// A disk of ours that is swapped to, as the kernel lists it.
+fn swapped_to() -> Option<String> {
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let ours = |disk: &&str| disk.starts_with("/dev/ublkb") || disk.starts_with("/dev/nbd");
+    swaps.lines().filter_map(|line| line.split_whitespace().next()).find(ours).map(str::to_owned)
 }
 
 /// Prints the first damage that an I/O thread finds: they do not print.

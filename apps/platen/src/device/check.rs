@@ -1,0 +1,41 @@
+//! `platen device check`: the precautions of a server of swap, as the kernel sees them.
+
+use super::args::CheckArgs;
+use super::control;
+use super::status::Status;
+use anyhow::Context;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use swap::Subject;
+
+pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
+    let folder = control::folder(args.control.run_dir.as_deref())?;
+    let address = control::address(&folder, &args.name);
+    let answer = control::ask(address.path(), "stat")
+        .with_context(|| format!("device {} is not served", args.name))?;
+    let status: Status =
+        serde_json::from_str(&answer).context("the answer is of another version")?;
+    let disk = status
+        .transports
+        .iter()
+        .find(|way| way.kind == "ublk" || way.kind == "kernel-nbd")
+        .map(|way| PathBuf::from(&way.address));
+    let pids = [status.pid, parent(status.pid)?];
+    // 1: the supervisor was killed, and the server is on its own.
+    let pids = if pids[1] == 1 { &pids[..1] } else { &pids[..] };
+    let items = swap::check(&Subject { pids, disk: disk.as_deref() });
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&items)?);
+    } else {
+        items.iter().for_each(|item| println!("{item}"));
+    }
+    let met = swap::all_required_met(&items);
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn parent(pid: u32) -> anyhow::Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("process {pid}"))?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap_or_default();
+    parent.trim().parse().with_context(|| format!("the parent of process {pid}"))
+}

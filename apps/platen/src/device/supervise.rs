@@ -1,0 +1,205 @@
+//! `platen device serve`: the supervisor. It holds the store, and keeps a server running on it.
+//!
+//! The server is this program again, with the same arguments and what it inherits. It is on its own
+//! only when this process has been killed.
+
+use super::args::{Inherited, ServeArgs, SwapTask};
+use super::control;
+use super::size::Size;
+use anyhow::{ensure, Context};
+use device::PAGE;
+use rustix::event::{eventfd, EventfdFlags};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use store::Store;
+use swap::supervisor::{supervise, Service};
+use ublk::Buffers;
+
+/// Stacks of a server's threads: memory that is locked is all there, and a guest of 256 MB has none to spare.
+const STACK: &str = "262144";
+
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let page = PAGE as u64;
+    let Size(size) = args.size;
+    ensure!(
+        size > 0 && size.is_multiple_of(page),
+        "--size: {size} bytes are not a number of pages of {page} bytes"
+    );
+    // While there is one thread: children and threads have them from here.
+    if args.swap {
+        for untaken in swap::inherited() {
+            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
+        }
+    }
+    // Nobody else reads the environment yet. More arenas are more memory for the same.
+    std::env::set_var("RUST_MIN_STACK", STACK);
+    std::env::set_var("MALLOC_ARENA_MAX", "1");
+
+    // What others may have already: a server would say it too, but later.
+    let folder = control::folder(args.control.run_dir.as_deref())?;
+    drop(control::listen(&folder, &args.name)?);
+    if let Some(address) = &args.nbd {
+        drop(address.listen()?);
+    }
+    let store = Store::create(size / page, store_options(args))?;
+    let store_fd = inheritable(store.fd().try_clone_to_owned()?)?;
+    drop(store);
+    let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
+    let buffers = buffers.map(inheritable).transpose()?;
+    let disk = match (args.swap, args.ublk) {
+        (true, false) => Some(swap::nbd::free_disk()?),
+        _ => None,
+    };
+    let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let asked = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        // Full only when it was asked 2^64 times.
+        let _ = rustix::io::write(&asked, &1_u64.to_ne_bytes());
+    })
+    .context("cannot handle signals")?;
+    if args.swap {
+        for untaken in swap::own() {
+            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
+        }
+    }
+    let mut service = Serving { args, store: store_fd, buffers, device: None, disk };
+    let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
+    if args.swap {
+        swap::leave_cgroup();
+    }
+    result.with_context(|| format!("device {}", args.name))
+}
+
+/// What the store of these arguments may have.
+pub(super) fn store_options(args: &ServeArgs) -> store::Options {
+    let mut options = store::Options::default();
+    if let Some(Size(limit)) = args.mem_limit {
+        options.mem_limit = limit;
+    }
+    match (args.reserve, args.swap) {
+        (Some(Size(reserve)), _) => options.reserve = reserve,
+        (None, true) => options.reserve = share_of_memory(),
+        (None, false) => {}
+    }
+    options
+}
+
+/// The ublk device of these arguments.
+pub(super) fn ublk_options(args: &ServeArgs) -> ublk::Options {
+    let Size(size) = args.size;
+    let budget = args.buffers.map_or_else(share_of_memory, |Size(budget)| budget);
+    let mut options = ublk::Options::new(size / PAGE as u64, args.queues, budget);
+    // A command that takes longer has met a bug of the kernel's: somebody should hear of it.
+    options.timeout = Duration::from_secs(60);
+    options
+}
+
+/// A 32nd of the machine's memory, 4 MiB to 256 MiB.
+fn share_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit.max(1));
+    (info.totalram.saturating_mul(unit) / 32).clamp(4 << 20, 256 << 20)
+}
+
+/// A descriptor that what is started from here has as well.
+fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
+    Ok(fd)
+}
+
+struct Serving<'a> {
+    args: &'a ServeArgs,
+    store: OwnedFd,
+    buffers: Option<OwnedFd>,
+    /// The ublk device, once there is one.
+    device: Option<u32>,
+    /// The disk of the kernel's NBD client.
+    disk: Option<PathBuf>,
+}
+
+impl Serving<'_> {
+    fn disk(&self) -> Option<PathBuf> {
+        self.device.map(ublk::disk).or_else(|| self.disk.clone())
+    }
+
+    fn helper(&self, task: SwapTask, disk: PathBuf) -> Command {
+        let mut command = myself();
+        command.args(["device", "swap-helper", task.word(), "--disk"]).arg(disk);
+        if let (Some(_), Some(address)) = (&self.disk, &self.args.nbd) {
+            // A connection for each CPU that may ask at once.
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+            let connections = cpus.min(usize::from(self.args.connections));
+            command.arg("--socket").arg(address.path());
+            command.args(["--connections", &connections.to_string()]);
+        }
+        command
+    }
+}
+
+/// This program, though its file may have been replaced.
+fn myself() -> Command {
+    Command::new("/proc/self/exe")
+}
+
+impl Service for Serving<'_> {
+    fn server(&mut self, _replaces: bool) -> Command {
+        let inherited = Inherited {
+            store: self.store.as_raw_fd(),
+            buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
+            device: self.device,
+            disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
+        };
+        let mut command = myself();
+        command.args(std::env::args_os().skip(1)).arg("--inherited").arg(inherited.to_string());
+        command
+    }
+
+    fn said(&mut self, line: &str) {
+        if let Some(number) = line.strip_prefix("device ") {
+            self.device = number.parse().ok().or(self.device);
+        }
+    }
+
+    fn up(&mut self, replaces: bool, pid: u32) -> Option<Command> {
+        let disk = self.disk().filter(|_| self.args.swap)?;
+        if replaces {
+            // The kernel has kept the ublk disk, and waits for the NBD client.
+            return self.disk.is_some().then(|| self.helper(SwapTask::Again, disk));
+        }
+        let mut command = self.helper(SwapTask::On, disk);
+        command.args(["--priority", &self.args.swap_priority.to_string()]);
+        command.args(["--pids", &format!("{},{pid}", std::process::id())]);
+        Some(command)
+    }
+
+    fn down(&mut self) -> Option<Command> {
+        let disk = self.disk().filter(|_| self.args.swap)?;
+        Some(self.helper(SwapTask::Off, disk))
+    }
+
+    fn down_limit(&self) -> Duration {
+        Duration::from_secs(self.args.swapoff_timeout)
+    }
+
+    fn abandon(&mut self) {
+        // Errors are better than waiting for ever for those who have the disk open.
+        if let Some(id) = self.device {
+            match ublk::abandon(id, Duration::from_secs(30)) {
+                Ok(()) => self
+                    .say(&format!("{} is gone: what was on it is lost", ublk::disk(id).display())),
+                Err(error) => self.say(&format!("{:#}", anyhow::Error::from(error))),
+            }
+        }
+        if let Some(disk) = &self.disk {
+            // It may not be attached.
+            let _ = swap::nbd::detach(disk);
+        }
+    }
+
+    fn say(&self, line: &str) {
+        eprintln!("platen: {}: {line}", self.args.name);
+    }
+}

@@ -1,0 +1,71 @@
+//! What may take long, or be killed, around swapping: processes of their own that the supervisor starts.
+
+use super::args::{SwapHelperArgs, SwapTask};
+use anyhow::{bail, ensure, Context};
+use std::path::Path;
+use std::time::Duration;
+use swap::{area, Subject};
+
+pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
+    let disk = args.disk.as_path();
+    match args.task {
+        SwapTask::On => on(args, disk),
+        SwapTask::Again => {
+            let socket = args.socket.as_deref().context("no socket")?;
+            swap::nbd::reconnect(socket, disk, args.connections)
+                .with_context(|| format!("cannot connect {} again", disk.display()))
+        }
+        SwapTask::Off => off(args, disk),
+    }
+}
+
+fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
+    if let Some(socket) = &args.socket {
+        swap::nbd::attach(socket, disk, args.connections)
+            .with_context(|| format!("cannot attach {}", disk.display()))?;
+    }
+    let begun = area::make(disk)
+        .with_context(|| format!("cannot make {} a swap area", disk.display()))
+        .and_then(|()| {
+            area::on(disk, args.priority)
+                .with_context(|| format!("cannot swap to {}", disk.display()))
+        });
+    if begun.is_err() && args.socket.is_some() {
+        // The error at hand says more than one of this could.
+        let _ = swap::nbd::detach(disk);
+    }
+    begun?;
+    let used = area::in_use(disk)?;
+    ensure!(used.is_some(), "{} was made swap, and is not in /proc/swaps", disk.display());
+    eprintln!("platen: swapping to {} with priority {}", disk.display(), args.priority);
+    for item in swap::check(&Subject { pids: &args.pids, disk: Some(disk) }) {
+        eprintln!("platen: {item}");
+    }
+    Ok(())
+}
+
+fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
+    // This process may be swapped out, write pages out and be killed like any other: nothing depends on it. What
+    // cannot be undone of what it inherits is as well.
+    let _ = rustix::process::configure_io_flusher_behavior(false);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    if let Some(used) = area::in_use(disk)? {
+        eprintln!("platen: taking {} MiB back from {}", used.used_kib >> 10, disk.display());
+        let watched = disk.to_owned();
+        // Ends with the process.
+        std::thread::spawn(move || loop {
+            std::thread::sleep(Duration::from_secs(5));
+            if let Ok(Some(used)) = area::in_use(&watched) {
+                eprintln!("platen: {} MiB left", used.used_kib >> 10);
+            }
+        });
+        area::off(disk).with_context(|| format!("cannot take all back from {}", disk.display()))?;
+    }
+    if area::in_use(disk)?.is_some() {
+        bail!("{} is still swapped to", disk.display());
+    }
+    if args.socket.is_some() {
+        swap::nbd::detach(disk).with_context(|| format!("cannot detach {}", disk.display()))?;
+    }
+    Ok(())
+}
