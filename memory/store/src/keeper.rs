@@ -149,6 +149,11 @@ impl Store {
                 continue;
             }
             while wanted.load(Ordering::Relaxed) > self.heap.regions.ready_slabs(pages) {
+                // With enough ready in other lengths, the kernel is not asked for more: what is given back
+                // to it now is what it gives out next, and it may have nothing else.
+                if self.heap.regions.ready() >= self.options.reserve / PAGE as u64 / 2 {
+                    self.heap.regions.trade(&self.heap.map, pages);
+                }
                 if self.heap.grow(pages).is_err() {
                     self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
                     break;
@@ -167,6 +172,13 @@ impl Store {
             // To be woken for each slab would cost more than to make it.
             self.heap.low[pages as usize].store(target / 2, Ordering::Relaxed);
             while self.heap.regions.ready_slabs(pages) < target {
+                // Who waits comes first; and what is ready in other lengths is there to be traded.
+                let wanted =
+                    self.heap.wanted.iter().any(|wanted| wanted.load(Ordering::Relaxed) > 0);
+                let enough = self.heap.regions.ready() >= self.options.reserve / PAGE as u64;
+                if wanted || enough && self.heap.regions.ready_slabs(pages) > 0 {
+                    return;
+                }
                 if self.heap.regions.grow(&self.heap.map, pages).is_err() {
                     return;
                 }

@@ -188,6 +188,21 @@ impl Regions {
         room()
     }
 
+    /// Gives at least `pages` pages back of what other lengths of slab have ready, the longest first, if
+    /// they have so much.
+    pub(crate) fn trade(&self, map: &Map, pages: u32) {
+        let mut freed = 0;
+        for other in (1..=MAX_PAGES).rev() {
+            while freed < pages
+                && other != pages
+                && self.ready_slabs(other) > 1
+                && self.shrink(map, other)
+            {
+                freed += other;
+            }
+        }
+    }
+
     /// Whether a slab of `pages` pages could be had if all others that are ready were given back.
     pub(crate) fn could_have(&self, pages: u32) -> bool {
         self.used().saturating_sub(self.ready()) + u64::from(pages) <= self.limit()

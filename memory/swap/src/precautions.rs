@@ -66,6 +66,26 @@ pub fn own() -> Vec<Untaken> {
     untaken
 }
 
+/// Has the threads of this process that are called `name` get memory when others do not any more: the
+/// kernel lets threads of real time take half of what it keeps for emergencies. For those that find memory
+/// for what is swapped out: when they wait like everybody else, nothing is swapped out and everybody waits
+/// for ever.
+pub fn prefer(name: &str) -> Result<(), Untaken> {
+    let attempt = || {
+        for task in fs::read_dir("/proc/self/task")? {
+            let task = task?;
+            // A thread may end meanwhile.
+            let Ok(comm) = fs::read_to_string(task.path().join("comm")) else { continue };
+            let number = task.file_name().to_string_lossy().parse();
+            if let (true, Ok(number)) = (comm.trim_end() == name, number) {
+                crate::sys::real_time(number)?;
+            }
+        }
+        Ok(())
+    };
+    attempt().map_err(|source| Untaken { action: "prefer a thread", source })
+}
+
 fn own_mounts() -> io::Result<()> {
     use rustix::mount::{mount_change, MountPropagationFlags};
     // What is mounted elsewhere later still comes here, what goes there goes here; nothing of ours goes there.

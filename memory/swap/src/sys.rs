@@ -26,6 +26,13 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
     checked(unsafe { libc::swapoff(path.as_ptr()) })
 }
 
+/// Has a thread run before all that are not of real time, and take its turn with those that are.
+pub(crate) fn real_time(thread: i32) -> io::Result<()> {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: a struct that lives as long as the call.
+    checked(unsafe { libc::sched_setscheduler(thread, libc::SCHED_RR, &raw const lowest) })
+}
+
 fn checked(result: i32) -> io::Result<()> {
     if result == 0 {
         Ok(())

@@ -187,7 +187,7 @@ impl Console {
     }
 
     fn heard(&self) -> String {
-        let from = self.noise.len().saturating_sub(600);
+        let from = self.noise.len().saturating_sub(4000);
         match self.noise.get(from..) {
             Some("") | None => String::new(),
             Some(tail) => format!("; the console said: {}", tail.trim().replace('\n', " | ")),

@@ -64,7 +64,7 @@ pub(crate) struct ServeArgs {
     /// Memory for the requests of the disk that are under way [default: a 32nd of the machine's, 4M to 256M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
-    /// Memory to have ready ahead of need [default: 64M; with --swap a 32nd of the machine's, 4M to 256M]
+    /// Memory to have ready ahead of need [default: 64M; with --swap a 16th of the machine's, 8M to 512M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
     /// Make the disk a swap area and swap to it; without --ublk by the kernel's NBD client (module nbd)

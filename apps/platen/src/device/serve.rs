@@ -34,6 +34,11 @@ pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()>
     let store_fd = descriptor(inherited.store)?;
     let store = Store::attach(store_fd.as_fd(), supervise::store_options(args))?;
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
+    if args.swap {
+        if let Err(untaken) = swap::prefer("store-keeper") {
+            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
+        }
+    }
     let mut options = DeviceOptions { settings, ..DeviceOptions::default() };
     if let Some(workers) = args.workers {
         options.workers = usize::from(workers);
@@ -110,8 +115,7 @@ fn serve(
     stopping: &AtomicBool,
 ) -> anyhow::Result<()> {
     let by_nbd = |listening: Listening| {
-        nbd.run(&listening.listener, |line| eprintln!("platen: {line}"))
-            .context("serving NBD")
+        nbd.run(&listening.listener, |line| eprintln!("platen: {line}")).context("serving NBD")
     };
     let Some(disk) = disk else {
         return by_nbd(listening.context("no transport")?);

@@ -81,8 +81,12 @@ pub(super) fn store_options(args: &ServeArgs) -> store::Options {
     }
     match (args.reserve, args.swap) {
         (Some(Size(reserve)), _) => options.reserve = reserve,
-        (None, true) => options.reserve = share_of_memory(),
+        (None, true) => options.reserve = 2 * share_of_memory(),
         (None, false) => {}
+    }
+    if args.swap {
+        // The kernel keeps a page that cannot be written and tries others; whoever reads waits behind us.
+        options.patience = Duration::from_millis(50);
     }
     options
 }

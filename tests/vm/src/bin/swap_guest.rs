@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     println!("booted in {:.1} s", begin.elapsed().as_secs_f64());
     for command in &rest[at + 1..] {
         let begin = Instant::now();
-        let (status, output) = vm.try_sh(command, Duration::from_secs(600))?;
+        let (status, output) = vm.try_sh(command, Duration::from_secs(std::env::var("LIMIT").map_or(600, |l| l.parse().unwrap())))?;
         println!("$ {command}\n{output}\n[{status}, {:.1} s]", begin.elapsed().as_secs_f64());
     }
     Ok(())
