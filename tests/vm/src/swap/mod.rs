@@ -9,6 +9,10 @@
 //! platen needs to run is in memory only because it has locked it there. A hung task, an oops and an end of the
 //! init are panics; QEMU ends with one, and the console's last words are in the error.
 
+mod guest;
+
+pub use guest::{number, tail, Guest, Stage, SwapOn, SHORT};
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -267,6 +271,7 @@ impl SwapVm {
             // A minute in which a task does not get on is a hang: a guest under TCG on a busy machine is slow.
             "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
              sysctl.kernel.hung_task_timeout_secs=60 mitigations=off nokaslr audit=0 rdinit=/init",
+            "unix:/tmp/hmp,server=on,wait=off",
             "-chardev",
             &format!("socket,id=console,path={},server=on,wait=off", tty.display()),
             "-serial",

@@ -1,0 +1,280 @@
+//! A guest with platen in it, and the words its tests are written in.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+
+use super::{write_initramfs, Contents, SwapVm};
+use crate::cleanup::{register, Leftover, Ticket};
+use crate::platen;
+
+/// Long enough for anything short on a busy machine.
+pub const SHORT: Duration = Duration::from_secs(60);
+
+/// What all scenarios share: the initramfs.
+#[derive(Debug)]
+pub struct Stage {
+    initramfs: PathBuf,
+    _folder: Ticket,
+}
+
+impl Stage {
+    /// Packs the binary under test and redis.
+    ///
+    /// # Errors
+    /// When a piece is missing.
+    pub fn new() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("platen-swap-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let ticket = register(Leftover::Folder(folder.clone()));
+        let mut contents = Contents::default();
+        contents.program(&platen::binary()?, "platen")?;
+        contents.redis()?;
+        let initramfs = folder.join("initramfs");
+        write_initramfs(&initramfs, &contents)?;
+        Ok(Self { initramfs, _folder: ticket })
+    }
+
+    /// Boots a guest with two CPUs.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot(&self, name: &str, memory_mib: u64) -> Result<Guest> {
+        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2)?;
+        // As docs/swap.md advises for any machine that swaps to memory.
+        vm.sh(
+            "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=8192 \
+             vm.overcommit_memory=1",
+            SHORT,
+        )?;
+        Ok(Guest { vm })
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // What is left lies in the temporary folder.
+        if let Some(folder) = self.initramfs.parent() {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// A guest that [`Stage::boot`] has started.
+#[derive(Debug)]
+pub struct Guest {
+    /// The VM.
+    pub vm: SwapVm,
+}
+
+impl Guest {
+    /// Starts `platen device serve` with these arguments, and waits until it says `ready`.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn serve(&mut self, arguments: &str, ready: &str) -> Result<()> {
+        self.background("serve", &format!("platen device serve {arguments}"))?;
+        self.wait_for("serve", ready, SHORT)
+    }
+
+    /// Runs a command in the background, with its output and then its status in `/tmp/NAME.log`.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn background(&mut self, name: &str, command: &str) -> Result<()> {
+        let log = format!("/tmp/{name}.log");
+        let command = format!(
+            "rm -f {log}; ({command} > {log} 2>&1; echo status $? >> {log}) > /dev/null 2>&1 &"
+        );
+        self.vm.sh(&command, SHORT).map(drop)
+    }
+
+    /// Waits until the log of what runs in the background has `text`.
+    ///
+    /// # Errors
+    /// When it ends before, or takes longer.
+    pub fn wait_for(&mut self, name: &str, text: &str, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let log = self.log(name)?;
+            if log.contains(text) {
+                return Ok(());
+            }
+            ensure!(!log.contains("status "), "{name} ended without {text:?}: {log}");
+            ensure!(Instant::now() < deadline, "{name} does not say {text:?} in {limit:?}: {log}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits for the end of what runs in the background, which must be a good one; its log.
+    ///
+    /// # Errors
+    /// A bad end, or none in time.
+    pub fn finish(&mut self, name: &str, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let log = self.log(name)?;
+            if log.contains("status 0") {
+                return Ok(log);
+            }
+            if log.contains("status ") {
+                let served = self.log("serve")?;
+                bail!("{name} failed: {}\nserver: {}", tail(&log), tail(&served));
+            }
+            ensure!(Instant::now() < deadline, "{name} is not done in {limit:?}: {}", tail(&log));
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// What has come from what runs in the background.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn log(&mut self, name: &str) -> Result<String> {
+        // There may be none yet.
+        Ok(self.vm.try_sh(&format!("cat /tmp/{name}.log"), SHORT)?.1)
+    }
+
+    /// A field of `platen device stat --json`.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn stat(&mut self, field: &str) -> Result<u64> {
+        let text = self.vm.sh("platen device stat --json", SHORT)?;
+        number(&text, &format!("\"{field}\":")).with_context(|| format!("{field} in {text}"))
+    }
+
+    /// Kills the server with SIGKILL and waits until another answers; how long that took, in milliseconds of
+    /// the guest's clock.
+    ///
+    /// # Errors
+    /// When it is not replaced.
+    pub fn kill_server(&mut self) -> Result<u64> {
+        let (pid, generation) = (self.stat("pid")?, self.stat("generation")?);
+        // The control socket answers when the store is taken over and requests flow.
+        let script = format!(
+            "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); kill -9 {pid}; \
+             for i in $(seq 600); do platen device stat --json 2> /dev/null | grep -q '\"generation\": {},' && break; done; \
+             echo took=$((($(now) - begin) * 10))",
+            generation + 1
+        );
+        let said = self.vm.sh(&script, Duration::from_secs(120))?;
+        ensure!(self.stat("generation")? == generation + 1, "the server was not replaced: {said}");
+        number(&said, "took=").with_context(|| said.clone())
+    }
+
+    /// A counter of /proc/vmstat.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn vmstat(&mut self, name: &str) -> Result<u64> {
+        let text = self.vm.sh("cat /proc/vmstat", SHORT)?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).with_context(|| format!("no {name} in vmstat"))
+    }
+
+    /// Seconds of CPU that the whole guest has used.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn cpu(&mut self) -> Result<f64> {
+        let text = self.vm.sh("head -1 /proc/stat", SHORT)?;
+        let fields: Vec<f64> =
+            text.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        ensure!(fields.len() >= 7, "/proc/stat says {text}");
+        // user, nice, system, (idle, iowait), irq, softirq, in hundredths.
+        Ok((fields[0] + fields[1] + fields[2] + fields[5] + fields[6]) / 100.0)
+    }
+
+    /// KiB that are swapped out.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn swapped_kib(&mut self) -> Result<u64> {
+        let text = self.vm.sh("cat /proc/swaps", SHORT)?;
+        Ok(text
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok())
+            .sum())
+    }
+
+    /// The disk that is swapped to.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn swap_disk(&mut self) -> Result<String> {
+        let text = self.vm.sh("cat /proc/swaps", SHORT)?;
+        let line = text.lines().nth(1).with_context(|| format!("no swap: {text}"))?;
+        Ok(line.split_whitespace().next().unwrap_or_default().to_owned())
+    }
+
+    /// MiB that a program can have without swap.
+    ///
+    /// # Errors
+    /// When the guest is silent.
+    pub fn available_mib(&mut self) -> Result<u64> {
+        let text = self.vm.sh("grep MemAvailable /proc/meminfo", SHORT)?;
+        let kib: u64 = text
+            .split_whitespace()
+            .nth(1)
+            .and_then(|word| word.parse().ok())
+            .context(text.clone())?;
+        Ok(kib >> 10)
+    }
+}
+
+/// What a guest swaps to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapOn {
+    /// Nothing.
+    Nothing,
+    /// The kernel's zram, with zstd.
+    Zram,
+    /// platen by ublk, with zstd.
+    Platen,
+}
+
+impl Guest {
+    /// Begins to swap.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    pub fn swap_on(&mut self, on: SwapOn) -> Result<()> {
+        match on {
+            SwapOn::Nothing => Ok(()),
+            SwapOn::Platen => self.serve("--size 512M --codec zstd --ublk --swap", "page-cluster"),
+            SwapOn::Zram => {
+                let command = "echo zstd > /sys/block/zram0/comp_algorithm && \
+                               echo 512M > /sys/block/zram0/disksize && \
+                               mkswap /dev/zram0 && swapon -d -p 100 /dev/zram0";
+                self.vm.sh(command, SHORT).map(drop)
+            }
+        }
+    }
+
+    /// Starts redis-server on `/tmp/redis.sock`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn redis(&mut self) -> Result<()> {
+        self.background(
+            "redis",
+            "redis-server --port 0 --unixsocket /tmp/redis.sock --save '' --appendonly no --dir /tmp",
+        )?;
+        self.wait_for("redis", "eady to accept connections", SHORT)
+    }
+}
+
+/// The number after `key`.
+pub fn number(text: &str, key: &str) -> Option<u64> {
+    let rest = text.split_once(key)?.1.trim_start();
+    rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())].parse().ok()
+}
+
+/// The end of a log.
+pub fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(6)..].join(" | ")
+}

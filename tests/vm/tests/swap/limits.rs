@@ -1,0 +1,53 @@
+//! Limits that are reached: writes fail, and nobody's memory is wrong.
+
+use anyhow::{ensure, Result};
+use std::time::Duration;
+use vm_tests::swap::{Stage, SHORT};
+
+/// The store may have less than the eater wants swapped out: its writes fail, the kernel keeps those pages,
+/// and in the end kills the eater for want of memory, or it gets through.
+pub(crate) fn memory_limit(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("mem-limit", 256)?;
+    guest.serve("--size 512M --mem-limit 24M --reserve 4M --ublk --swap", "page-cluster")?;
+    let eat = guest.available_mib()? + 30;
+    // It is there before, and what it has must be right after.
+    guest.background("calm", "guest swap eat mib=24 seed=5 seconds=60 touch=0")?;
+    guest.wait_for("calm", "filled pages", SHORT)?;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=5"))?;
+    wait_for_end(&mut guest, "eat")?;
+    ensure!(guest.stat("failed_writes")? > 0, "the limit was not reached");
+    ensure!(guest.stat("mem_used_total")? <= 24 << 20, "more memory than the limit");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    let log = guest.log("eat")?;
+    ensure!(!log.contains("WRONG"), "{log}");
+    guest.finish("calm", Duration::from_secs(180))?;
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", Duration::from_secs(120)).map(drop)
+}
+
+/// The disk is smaller than what is to be swapped out.
+pub(crate) fn device_full(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("full", 256)?;
+    guest.serve("--size 24M --ublk --swap", "page-cluster")?;
+    let eat = guest.available_mib()? + 60;
+    guest.background("calm", "guest swap eat mib=24 seed=5 seconds=40 touch=0")?;
+    guest.wait_for("calm", "filled pages", SHORT)?;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=5"))?;
+    wait_for_end(&mut guest, "eat")?;
+    let log = guest.log("eat")?;
+    ensure!(!log.contains("WRONG") && !log.contains("status 0"), "it cannot have fitted: {log}");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    guest.finish("calm", Duration::from_secs(180))?;
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", Duration::from_secs(120)).map(drop)
+}
+
+/// Waits for an end, good or not.
+fn wait_for_end(guest: &mut vm_tests::swap::Guest, name: &str) -> Result<()> {
+    let deadline = std::time::Instant::now() + Duration::from_secs(240);
+    while !guest.log(name)?.contains("status ") {
+        ensure!(std::time::Instant::now() < deadline, "{name} does not end: {}", guest.log(name)?);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    Ok(())
+}

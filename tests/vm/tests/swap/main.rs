@@ -1,0 +1,93 @@
+//! The tests of swap in guests, one after the other.
+//!
+//! ```text
+//! cargo test --release -p vm-tests --test swap -- [FILTER...] [--list]
+//! ```
+//!
+//! A scenario runs when its name contains one of the filters. Needs what `scripts/fetch-linux612` and
+//! `scripts/fetch-qemu10` unpack, and the release binary; skipped, with the reason, without the former.
+//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 40 s.
+
+mod disk;
+mod limits;
+mod redis;
+mod swapping;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use vm_tests::swap::Stage;
+use vm_tests::{cleanup, platen, swap};
+
+/// A test: what must be true, and the code that finds out.
+pub(crate) struct Scenario {
+    /// A claim.
+    name: &'static str,
+    run: fn(&Stage) -> anyhow::Result<()>,
+}
+
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "a ublk disk keeps what is written, also when its server is killed",
+        run: disk::by_ublk,
+    },
+    Scenario {
+        name: "swap by ublk: eaten memory is whole, the server killed under pressure, taken back",
+        run: swapping::by_ublk,
+    },
+    Scenario { name: "swap by the kernel's NBD client: the same", run: swapping::by_nbd },
+    Scenario { name: "a memory limit that is reached costs no byte", run: limits::memory_limit },
+    Scenario { name: "a full swap device costs no byte", run: limits::device_full },
+    Scenario {
+        name: "redis beyond memory: every value comes back, with platen and with zram",
+        run: redis::beyond_memory,
+    },
+];
+
+fn main() -> ExitCode {
+    let (flags, filters): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| word.starts_with('-'));
+    let wanted = |scenario: &&Scenario| {
+        filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter.as_str()))
+    };
+    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(wanted).collect();
+    if flags.iter().any(|flag| flag == "--list") {
+        chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
+        return ExitCode::SUCCESS;
+    }
+    if let Some(why) = swap::missing() {
+        println!("skipped {} scenarios: {why}", chosen.len());
+        return ExitCode::SUCCESS;
+    }
+    match run(&chosen) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failed) => {
+            println!("{failed} of {} scenarios failed", chosen.len());
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("swap: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(chosen: &[&Scenario]) -> anyhow::Result<usize> {
+    cleanup::install()?;
+    println!("binary under test: {}", platen::binary()?.display());
+    let stage = Stage::new()?;
+    let mut failed = 0;
+    for scenario in chosen {
+        let begin = Instant::now();
+        let result = (scenario.run)(&stage);
+        let took = begin.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => println!("test {} ... ok ({took:.1} s)", scenario.name),
+            Err(error) => {
+                failed += 1;
+                println!("test {} ... FAILED ({took:.1} s)\n  {error:#}", scenario.name);
+            }
+        }
+    }
+    Ok(failed)
+}
