@@ -26,4 +26,4 @@ pub mod supervisor;
 mod sys;
 
 pub use check::{all_required_met, check, Item, Subject, Weight};
-pub use precautions::{inherited, leave_cgroup, own, prefer, Untaken};
+pub use precautions::{inherited, leave_cgroup, own, prefer, warm, Untaken, KEEPING};

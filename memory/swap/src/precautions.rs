@@ -70,6 +70,10 @@ pub fn own() -> Vec<Untaken> {
 /// kernel lets threads of real time take half of what it keeps for emergencies. For those that find memory
 /// for what is swapped out: when they wait like everybody else, nothing is swapped out and everybody waits
 /// for ever.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn prefer(name: &str) -> Result<(), Untaken> {
     let attempt = || {
         for task in fs::read_dir("/proc/self/task")? {
@@ -133,3 +137,45 @@ pub fn leave_cgroup() {
         let _ = fs::remove_dir(own);
     }
 }
+
+/// Gets the memory that this process will need, and keeps it in its own hands: `heap` bytes that were
+/// allocated and freed, and stacks of `threads` threads that have ended. A process that stands by does
+/// this while there is memory; when it must begin, there may be none, for what would free some waits for
+/// it to begin.
+///
+/// The C library keeps both only if it was started with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0` and
+/// `MALLOC_TRIM_THRESHOLD_` above `heap` ([`KEEPING`]); stacks it keeps up to 40 MiB of.
+///
+/// # Errors
+///
+/// No thread.
+pub fn warm(heap: usize, threads: usize) -> io::Result<()> {
+    // In pieces, as it will be used; each written to, so that it is there without mlockall too.
+    const PIECE: usize = 64 << 10;
+    let pieces: Vec<Vec<u8>> = (0..heap.div_ceil(PIECE)).map(|_| vec![0x5a; PIECE]).collect();
+    drop(std::hint::black_box(pieces));
+    let together = std::sync::Arc::new(std::sync::Barrier::new(threads + 1));
+    let started: Vec<_> = (0..threads)
+        .map(|_| {
+            let together = std::sync::Arc::clone(&together);
+            std::thread::Builder::new().spawn(move || together.wait())
+        })
+        .collect();
+    if let Some(error) = started.iter().find_map(|started| started.as_ref().err()) {
+        // Those that wait end with the process, which this error ends.
+        return Err(io::Error::new(error.kind(), error.to_string()));
+    }
+    together.wait();
+    for thread in started.into_iter().flatten() {
+        // They do nothing that could panic.
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+/// What a process that is to [`warm`] itself must be started with.
+pub const KEEPING: [(&str, &str); 3] = [
+    ("MALLOC_ARENA_MAX", "1"),
+    ("MALLOC_MMAP_MAX_", "0"),
+    ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
+];

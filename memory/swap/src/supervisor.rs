@@ -5,12 +5,16 @@
 //!  supervisor ─────────────────────────► server ───────────────────────────────► supervisor
 //!     │  holds the descriptors of store        ◄──── "end" ─────────────────────
 //!     │  and buffers, hands them on
+//!     ├─ one that stands by: has its memory, waits for "go ..."
 //!     └─ helpers: processes that do what may take long or be killed (swapon, swapoff)
 //! ```
 //!
 //! A server that dies is replaced at once; one that dies again and again after a growing pause, and in the
 //! end no more ([`Backoff`]). Whoever asks the supervisor to end (a descriptor that becomes readable) has the
 //! down helper run first: swapping must be over before the disk goes. Should that fail, the server goes on.
+//!
+//! A server that dies takes with it the way to get memory back: its successor must not need any. So one
+//! [stands by](Service::standby), started while there was memory, and goes when it is told to.
 //!
 //! Servers do not follow signals while they have a supervisor: one that a service manager or a terminal
 //! sends to all processes at once must not take a disk away that is swapped to.
@@ -32,6 +36,17 @@ pub trait Service {
     /// The command that starts a server. Its standard input is the supervisor's; `replaces` tells whether
     /// there was one before.
     fn server(&mut self, replaces: bool) -> Command;
+
+    /// The command that starts one that stands by; `None` where none is wanted. It goes when it reads the
+    /// line "go" with what [`go`](Self::go) adds, and ends when it reads nothing any more.
+    fn standby(&mut self) -> Option<Command> {
+        None
+    }
+
+    /// What the one that stands by has to know.
+    fn go(&self) -> String {
+        String::new()
+    }
 
     /// A line that the server has said, other than "ready".
     fn said(&mut self, line: &str);
@@ -138,6 +153,7 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
     Supervisor {
         service,
         server: None,
+        standby: None,
         helper: None,
         backoff: Backoff::default(),
         restart: Some(Instant::now()),
@@ -152,6 +168,8 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
 struct Supervisor<'a> {
     service: &'a mut dyn Service,
     server: Option<Server>,
+    /// It is looked at only when it is needed.
+    standby: Option<Server>,
     helper: Option<Helper>,
     backoff: Backoff,
     /// When to start a server.
@@ -196,9 +214,35 @@ impl Supervisor<'_> {
     }
 
     fn start(&mut self) -> Result<(), SuperviseError> {
-        let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
-        let mut command = self.service.server(self.started > 0);
+        let replaces = self.started > 0;
         self.started += 1;
+        if let Some(mut standby) = self.standby.take() {
+            let line = format!("go {}\n", self.service.go());
+            if standby.channel.write_all(line.as_bytes()).is_ok() {
+                self.server = Some(standby);
+                return Ok(());
+            }
+            // It has died as well.
+            let _ = standby.child.kill();
+            let _ = standby.child.wait();
+        }
+        let command = self.service.server(replaces);
+        self.server = Some(Self::spawn(command)?);
+        Ok(())
+    }
+
+    /// Starts the next one that stands by, if there is none.
+    fn stand_by(&mut self) -> Result<(), SuperviseError> {
+        if self.standby.is_none() && !self.ending {
+            if let Some(command) = self.service.standby() {
+                self.standby = Some(Self::spawn(command)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn spawn(mut command: Command) -> Result<Server, SuperviseError> {
+        let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
         let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
         let child = child.map_err(failed("start the server"))?;
         // The command keeps its end of the pair, which would keep us from seeing the server's end.
@@ -206,8 +250,7 @@ impl Supervisor<'_> {
         ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
         let pidfd = watch(&child)?;
         let line = Vec::with_capacity(128);
-        self.server = Some(Server { child, pidfd, channel: ours, line, ready: None });
-        Ok(())
+        Ok(Server { child, pidfd, channel: ours, line, ready: None })
     }
 
     fn wait(&self, stop: BorrowedFd<'_>) -> Result<Woken, SuperviseError> {
@@ -273,7 +316,7 @@ impl Supervisor<'_> {
                 None => self.been_up = true,
             }
             // Nothing else comes with it.
-            break;
+            return self.stand_by();
         }
         Ok(())
     }
@@ -350,6 +393,10 @@ impl Supervisor<'_> {
 
     fn tell_to_end(&mut self) {
         self.ending = true;
+        if let Some(mut standby) = self.standby.take() {
+            let _ = standby.child.kill();
+            let _ = standby.child.wait();
+        }
         if let Some(server) = &mut self.server {
             // One that is dying just now needs no telling.
             let _ = server.channel.write_all(b"end\n");
@@ -387,6 +434,7 @@ impl Supervisor<'_> {
             return Err(SuperviseError::Start(status));
         }
         let Some(pause) = self.backoff.died(ready.unwrap_or_default()) else {
+            self.tell_to_end();
             self.service.abandon();
             return Err(SuperviseError::GaveUp { crashes: Backoff::MOST, last: status });
         };
@@ -442,6 +490,7 @@ mod tests {
     /// A service of shell scripts, which write what they do to a file.
     struct Shell {
         script: String,
+        standby: Option<String>,
         up: Option<String>,
         down: Option<String>,
         log: RefCell<Vec<String>>,
@@ -452,7 +501,7 @@ mod tests {
         fn new(script: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let log = RefCell::new(Vec::new());
-            Self { script: script.into(), up: None, down: None, log, folder }
+            Self { script: script.into(), standby: None, up: None, down: None, log, folder }
         }
 
         fn note(&self) -> PathBuf {
@@ -475,6 +524,12 @@ mod tests {
             let mut command = self.sh(&self.script);
             command.env("REPLACES", replaces.to_string());
             command
+        }
+        fn standby(&mut self) -> Option<Command> {
+            self.standby.as_ref().map(|script| self.sh(script))
+        }
+        fn go(&self) -> String {
+            "there".into()
         }
         fn said(&mut self, line: &str) {
             self.log.borrow_mut().push(format!("said {line}"));
@@ -543,6 +598,23 @@ mod tests {
         let log = shell.log.borrow().join("\n");
         assert!(log.starts_with("up false\nthe server has died (signal: 9"), "{log}");
         assert!(log.ends_with("starting another\nup true"), "{log}");
+    }
+
+    #[test]
+    fn the_one_that_stands_by_goes_when_the_server_dies_and_another_takes_its_place() {
+        let mut shell = Shell::new(
+            "echo server >> $NOTE; echo ready >&0; \
+             until grep -q standing $NOTE; do sleep 0.01; done; kill -9 $$",
+        );
+        shell.standby = Some(
+            "echo standing >> $NOTE; read line; echo $line >> $NOTE; echo ready >&0; \
+             until [ $(grep -c standing $NOTE) = 2 ]; do sleep 0.01; done; echo both >> $NOTE; \
+             read line; echo $line >> $NOTE"
+                .into(),
+        );
+        run(&mut shell, "both").unwrap();
+        let noted = shell.noted();
+        assert_eq!(noted, "server\nstanding\ngo there\nstanding\nboth\nend\n");
     }
 
     #[test]

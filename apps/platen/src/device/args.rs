@@ -98,6 +98,8 @@ pub(crate) struct Inherited {
     pub(crate) device: Option<u32>,
     /// The disk of the kernel's NBD client.
     pub(crate) disk: Option<String>,
+    /// Stand by until told to go.
+    pub(crate) standby: bool,
 }
 
 impl FromStr for Inherited {
@@ -114,6 +116,7 @@ impl FromStr for Inherited {
                 "buffers" => this.buffers = Some(number()?.into()),
                 "device" => this.device = Some(number()?.into()),
                 "disk" => this.disk = Some(value.to_owned()),
+                "standby" => this.standby = number()? == 1,
                 _ => return Err(wrong()),
             }
         }
@@ -135,6 +138,9 @@ impl fmt::Display for Inherited {
         }
         if let Some(disk) = &self.disk {
             write!(f, ",disk={disk}")?;
+        }
+        if self.standby {
+            write!(f, ",standby=1")?;
         }
         Ok(())
     }
@@ -243,6 +249,7 @@ mod tests {
             buffers: Some(4),
             device: Some(7),
             disk: Some("/dev/nbd0".to_owned()),
+            standby: true,
         };
         assert_eq!(all.to_string().parse(), Ok(all));
         let least = Inherited { store: 5, ..Inherited::default() };

@@ -19,11 +19,28 @@ use std::thread;
 use std::time::Duration;
 use store::{Keeper, Store};
 
+/// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on a machine of a
+/// few cores. One that stands by has so much ready.
+const HEAP: usize = 12 << 20;
+
+/// Threads that a server starts, on such a machine.
+const THREADS: usize = 12;
+
 pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
     if args.swap {
         for untaken in swap::own() {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
+        }
+    }
+    let supervisor = Arc::new(Supervisor::new()?);
+    let mut inherited = inherited.clone();
+    if inherited.standby {
+        swap::warm(HEAP, THREADS).context("cannot get memory to stand by")?;
+        match supervisor.wait_for_go()? {
+            Some(device) => inherited.device = device,
+            // Never needed.
+            None => return Ok(()),
         }
     }
     // First what others may have already.
@@ -49,8 +66,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()>
         ServerOptions { name: args.name.clone(), connections, ..ServerOptions::default() };
     let nbd = Arc::new(Server::new(Arc::clone(&device), options).context("NBD server")?);
 
-    let supervisor = Arc::new(Supervisor::new()?);
-    let disk = args.ublk.then(|| disk(args, inherited, &device, &supervisor)).transpose()?;
+    let disk = args.ublk.then(|| disk(args, &inherited, &device, &supervisor)).transpose()?;
 
     let status = {
         let (name, device, nbd) = (args.name.clone(), Arc::clone(&device), Arc::clone(&nbd));
@@ -179,6 +195,22 @@ impl Supervisor {
     fn new() -> anyhow::Result<Self> {
         let input: BorrowedFd<'_> = rustix::stdio::stdin();
         Ok(Self(UnixStream::from(input.try_clone_to_owned()?)))
+    }
+
+    /// Waits until this server is needed: the ublk device that there is, if any. `None` if it never will be.
+    fn wait_for_go(&self) -> anyhow::Result<Option<Option<u32>>> {
+        let mut line = Vec::with_capacity(64);
+        let mut byte = [0];
+        // By the byte: what comes after the line is for whoever listens then.
+        while line.len() < 64 && std::io::Read::read(&mut &self.0, &mut byte)? == 1 {
+            if byte[0] == b'\n' {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                let word = line.strip_prefix("go ").with_context(|| format!("told {line:?}"))?;
+                return Ok(Some(word.parse().ok()));
+            }
+            line.push(byte[0]);
+        }
+        Ok(None)
     }
 
     /// A line. One that is gone does not hear it.

@@ -34,9 +34,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    // Nobody else reads the environment yet. More arenas are more memory for the same.
+    // Nobody else reads the environment yet.
     std::env::set_var("RUST_MIN_STACK", STACK);
-    std::env::set_var("MALLOC_ARENA_MAX", "1");
+    for (name, value) in swap::KEEPING {
+        std::env::set_var(name, value);
+    }
 
     // What others may have already: a server would say it too, but later.
     let folder = control::folder(args.control.run_dir.as_deref())?;
@@ -148,17 +150,32 @@ fn myself() -> Command {
     Command::new("/proc/self/exe")
 }
 
-impl Service for Serving<'_> {
-    fn server(&mut self, _replaces: bool) -> Command {
+impl Serving<'_> {
+    fn start(&self, standby: bool) -> Command {
         let inherited = Inherited {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
+            standby,
         };
         let mut command = myself();
         command.args(std::env::args_os().skip(1)).arg("--inherited").arg(inherited.to_string());
         command
+    }
+}
+
+impl Service for Serving<'_> {
+    fn server(&mut self, _replaces: bool) -> Command {
+        self.start(false)
+    }
+
+    fn standby(&mut self) -> Option<Command> {
+        self.args.swap.then(|| self.start(true))
+    }
+
+    fn go(&self) -> String {
+        self.device.map_or_else(|| "-".to_owned(), |id| id.to_string())
     }
 
     fn said(&mut self, line: &str) {

@@ -271,7 +271,6 @@ impl SwapVm {
             // A minute in which a task does not get on is a hang: a guest under TCG on a busy machine is slow.
             "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
              sysctl.kernel.hung_task_timeout_secs=60 mitigations=off nokaslr audit=0 rdinit=/init",
-            "unix:/tmp/hmp,server=on,wait=off",
             "-chardev",
             &format!("socket,id=console,path={},server=on,wait=off", tty.display()),
             "-serial",
