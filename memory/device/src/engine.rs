@@ -119,6 +119,10 @@ impl Engine {
                     let plain = buffer.written(number as usize);
                     let stored = self.write(page + u64::from(number), plain);
                     result = result.and(stored);
+                    // Each page would wait for memory anew, and the request has failed already.
+                    if stored == Err(Errno::NoSpace) {
+                        break;
+                    }
                 }
             }
             Op::Read => {

@@ -28,7 +28,7 @@
 //!
 //! - A page is written as a whole or not at all. Two writes of a page at once leave one of them.
 //! - A request is over when its last page is. Pages of one request are done in no particular order, and a
-//!   failure of one leaves the others done.
+//!   failure of one leaves the others done, or, of a write that finds no memory, not tried.
 //! - What a completed write stored is there for every read submitted after it, on any queue.
 //! - Nothing is buffered: a flush has nothing to do.
 //!

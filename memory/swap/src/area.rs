@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::sys;
 
-const PAGE: u64 = 4096;
+const PAGE: usize = 4096;
 
 /// The kernel keeps no more of one area: pages are counted in 32 bits, one page is the header.
 const MOST_PAGES: u64 = u32::MAX as u64;
@@ -49,8 +49,8 @@ pub fn make(disk: &Path) -> io::Result<()> {
 /// # Errors
 ///
 /// Too few pages.
-fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE as usize]> {
-    let pages = (size / PAGE).min(MOST_PAGES);
+fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
+    let pages = (size / PAGE as u64).min(MOST_PAGES);
     if pages < 10 {
         return Err(io::Error::other(format!("{size} bytes are too few for a swap area")));
     }
@@ -58,7 +58,7 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE as usize]> {
     // A random one, version 4.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
-    let mut page = [0; PAGE as usize];
+    let mut page = [0; PAGE];
     // The first KiB is left to boot loaders; then version, last page, number of bad pages, id, name.
     page[1024..1028].copy_from_slice(&1_u32.to_ne_bytes());
     page[1028..1032].copy_from_slice(&last.to_ne_bytes());

@@ -19,7 +19,10 @@ use rustix::net::{
 };
 
 /// How long a request waits for its answer before it is sent again, by another socket.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
+///
+/// The kernel also gives a connection up that takes nothing for so long, and a server that waits for memory
+/// may take nothing for seconds.
+pub const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long requests wait for a server when there is none.
 pub const PATIENCE: Duration = Duration::from_secs(600);

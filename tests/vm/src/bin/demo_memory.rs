@@ -63,7 +63,7 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Vec<String>> {
     Ok(vec![
         name.to_owned(),
         stored.to_string(),
-        (stored * VALUE >> 20).to_string(),
+        ((stored * VALUE) >> 20).to_string(),
         if back { "all" } else { "-" }.to_owned(),
         format!("{:.0}", fill.as_secs_f64()),
         if alive { format!("{:.0}", get.as_secs_f64()) } else { "-".to_owned() },

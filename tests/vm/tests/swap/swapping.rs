@@ -50,5 +50,5 @@ fn pressed(mut guest: Guest, arguments: &str, soak: bool) -> Result<()> {
 /// How long memory is churned.
 fn soak_seconds() -> u64 {
     let given = std::env::var("PLATEN_SWAP_SOAK").ok().and_then(|seconds| seconds.parse().ok());
-    given.unwrap_or(40)
+    given.unwrap_or(20)
 }
