@@ -1,5 +1,6 @@
 # make test    everything that proves platen right; sets up what it needs
 # make demo    one VM moved by QEMU alone and by platen, side by side (about two minutes)
+# make demo-memory  redis beyond its guest's memory: without swap, with zram, with platen (some minutes)
 # make bench   the figures of the README (about an hour and a half)
 # make check   formatting, lints and documentation, warnings as errors
 #
@@ -7,7 +8,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build setup test unit vm demo bench check clean
+.PHONY: all build setup test unit vm demo demo-memory bench check clean
 
 all: build
 
@@ -29,6 +30,11 @@ vm:
 
 demo: setup build
 	@$(CARGO) run --release --quiet -p vm-tests --bin demo
+
+demo-memory: setup build
+	@scripts/fetch-qemu10
+	@scripts/fetch-linux612
+	@$(CARGO) run --release --quiet -p vm-tests --bin demo_memory
 
 bench: setup build
 	@scripts/bench
