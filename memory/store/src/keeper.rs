@@ -149,11 +149,9 @@ impl Store {
                 continue;
             }
             while wanted.load(Ordering::Relaxed) > self.heap.regions.ready_slabs(pages) {
-                // With enough ready in other lengths, the kernel is not asked for more: what is given back
-                // to it now is what it gives out next, and it may have nothing else.
-                if self.heap.regions.ready() >= self.options.reserve / PAGE as u64 / 2 {
-                    self.heap.regions.trade(&self.heap.map, pages);
-                }
+                // What is ready in other lengths is given back to the kernel, which then has it to give out: it
+                // may have nothing else, for what it is to get back waits for this very slab.
+                self.heap.regions.trade(&self.heap.map, pages);
                 if self.heap.grow(pages).is_err() {
                     self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
                     break;

@@ -44,7 +44,7 @@ impl Stage {
         let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2)?;
         // As docs/swap.md advises for any machine that swaps to memory.
         vm.sh(
-            "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=8192 \
+            "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \
              vm.overcommit_memory=1",
             SHORT,
         )?;
