@@ -227,7 +227,7 @@ impl Supervisor {
         // A terminal and a service manager send signals to all: only the supervisor knows what comes first.
         ctrlc::set_handler(move || {
             if seen.load(Ordering::Acquire) {
-                match swapped_to() {
+                match swapped_to().filter(|_| alone) {
                     Some(disk) => eprintln!("platen: {disk} is swapped to: first `swapoff {disk}`"),
                     None => stopped(),
                 }

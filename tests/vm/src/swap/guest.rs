@@ -248,7 +248,7 @@ impl Guest {
             SwapOn::Zram => {
                 let command = "echo zstd > /sys/block/zram0/comp_algorithm && \
                                echo 512M > /sys/block/zram0/disksize && \
-                               mkswap /dev/zram0 && swapon -d -p 100 /dev/zram0";
+                               mkswap /dev/zram0 && swapon -d /dev/zram0";
                 self.vm.sh(command, SHORT).map(drop)
             }
         }

@@ -9,15 +9,15 @@ use vm_tests::swap::{Stage, SHORT};
 /// paper tries again and again before it kills: with zram's limit as with this one.)
 pub(crate) fn memory_limit(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("mem-limit", 256)?;
-    guest.serve("--size 256M --mem-limit 6M --reserve 2M --ublk --swap", "page-cluster")?;
-    let fits = guest.available_mib()?.saturating_sub(40);
+    guest.serve("--size 256M --mem-limit 4M --reserve 1M --ublk --swap", "page-cluster")?;
+    let fits = guest.available_mib()?.saturating_sub(24);
     guest.background("calm", "guest swap eat mib=24 seed=5 seconds=20 touch=0")?;
     guest.wait_for("calm", "filled pages", SHORT)?;
     guest.background("eat", &format!("guest swap eat mib={fits} seconds=15"))?;
     wait_for_end(&mut guest, "eat")?;
     guest.finish("calm", Duration::from_secs(180))?;
     ensure!(guest.stat("failed_writes")? > 0, "the limit was not reached");
-    ensure!(guest.stat("mem_used_total")? <= 6 << 20, "more memory than the limit");
+    ensure!(guest.stat("mem_used_total")? <= 4 << 20, "more memory than the limit");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     let log = guest.log("eat")?;
     ensure!(!log.contains("WRONG"), "{log}");
