@@ -2,8 +2,9 @@
 //!
 //! A worker that needs a slab takes one that is ready, so that it never asks the kernel for memory:
 //! under memory pressure the kernel might find some only by writing to this very store. The keeper
-//! asks instead, for slabs of the lengths that are in demand. It is woken when half of them are taken, and looks
-//! by itself once a second, when it also lets compaction run if that frees enough.
+//! asks instead, for slabs of the lengths that are in demand. It is woken when half of them are taken, when
+//! far more than that are ready (what is freed is to be had by others at once: swapoff waits for it), and looks by
+//! itself once a second, when it also lets compaction run if that frees enough.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -45,6 +46,8 @@ struct Memory {
     freed: u64,
     compacting: bool,
     looked: Instant,
+    /// The kernel does not take memory back: it is asked once a second only.
+    stuck: bool,
     /// The next region to map, of those that another server left.
     warm: Option<u32>,
 }
@@ -62,6 +65,7 @@ impl Keeper {
             freed: 0,
             compacting: false,
             looked: Instant::now(),
+            stuck: false,
             warm: Some(0),
         };
         store.stock(&memory.demand);
@@ -73,7 +77,7 @@ impl Keeper {
                     let deadline = Instant::now() + PERIOD;
                     let woken = || {
                         let stop = stopped.load(std::sync::atomic::Ordering::Acquire);
-                        (stop || kept.has_work()).then_some(())
+                        (stop || kept.has_work(memory.stuck)).then_some(())
                     };
                     kept.heap.work.wait_until(Some(deadline), woken);
                 }
@@ -102,11 +106,19 @@ impl Drop for Keeper {
 }
 
 impl Store {
-    fn has_work(&self) -> bool {
+    fn has_work(&self, stuck: bool) -> bool {
         let some = |counts: &[crate::sync::AtomicU32]| {
             counts.iter().any(|count| count.load(Ordering::Relaxed) > 0)
         };
-        some(std::slice::from_ref(&self.heap.is_low)) || some(&self.heap.wanted)
+        some(std::slice::from_ref(&self.heap.is_low))
+            || some(&self.heap.wanted)
+            || !stuck && self.heap.regions.ready() > self.plenty()
+    }
+
+    /// More pages ready than twice the targets of all lengths together.
+    fn plenty(&self) -> u64 {
+        const ONE_OF_EACH: u64 = (MAX_PAGES as u64) * (MAX_PAGES as u64 + 1) / 2;
+        2 * (self.options.reserve / PAGE as u64 + ONE_OF_EACH)
     }
 
     /// One look; whether there is more to do at once.
@@ -118,9 +130,12 @@ impl Store {
         }
         self.serve_waiting();
         self.stock(&memory.demand);
-        if memory.looked.elapsed() >= PERIOD {
+        let period = memory.looked.elapsed() >= PERIOD;
+        if period || !memory.stuck && self.heap.regions.ready() > self.plenty() {
+            memory.stuck = !self.release_surplus(&memory.demand);
+        }
+        if period {
             memory.looked = Instant::now();
-            self.release_surplus(&memory.demand);
             for demand in &mut memory.demand {
                 *demand -= *demand / 4;
             }
@@ -166,9 +181,12 @@ impl Store {
     /// Makes slabs until each length in use has its share of the reserve ready.
     fn stock(&self, demand: &[u32; LENGTHS]) {
         for pages in 1..=MAX_PAGES {
-            let target = self.target(demand, pages);
             // To be woken for each slab would cost more than to make it.
+            let target = self.target(demand, pages);
             self.heap.low[pages as usize].store(target / 2, Ordering::Relaxed);
+        }
+        for pages in 1..=MAX_PAGES {
+            let target = self.target(demand, pages);
             while self.heap.regions.ready_slabs(pages) < target {
                 // Who waits comes first; and what is ready in other lengths is there to be traded.
                 let wanted =
@@ -184,16 +202,20 @@ impl Store {
         }
     }
 
-    /// Gives the memory of ready slabs that nobody asks for back.
-    fn release_surplus(&self, demand: &[u32; LENGTHS]) {
+    /// Gives the memory of ready slabs that nobody asks for back; whether the kernel took it.
+    fn release_surplus(&self, demand: &[u32; LENGTHS]) -> bool {
         for pages in 1..=MAX_PAGES {
             let target = self.target(demand, pages);
             while self.heap.regions.ready_slabs(pages) > target.saturating_mul(2) {
-                if !self.heap.regions.shrink(&self.heap.map, pages) {
-                    break;
+                // Workers take some meanwhile.
+                if !self.heap.regions.shrink(&self.heap.map, pages)
+                    && self.heap.regions.ready_slabs(pages) > 0
+                {
+                    return false;
                 }
             }
         }
+        true
     }
 
     /// How many slabs of `pages` pages are to be ready: their share of the reserve by demand, and

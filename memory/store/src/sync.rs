@@ -70,9 +70,12 @@ mod real {
     pub(crate) fn relax(tries: &mut u32) {
         if *tries < 64 {
             std::hint::spin_loop();
-        } else {
+        } else if *tries < 128 {
             // It is not running, or has to share our CPU.
             std::thread::yield_now();
+        } else {
+            // A thread of real time that yields does so to its like only.
+            std::thread::sleep(std::time::Duration::from_micros(50));
         }
         *tries = tries.saturating_add(1);
     }
