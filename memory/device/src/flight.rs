@@ -94,7 +94,13 @@ impl Flight {
                 return false;
             }
             let count = step.min(request.pages - first);
-            let done = engine.run(request.op, request.page, &request.buffer, first, count);
+            // A write that found no memory has failed, and each of its pages would wait for some anew.
+            let hopeless = request.op == Op::Write
+                && self.error.load(Ordering::Relaxed) == Errno::NoSpace.raw().unsigned_abs();
+            let done = match hopeless {
+                true => Ok(()),
+                false => engine.run(request.op, request.page, &request.buffer, first, count),
+            };
             if let Err(errno) = done {
                 let raw = errno.raw().unsigned_abs();
                 let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
