@@ -85,8 +85,8 @@ impl KernelRing {
 
     fn push_entry(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
         // SAFETY: the buffer it names is in `buffers`, which this ring keeps; when the ring is dropped the
-        // kernel has let go of the tags (its end cancels their commands), and the descriptor that is
-        // watched belongs to the backend, which is dropped after the ring.
+        // kernel has let go of the tags (its end cancels their commands), and a poll holds the file that it
+        // watches, whoever closes the descriptor.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             return Ok(());
         }
