@@ -139,6 +139,7 @@ pub(crate) fn serve<Q: Queue>(
         within: false,
         edge: vec![0; SMALL + 2 * PAGE].into_boxed_slice(),
         current: None,
+        deserted: false,
     };
     connection.input.bytes[..input.len()].copy_from_slice(input);
     let _path = IoPath::enter();
@@ -170,6 +171,8 @@ struct Connection<'a, Q> {
     /// Pages of which a client wants a part.
     edge: Box<[u8]>,
     current: Option<Current>,
+    /// The client takes no answers any more.
+    deserted: bool,
 }
 
 impl<Q: Queue> Connection<'_, Q> {
@@ -263,6 +266,10 @@ impl<Q: Queue> Connection<'_, Q> {
             Parsed::Broken(why) => return Err(why.into()),
         };
         let Request { command, cookie, offset, length } = request;
+        if self.deserted && matches!(command, Command::Write | Command::Trim | Command::Zero { .. })
+        {
+            return Err(ConnectionError::Cut);
+        }
         let len = length as usize;
         let write = command == Command::Write;
         if len > SMALL && (write || matches!(command, Command::Read { .. })) {
@@ -651,6 +658,21 @@ impl<Q: Queue> Connection<'_, Q> {
 
     /// Reads what there is; `false` at the end.
     fn receive(&mut self) -> Result<bool, ConnectionError> {
+        let got = self.read()?;
+        // Whoever has given this connection up may have sent the same by another one, and more after it: what
+        // still lies in this one must not undo that. Nobody was told that it is done.
+        let mut fds = [PollFd::new(self.stream, PollFlags::empty())];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP) {
+            self.deserted = true;
+            if matches!(self.current, Some(Current::Write { .. })) {
+                return Err(ConnectionError::Cut);
+            }
+        }
+        Ok(got)
+    }
+
+    fn read(&mut self) -> Result<bool, ConnectionError> {
         let stream = &mut &*self.stream;
         // Straight to where it belongs, when it is known.
         if let Some(Current::Write { large, offset, left, slice: Some((slice, filled)) }) =
@@ -739,3 +761,47 @@ fn read(stream: &mut &UnixStream, into: &mut [u8]) -> io::Result<usize> {
 
 const _: () = assert!(INPUT >= 2 * (REQUEST + SMALL) && INPUT > 2 * crate::handshake::INPUT);
 const _: () = assert!(OUTPUT >= RESERVE + DATA_CHUNK + SMALL + CHUNK + 8 * EXTENTS);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use codec::Settings;
+    use device::{Device, DeviceOptions};
+    use std::net::Shutdown;
+    use store::{Options, Store};
+
+    /// What page 3 holds after a client has sent a write of it, in `length` bytes, and gone in its way, all of it
+    /// before the server looked.
+    fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>) {
+        let store = Store::create(256, Options::default()).unwrap();
+        let options = DeviceOptions { settings: Settings::default(), workers: 0, depth: 4 };
+        let device = Device::new(&store, &options).unwrap();
+        let mut queue = device.queue().unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        request.extend([0, 0, 0, 1]);
+        request.extend(7_u64.to_be_bytes());
+        request.extend((3 * PAGE as u64).to_be_bytes());
+        request.extend(u32::try_from(length).unwrap().to_be_bytes());
+        request.extend((0..length).map(|at| (at / 5).to_le_bytes()[0]));
+        theirs.write_all(&request).unwrap();
+        theirs.shutdown(way).unwrap();
+        let session = Session { size: 1 << 20, structured: false, allocation: false };
+        let served = serve(&ours, &mut queue, session, &[]);
+        let mut page = vec![0; PAGE];
+        queue.read_now(3, &mut page).unwrap();
+        (served, page)
+    }
+
+    #[test]
+    fn what_lies_in_a_connection_that_was_given_up_is_not_done() {
+        for length in [PAGE, 16 * PAGE] {
+            let (served, page) = after(length, Shutdown::Both);
+            assert!(matches!(served, Err(ConnectionError::Cut)), "{length}: {served:?}");
+            assert!(page == vec![0; PAGE], "{length}");
+            // One that only has nothing more to say wants it done.
+            let (served, page) = after(length, Shutdown::Write);
+            assert!(served.is_ok() && page[5] == 1, "{length}: {served:?}");
+        }
+    }
+}

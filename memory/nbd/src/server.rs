@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +43,7 @@ pub struct Server<B: Backend> {
     options: ServerOptions,
     stop: OwnedFd,
     open: Mutex<Open>,
+    simple_ended: AtomicU64,
 }
 
 /// Connections that are there, to be ended from elsewhere.
@@ -85,6 +87,7 @@ impl<B: Backend> Server<B> {
             options,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             open: Mutex::default(),
+            simple_ended: AtomicU64::new(0),
         })
     }
 
@@ -167,6 +170,12 @@ impl<B: Backend> Server<B> {
         self.open().streams.len()
     }
 
+    /// Connections with simple replies only that were served and have ended. The kernel's client has such: whoever
+    /// serves it learns here that it has given one up.
+    pub fn simple_ended(&self) -> u64 {
+        self.simple_ended.load(Ordering::Acquire)
+    }
+
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,7 +198,11 @@ impl<B: Backend> Server<B> {
         stream.set_read_timeout(None).map_err(io)?;
         stream.set_write_timeout(None).map_err(io)?;
         let mut queue = self.backend.open().map_err(Ended::Queue)?;
-        Ok(serve(stream, &mut queue, session, &rest)?)
+        let served = serve(stream, &mut queue, session, &rest);
+        if !session.structured {
+            self.simple_ended.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(served?)
     }
 
     /// The handshake; `None` if the client wants no more, with what came after it otherwise.
