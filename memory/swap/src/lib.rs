@@ -26,4 +26,6 @@ pub mod supervisor;
 mod sys;
 
 pub use check::{all_required_met, check, Item, Subject, Weight};
-pub use precautions::{inherited, leave_cgroup, own, prefer, warm, Untaken, KEEPING};
+pub use precautions::{
+    ignore_signals, inherited, leave_cgroup, own, prefer, prefer_this, warm, Untaken, KEEPING,
+};

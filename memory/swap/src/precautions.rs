@@ -90,6 +90,25 @@ pub fn prefer(name: &str) -> Result<(), Untaken> {
     attempt().map_err(|source| Untaken { action: "prefer a thread", source })
 }
 
+/// As [`prefer`], for this thread and those that it starts from now on.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn prefer_this() -> Result<(), Untaken> {
+    crate::sys::real_time(0).map_err(|source| Untaken { action: "prefer a thread", source })
+}
+
+/// Has this process go on when a terminal or a service manager tells all of them to end: only the supervisor
+/// knows what comes first. For servers, until they listen to it, and for helpers.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn ignore_signals() -> Result<(), Untaken> {
+    crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
+}
+
 fn own_mounts() -> io::Result<()> {
     use rustix::mount::{mount_change, MountPropagationFlags};
     // What is mounted elsewhere later still comes here, what goes there goes here; nothing of ours goes there.

@@ -19,6 +19,9 @@
 //! Servers do not follow signals while they have a supervisor: one that a service manager or a terminal
 //! sends to all processes at once must not take a disk away that is swapped to.
 //!
+//! Nothing that the supervisor does for a disk in use may end it or make it wait: a process that cannot be
+//! started is tried again, and one that is killed is not waited for, since what it is stuck in may be the very disk.
+//!
 //! Limits: the supervisor is one thread; it allocates little, when it starts something. Should it be killed
 //! itself, the server goes on without one.
 
@@ -51,7 +54,8 @@ pub trait Service {
     /// A line that the server has said, other than "ready".
     fn said(&mut self, line: &str);
 
-    /// What is to be run now that the server `pid` is ready: for the first one or for a later one.
+    /// What is to be run now that the server `pid` is ready: for the first one or for a later one. For a later
+    /// one it is run again and again until it succeeds: whoever has the disk waits for it.
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
     /// What is to be run before the server may end.
@@ -143,6 +147,9 @@ struct Helper {
     deadline: Option<Instant>,
 }
 
+/// How long to wait before what could not be started, or has failed, is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Runs `service` until `stop` becomes readable and all is down, or it cannot be kept up.
 ///
 /// # Errors
@@ -154,9 +161,13 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
         service,
         server: None,
         standby: None,
-        helper: None,
+        helpers: Vec::with_capacity(4),
+        dismissed: Vec::with_capacity(4),
         backoff: Backoff::default(),
         restart: Some(Instant::now()),
+        stand_by: None,
+        up_again: None,
+        up_begun: false,
         started: 0,
         been_up: false,
         stopping: false,
@@ -170,10 +181,19 @@ struct Supervisor<'a> {
     server: Option<Server>,
     /// It is looked at only when it is needed.
     standby: Option<Server>,
-    helper: Option<Helper>,
+    /// At most one of each task.
+    helpers: Vec<Helper>,
+    /// Killed, and not yet seen to have ended.
+    dismissed: Vec<Child>,
     backoff: Backoff,
     /// When to start a server.
     restart: Option<Instant>,
+    /// When to start one that stands by.
+    stand_by: Option<Instant>,
+    /// When to run what has failed after the start of a later server.
+    up_again: Option<Instant>,
+    /// What follows the first start was begun.
+    up_begun: bool,
     started: u32,
     /// Whether the first start has succeeded as a whole.
     been_up: bool,
@@ -190,55 +210,91 @@ fn failed(action: &'static str) -> impl FnOnce(io::Error) -> SuperviseError {
 impl Supervisor<'_> {
     fn run(&mut self, stop: BorrowedFd<'_>) -> Result<(), SuperviseError> {
         loop {
-            if self.restart.is_some_and(|at| at <= Instant::now()) {
-                self.restart = None;
-                self.start()?;
+            if self.ending && self.server.is_none() {
+                // Asked to end between two servers: what the dead one left is nobody's.
+                self.service.abandon();
+                return Ok(());
             }
+            self.begin_what_is_due()?;
             let woken = self.wait(stop)?;
             if woken.stop {
                 // Level-triggered: take what was written.
                 let _ = rustix::io::read(stop, &mut [0; 64]);
-                self.stop()?;
+                self.stop();
             }
             if woken.said {
                 self.listen()?;
             }
             if woken.helper {
-                self.helper_ended()?;
+                self.helpers_ended()?;
             }
             if woken.server && self.server_ended()? {
                 return Ok(());
             }
-            self.enforce_deadline();
+            self.enforce_deadlines();
+            // One that cannot be asked is not asked again.
+            self.dismissed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         }
+    }
+
+    fn begin_what_is_due(&mut self) -> Result<(), SuperviseError> {
+        let due = |at: &mut Option<Instant>| at.take_if(|at| *at <= Instant::now()).is_some();
+        if due(&mut self.restart) {
+            self.start()?;
+        }
+        if due(&mut self.up_again) {
+            self.up()?;
+        }
+        if due(&mut self.stand_by) {
+            self.stand_by();
+        }
+        Ok(())
     }
 
     fn start(&mut self) -> Result<(), SuperviseError> {
         let replaces = self.started > 0;
-        self.started += 1;
         if let Some(mut standby) = self.standby.take() {
             let line = format!("go {}\n", self.service.go());
             if standby.channel.write_all(line.as_bytes()).is_ok() {
+                self.started += 1;
                 self.server = Some(standby);
                 return Ok(());
             }
             // It has died as well.
-            let _ = standby.child.kill();
-            let _ = standby.child.wait();
+            self.dismiss(standby.child);
         }
         let command = self.service.server(replaces);
-        self.server = Some(Self::spawn(command)?);
+        match Self::spawn(command) {
+            Ok(server) => {
+                self.started += 1;
+                self.server = Some(server);
+            }
+            Err(error) if !replaces => return Err(error),
+            // No memory, perhaps, or no process number: whoever has the disk waits.
+            Err(error) => {
+                self.service.say(&format!("{}: trying again", with_cause(&error)));
+                self.restart = Some(Instant::now() + AGAIN);
+            }
+        }
         Ok(())
     }
 
     /// Starts the next one that stands by, if there is none.
-    fn stand_by(&mut self) -> Result<(), SuperviseError> {
-        if self.standby.is_none() && !self.ending {
-            if let Some(command) = self.service.standby() {
-                self.standby = Some(Self::spawn(command)?);
-            }
+    fn stand_by(&mut self) {
+        if self.standby.is_some() || self.ending {
+            return;
         }
-        Ok(())
+        let Some(command) = self.service.standby() else { return };
+        match Self::spawn(command) {
+            Ok(standby) => self.standby = Some(standby),
+            Err(_) => self.stand_by = Some(Instant::now() + AGAIN),
+        }
+    }
+
+    /// Ends a process without waiting for it.
+    fn dismiss(&mut self, mut child: Child) {
+        let _ = child.kill();
+        self.dismissed.push(child);
     }
 
     fn spawn(mut command: Command) -> Result<Server, SuperviseError> {
@@ -254,8 +310,9 @@ impl Supervisor<'_> {
     }
 
     fn wait(&self, stop: BorrowedFd<'_>) -> Result<Woken, SuperviseError> {
-        let deadlines = [self.restart, self.helper.as_ref().and_then(|helper| helper.deadline)];
-        let timeout = deadlines.into_iter().flatten().min().map(|at| {
+        let deadlines = self.helpers.iter().map(|helper| helper.deadline);
+        let deadlines = deadlines.chain([self.restart, self.stand_by, self.up_again]);
+        let timeout = deadlines.flatten().min().map(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -266,19 +323,26 @@ impl Supervisor<'_> {
         let server = self.server.as_ref();
         let pidfd = server.map_or(stop, |server| server.pidfd.as_fd());
         let channel = server.map_or(stop, |server| server.channel.as_fd());
-        let helper = self.helper.as_ref().map_or(stop, |helper| helper.pidfd.as_fd());
-        let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let mut fds = [watched(stop), watched(pidfd), watched(channel), watched(helper)];
+        let helpers = self.helpers.iter().map(|helper| helper.pidfd.as_fd());
+        let mut fds: Vec<_> = [stop, pidfd, channel]
+            .into_iter()
+            .chain(helpers)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // No memory: that passes.
+            Err(rustix::io::Errno::NOMEM | rustix::io::Errno::AGAIN) => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             Err(error) => return Err(failed("wait")(error.into())),
         }
-        let ready = |nth: usize| !fds[nth].revents().is_empty();
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         Ok(Woken {
-            stop: ready(0),
-            server: server.is_some() && ready(1),
-            said: server.is_some() && ready(2),
-            helper: self.helper.is_some() && ready(3),
+            stop: ready[0],
+            server: server.is_some() && ready[1],
+            said: server.is_some() && ready[2],
+            helper: ready[3..].contains(&true),
         })
     }
 
@@ -310,15 +374,37 @@ impl Supervisor<'_> {
                 continue;
             }
             server.ready = Some(Instant::now());
-            let first = !self.been_up;
-            match self.service.up(!first, server.child.id()) {
-                Some(command) => self.help(command, Task::Up { first }, None)?,
-                None => self.been_up = true,
-            }
+            self.up()?;
             // Nothing else comes with it.
-            return self.stand_by();
+            self.stand_by();
+            return Ok(());
         }
         Ok(())
+    }
+
+    /// Runs what follows the start of the server that there is, if it is ready.
+    fn up(&mut self) -> Result<(), SuperviseError> {
+        self.up_again = None;
+        let ready = self.server.as_ref().filter(|server| server.ready.is_some());
+        let Some(pid) = ready.map(|server| server.child.id()) else { return Ok(()) };
+        let first = !self.up_begun;
+        self.up_begun = true;
+        let Some(command) = self.service.up(!first, pid) else {
+            self.been_up |= first;
+            return Ok(());
+        };
+        match self.help(command, Task::Up { first }, None) {
+            Ok(()) => Ok(()),
+            Err(error) if first => {
+                self.end_server();
+                Err(error)
+            }
+            Err(error) => {
+                self.service.say(&format!("{}: trying again", with_cause(&error)));
+                self.up_again = Some(Instant::now() + AGAIN);
+                Ok(())
+            }
+        }
     }
 
     fn help(
@@ -327,34 +413,44 @@ impl Supervisor<'_> {
         task: Task,
         limit: Option<Duration>,
     ) -> Result<(), SuperviseError> {
-        if let Some(mut other) = self.helper.take() {
+        if let Some(nth) = self.helpers.iter().position(|helper| helper.task == task) {
             // What it was to bring about is out of date.
-            let _ = other.child.kill();
-            let _ = other.child.wait();
+            let other = self.helpers.swap_remove(nth);
+            self.dismiss(other.child);
         }
         let child = command.stdin(Stdio::null()).spawn().map_err(failed("start a helper"))?;
         let pidfd = watch(&child)?;
         let deadline = limit.map(|limit| Instant::now() + limit);
-        self.helper = Some(Helper { child, pidfd, task, deadline });
+        self.helpers.push(Helper { child, pidfd, task, deadline });
         Ok(())
     }
 
-    fn helper_ended(&mut self) -> Result<(), SuperviseError> {
-        let Some(helper) = &mut self.helper else { return Ok(()) };
-        let Some(status) = helper.child.try_wait().map_err(failed("wait for a helper"))? else {
-            return Ok(());
-        };
-        let task = helper.task;
-        self.helper = None;
+    fn helpers_ended(&mut self) -> Result<(), SuperviseError> {
+        let mut nth = 0;
+        while let Some(helper) = self.helpers.get_mut(nth) {
+            match helper.child.try_wait().map_err(failed("wait for a helper"))? {
+                Some(status) => {
+                    let task = self.helpers.swap_remove(nth).task;
+                    self.helper_ended(task, status)?;
+                }
+                None => nth += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn helper_ended(&mut self, task: Task, status: ExitStatus) -> Result<(), SuperviseError> {
         match (task, status.success()) {
-            (Task::Up { .. }, true) => self.been_up = true,
+            (Task::Up { first }, true) => self.been_up |= first,
             (Task::Up { first: true }, false) => {
                 self.end_server();
                 return Err(SuperviseError::Up(status));
             }
             (Task::Up { first: false }, false) => {
-                self.service
-                    .say(&format!("what follows the start of a server has failed: {status}"));
+                self.service.say(&format!(
+                    "what follows the start of a server has failed ({status}): trying again"
+                ));
+                self.up_again = Some(Instant::now() + AGAIN);
             }
             (Task::Down, true) => self.tell_to_end(),
             (Task::Down, false) => {
@@ -364,38 +460,50 @@ impl Supervisor<'_> {
                 ));
             }
         }
+        if matches!(task, Task::Up { .. }) && self.stopping {
+            self.go_down();
+        }
         Ok(())
     }
 
-    fn enforce_deadline(&mut self) {
-        let Some(helper) = &mut self.helper else { return };
-        if helper.deadline.is_some_and(|at| at <= Instant::now()) {
-            helper.deadline = None;
-            // Its end is then seen as that of one that has failed.
-            let _ = helper.child.kill();
-        }
-    }
-
-    fn stop(&mut self) -> Result<(), SuperviseError> {
-        if self.stopping {
-            return Ok(());
-        }
-        self.stopping = true;
-        if self.been_up {
-            if let Some(command) = self.service.down() {
-                let limit = self.service.down_limit();
-                return self.help(command, Task::Down, Some(limit));
+    fn enforce_deadlines(&mut self) {
+        for helper in &mut self.helpers {
+            if helper.deadline.is_some_and(|at| at <= Instant::now()) {
+                helper.deadline = None;
+                // Its end is then seen as that of one that has failed.
+                let _ = helper.child.kill();
             }
         }
-        self.tell_to_end();
-        Ok(())
+    }
+
+    fn stop(&mut self) {
+        if self.stopping || self.ending {
+            return;
+        }
+        self.stopping = true;
+        self.go_down();
+    }
+
+    /// Begins the end, unless something is coming up: that is waited for, or swapping would begin on a disk
+    /// that goes.
+    fn go_down(&mut self) {
+        if self.helpers.iter().any(|helper| matches!(helper.task, Task::Up { .. } | Task::Down)) {
+            return;
+        }
+        let down = if self.been_up { self.service.down() } else { None };
+        let Some(command) = down else { return self.tell_to_end() };
+        let limit = self.service.down_limit();
+        if let Err(error) = self.help(command, Task::Down, Some(limit)) {
+            self.stopping = false;
+            self.service.say(&format!("cannot end: {}. Ask again later", with_cause(&error)));
+        }
     }
 
     fn tell_to_end(&mut self) {
         self.ending = true;
-        if let Some(mut standby) = self.standby.take() {
-            let _ = standby.child.kill();
-            let _ = standby.child.wait();
+        (self.restart, self.stand_by, self.up_again) = (None, None, None);
+        if let Some(standby) = self.standby.take() {
+            self.dismiss(standby.child);
         }
         if let Some(server) = &mut self.server {
             // One that is dying just now needs no telling.
@@ -423,6 +531,7 @@ impl Supervisor<'_> {
         };
         let ready = server.ready.map(|since| since.elapsed());
         self.server = None;
+        self.up_again = None;
         if self.ending {
             if !status.success() {
                 self.service.say(&format!("the server ended with {status}"));
@@ -438,13 +547,22 @@ impl Supervisor<'_> {
             self.service.abandon();
             return Err(SuperviseError::GaveUp { crashes: Backoff::MOST, last: status });
         };
+        // First the server, then what there is to say of it.
+        self.restart = Some(Instant::now() + pause);
+        self.begin_what_is_due()?;
         let after = match pause {
             Duration::ZERO => String::new(),
             pause => format!(" in {pause:?}"),
         };
         self.service.say(&format!("the server has died ({status}): starting another{after}"));
-        self.restart = Some(Instant::now() + pause);
         Ok(false)
+    }
+}
+
+fn with_cause(error: &SuperviseError) -> String {
+    match error {
+        SuperviseError::Io { source, .. } => format!("{error}: {source}"),
+        other => other.to_string(),
     }
 }
 
@@ -526,7 +644,10 @@ mod tests {
             command
         }
         fn standby(&mut self) -> Option<Command> {
-            self.standby.as_ref().map(|script| self.sh(script))
+            match self.standby.as_deref() {
+                Some("cannot be started") => Some(Command::new("/nowhere/at/all")),
+                script => script.map(|script| self.sh(script)),
+            }
         }
         fn go(&self) -> String {
             "there".into()
@@ -536,7 +657,9 @@ mod tests {
         }
         fn up(&mut self, replaces: bool, _: u32) -> Option<Command> {
             self.log.borrow_mut().push(format!("up {replaces}"));
-            self.up.as_ref().map(|script| self.sh(script))
+            let mut command = self.up.as_ref().map(|script| self.sh(script))?;
+            command.env("REPLACES", replaces.to_string());
+            Some(command)
         }
         fn down(&mut self) -> Option<Command> {
             self.down.as_ref().map(|script| self.sh(script))
@@ -668,6 +791,46 @@ mod tests {
         asking.join().unwrap();
         assert_eq!(shell.noted(), "up\ntried\nend\n");
         assert!(shell.log.borrow().iter().any(|line| line.contains("serving goes on")));
+    }
+
+    #[test]
+    fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
+        // A swapoff that reads from a disk without a server ends when the disk has been given the next one.
+        let mut shell = Shell::new(
+            "echo ready >&0; \
+             if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
+             read line; echo $line >> $NOTE",
+        );
+        shell.up = Some(
+            "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
+             if grep -q failed $NOTE; then echo again >> $NOTE; exit 0; fi; echo failed >> $NOTE; exit 1"
+                .into(),
+        );
+        shell.down =
+            Some("echo down >> $NOTE; until grep -q again $NOTE; do sleep 0.01; done".into());
+        // Asked at any moment after "up" was noted, also before that is known to have succeeded.
+        run(&mut shell, "up\n").unwrap();
+        assert_eq!(shell.noted(), "up\ndown\nfailed\nagain\nend\n");
+    }
+
+    #[test]
+    fn an_end_that_is_asked_for_during_the_start_waits_for_it() {
+        let mut shell = Shell::new("echo ready >&0; read line; echo $line >> $NOTE");
+        shell.up = Some("echo swapping >> $NOTE; sleep 0.5; echo on >> $NOTE".into());
+        shell.down = Some("echo off >> $NOTE".into());
+        run(&mut shell, "swapping").unwrap();
+        assert_eq!(shell.noted(), "swapping\non\noff\nend\n");
+    }
+
+    #[test]
+    fn one_that_stands_by_and_cannot_be_started_is_no_reason_to_end() {
+        let mut shell = Shell::new(
+            "echo ready >&0; if [ $REPLACES = false ]; then sleep 0.1; kill -9 $$; fi; \
+             echo second >> $NOTE; read line",
+        );
+        shell.standby = Some("cannot be started".into());
+        run(&mut shell, "second").unwrap();
+        assert!(shell.noted().contains("second"));
     }
 
     #[test]

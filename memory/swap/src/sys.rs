@@ -26,7 +26,18 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
     checked(unsafe { libc::swapoff(path.as_ptr()) })
 }
 
-/// Has a thread run before all that are not of real time, and take its turn with those that are.
+/// This process does not follow a terminal's or a service manager's signals, until it says otherwise.
+pub(crate) fn ignore_signals() -> io::Result<()> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: no handler is named, so nothing of ours runs in one.
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Has a thread (0: this one) run before all that are not of real time, and take its turn with those that are.
 pub(crate) fn real_time(thread: i32) -> io::Result<()> {
     let lowest = libc::sched_param { sched_priority: 1 };
     // SAFETY: a struct that lives as long as the call.
