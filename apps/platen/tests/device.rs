@@ -173,6 +173,78 @@ fn a_server_is_private_alone_and_ends_cleanly() {
 }
 
 #[test]
+fn a_server_that_is_killed_is_replaced_and_has_lost_nothing() {
+    let served = Served::new(&["--size", "64M"]);
+    if !have(&["nbdcopy"]) {
+        return;
+    }
+    let (image, copy) = (image(48 * MIB), served.path("copy"));
+    fs::write(served.path("image"), &image).unwrap();
+    run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
+    let before = served.stat();
+    let pid = i32::try_from(before["pid"].as_u64().unwrap()).unwrap();
+    assert_ne!(
+        pid,
+        Pid::from_child(&served.child).as_raw_nonzero().get(),
+        "there is no supervisor"
+    );
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    let start = Instant::now();
+    while !served.log().contains("starting another")
+        || served.log().matches("platen: device judged").count() < 2
+    {
+        assert!(start.elapsed() < Duration::from_secs(60), "no other server: {}", served.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let after = served.stat();
+    assert_ne!(after["pid"], before["pid"]);
+    assert_eq!(after["platen"]["generation"], before["platen"]["generation"].as_u64().unwrap() + 1);
+    assert_eq!(after["mm_stat"]["compr_data_size"], before["mm_stat"]["compr_data_size"]);
+    run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
+    assert!(
+        fs::read(&copy).unwrap()[..image.len()] == image,
+        "what came back is not what was put in"
+    );
+    served.end();
+}
+
+#[test]
+fn without_a_supervisor_it_is_one_process() {
+    let served = Served::new(&["--no-supervisor"]);
+    let pid = Pid::from_child(&served.child).as_raw_nonzero().get();
+    assert_eq!(served.stat()["pid"], pid);
+    served.end();
+}
+
+/// What a service manager sends to all processes at once must not hit the one that is needed when another dies.
+#[test]
+fn a_server_that_stands_by_follows_its_supervisor_and_no_signals() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Served::command(folder.path(), "s", "judged", &["--size", "1M"]);
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    command.args(["--inherited", "store=3,standby=1"]);
+    let mut child = command.stdin(std::os::fd::OwnedFd::from(theirs)).spawn().unwrap();
+    drop(command);
+    let start = Instant::now();
+    let ignored = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap()
+    };
+    // HUP, INT, TERM.
+    while ignored() & 0x4003 != 0x4003 {
+        assert!(start.elapsed() < Duration::from_secs(60), "it follows signals: {:x}", ignored());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(Pid::from_child(&child), signal).unwrap();
+    }
+    drop(ours);
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     for (options, reason) in [

@@ -76,6 +76,9 @@ pub(crate) struct ServeArgs {
     /// Seconds that everything may take to come back into memory when this is to end
     #[arg(long, default_value_t = 300, value_name = "SECONDS", requires = "swap")]
     pub(crate) swapoff_timeout: u64,
+    /// One process: when it ends or is killed, what the device holds is gone
+    #[arg(long, conflicts_with = "swap")]
+    pub(crate) no_supervisor: bool,
     /// What the supervisor hands to the server it starts
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,

@@ -21,8 +21,9 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         .find(|way| way.kind == "ublk" || way.kind == "kernel-nbd")
         .map(|way| PathBuf::from(&way.address));
     let pids = [status.pid, parent(status.pid)?];
-    // 1: the supervisor was killed, and the server is on its own.
-    let pids = if pids[1] == 1 { &pids[..1] } else { &pids[..] };
+    // Another program: there is no supervisor, or it was killed, and the server is on its own.
+    let program = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let pids = if program(pids[0]) == program(pids[1]) { &pids[..] } else { &pids[..1] };
     let items = swap::check(&Subject { pids, disk: disk.as_deref() });
     if args.json {
         println!("{}", serde_json::to_string_pretty(&items)?);

@@ -4,6 +4,7 @@ mod args;
 mod check;
 mod control;
 mod metrics;
+mod say;
 mod serve;
 mod size;
 mod stat;
@@ -18,8 +19,8 @@ use std::process::ExitCode;
 pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     let done = match args.command {
         DeviceCommand::Serve(args) => match &args.inherited {
-            Some(inherited) => serve::run(&args, inherited),
-            None => supervise::run(&args),
+            None if !args.no_supervisor => supervise::run(&args),
+            inherited => serve::run(&args, inherited.as_ref()),
         },
         DeviceCommand::Stat(args) => stat::run(&args),
         DeviceCommand::Check(args) => return check::run(&args),

@@ -1,8 +1,10 @@
-//! The server behind `platen device serve`: a device and its ways in. Its supervisor starts it.
+//! The server behind `platen device serve`: a device and its ways in. Its supervisor starts it, unless it is to have
+//! none.
 
 use super::args::{Inherited, ServeArgs};
 use super::control::{self, Control};
 use super::metrics::Metrics;
+use super::say::say;
 use super::status::{Status, Transport};
 use super::supervise;
 use anyhow::{bail, Context};
@@ -10,9 +12,10 @@ use codec::Settings;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
 use relay::Listening;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
@@ -26,15 +29,19 @@ const HEAP: usize = 12 << 20;
 /// Threads that a server starts, on such a machine.
 const THREADS: usize = 12;
 
-pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
+    if inherited.is_some() {
+        // Until it listens to its supervisor, which knows what comes first.
+        swap::ignore_signals()?;
+    }
     if args.swap {
         for untaken in swap::own() {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    let supervisor = Arc::new(Supervisor::new()?);
-    let mut inherited = inherited.clone();
+    let supervisor = Arc::new(Supervisor::new(inherited.is_some())?);
+    let mut inherited = inherited.cloned().unwrap_or_default();
     if inherited.standby {
         swap::warm(HEAP, THREADS).context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
@@ -48,8 +55,11 @@ pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()>
     let control = control::listen(&folder, &args.name)?;
     let listening = args.nbd.as_ref().map(|address| address.listen()).transpose()?;
 
-    let store_fd = descriptor(inherited.store)?;
-    let store = Store::attach(store_fd.as_fd(), supervise::store_options(args))?;
+    let options = supervise::store_options(args);
+    let store = match supervisor.is_there() {
+        true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
+        false => Store::create(supervise::pages(args)?, options)?,
+    };
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
     if args.swap {
         if let Err(untaken) = swap::prefer("store-keeper") {
@@ -91,10 +101,16 @@ pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()>
         serde_json::to_string(&answer()).expect("numbers and strings")
     })?;
     let metrics = args.prometheus.map(|address| Metrics::start(address, status)).transpose()?;
-    let watch = Watch::start(&device)?;
     let stopping = Arc::new(AtomicBool::new(false));
-    let alone = args.ublk || args.swap;
-    supervisor.listen(alone, {
+    let own = disk.as_ref().map(|disk| disk.disk().display().to_string());
+    let own = own.or_else(|| inherited.disk.clone());
+    let client = inherited.disk.clone().map(|disk| Client {
+        disk,
+        nbd: Arc::clone(&nbd),
+        stopping: Arc::clone(&stopping),
+    });
+    let watch = Watch::start(&device, client)?;
+    supervisor.listen(own, {
         let (nbd, stopping) = (Arc::clone(&nbd), Arc::clone(&stopping));
         move || {
             stopping.store(true, Ordering::Release);
@@ -106,14 +122,14 @@ pub(crate) fn run(args: &ServeArgs, inherited: &Inherited) -> anyhow::Result<()>
         args.nbd.as_ref().map(ToString::to_string),
         disk.as_ref().map(|disk| disk.disk().display().to_string()),
     ];
-    eprintln!(
-        "platen: device {} of {} on {}, codec {}{}",
+    say(&format!(
+        "device {} of {} on {}, codec {}{}",
         args.name,
         args.size,
         ways.into_iter().flatten().collect::<Vec<_>>().join(" and "),
         settings.codec(),
         if settings.level() == 0 { String::new() } else { format!(" level {}", settings.level()) },
-    );
+    ));
     supervisor.tell("ready");
     let served = serve(args, listening, &nbd, disk, &stopping);
     // Nobody may ask what is being taken down.
@@ -130,10 +146,14 @@ fn serve(
     disk: Option<ublk::Server>,
     stopping: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let by_nbd = |listening: Listening| {
-        nbd.run(&listening.listener, |line| eprintln!("platen: {line}")).context("serving NBD")
-    };
+    let by_nbd = |listening: Listening| nbd.run(&listening.listener, say).context("serving NBD");
     let Some(disk) = disk else {
+        if args.swap {
+            // Answers take memory of the kernel's: whoever sends them must not wait for what they bring about.
+            if let Err(untaken) = swap::prefer_this() {
+                say(&format!("precaution not taken: {:#}", anyhow::Error::from(untaken)));
+            }
+        }
         return by_nbd(listening.context("no transport")?);
     };
     thread::scope(|scope| {
@@ -188,13 +208,18 @@ fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The other end of standard input.
-struct Supervisor(UnixStream);
+/// The other end of standard input, if there is a supervisor.
+struct Supervisor(Option<UnixStream>);
 
 impl Supervisor {
-    fn new() -> anyhow::Result<Self> {
+    fn new(there: bool) -> anyhow::Result<Self> {
         let input: BorrowedFd<'_> = rustix::stdio::stdin();
-        Ok(Self(UnixStream::from(input.try_clone_to_owned()?)))
+        let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
+        Ok(Self(stream.map(UnixStream::from)))
+    }
+
+    fn is_there(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Waits until this server is needed: the ublk device that there is, if any. `None` if it never will be.
@@ -202,7 +227,8 @@ impl Supervisor {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
         // By the byte: what comes after the line is for whoever listens then.
-        while line.len() < 64 && std::io::Read::read(&mut &self.0, &mut byte)? == 1 {
+        let mut stream = self.0.as_ref().context("nobody to say go")?;
+        while line.len() < 64 && stream.read(&mut byte)? == 1 {
             if byte[0] == b'\n' {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 let word = line.strip_prefix("go ").with_context(|| format!("told {line:?}"))?;
@@ -215,26 +241,36 @@ impl Supervisor {
 
     /// A line. One that is gone does not hear it.
     fn tell(&self, line: &str) {
-        let _ = rustix::io::write(&self.0, format!("{line}\n").as_bytes());
+        if let Some(stream) = &self.0 {
+            let _ = rustix::io::write(stream, format!("{line}\n").as_bytes());
+        }
     }
 
     /// Calls `stop` when it is time to end: when the supervisor says so. When the supervisor has been killed
-    /// a server that goes on `alone` follows signals, except while its disk is swapped to; others end.
-    fn listen(&self, alone: bool, stop: impl Fn() + Send + Sync + 'static) -> anyhow::Result<()> {
+    /// a server with a `disk` of the kernel's goes on, and follows signals, except while that is swapped to; others
+    /// end.
+    fn listen(
+        &self,
+        disk: Option<String>,
+        stop: impl Fn() + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
         let stop = Arc::new(stop);
-        let orphaned = Arc::new(AtomicBool::new(false));
+        let alone = disk.is_some();
+        // Without one from the beginning it is as when that has gone.
+        let orphaned = Arc::new(AtomicBool::new(!self.is_there()));
         let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&orphaned));
         // A terminal and a service manager send signals to all: only the supervisor knows what comes first.
         ctrlc::set_handler(move || {
             if seen.load(Ordering::Acquire) {
-                match swapped_to().filter(|_| alone) {
-                    Some(disk) => eprintln!("platen: {disk} is swapped to: first `swapoff {disk}`"),
+                match disk.as_ref().filter(|disk| swapped_to(disk)) {
+                    Some(disk) => say(&format!("{disk} is swapped to: first `swapoff {disk}`")),
                     None => stopped(),
                 }
             }
         })
         .context("cannot handle signals")?;
-        let mut reader = BufReader::new(self.0.try_clone()?);
+        let Some(stream) = &self.0 else { return Ok(()) };
+        let mut reader = BufReader::new(stream.try_clone()?);
         thread::Builder::new().name("supervisor".into()).spawn(move || {
             let mut line = String::new();
             while reader.read_line(&mut line).is_ok_and(|got| got > 0) {
@@ -252,30 +288,51 @@ impl Supervisor {
     }
 }
 
-/// A disk of ours that is swapped to, as the kernel lists it.
-fn swapped_to() -> Option<String> {
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let ours = |disk: &&str| disk.starts_with("/dev/ublkb") || disk.starts_with("/dev/nbd");
-    swaps.lines().filter_map(|line| line.split_whitespace().next()).find(ours).map(str::to_owned)
+/// Whether the kernel swaps to this disk, or cannot be asked.
+fn swapped_to(disk: &str) -> bool {
+    !matches!(swap::area::in_use(Path::new(disk)), Ok(None))
 }
 
-/// Prints the first damage that an I/O thread finds: they do not print.
+/// The kernel's NBD client.
+struct Client {
+    disk: String,
+    nbd: Arc<Server<Device>>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Client {
+    /// Whether it has given a connection up of which swapping depends. It does when a request is not answered for
+    /// some time, has it done by another connection, and asks for no new one.
+    fn is_lost(&self) -> bool {
+        self.nbd.simple_ended() > 0
+            && !self.stopping.load(Ordering::Acquire)
+            && swapped_to(&self.disk)
+    }
+}
+
+/// Prints the first damage that an I/O thread finds: they do not print. Ends the process when the kernel's client
+/// is lost: only with a new server does it get new connections, and what lies in the old ones is done by nobody.
 struct Watch {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Watch {
-    fn start(device: &Arc<Device>) -> anyhow::Result<Self> {
+    fn start(device: &Arc<Device>, client: Option<Client>) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (device, stopped) = (Arc::downgrade(device), Arc::clone(&stop));
         let thread = thread::Builder::new().name("watch".into()).spawn(move || {
+            let mut told = false;
             while !stopped.load(Ordering::Acquire) {
                 thread::park_timeout(Duration::from_secs(1));
+                if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
+                    say(&format!("the kernel has given up a connection of {}", client.disk));
+                    std::process::exit(1);
+                }
                 let Some(device) = device.upgrade() else { return };
-                if let Some(damage) = device.damage() {
-                    eprintln!("platen: {damage}; failed reads are counted in `platen device stat`");
-                    return;
+                if let Some(damage) = device.damage().filter(|_| !told) {
+                    told = true;
+                    say(&format!("{damage}; failed reads are counted in `platen device stat`"));
                 }
             }
         })?;

@@ -5,6 +5,7 @@
 
 use super::args::{Inherited, ServeArgs, SwapTask};
 use super::control;
+use super::say::say;
 use super::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
@@ -22,12 +23,7 @@ use ublk::Buffers;
 const STACK: &str = "262144";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let page = PAGE as u64;
-    let Size(size) = args.size;
-    ensure!(
-        size > 0 && size.is_multiple_of(page),
-        "--size: {size} bytes are not a number of pages of {page} bytes"
-    );
+    let pages = pages(args)?;
     // While there is one thread: children and threads have them from here.
     if args.swap {
         for untaken in swap::inherited() {
@@ -46,7 +42,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if let Some(address) = &args.nbd {
         drop(address.listen()?);
     }
-    let store = Store::create(size / page, store_options(args))?;
+    let store = Store::create(pages, store_options(args))?;
     let store_fd = inheritable(store.fd().try_clone_to_owned()?)?;
     drop(store);
     let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
@@ -73,6 +69,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         swap::leave_cgroup();
     }
     result.with_context(|| format!("device {}", args.name))
+}
+
+/// How many pages the device of these arguments has.
+pub(super) fn pages(args: &ServeArgs) -> anyhow::Result<u64> {
+    let (Size(size), page) = (args.size, PAGE as u64);
+    ensure!(
+        size > 0 && size.is_multiple_of(page),
+        "--size: {size} bytes are not a number of pages of {page} bytes"
+    );
+    Ok(size / page)
 }
 
 /// What the store of these arguments may have.
@@ -221,6 +227,6 @@ impl Service for Serving<'_> {
     }
 
     fn say(&self, line: &str) {
-        eprintln!("platen: {}: {line}", self.args.name);
+        say(&format!("{}: {line}", self.args.name));
     }
 }

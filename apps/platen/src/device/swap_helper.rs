@@ -7,6 +7,8 @@ use std::time::Duration;
 use swap::{area, Subject};
 
 pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
+    // What is half on or half off is worse than either.
+    swap::ignore_signals()?;
     let disk = args.disk.as_path();
     match args.task {
         SwapTask::On => on(args, disk),

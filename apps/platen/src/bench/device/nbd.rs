@@ -92,7 +92,9 @@ const PAGES: u64 = 64 << 10;
 fn platen(folder: &Path) -> anyhow::Result<Server> {
     let socket = folder.join("platen");
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["device", "serve", "--size", "1G", "--codec", "zstd", "--level", "1", "--nbd"]);
+    command.args(["device", "serve", "--size", "1G", "--codec", "zstd", "--level", "1"]);
+    // Its CPU time and memory are those of the process that is started.
+    command.args(["--no-supervisor", "--nbd"]);
     command.arg(format!("unix:{}", socket.display())).arg("--run-dir").arg(folder);
     start("platen zstd 1", command, &socket)
 }
