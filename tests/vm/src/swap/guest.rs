@@ -90,6 +90,51 @@ impl Guest {
         self.vm.sh(&command, SHORT).map(drop)
     }
 
+    /// Runs `guest swap eat` with these arguments in the background, in a cgroup of its own, and waits until it has
+    /// filled its memory.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn eat(&mut self, name: &str, arguments: &str) -> Result<()> {
+        let group = format!("/sys/fs/cgroup/{name}");
+        self.background(
+            name,
+            &format!(
+                "mkdir -p {group}; sh -c 'echo $$ > {group}/cgroup.procs; exec guest swap eat {arguments}'"
+            ),
+        )?;
+        self.wait_for(name, "filled pages", SHORT)
+    }
+
+    /// Has the kernel swap out `mib` MiB of what [`eat`](Self::eat) has started, or as much as it can: whatever
+    /// memory there is.
+    ///
+    /// # Errors
+    /// When the guest is silent, or has no memory controller.
+    pub fn push_out(&mut self, name: &str, mib: u64) -> Result<()> {
+        let file = format!("/sys/fs/cgroup/{name}/memory.reclaim");
+        // That it could not do all of it is no matter here.
+        self.vm
+            .sh(&format!("test -e {file} && {{ echo {mib}M > {file} || true; }}"), SHORT)
+            .map(drop)
+    }
+
+    /// Waits until so much memory can be had without swap: what another program had comes back bit by bit.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn wait_for_memory(&mut self, mib: u64) -> Result<()> {
+        let deadline = Instant::now() + SHORT;
+        loop {
+            let there = self.available_mib()?;
+            if there >= mib {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{there} MiB are available, not {mib}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
     /// Waits until the log of what runs in the background has `text`.
     ///
     /// # Errors
