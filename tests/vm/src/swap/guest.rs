@@ -10,7 +10,10 @@ use crate::cleanup::{register, Leftover, Ticket};
 use crate::platen;
 
 /// Long enough for anything short on a busy machine.
-pub const SHORT: Duration = Duration::from_secs(60);
+pub const SHORT: Duration = Duration::from_secs(120);
+
+/// Long enough for anything: what hangs in a guest is a panic there long before.
+pub const LONG: Duration = Duration::from_secs(900);
 
 /// What all scenarios share: the initramfs.
 #[derive(Debug)]
@@ -200,11 +203,11 @@ impl Guest {
         // The control socket answers when the store is taken over and requests flow.
         let script = format!(
             "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); kill -9 {pid}; \
-             for i in $(seq 600); do platen device stat --json 2> /dev/null | grep -q '\"generation\": {},' && break; done; \
+             for i in $(seq 3000); do platen device stat --json 2> /dev/null | grep -q '\"generation\": {},' && break; done; \
              echo took=$((($(now) - begin) * 10))",
             generation + 1
         );
-        let said = self.vm.sh(&script, Duration::from_secs(120))?;
+        let said = self.vm.sh(&script, LONG)?;
         ensure!(self.stat("generation")? == generation + 1, "the server was not replaced: {said}");
         number(&said, "took=").with_context(|| said.clone())
     }

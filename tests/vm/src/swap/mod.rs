@@ -11,7 +11,7 @@
 
 mod guest;
 
-pub use guest::{number, tail, Guest, Stage, SwapOn, SHORT};
+pub use guest::{number, tail, Guest, Stage, SwapOn, LONG, SHORT};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -282,7 +282,7 @@ impl SwapVm {
         let mut process = Proc::spawn(name, &[], &argv, &folder)?;
         let begun =
             Console::connect(name, &tty, Duration::from_secs(20)).and_then(|mut console| {
-                console.wait_ready(Duration::from_secs(120))?;
+                console.wait_ready(LONG)?;
                 Ok(console)
             });
         match begun {

@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Result};
 use std::time::{Duration, Instant};
-use vm_tests::swap::{Guest, Stage, SHORT};
+use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("disk", 256)?;
@@ -29,7 +29,7 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     }
     wait_for_writes(&mut guest, 1000)?;
     guest.vm.sh("touch /tmp/enough", SHORT)?;
-    let said = guest.finish("io", Duration::from_secs(120))?;
+    let said = guest.finish("io", LONG)?;
     ensure!(said.contains("ok pages="), "{said}");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     println!("  servers killed under load were replaced in {took:?} ms (TCG)");
@@ -41,7 +41,7 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
 
 /// Waits until the server that there is now has written so many pages.
 fn wait_for_writes(guest: &mut Guest, pages: u64) -> Result<()> {
-    let deadline = Instant::now() + 2 * SHORT;
+    let deadline = Instant::now() + LONG;
     while guest.stat("pages_written")? < pages {
         ensure!(Instant::now() < deadline, "{pages} pages are not written");
         std::thread::sleep(Duration::from_millis(200));

@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Result};
 use std::time::Duration;
-use vm_tests::swap::{Stage, SHORT};
+use vm_tests::swap::{Stage, LONG, SHORT};
 
 /// Memory suffices, but the store may have less than the kernel is told to swap out: writes fail, the kernel keeps
 /// those pages, and all of memory is right. (Where memory does not suffice either, a kernel that has swap left on
@@ -16,12 +16,12 @@ pub(crate) fn memory_limit(stage: &Stage) -> Result<()> {
     guest.push_out("eat", 40)?;
     let failed = guest.stat("failed_writes")?;
     ensure!(failed > 0, "the limit was not reached: {}", guest.swapped_kib()?);
-    guest.finish("eat", Duration::from_secs(180))?;
-    guest.finish("calm", Duration::from_secs(180))?;
+    guest.finish("eat", LONG)?;
+    guest.finish("calm", LONG)?;
     ensure!(guest.stat("mem_used_total")? <= 4 << 20, "more memory than the limit");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
-    guest.finish("serve", Duration::from_secs(120)).map(drop)
+    guest.finish("serve", LONG).map(drop)
 }
 
 /// The disk is smaller than what is to be swapped out.
@@ -30,20 +30,20 @@ pub(crate) fn device_full(stage: &Stage) -> Result<()> {
     guest.serve("--size 24M --ublk --swap", "page-cluster")?;
     let eat = guest.available_mib()? + 60;
     guest.background("calm", "guest swap eat mib=24 seed=5 seconds=40 touch=0")?;
-    guest.wait_for("calm", "filled pages", SHORT)?;
+    guest.wait_for("calm", "filled pages", LONG)?;
     guest.background("eat", &format!("guest swap eat mib={eat} seconds=5"))?;
     wait_for_end(&mut guest, "eat")?;
     let log = guest.log("eat")?;
     ensure!(!log.contains("WRONG") && !log.contains("status 0"), "it cannot have fitted: {log}");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
-    guest.finish("calm", Duration::from_secs(180))?;
+    guest.finish("calm", LONG)?;
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
-    guest.finish("serve", Duration::from_secs(120)).map(drop)
+    guest.finish("serve", LONG).map(drop)
 }
 
 /// Waits for an end, good or not.
 fn wait_for_end(guest: &mut vm_tests::swap::Guest, name: &str) -> Result<()> {
-    let deadline = std::time::Instant::now() + Duration::from_secs(240);
+    let deadline = std::time::Instant::now() + LONG;
     while !guest.log(name)?.contains("status ") {
         ensure!(std::time::Instant::now() < deadline, "{name} does not end: {}", guest.log(name)?);
         std::thread::sleep(Duration::from_millis(500));

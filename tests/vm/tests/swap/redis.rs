@@ -1,8 +1,7 @@
 //! redis-server with more values than there is memory, on platen and on the kernel's zram.
 
 use anyhow::{ensure, Result};
-use std::time::Duration;
-use vm_tests::swap::{Stage, SwapOn};
+use vm_tests::swap::{Stage, SwapOn, LONG};
 
 /// Bytes of a value; a key takes about a hundred more.
 const VALUE: u64 = 4000;
@@ -25,14 +24,13 @@ fn measure(stage: &Stage, name: &str, on: SwapOn) -> Result<f64> {
     guest.redis()?;
     let filled = guest.vm.sh(
         &format!("guest swap redis-fill /tmp/redis.sock keys={keys} size={VALUE} | tail -1"),
-        Duration::from_secs(300),
+        LONG,
     )?;
     ensure!(filled.contains(&format!("ok keys={keys}")), "redis was not filled: {filled}");
     let (faults, cpu) = (guest.vmstat("pgmajfault")?, guest.cpu()?);
-    let checked = guest.vm.sh(
-        &format!("guest swap redis-check /tmp/redis.sock keys={keys} size={VALUE}"),
-        Duration::from_secs(300),
-    )?;
+    let checked = guest
+        .vm
+        .sh(&format!("guest swap redis-check /tmp/redis.sock keys={keys} size={VALUE}"), LONG)?;
     ensure!(checked.contains(&format!("ok keys={keys}")), "{checked}");
     let (faults, cpu) = (guest.vmstat("pgmajfault")? - faults, guest.cpu()? - cpu);
     ensure!(faults > 1000, "only {faults} major faults: it fitted");
