@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use libfuzzer_sys::fuzz_target;
-use store::{Options, Page, PutError, Store, MAX_OBJECT};
+use store::{GroupBuffer, GroupError, Options, Page, PutError, Seen, Store, MAX_OBJECT};
 
 const PAGES: u64 = 256;
 /// More would only be slower.
@@ -19,6 +19,7 @@ const MAX_OPS: usize = 2000;
 enum Held {
     Same(u64),
     Object { tag: u8, len: usize, number: usize },
+    Grouped { len: usize, number: usize },
 }
 
 fn bytes(number: usize, len: usize) -> [u8; MAX_OBJECT] {
@@ -63,6 +64,37 @@ fuzz_target!(|input: &[u8]| {
             11 => drop(store.compact_step(u64::from(arg))),
             12 => drop(store.trim()),
             13 => worker.rest(),
+            14 if arg % 2 == 0 => {
+                // Neighbours that are objects, as one; the last one as if it had been written meanwhile.
+                let members: Vec<(u64, u8, [u8; MAX_OBJECT], usize)> = (index..PAGES)
+                    .take(1 + usize::from(arg >> 11))
+                    .filter_map(|index| match oracle.get(&index) {
+                        Some(&Held::Object { tag, len, number }) => Some((index, tag, bytes(number, len), len)),
+                        _ => None,
+                    })
+                    .collect();
+                let mut seen: Vec<Seen<'_>> = members
+                    .iter()
+                    .map(|(index, tag, bytes, len)| Seen { index: *index, tag: *tag, bytes: &bytes[..*len] })
+                    .collect();
+                let stale = arg & 2 > 0;
+                if let Some(last) = seen.last_mut().filter(|_| stale) {
+                    last.tag ^= 1;
+                }
+                let len = 1 + usize::from(arg) % MAX_OBJECT;
+                let mut buffer = GroupBuffer::new();
+                buffer.room()[..len].copy_from_slice(&bytes(number, len)[..len]);
+                match worker.put_group(&seen, 7, len, &mut buffer) {
+                    Ok(joined) => {
+                        assert_eq!(joined.count_ones() as usize, seen.len() - usize::from(stale));
+                        for page in seen.iter().take(joined.count_ones() as usize) {
+                            oracle.insert(page.index, Held::Grouped { len, number });
+                        }
+                    }
+                    Err(GroupError::Full { .. }) => assert!(mem_limit > 0),
+                    Err(_) => assert!(seen.is_empty()),
+                }
+            }
             14 => worker.grow_older(0..index),
             _ => {
                 let fd = store.fd().try_clone_to_owned().expect("one more descriptor");
@@ -85,6 +117,11 @@ fuzz_target!(|input: &[u8]| {
                 assert_eq!((tag, len), (t, l));
                 assert!(out[..len] == bytes(number, len)[..len]);
                 sum += len as u64;
+            }
+            (Page::Grouped, Some(Held::Grouped { len, number })) => {
+                let mut buffer = GroupBuffer::new();
+                let found = worker.get_group(index, &mut buffer).expect("nothing is damaged");
+                assert!(found.is_some() && buffer.payload() == &bytes(number, len)[..len]);
             }
             (found, held) => panic!("page {index} is {found:?}, expected {held:?}"),
         }

@@ -13,8 +13,9 @@ use ring::{EventCount, Ring};
 use rustix::event::{eventfd, EventfdFlags};
 use store::{Store, MAX_WORKERS};
 
-use crate::engine::{Damage, Engine};
+use crate::engine::Engine;
 use crate::guard::IoPath;
+use crate::pages::Damage;
 use crate::queue::{DeviceQueue, Station};
 use crate::request::{Backend, Op};
 use crate::stats::{self, Counters, IoStats};

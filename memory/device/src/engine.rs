@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use codec::{Codec, DecodeError, Decoder, Encoder, SettingsError};
-use store::{Change, GetError, ModifyError, Page, Worker, MAX_OBJECT};
+use codec::{Codec, Encoder, SettingsError};
+use store::{Change, ModifyError, Page, Worker, MAX_OBJECT};
 
 use crate::device::Shared;
+use crate::pages::{Damage, PageReader};
 use crate::request::{Buffer, Errno, Extent, Op, PAGE};
 use crate::stats::{add, Counters};
 
@@ -13,40 +14,15 @@ use crate::stats::{add, Counters};
 /// decoder would take microseconds to save less than a 32nd of a page.
 const LONGEST: usize = PAGE - PAGE / 32;
 
-/// Why a page could not be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Damage {
-    /// The store cannot give its bytes.
-    #[error(transparent)]
-    Stored(#[from] GetError),
-    /// Its bytes are those that were stored, and are of no codec we know.
-    #[error("page {index}: stored with tag {tag}, which no codec has")]
-    Tag {
-        /// The page.
-        index: u64,
-        /// The tag.
-        tag: u8,
-    },
-    /// Its bytes are those that were stored, and do not decode.
-    #[error("page {index}: {error}")]
-    Decode {
-        /// The page.
-        index: u64,
-        /// What the codec said.
-        error: DecodeError,
-    },
-}
-
 /// Contexts, buffers and access to the store of one thread.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     worker: Worker,
     encoder: Encoder,
-    decoder: Decoder,
+    reader: PageReader,
     /// What the encoder makes.
     coded: Box<[u8]>,
-    /// What the store gives.
+    /// What the store gives and takes, while a part of a page is changed.
     object: Box<[u8; MAX_OBJECT]>,
     /// A whole page, while a part of it is changed.
     plain: Box<[u8; PAGE]>,
@@ -64,7 +40,7 @@ impl Engine {
             shared: Arc::clone(shared),
             worker,
             encoder: Encoder::new(shared.settings)?,
-            decoder: Decoder::new(),
+            reader: PageReader::new(),
             coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
             object: Box::new([0; MAX_OBJECT]),
             plain: Box::new([0; PAGE]),
@@ -77,8 +53,10 @@ impl Engine {
         let encoded = this.encoder.encode(&this.plain[..], &mut this.coded);
         if encoded.codec != Codec::Raw {
             let payload = &this.coded[..encoded.len];
-            this.decoder
-                .decode_payload(encoded.codec, payload, &mut this.plain[..])
+            let page = Page::Object { tag: encoded.codec.to_wire(), len: encoded.len };
+            this.object[..encoded.len].copy_from_slice(payload);
+            this.reader
+                .unpack(0, page, &this.object, &mut this.plain)
                 .expect("what was just encoded");
         }
         Ok(this)
@@ -160,14 +138,10 @@ impl Engine {
     #[inline]
     pub(crate) fn read(&mut self, index: u64, out: &mut [u8; PAGE]) -> Result<(), Errno> {
         add(&self.counters().pages_read, 1);
-        let page = match self.worker.get(index, &mut self.object) {
-            Ok(page) => page,
-            Err(error) => return Err(self.damaged(error.into())),
-        };
-        if let Err(damage) = unpack(&mut self.decoder, index, page, &self.object, out) {
-            return Err(self.damaged(damage));
+        match self.reader.read(&self.worker, index, true, out) {
+            Ok(_) => Ok(()),
+            Err(damage) => Err(self.damaged(damage)),
         }
-        Ok(())
     }
 
     /// Changes a part of a page.
@@ -178,10 +152,23 @@ impl Engine {
             return Err(Errno::Invalid);
         };
         add(&self.counters().pages_written, 1);
-        let Self { worker, encoder, decoder, coded, object, plain, .. } = self;
+        loop {
+            match self.edit(index, range.start, bytes) {
+                Err(ModifyError::Grouped { .. }) => self.take_out(index)?,
+                Ok(()) => return Ok(()),
+                Err(ModifyError::Put(error)) => return Err(self.refused(&error)),
+                Err(_) => return Err(Errno::Io),
+            }
+        }
+    }
+
+    /// One try to change a part of a page; damage is counted.
+    fn edit(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), ModifyError> {
+        let range = at..at + bytes.len();
+        let Self { worker, encoder, reader, coded, object, plain, .. } = self;
         let mut damage = None;
         let modified = worker.modify(index, object, |page, object| {
-            if let Err(found) = unpack(decoder, index, page, object, plain) {
+            if let Err(found) = reader.unpack(index, page, object, plain) {
                 damage = Some(found);
                 return None;
             }
@@ -200,13 +187,31 @@ impl Engine {
             object[..payload.len()].copy_from_slice(payload);
             Some(Change::Object { tag: tag.to_wire(), len: payload.len() })
         });
-        match (modified, damage) {
-            (Ok(()), _) => Ok(()),
-            (Err(_), Some(damage)) => Err(self.damaged(damage)),
-            (Err(ModifyError::Get(error)), None) => Err(self.damaged(error.into())),
-            (Err(ModifyError::Put(error)), None) => Err(self.refused(&error)),
-            (Err(_), None) => Err(Errno::Io),
+        if let Some(damage) = damage {
+            self.damaged(damage);
+        } else if let Err(ModifyError::Get(error)) = &modified {
+            self.damaged(error.clone().into());
         }
+        modified
+    }
+
+    /// Makes a page that is in a group one of its own.
+    fn take_out(&mut self, index: u64) -> Result<(), Errno> {
+        match self.reader.read(&self.worker, index, true, &mut self.plain) {
+            Ok(Page::Grouped) => {}
+            Ok(_) => return Ok(()),
+            Err(damage) => return Err(self.damaged(damage)),
+        }
+        let encoded = self.encoder.encode(&self.plain[..], &mut self.coded);
+        let form = match encoded.codec {
+            codec if codec != Codec::SameFilled && encoded.len <= LONGEST => {
+                (codec.to_wire(), &self.coded[..encoded.len])
+            }
+            _ => (Codec::Raw.to_wire(), &self.plain[..]),
+        };
+        let left = self.worker.leave_group(index, self.reader.group(), form, false);
+        // If it was written meanwhile, that is as good.
+        left.map(drop).map_err(|error| self.refused(&error))
     }
 
     /// The first run of one kind in `most` pages from `page` on.
@@ -243,34 +248,4 @@ impl Engine {
         let _ = self.shared.damage.set(damage);
         Errno::Io
     }
-}
-
-/// The plain page of what the store gave.
-#[inline]
-fn unpack(
-    decoder: &mut Decoder,
-    index: u64,
-    page: Page,
-    object: &[u8; MAX_OBJECT],
-    out: &mut [u8; PAGE],
-) -> Result<(), Damage> {
-    let (codec, payload) = match page {
-        Page::Absent => {
-            out.fill(0);
-            return Ok(());
-        }
-        Page::Same(word) => {
-            let word = word.to_le_bytes();
-            for chunk in out.chunks_exact_mut(word.len()) {
-                chunk.copy_from_slice(&word);
-            }
-            return Ok(());
-        }
-        Page::Object { tag, len } => {
-            let codec = Codec::from_wire(tag).ok_or(Damage::Tag { index, tag })?;
-            (codec, &object[..len])
-        }
-    };
-    let decoded = decoder.decode_payload(codec, payload, out);
-    decoded.map_err(|error| Damage::Decode { index, error })
 }

@@ -22,7 +22,9 @@
 //! A page that is one word over and over is kept in its table entry. Any other page is compressed by
 //! the device's codec, whose number is the object's tag; it is stored as it is when that saves less than
 //! a 32nd, since a decoder would then cost more than the memory. The store keeps a checksum of each
-//! object and names the page in it.
+//! object and names the page in it. What somebody else recompressed, alone or in groups of neighbours
+//! ([`RECOMPRESSED`]), is read in the same way: [`PageReader`] keeps the last group, so that its next page
+//! costs a copy. A page that is written leaves its group.
 //!
 //! # What is promised
 //!
@@ -48,12 +50,13 @@ mod device;
 mod engine;
 mod flight;
 pub mod guard;
+mod pages;
 mod queue;
 mod request;
 mod stats;
 
 pub use device::{Device, DeviceOptions, OpenError};
-pub use engine::Damage;
+pub use pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED};
 pub use queue::DeviceQueue;
 pub use request::{Backend, Buffer, Errno, Extent, Op, Queue, Request, PAGE};
 pub use stats::IoStats;

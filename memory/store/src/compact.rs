@@ -66,14 +66,27 @@ impl Store {
                 0
             }
         };
-        let to = from.saturating_add(pages.max(1)).min(sweep.pages);
-        let range = usize::try_from(from).expect("below the table's length")
-            ..usize::try_from(to).expect("below the table's length");
+        let heap = &self.heap;
+        let records = heap.groups.records(&heap.map);
+        let end = sweep.pages + records.len() as u64;
+        let to = from.saturating_add(pages.max(1)).min(end).max(from);
         let mut bytes = [0; MAX_OBJECT];
-        for (index, slot) in (from..).zip(&self.heap.map.table()[range]) {
-            relocate(&self.heap, index, slot, &mut bytes);
+        for index in from..to {
+            let at = |index: u64| usize::try_from(index).expect("below the table's length");
+            if let Some(slot) = heap.map.table().get(at(index)) {
+                relocate(heap, index, slot, &mut bytes);
+                continue;
+            }
+            let group = u32::try_from(index - sweep.pages).expect("groups have such numbers");
+            let Some(record) = records.get(group as usize).filter(|one| one.is_taken()) else {
+                continue;
+            };
+            for (number, slot) in record.pieces().iter().enumerate() {
+                let index = heap.map.layout().piece_index(group, number);
+                relocate(heap, index, slot, &mut bytes);
+            }
         }
-        if to < sweep.pages {
+        if to < end {
             sweep.cursor = Some(to);
             return Compacted::More;
         }
@@ -100,7 +113,8 @@ impl Store {
         freed
     }
 
-    /// Gives the memory of all ready slabs back to the kernel, and the number of its bytes.
+    /// Gives the memory of all ready slabs, and of records without groups, back to the kernel, and the
+    /// number of its bytes.
     pub fn trim(&self) -> u64 {
         let mut pages = 0;
         for length in (1..).zip(&CUTS[1..]).map(|(length, _)| length) {
@@ -108,6 +122,9 @@ impl Store {
                 pages += u64::from(length);
             }
         }
+        // Compaction looks at records without asking whether they have memory.
+        let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        pages += self.heap.groups.shrink(&self.heap.map, &self.heap.regions);
         pages * PAGE as u64
     }
 

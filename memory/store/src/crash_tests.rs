@@ -14,8 +14,9 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
+use crate::group::{GroupBuffer, Seen};
 use crate::inject;
-use crate::slot::MAX_OBJECT;
+use crate::slot::{State, MAX_OBJECT};
 use crate::store::{Options, Store};
 use crate::worker::{Page, Worker};
 
@@ -28,6 +29,9 @@ enum Op {
     Discard(u64, u64),
     Get(u64),
     Replace(u64, usize),
+    /// So many pages from here on, those that are objects, as one.
+    Group(u64, u64, usize),
+    Leave(u64, usize),
     Compact,
     Trim,
     Rest,
@@ -67,6 +71,27 @@ fn script() -> Vec<Op> {
         Op::Discard(0, 300),
         Op::Trim,
         Op::Put(7, 4096),
+        // Groups: made, one over pages that are not there, written into, left, moved, gone.
+        Op::Put(8, 900),
+        Op::Put(9, 901),
+        Op::Put(11, 902),
+        Op::Put(12, 4096),
+        Op::Put(14, 903),
+        Op::Put(15, 904),
+        Op::Group(7, 5, 9000),
+        Op::Group(12, 9, 28_000),
+        Op::Put(9, 77),
+        Op::Compact,
+        Op::Leave(8, 1400),
+        Op::Get(12),
+        Op::Discard(7, 2),
+        Op::Discard(11, 1),
+        Op::Put(16, 3000),
+        Op::Group(15, 2, 50),
+        Op::Group(16, 1, 50),
+        Op::Compact,
+        Op::Discard(12, 3),
+        Op::Trim,
     ]
 }
 
@@ -85,7 +110,30 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
             };
             assert_eq!(worker.replace(index, &mut [0; MAX_OBJECT], recode), Ok(true));
         }
-        Op::Get(index) => drop(worker.get(index, &mut [0; MAX_OBJECT]).expect("sound")),
+        Op::Group(from, count, len) => {
+            let mut held = Held::new();
+            for index in from..from + count {
+                let mut out = [0; MAX_OBJECT];
+                if let Page::Object { len, .. } = worker.look(index, &mut out).expect("sound") {
+                    held.insert(index, out[..len].to_vec());
+                }
+            }
+            let members = members(&held, from, count);
+            let seen: Vec<_> =
+                members.iter().map(|&index| Seen { index, tag: 3, bytes: &held[&index] }).collect();
+            let mut buffer = GroupBuffer::new();
+            buffer.room()[..len].copy_from_slice(&bytes(from, number, len));
+            let joined = worker.put_group(&seen, 6, len, &mut buffer);
+            let all = u32::MAX.checked_shr(32 - u32::try_from(seen.len()).unwrap()).unwrap_or(0);
+            assert_eq!(joined.unwrap_or(0), all, "a group of {}", seen.len());
+        }
+        Op::Leave(index, len) => {
+            let mut buffer = GroupBuffer::new();
+            worker.look_group(index, &mut buffer).expect("sound").expect("it is in one");
+            let new = bytes(index, number, len);
+            assert_eq!(worker.leave_group(index, &buffer, (3, &new), false), Ok(true));
+        }
+        Op::Get(index) => drop(read(worker, index)),
         Op::Compact => drop(store.compact()),
         Op::Trim => drop(store.trim()),
         Op::Rest => worker.rest(),
@@ -94,7 +142,12 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
 
 fn expect(held: &mut Held, number: usize, op: Op) {
     match op {
-        Op::Put(index, len) | Op::Replace(index, len) => {
+        Op::Group(from, count, len) => {
+            for (position, index) in members(held, from, count).into_iter().enumerate() {
+                held.insert(index, grouped(&bytes(from, number, len), position));
+            }
+        }
+        Op::Put(index, len) | Op::Replace(index, len) | Op::Leave(index, len) => {
             drop(held.insert(index, bytes(index, number, len)))
         }
         Op::Same(index, word) => drop(held.insert(index, word.to_le_bytes().repeat(512))),
@@ -103,12 +156,30 @@ fn expect(held: &mut Held, number: usize, op: Op) {
     }
 }
 
+/// What the script's groups are of: pages that are objects with tag 3.
+fn members(held: &Held, from: u64, count: u64) -> Vec<u64> {
+    let object = |index: &u64| held.get(index).is_some_and(|bytes| bytes.len() <= MAX_OBJECT);
+    (from..from + count).filter(object).collect()
+}
+
+/// What stands for a page in a group: longer than any object.
+fn grouped(payload: &[u8], position: usize) -> Vec<u8> {
+    let mut bytes = vec![u8::try_from(position).unwrap(); MAX_OBJECT + 1];
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
 fn read(worker: &Worker, index: u64) -> Option<Vec<u8>> {
     let mut out = [0; MAX_OBJECT];
     match worker.get(index, &mut out).expect("no page is damaged by a killed server") {
         Page::Absent => None,
         Page::Same(word) => Some(word.to_le_bytes().repeat(512)),
         Page::Object { len, .. } => Some(out[..len].to_vec()),
+        Page::Grouped => {
+            let mut buffer = GroupBuffer::new();
+            let found = worker.get_group(index, &mut buffer).expect("no group is damaged");
+            Some(grouped(buffer.payload(), found.expect("it is in one").position))
+        }
     }
 }
 
@@ -132,6 +203,19 @@ fn killed(child: impl FnOnce()) -> Option<i32> {
     let signal = status.terminating_signal();
     assert!(signal.is_some() || status.exit_status() == Some(0), "the child failed: {status:?}");
     signal
+}
+
+/// Bytes of everything that an entry names, those of groups among them.
+fn sum_of_objects(store: &Store) -> u64 {
+    let map = &store.heap.map;
+    let records = store.heap.groups.records(map).iter().flat_map(|record| record.pieces());
+    let words = map.table().iter().chain(records).filter_map(|slot| slot.load().state());
+    words
+        .map(|state| match state {
+            State::Object(object) => u64::from(object.len),
+            _ => 0,
+        })
+        .sum()
 }
 
 #[test]
@@ -190,6 +274,8 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         }
         let stats = store.stats();
         assert_eq!(stats.mem_used_total, store.resident().unwrap(), "step {at}");
+        let sum: u64 = sum_of_objects(&store);
+        assert_eq!(stats.compr_data_size, sum, "step {at}");
         // It goes on: every page can be written, read and given back.
         for index in 0..PAGES {
             worker.put(index, 5, &bytes(index, 77, 1100)).unwrap();
@@ -198,6 +284,7 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
             assert_eq!(read(&worker, index), Some(bytes(index, 77, 1100)), "step {at}");
         }
         assert_eq!(store.stats().compr_data_size, PAGES * 1100);
+        assert_eq!((store.stats().groups, store.stats().grouped_pages), (0, 0));
         worker.discard(0..PAGES);
         worker.rest();
         store.trim();
@@ -209,5 +296,5 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         }
     }
     println!("killed at each of {} steps", at - 1);
-    assert!(at > 100, "the schedule has {at} steps only: is it compiled in?");
+    assert!(at > 300, "the schedule has {at} steps only: is it compiled in?");
 }

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 use ring::EventCount;
 
 use crate::class::{Class, CLASSES, LENGTHS, TABLE, WHOLE};
+use crate::groups::Groups;
 use crate::inject;
 use crate::map::Map;
 use crate::regions::{NoMemory, Regions};
 use crate::slab::{Freed, Role, NIL};
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// A class with fewer slabs for each worker has none that belong to one: the half of a slab that a
 /// worker's current one has free is then 1/32 of its class at most.
@@ -57,6 +58,7 @@ struct Padded(Mutex<List>);
 pub(crate) struct Heap {
     pub(crate) map: Map,
     pub(crate) regions: Regions,
+    pub(crate) groups: Groups,
     classes: Box<[Padded]>,
     /// Workers there are.
     pub(crate) workers: AtomicU32,
@@ -66,6 +68,8 @@ pub(crate) struct Heap {
     pub(crate) low: [AtomicU32; LENGTHS],
     /// Some length is that low: 1 until the keeper looks.
     pub(crate) is_low: AtomicU32,
+    /// Pages that the keeper has ready for writes, if it can.
+    pub(crate) reserve: AtomicU64,
     /// Workers that wait for a slab of each length.
     pub(crate) wanted: [AtomicU32; LENGTHS],
     /// How often the keeper had none to give.
@@ -85,12 +89,14 @@ impl Heap {
         let counts = || [const { AtomicU32::new(0) }; LENGTHS];
         Self {
             regions: Regions::new(&map, limit),
+            groups: Groups::new(),
             map,
             classes: (0..CLASSES).map(|_| list()).collect(),
             workers: AtomicU32::new(0),
             taken: counts(),
             low: counts(),
             is_low: AtomicU32::new(0),
+            reserve: AtomicU64::new(0),
             wanted: counts(),
             refused: counts(),
             keepers: AtomicU32::new(0),
@@ -121,11 +127,22 @@ impl Heap {
                 return Ok(Claimed { slab: *current, class, index });
             }
         }
-        self.claim_slowly(current, class)
+        self.claim_slowly(current, class, false)
+    }
+
+    /// As [`claim`](Self::claim), for work that can wait: from what is there, and from those ready
+    /// slabs that writes do not count on.
+    pub(crate) fn claim_spare(&self, current: &mut u32, class: usize) -> Result<Claimed, Full> {
+        if *current != NIL {
+            if let Some(index) = self.map.slab(*current).claim() {
+                return Ok(Claimed { slab: *current, class, index });
+            }
+        }
+        self.claim_slowly(current, class, true)
     }
 
     #[cold]
-    fn claim_slowly(&self, current: &mut u32, class: usize) -> Result<Claimed, Full> {
+    fn claim_slowly(&self, current: &mut u32, class: usize, spare: bool) -> Result<Claimed, Full> {
         let mut list = self.lock(class);
         if *current != NIL {
             list.disown(&self.map, *current);
@@ -148,7 +165,7 @@ impl Heap {
                     return Ok(claimed);
                 }
             }
-            let slab = self.new_slab(class)?;
+            let slab = if spare { self.spare_slab(class)? } else { self.new_slab(class)? };
             inject::step();
             list = self.lock(class);
             self.map.slab(slab).reset(Role::Listed, class_word(class), TABLE[class].objects);
@@ -241,6 +258,33 @@ impl Heap {
                 None => continue,
             }
         }
+    }
+
+    /// A slab for `class` that no write is going to miss: more of its length are ready than the keeper wants
+    /// to be woken for, or other lengths have memory enough to make one of. The caller may have to wait for
+    /// the kernel, and holds nothing that a write waits for.
+    fn spare_slab(&self, class: usize) -> Result<u32, Full> {
+        let pages = TABLE[class].pages;
+        let length = pages as usize;
+        if self.keepers.load(Ordering::Relaxed) == 0 {
+            return self.new_slab(class);
+        }
+        self.taken[length].fetch_add(1, Ordering::Relaxed);
+        let low = self.low[length].load(Ordering::Relaxed);
+        if self.regions.ready_slabs(pages) <= low {
+            // What recompression and compaction have freed is ready, and in other lengths.
+            let half = self.reserve.load(Ordering::Relaxed) / 2;
+            let enough = self.regions.ready() >= half.max(u64::from(pages));
+            if !enough
+                || self.regions.trade(&self.map, pages) < pages
+                || self.regions.grow(&self.map, pages).is_err()
+            {
+                self.is_low.store(1, Ordering::Relaxed);
+                self.work.notify_one();
+                return Err(Full);
+            }
+        }
+        self.regions.take_ready(&self.map, pages).map(|(slab, _)| slab).ok_or(Full)
     }
 
     /// One more ready slab of `pages` pages, at the cost of ready ones of other lengths.

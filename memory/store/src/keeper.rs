@@ -68,6 +68,7 @@ impl Keeper {
             stuck: false,
             warm: Some(0),
         };
+        store.heap.reserve.store(store.options.reserve / PAGE as u64, Ordering::Relaxed);
         store.stock(&memory.demand);
         let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
         let thread = thread::Builder::new().name("store-keeper".to_owned()).spawn(move || {

@@ -3,6 +3,7 @@
 //! ```text
 //!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation
 //!  4096   slot table: 8 bytes a page
+//!  ...    records of groups: 64 bytes each, one for every 8 pages, sparse
 //!  ...    (up to a multiple of 2 MiB)
 //!  region 0, region 1, ...: 2 MiB each, sparse
 //!
@@ -15,6 +16,7 @@
 //! that page tables and the page cache's tree stay at 0.4 % of the data.
 
 use crate::class::{Class, LENGTHS, MAX_PAGES, SUM, WHOLE};
+use crate::record::{PIECES, RECORD};
 use crate::slot::MAX_REGIONS;
 
 /// The host's page.
@@ -31,6 +33,12 @@ const SUMS: usize = 2048;
 pub(crate) const TABLE: usize = PAGE;
 
 const REGION_PAGES: usize = REGION / PAGE;
+
+/// There is a record of a group for so many pages.
+const PAGES_A_RECORD: u64 = 8;
+
+/// Records in a page.
+pub(crate) const RECORDS_A_PAGE: usize = PAGE / RECORD;
 
 /// How a region of slabs of this many pages is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +72,10 @@ const fn cuts() -> [Cut; LENGTHS] {
 pub(crate) struct Layout {
     /// Slots in the table.
     pub(crate) pages: u64,
+    /// Records of groups; a multiple of what a page holds.
+    pub(crate) records: usize,
+    /// Where they begin.
+    pub(crate) records_at: usize,
     /// Regions.
     pub(crate) regions: u32,
     /// Where the first one begins.
@@ -80,9 +92,28 @@ impl Layout {
         let regions = pages.checked_mul(5)? / 4 / REGION_PAGES as u64 + 3 * u64::from(MAX_PAGES);
         let regions = u32::try_from(regions).ok().filter(|&n| n <= MAX_REGIONS && pages > 0)?;
         let table = usize::try_from(pages).ok()?.checked_mul(8)?;
-        let regions_at = (TABLE + table).next_multiple_of(REGION);
+        let records_at = (TABLE + table).next_multiple_of(PAGE);
+        let records = usize::try_from(pages.div_ceil(PAGES_A_RECORD)).ok()?;
+        let records = records.next_multiple_of(RECORDS_A_PAGE);
+        let regions_at = (records_at + records * RECORD).next_multiple_of(REGION);
         let len = regions_at + regions as usize * REGION;
-        Some(Self { pages, regions, regions_at, len })
+        Some(Self { pages, records, records_at, regions, regions_at, len })
+    }
+
+    /// Pages of all records.
+    pub(crate) fn record_pages(&self) -> u64 {
+        (self.records / RECORDS_A_PAGE) as u64
+    }
+
+    /// Where a page of records begins; the one behind the last for their end.
+    pub(crate) fn record_page(&self, page: u64) -> usize {
+        debug_assert!(page <= self.record_pages());
+        self.records_at + usize::try_from(page).expect("they are mapped") * PAGE
+    }
+
+    /// What stands for the page number in the checksum of an object of a group.
+    pub(crate) fn piece_index(&self, group: u32, piece: usize) -> u64 {
+        self.pages + u64::from(group) * PIECES as u64 + piece as u64
     }
 
     /// Pages of superblock and table: what an empty store needs.
@@ -182,5 +213,13 @@ mod tests {
         assert!(largest.regions <= MAX_REGIONS);
         assert_eq!(Layout::of(512).unwrap().fixed_pages(), 2);
         assert_eq!(Layout::of(513).unwrap().fixed_pages(), 3);
+        for pages in [1, 511, 512, 513, 100_000, 100_000_000] {
+            let layout = Layout::of(pages).unwrap();
+            let table = TABLE + usize::try_from(pages).unwrap() * 8;
+            let records_end = layout.records_at + layout.records * RECORD;
+            assert!(layout.records_at >= table && records_end <= layout.regions_at, "{pages}");
+            assert!(layout.records as u64 * PAGES_A_RECORD >= pages, "{pages}");
+            assert_eq!(layout.records_at % PAGE, 0);
+        }
     }
 }

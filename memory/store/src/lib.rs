@@ -6,6 +6,10 @@
 //! swaps one form of a page for another ([`Worker::replace`]) without racing a write, and a write of a
 //! part of a page reads, edits and stores it as one ([`Worker::modify`]).
 //!
+//! Pages that were compressed as one are a *group* ([`Worker::put_group`]): its bytes lie in up to seven
+//! objects, which the group's record names, and each page's entry says which group it is in. A page that is
+//! written leaves; with the last one goes the group.
+//!
 //! ```text
 //!  put(page, tag, bytes)                               get(page, out)
 //!    │ claim a place: current slab, no lock              │ pin the slot (one compare-and-swap)
@@ -13,7 +17,7 @@
 //!    │ publish: swap the slot's 64 bits                  │ unpin, compare the checksum
 //!    ▼ free the old object's place (one fetch_and)       ▼
 //!  ┌─ memfd, held by the supervisor too ─────────────────────────────────────────────────┐
-//!  │ superblock │ slot table: 8 bytes a page │ regions of 2 MiB: heads, slabs of objects   │
+//!  │ superblock │ slot table: 8 bytes a page │ records of groups │ regions: heads, slabs   │
 //!  └────────────────────────────────────────────────────────────────────────────────────┘
 //!    ▲ slabs ahead of need, empty ones back            ▲ objects out of the emptiest slabs
 //!  keeper thread                                     compaction, in steps
@@ -22,7 +26,7 @@
 //! # Layout
 //!
 //! `layout.rs` draws the file, `slot.rs` the 64 bits of an entry: kind, where the object lies, its exact
-//! length and tag, who reads it just now, how old it is. `class.rs` has the 158 classes: places 16 bytes
+//! length and tag, who reads it just now, how old it is; `record.rs` the record of a group. `class.rs` has the 158 classes: places 16 bytes
 //! apart up to 1 KiB and 32 above, in slabs of 1 to 32 pages across whose pages objects may straddle; a
 //! page stored as it is takes exactly a page. An object's CRC-32C begins with its page number, length,
 //! tag and bump, so that an object of another page, or of another time, is not taken for it.
@@ -46,6 +50,8 @@
 //! | after publishing, before the old object is freed | the new object; no entry names the old place: it is free |
 //! | reading (pinned) | pins are no part of what an entry means, and are taken off |
 //! | moving an object (compaction) | as for a write: the entry names one of two whole copies |
+//! | making a group, before a page is in it | objects of a group that no page is in: freed |
+//! | making a group, later; leaving one | each page is in it, or what it was; a group without pages is freed |
 //! | discarding a range | each page is there or not |
 //! | getting memory, or giving it back | memory where nothing is stored: given back |
 //! | taking over | the same table: taking over begins again |
@@ -55,7 +61,7 @@
 //! (a lock on an opening of its own), of another version or geometry, of a length that its superblock
 //! does not say, or that could be cut short under it. Damage is another matter than a crash: an entry
 //! that cannot be right is *lost*, an object whose checksum is wrong fails to be read; either costs that
-//! one page, and is over when the page is written.
+//! one page, or all of a group, and is over when the page is written.
 //!
 //! # Memory
 //!
@@ -74,7 +80,8 @@
 //!
 //! # Limits
 //!
-//! Pages of 4096 bytes; 512 GiB of objects (a device of 400 GiB); 64 workers; 63 tags. The checksum finds
+//! Pages of 4096 bytes; 512 GiB of objects (a device of 400 GiB); 64 workers; 62 tags; groups of 32 pages and
+//! 28 KiB, one for every 8 pages. The checksum finds
 //! accidents, not forgery. Memory of a memfd can be swapped out: a server of swap runs under `mlockall`
 //! (its mapping is made so that this does not fill the holes) in a cgroup without swap, the supervisor
 //! too. The file's memory is charged to the cgroup of whoever touched it first.
@@ -94,6 +101,10 @@ mod compact;
 #[cfg(all(test, not(loom)))]
 mod crash_tests;
 #[cfg(not(loom))]
+mod group;
+#[cfg(not(loom))]
+mod groups;
+#[cfg(not(loom))]
 mod heap;
 #[cfg(not(loom))]
 mod inject;
@@ -105,6 +116,7 @@ mod layout;
 mod map;
 #[cfg(not(loom))]
 mod modify;
+mod record;
 #[cfg(not(loom))]
 mod recover;
 #[cfg(not(loom))]
@@ -124,9 +136,10 @@ mod worker;
 #[cfg(not(loom))]
 pub use {
     compact::Compacted,
+    group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
     keeper::Keeper,
     modify::{Change, ModifyError},
-    slot::{MAX_AGE, MAX_OBJECT, TAGS},
+    slot::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     stats::Stats,
     store::{Options, Store, StoreError, MAX_WORKERS},
     superblock::Foreign,
@@ -135,7 +148,8 @@ pub use {
 
 #[cfg(loom)]
 pub use {
+    record::{Record, PIECES},
     slab::{Freed, Role, Slab},
-    slot::{Object, Slot, State, Word},
+    slot::{Member, Object, Slot, State, Word},
     sync::Site,
 };

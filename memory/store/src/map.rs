@@ -16,6 +16,7 @@ use rustix::mm::{madvise, mmap, mprotect, munmap, Advice, MapFlags, MprotectFlag
 
 use crate::class::SUM;
 use crate::layout::{Layout, PAGE, TABLE};
+use crate::record::Record;
 use crate::slab::Slab;
 use crate::slot::Slot;
 use crate::sync::AtomicU64;
@@ -141,6 +142,16 @@ impl Map {
         unsafe { slice::from_raw_parts(table.as_ptr().cast::<Slot>(), len) }
     }
 
+    /// The records of groups. Touching one that has no memory would give it some that nobody counts.
+    #[inline]
+    pub(crate) fn records(&self) -> &[Record] {
+        // SAFETY: the layout has room for the records behind the table.
+        let records = unsafe { self.base.add(self.layout.records_at) };
+        // SAFETY: as many as the layout has are in the mapping, aligned to 64, live as long as `self`,
+        // and `Record` consists of atomics for which every bit pattern is valid.
+        unsafe { slice::from_raw_parts(records.as_ptr().cast::<Record>(), self.layout.records) }
+    }
+
     /// The state of a slab.
     ///
     /// # Panics
@@ -197,6 +208,9 @@ impl Map {
     pub(crate) fn populate(&self, at: usize, pages: u32) -> io::Result<()> {
         let len = pages as usize * PAGE;
         assert!(at.is_multiple_of(PAGE) && at + len <= self.layout.len);
+        if pages == 0 {
+            return Ok(());
+        }
         // SAFETY: inside the mapping by the assertion above.
         let start = unsafe { self.base.add(at) };
         // SAFETY: the range is mapped and writable; populating it changes no byte.
@@ -214,6 +228,9 @@ impl Map {
     /// slabs in which no object is, and heads of regions in which no slab is.
     pub(crate) fn punch(&self, at: usize, pages: usize) -> io::Result<()> {
         assert!(at.is_multiple_of(PAGE) && at + pages * PAGE <= self.layout.len);
+        if pages == 0 {
+            return Ok(());
+        }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.file, flags, at as u64, (pages * PAGE) as u64)?)
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::heap::Claimed;
 use crate::inject;
-use crate::slot::{State, Word, MAX_OBJECT, TAGS};
+use crate::slot::{State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::sync::relax;
 use crate::worker::{slot_of, GetError, Page, Pin, PutError, Worker};
 
@@ -32,6 +32,13 @@ pub enum ModifyError {
     /// It cannot be stored.
     #[error(transparent)]
     Put(#[from] PutError),
+    /// It is a part of a group, whose bytes do not fit the buffer: it has to
+    /// [leave](Worker::leave_group) first.
+    #[error("page {index} is a part of a group")]
+    Grouped {
+        /// The page.
+        index: u64,
+    },
     /// The caller did not want to.
     #[error("page {index} was left as it is")]
     Left {
@@ -61,7 +68,8 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get) and [`put`](Self::put); [`ModifyError::Left`] for `None`.
+    /// Those of [`get`](Self::get) and [`put`](Self::put); [`ModifyError::Left`] for `None`, and
+    /// [`ModifyError::Grouped`].
     pub fn modify(
         &mut self,
         index: u64,
@@ -85,6 +93,9 @@ impl Worker {
                 },
             };
             inject::step();
+            if page == Page::Grouped {
+                return Err(ModifyError::Grouped { index });
+            }
             let change = edit(page, buffer).ok_or(ModifyError::Left { index })?;
             let (word, claimed) = self.prepare(index, change, buffer)?;
             let old = match pinned {
@@ -128,7 +139,7 @@ impl Worker {
                 Some(word) => return Ok((word, None)),
                 None => {
                     rare = same.to_le_bytes();
-                    (TAGS, &rare[..])
+                    (RARE, &rare[..])
                 }
             },
             Change::Object { tag, len } => match buffer.get(..len) {

@@ -2,7 +2,8 @@
 //!
 //! The table is all there is to go by. Every word that names an object claims its place again; what
 //! no word names is free. A killed server leaves nothing else behind: pins are taken off, places it
-//! had claimed and not published are named by nobody, and neither are those it had not yet freed.
+//! had claimed and not published are named by nobody, and neither are those it had not yet freed. How
+//! many pages are in a group is counted; the objects of one without pages are freed.
 //!
 //! A word that names no place, a place of another class's slab, or one that is taken, is not the
 //! trace of a killed server but of damage. Which of two words that contradict each other is right,
@@ -17,7 +18,7 @@ use crate::heap::{class_word, Heap};
 use crate::inject;
 use crate::layout::SLAB_BITS;
 use crate::slab::{Role, MAX_OBJECTS};
-use crate::slot::{Object, State, Word, MAX_OBJECT};
+use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE};
 use crate::store::{checksum, is_huge, locate};
 
 /// What the table holds.
@@ -27,6 +28,8 @@ pub(crate) struct Found {
     pub(crate) same: u64,
     pub(crate) huge: u64,
     pub(crate) bytes: u64,
+    pub(crate) grouped: u64,
+    pub(crate) groups: u64,
     pub(crate) lost: u64,
 }
 
@@ -57,6 +60,7 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
     let mut found = Found::default();
     let mut bytes = [0; MAX_OBJECT];
     let mut kinds = vec![0; heap.map.layout().regions as usize];
+    heap.groups.adopt(&heap.map, &heap.regions)?;
     for (index, slot) in (0_u64..).zip(heap.map.table()) {
         let word = slot.load();
         if word == Word::ABSENT {
@@ -68,30 +72,89 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
             found.same += 1;
             continue;
         }
-        let sound = match state {
-            Some(State::Object(object)) => {
-                match claim(heap, &mut kinds, (index, &object), strict, &mut bytes)? {
-                    Ok(sound) => sound.then_some(object),
-                    Err(contradiction) => return Ok(Err(contradiction)),
-                }
+        if let Some(State::Member(member)) = state {
+            if heap.groups.count(&heap.map, member.group) {
+                found.grouped += 1;
+                unpin(slot);
+            } else {
+                found.lost += 1;
+                slot.store(Word::LOST);
+                inject::step();
             }
-            _ => None,
-        };
-        let Some(object) = sound else {
-            found.lost += 1;
-            slot.store(Word::LOST);
-            inject::step();
             continue;
-        };
-        if word.unpinned() != word {
-            slot.store(word.unpinned());
-            inject::step();
         }
+        let object = match examine(heap, &mut kinds, (index, slot), strict, &mut bytes)? {
+            Ok(Some(object)) => object,
+            Ok(None) => {
+                found.lost += 1;
+                continue;
+            }
+            Err(contradiction) => return Ok(Err(contradiction)),
+        };
         found.bytes += u64::from(object.len);
         found.huge += u64::from(is_huge(word, &object));
-        found.same += u64::from(object.tag == crate::slot::TAGS);
+        found.same += u64::from(object.tag == RARE);
+    }
+    for (group, record) in (0_u32..).zip(heap.groups.records(&heap.map)) {
+        let mut sound = true;
+        for (number, slot) in record.pieces().iter().enumerate() {
+            if slot.load() == Word::ABSENT {
+                sound &= number > 0;
+                continue;
+            }
+            if !record.is_taken() {
+                // No page is in it, so that it was being made, or freed.
+                slot.store(Word::ABSENT);
+                inject::step();
+                continue;
+            }
+            let index = heap.map.layout().piece_index(group, number);
+            match examine(heap, &mut kinds, (index, slot), strict, &mut bytes)? {
+                Ok(Some(object)) => found.bytes += u64::from(object.len),
+                Ok(None) => sound = false,
+                Err(contradiction) => return Ok(Err(contradiction)),
+            }
+        }
+        if record.is_taken() {
+            found.groups += 1;
+            // Each of its pages says so when it is read, and leaves it when it is written.
+            found.lost += if sound { 0 } else { u64::from(record.parts()) };
+        }
     }
     Ok(Ok(found))
+}
+
+/// Claims the object of an entry; `None`, and the entry says that it is lost, if it cannot be right.
+fn examine(
+    heap: &Heap,
+    kinds: &mut [u32],
+    (index, slot): (u64, &Slot),
+    strict: bool,
+    bytes: &mut [u8; MAX_OBJECT],
+) -> io::Result<Result<Option<Object>, Contradiction>> {
+    let sound = match slot.load().state() {
+        Some(State::Object(object)) => match claim(heap, kinds, (index, &object), strict, bytes)? {
+            Ok(sound) => sound.then_some(object),
+            Err(contradiction) => return Ok(Err(contradiction)),
+        },
+        _ => None,
+    };
+    if sound.is_some() {
+        unpin(slot);
+    } else {
+        slot.store(Word::LOST);
+        inject::step();
+    }
+    Ok(Ok(sound))
+}
+
+/// Takes off what a killed server had pinned.
+fn unpin(slot: &Slot) {
+    let word = slot.load();
+    if word.unpinned() != word {
+        slot.store(word.unpinned());
+        inject::step();
+    }
 }
 
 /// Claims an object's place; `false` if its word cannot be right. `kinds` are the pages of the slabs

@@ -189,8 +189,8 @@ impl Regions {
     }
 
     /// Gives at least `pages` pages back of what other lengths of slab have ready, the longest first, if
-    /// they have so much.
-    pub(crate) fn trade(&self, map: &Map, pages: u32) {
+    /// they have so much; how many it were.
+    pub(crate) fn trade(&self, map: &Map, pages: u32) -> u32 {
         let mut freed = 0;
         for other in (1..=MAX_PAGES).rev() {
             while freed < pages
@@ -201,6 +201,7 @@ impl Regions {
                 freed += other;
             }
         }
+        freed
     }
 
     /// Whether a slab of `pages` pages could be had if all others that are ready were given back.
@@ -317,6 +318,32 @@ impl Regions {
         if let Some((from, to)) = hole {
             map.punch(from, (to - from) / page)?;
         }
+        Ok(())
+    }
+
+    /// Memory for page `page` of the records of groups.
+    pub(crate) fn grow_records(&self, map: &Map, page: u64) -> Result<(), NoMemory> {
+        self.charge(1).and_then(|()| self.populate(map, map.layout().record_page(page), 1))
+    }
+
+    /// Gives the memory of these pages of records back; whether the kernel took it.
+    pub(crate) fn shrink_records(&self, map: &Map, from: u64, to: u64) -> bool {
+        let pages = usize::try_from(to - from).expect("they are mapped");
+        let punched = map.punch(map.layout().record_page(from), pages).is_ok();
+        if punched {
+            self.discharge(to - from);
+        }
+        punched
+    }
+
+    /// For recovery: the first `pages` pages of records have memory, the others none.
+    pub(crate) fn adopt_records(&self, map: &Map, pages: u64) -> io::Result<()> {
+        let layout = map.layout();
+        let count = u32::try_from(pages).map_err(|_| io::ErrorKind::InvalidData)?;
+        map.populate(layout.record_page(0), count)?;
+        let rest = usize::try_from(layout.record_pages() - pages).expect("they are mapped");
+        map.punch(layout.record_page(pages), rest)?;
+        self.force_charge(pages);
         Ok(())
     }
 

@@ -3,13 +3,16 @@
 //! ```text
 //!  63  62..60  59..58  57..51  50..45  44..27  26..18  17..12   11..0
 //!  1   age     bump    pins    index   region  slab    tag      length-1   an object
+//!  1   age     0       pins    position    group          62      0        a member of a group
 //!  01  form (61..60), 60 bits of the word                                  a same-filled page
 //!  00...01                                                                 lost: its entry was not sound
 //!  00...00                                                                 absent
 //! ```
 //!
 //! An object's class follows from its length and `bump` (0 to 3 classes larger than the smallest
-//! that fits), so that the table alone says which objects are in use. The protocol:
+//! that fits), so that the table alone says which objects are in use. A page that is compressed with
+//! others says which group it is in, and as which of its pages; the group's own entries (`record.rs`)
+//! name the objects. The protocol:
 //!
 //! - A reader *pins*: it adds one to `pins` by a compare-and-swap against the word it read, so the
 //!   word it holds is the one that names the object. It unpins when it has copied the bytes.
@@ -27,8 +30,17 @@ use crate::sync::{both, relax, step, strong, AtomicU64, Ordering, Site};
 /// The longest object: a page as it is.
 pub const MAX_OBJECT: usize = 4096;
 
-/// Tags are below this: one more is ours, for same-filled pages whose word fits no entry.
-pub const TAGS: u8 = 63;
+/// Tags are below this: two more are ours.
+pub const TAGS: u8 = 62;
+
+/// The tag of members of groups, which are no objects of their own.
+const MEMBER: u8 = 62;
+
+/// The tag of objects of 8 bytes: same-filled pages whose word fits no entry.
+pub(crate) const RARE: u8 = 63;
+
+/// The most pages in a group.
+pub const MAX_MEMBERS: usize = 32;
 
 /// Regions are below this: 512 GiB.
 pub(crate) const MAX_REGIONS: u32 = 1 << 18;
@@ -70,6 +82,15 @@ pub struct Object {
     pub tag: u8,
 }
 
+/// Where a page is that is compressed with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The group's number.
+    pub group: u32,
+    /// Which of its pages, below [`MAX_MEMBERS`].
+    pub position: u32,
+}
+
 /// What a word says, once taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -79,6 +100,8 @@ pub enum State {
     Same(u64),
     /// An object.
     Object(Object),
+    /// A part of a group.
+    Member(Member),
     /// Something was stored, and its entry or object was found not to be sound.
     Lost,
 }
@@ -96,15 +119,25 @@ impl Word {
     pub fn object(object: Object) -> Self {
         debug_assert!((1..=MAX_OBJECT).contains(&(object.len as usize)));
         debug_assert!(u64::from(object.slab) <= SLAB_MASK && object.index < 64);
-        debug_assert!(object.bump < 4 && object.tag <= TAGS);
-        Self(
-            OBJECT
-                | u64::from(object.len - 1)
-                | u64::from(object.tag) << TAG_SHIFT
-                | u64::from(object.slab) << SLAB_SHIFT
-                | u64::from(object.index) << INDEX_SHIFT
-                | u64::from(object.bump) << BUMP_SHIFT,
-        )
+        debug_assert!(object.bump < 4 && (object.tag < TAGS || object.tag == RARE));
+        Self(Self::pack(object))
+    }
+
+    /// The word of a member of a group, aged 0 and not pinned. Its numbers are in their ranges.
+    pub fn member(member: Member) -> Self {
+        debug_assert!(u64::from(member.group) <= SLAB_MASK);
+        debug_assert!((member.position as usize) < MAX_MEMBERS);
+        let Member { group: slab, position: index } = member;
+        Self(Self::pack(Object { slab, index, len: 1, bump: 0, tag: MEMBER }))
+    }
+
+    fn pack(object: Object) -> u64 {
+        OBJECT
+            | u64::from(object.len - 1)
+            | u64::from(object.tag) << TAG_SHIFT
+            | u64::from(object.slab) << SLAB_SHIFT
+            | u64::from(object.index) << INDEX_SHIFT
+            | u64::from(object.bump) << BUMP_SHIFT
     }
 
     /// The word of a page filled with `word`, if it fits 60 bits and a form: a number whose upper
@@ -130,13 +163,22 @@ impl Word {
             u32::try_from(self.0 >> shift & mask).expect("masks are below 32 bits")
         };
         if self.0 & OBJECT != 0 {
-            return Some(State::Object(Object {
+            let object = Object {
                 slab: field(SLAB_SHIFT, SLAB_MASK),
                 index: field(INDEX_SHIFT, 63),
                 len: field(0, 4095) + 1,
                 bump: field(BUMP_SHIFT, 3),
                 tag: field(TAG_SHIFT, 63).to_le_bytes()[0],
-            }));
+            };
+            return match object {
+                Object { slab: group, index: position, len: 1, bump: 0, tag: MEMBER }
+                    if (position as usize) < MAX_MEMBERS =>
+                {
+                    Some(State::Member(Member { group, position }))
+                }
+                Object { tag: MEMBER, .. } => None,
+                object => Some(State::Object(object)),
+            };
         }
         if self.0 & SAME != 0 {
             let value = self.0 & ((1 << 60) - 1);
@@ -154,6 +196,7 @@ impl Word {
         }
     }
 
+    /// Whether it is one that can be pinned: an object, or a member of a group.
     pub(crate) fn is_object(self) -> bool {
         self.0 & OBJECT != 0
     }
@@ -325,7 +368,7 @@ mod tests {
     #[test]
     fn an_object_keeps_every_field_at_its_ends() {
         for (slab, index, len, bump, tag) in
-            [(0, 0, 1, 0, 0), ((1 << 27) - 1, 63, 4096, 3, 63), (0x55_5555, 21, 1234, 2, 42)]
+            [(0, 0, 1, 0, 0), ((1 << 27) - 1, 63, 4096, 3, 63), (0x55_5555, 21, 1234, 2, 61)]
         {
             let object = Object { slab, index, len, bump, tag };
             let word = Word::object(object);
@@ -342,6 +385,18 @@ mod tests {
             assert_eq!((slot.load().age(), slot.load().pins()), (MAX_AGE, MAX_PINS));
             assert_eq!(slot.load().state(), Some(State::Object(object)));
             assert_eq!(slot.load().unpinned().0 & !AGE, word.0);
+        }
+    }
+
+    #[test]
+    fn a_member_keeps_its_group_and_position_whatever_its_age_and_pins() {
+        for (group, position) in [(0, 0), ((1 << 27) - 1, 31), (0x55_5555, 21)] {
+            let slot = Slot::new(Word::member(Member { group, position }));
+            slot.pin(false).unwrap();
+            slot.grow_older();
+            let word = slot.load();
+            assert_eq!(word.state(), Some(State::Member(Member { group, position })));
+            assert_eq!((word.age(), word.pins()), (1, 1));
         }
     }
 
@@ -372,7 +427,11 @@ mod tests {
 
     #[test]
     fn words_that_nothing_of_ours_wrote_are_told() {
-        for word in [2, SAME | 3 << 60, SAME | 1 << 60 | 1 << 33, 1 << 61] {
+        let member = Word::member(Member { group: 1, position: 1 }).0;
+        let members = [member | 1, member | 32 << INDEX_SHIFT, member | 1 << BUMP_SHIFT];
+        for word in
+            [2, SAME | 3 << 60, SAME | 1 << 60 | 1 << 33, 1 << 61].into_iter().chain(members)
+        {
             assert_eq!(Word(word).state(), None, "{word:016x}");
         }
     }

@@ -28,6 +28,10 @@ pub struct Stats {
     pub huge_pages_since: u64,
     /// Bytes of `mem_used_total` in slabs that are ready for what comes next.
     pub mem_ready: u64,
+    /// Pages that are compressed with others, in groups.
+    pub grouped_pages: u64,
+    /// Groups.
+    pub groups: u64,
 }
 
 /// One worker's share of the counters. It alone writes them; they may go below zero, since it may
@@ -40,6 +44,8 @@ pub(crate) struct Counters {
     pub(crate) huge: AtomicU64,
     pub(crate) huge_since: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    pub(crate) grouped: AtomicU64,
+    pub(crate) groups: AtomicU64,
     /// Objects freed, for compaction to know when to look.
     pub(crate) freed: AtomicU64,
 }

@@ -158,6 +158,8 @@ impl Store {
         first.same.store(found.same, Ordering::Relaxed);
         first.huge.store(found.huge, Ordering::Relaxed);
         first.bytes.store(found.bytes, Ordering::Relaxed);
+        first.grouped.store(found.grouped, Ordering::Relaxed);
+        first.groups.store(found.groups, Ordering::Relaxed);
         Ok(store)
     }
 
@@ -228,6 +230,8 @@ impl Store {
             huge_pages: of(|c| &c.huge),
             huge_pages_since: of(|c| &c.huge_since),
             mem_ready: bytes(regions.ready()),
+            grouped_pages: of(|c| &c.grouped),
+            groups: of(|c| &c.groups),
         }
     }
 

@@ -11,12 +11,15 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
 
 /// Changes with anything that another version would read wrongly.
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 
 /// Words that never change after the file is made, the checksum behind them.
 const FIXED: usize = 8;
 /// Counts the servers that have had the file.
 const GENERATION: usize = 9;
+
+/// Pages of records of groups that have memory, or are about to.
+const RECORD_PAGES: usize = 10;
 
 /// Writes a new superblock; the magic number last, so that half of one is none.
 pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
@@ -68,6 +71,16 @@ pub(crate) fn next_generation(words: &[AtomicU64]) -> u64 {
 /// The number of the server that has the file, and the file's own random number.
 pub(crate) fn identity(words: &[AtomicU64]) -> (u64, u64) {
     (words[GENERATION].load(Ordering::Relaxed), words[7].load(Ordering::Relaxed))
+}
+
+/// Pages of records of groups that have memory; as many as the layout has at most.
+pub(crate) fn record_pages(words: &[AtomicU64], layout: &Layout) -> u64 {
+    words[RECORD_PAGES].load(Ordering::Relaxed).min(layout.record_pages())
+}
+
+/// Changes that number: before they get memory, and after it is given back.
+pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
+    words[RECORD_PAGES].store(pages, Ordering::Relaxed);
 }
 
 fn fixed(layout: &Layout, id: u64) -> [u64; FIXED] {

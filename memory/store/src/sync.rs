@@ -35,6 +35,14 @@ pub enum Site {
     SettleFence,
     /// `Slab::release`: between freeing the object and looking at the slab's state.
     FreeFence,
+    /// `Record::take`: whoever had the record is done with it.
+    TakeAcquire,
+    /// `Record::free`: the record is done with.
+    FreeRecordRelease,
+    /// `Record::leave`: whoever left before is done with the group.
+    LeaveAcquire,
+    /// `Record::leave`: we are done with the group.
+    LeaveRelease,
 }
 
 #[cfg(not(loom))]
@@ -92,7 +100,7 @@ mod model {
 
     impl Site {
         /// All of them, in the order of the table that `scripts/loom` prints.
-        pub const ALL: [Site; 13] = [
+        pub const ALL: [Site; 17] = [
             Site::PinAcquire,
             Site::UnpinRelease,
             Site::PublishRelease,
@@ -106,6 +114,10 @@ mod model {
             Site::EmptyAcquire,
             Site::SettleFence,
             Site::FreeFence,
+            Site::TakeAcquire,
+            Site::FreeRecordRelease,
+            Site::LeaveAcquire,
+            Site::LeaveRelease,
         ];
     }
 

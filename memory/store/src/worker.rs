@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::class::{fitting, CLASSES};
-use crate::heap::Claimed;
+use crate::group::GroupBuffer;
+use crate::heap::{Claimed, Full, Heap};
 use crate::inject;
 use crate::slab::NIL;
-use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, TAGS};
+use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::stats::{add, sub, Counters};
 use crate::store::{checksum, is_huge, locate, Store, MAX_WORKERS};
 use crate::sync::Ordering;
@@ -27,6 +28,8 @@ pub enum Page {
         /// Its bytes.
         len: usize,
     },
+    /// A part of a group: [`Worker::get_group`] has its bytes.
+    Grouped,
 }
 
 /// Why nothing was stored. What was there before still is.
@@ -157,7 +160,7 @@ impl Worker {
     /// No such page; [`PutError::Full`] only for a word of the rare kind.
     pub fn put_same(&mut self, index: u64, word: u64) -> Result<(), PutError> {
         let Some(new) = Word::same(word) else {
-            return self.put_object(index, TAGS, &word.to_le_bytes());
+            return self.put_object(index, RARE, &word.to_le_bytes());
         };
         let old = slot_of(&self.store, index)?.publish(new);
         inject::step();
@@ -183,13 +186,34 @@ impl Worker {
         tag: u8,
         bytes: &[u8],
     ) -> Result<(Object, Claimed), PutError> {
+        slot_of(&self.store, index)?;
+        self.place_for(index, tag, bytes, Heap::claim)
+    }
+
+    /// As [`place`](Self::place), in memory that no write needs; `index` may be that of a group's object.
+    pub(crate) fn place_spare(
+        &mut self,
+        index: u64,
+        tag: u8,
+        bytes: &[u8],
+    ) -> Result<(Object, Claimed), PutError> {
+        self.place_for(index, tag, bytes, Heap::claim_spare)
+    }
+
+    #[inline]
+    fn place_for(
+        &mut self,
+        index: u64,
+        tag: u8,
+        bytes: &[u8],
+        claim: impl FnOnce(&Heap, &mut u32, usize) -> Result<Claimed, Full>,
+    ) -> Result<(Object, Claimed), PutError> {
         let (Ok(len), 1..=MAX_OBJECT) = (u32::try_from(bytes.len()), bytes.len()) else {
             return Err(PutError::Object { len: bytes.len(), tag });
         };
-        slot_of(&self.store, index)?;
         let fits = fitting(bytes.len());
         let heap = &self.store.heap;
-        let Ok(claimed) = heap.claim(&mut self.current[fits], fits) else {
+        let Ok(claimed) = claim(heap, &mut self.current[fits], fits) else {
             return Err(PutError::Full { index, len: bytes.len() });
         };
         inject::step();
@@ -212,6 +236,15 @@ impl Worker {
         self.read(index, out, true)
     }
 
+    /// As [`get`](Self::get), and the page stays as old as it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`get`](Self::get).
+    pub fn look(&self, index: u64, out: &mut [u8; MAX_OBJECT]) -> Result<Page, GetError> {
+        self.read(index, out, false)
+    }
+
     fn read(&self, index: u64, out: &mut [u8; MAX_OBJECT], touch: bool) -> Result<Page, GetError> {
         let map = &self.store.heap.map;
         let slot = usize::try_from(index).ok().and_then(|at| map.table().get(at));
@@ -228,6 +261,10 @@ impl Worker {
             }
         };
         inject::step();
+        if let Some(State::Member(_)) = word.state() {
+            slot.unpin();
+            return Ok(Page::Grouped);
+        }
         let copied = self.copy_pinned(word, out);
         slot.unpin();
         inject::step();
@@ -242,6 +279,9 @@ impl Worker {
         pinned: Word,
         out: &mut [u8; MAX_OBJECT],
     ) -> Result<Page, GetError> {
+        if let Some(State::Member(_)) = pinned.state() {
+            return Ok(Page::Grouped);
+        }
         let (object, expected) = self.copy_pinned(pinned, out).ok_or(GetError::Lost { index })?;
         self.examine(index, object, expected, out)
     }
@@ -268,8 +308,8 @@ impl Worker {
             return Err(GetError::Checksum { index, len, expected, got });
         }
         match (object.tag, out.first_chunk()) {
-            (TAGS, Some(word)) if len == 8 => Ok(Page::Same(u64::from_le_bytes(*word))),
-            (TAGS, _) => Err(GetError::Lost { index }),
+            (RARE, Some(word)) if len == 8 => Ok(Page::Same(u64::from_le_bytes(*word))),
+            (RARE, _) => Err(GetError::Lost { index }),
             (tag, _) => Ok(Page::Object { tag, len }),
         }
     }
@@ -300,6 +340,7 @@ impl Worker {
         let (tag, bytes) = match self.read_pinned(index, pinned, &mut bytes)? {
             Page::Object { tag, len } => (tag, &bytes[..len]),
             // A word that fits no entry is no object of the caller's.
+            // Nor is what it has in common with others.
             _ => return Ok(false),
         };
         let new = recode(tag, bytes, out);
@@ -353,6 +394,7 @@ impl Worker {
             Some(State::Object(object)) => {
                 Page::Object { tag: object.tag, len: object.len as usize }
             }
+            Some(State::Member(_)) => Page::Grouped,
             Some(State::Lost) | None => return Err(GetError::Lost { index }),
         };
         Ok((page, word.age()))
@@ -371,9 +413,19 @@ impl Worker {
     /// Reads these pages to see which can be read; leaves their ages as they are.
     pub fn check(&self, pages: Range<u64>) -> Checked {
         let mut out = [0; MAX_OBJECT];
+        let mut buffer = GroupBuffer::new();
         let mut checked = Checked::default();
         for index in pages.start..pages.end.min(self.store.pages()) {
-            match self.read(index, &mut out, false) {
+            let mut found = self.read(index, &mut out, false);
+            while let Ok(Page::Grouped) = found {
+                match self.look_group(index, &mut buffer) {
+                    Ok(Some(_)) => break,
+                    // It is something else now.
+                    Ok(None) => found = self.read(index, &mut out, false),
+                    Err(error) => found = Err(error),
+                }
+            }
+            match found {
                 Ok(Page::Absent) => {}
                 Ok(_) => checked.sound += 1,
                 Err(_) => checked.damaged += 1,
@@ -392,7 +444,7 @@ impl Worker {
         }
     }
 
-    fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &Counters {
         &self.store.counters[self.number]
     }
 
@@ -403,7 +455,7 @@ impl Worker {
         match word.state() {
             Some(State::Object(object)) => {
                 add(&counters.bytes, u64::from(object.len));
-                if object.tag == TAGS {
+                if object.tag == RARE {
                     add(&counters.same, 1);
                 }
                 if is_huge(word, &object) {
@@ -411,6 +463,7 @@ impl Worker {
                     add(&counters.huge_since, 1);
                 }
             }
+            Some(State::Member(_)) => add(&counters.grouped, 1),
             _ => add(&counters.same, 1),
         }
     }
@@ -424,22 +477,32 @@ impl Worker {
         match old.state() {
             Some(State::Same(_)) => sub(&counters.same, 1),
             Some(State::Object(object)) => {
-                sub(&counters.bytes, u64::from(object.len));
-                if object.tag == TAGS {
+                if object.tag == RARE {
                     sub(&counters.same, 1);
                 }
                 if is_huge(old, &object) {
                     sub(&counters.huge, 1);
                 }
-                add(&counters.freed, 1);
-                // A word that names no place was never ours; there is nothing to free.
-                if let Some((class, _)) = locate(&self.store.heap.map, &object) {
-                    let Object { slab, index, .. } = object;
-                    self.store.heap.release(Claimed { slab, class, index });
-                    inject::step();
-                }
+                self.release(&object);
+            }
+            Some(State::Member(member)) => {
+                sub(&counters.grouped, 1);
+                self.leave(member.group);
             }
             _ => {}
+        }
+    }
+
+    /// Frees an object that no entry names any more.
+    pub(crate) fn release(&self, object: &Object) {
+        let counters = self.counters();
+        sub(&counters.bytes, u64::from(object.len));
+        add(&counters.freed, 1);
+        // A word that names no place was never ours; there is nothing to free.
+        if let Some((class, _)) = locate(&self.store.heap.map, object) {
+            let Object { slab, index, .. } = *object;
+            self.store.heap.release(Claimed { slab, class, index });
+            inject::step();
         }
     }
 }

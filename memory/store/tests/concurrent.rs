@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use proptest::prelude::*;
-use store::{Keeper, Options, Page, PutError, Store, MAX_OBJECT};
+use store::{GroupBuffer, Keeper, Options, Page, PutError, Seen, Store, Worker, MAX_OBJECT};
 
 /// Few pages and few lengths, so that threads meet.
 const PAGES: u64 = 24;
@@ -19,6 +19,8 @@ enum Op {
     Get { index: u64 },
     Discard { index: u64 },
     Replace { index: u64, len: usize },
+    Group { from: u64, members: u64, len: usize },
+    Leave { index: u64, len: usize },
     Compact,
 }
 
@@ -32,6 +34,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => index.clone().prop_map(|index| Op::Discard { index }),
         3 => (index.clone(), prop::sample::select(vec![20_usize, 1505, MAX_OBJECT]))
             .prop_map(|(index, len)| Op::Replace { index, len }),
+        3 => (index.clone(), 2..9_u64, 400..20_000_usize)
+            .prop_map(|(from, members, len)| Op::Group { from, members, len }),
+        2 => (index.clone(), prop::sample::select(vec![30_usize, 1505]))
+            .prop_map(|(index, len)| Op::Leave { index, len }),
         1 => Just(Op::Compact),
     ];
     prop::collection::vec(op, 50..400)
@@ -53,7 +59,59 @@ fn stamp(page: Page, out: &[u8; MAX_OBJECT]) -> u64 {
             assert_eq!(u64::from(tag), stamp % 60, "the tag of another object");
             stamp
         }
+        Page::Grouped => unreachable!("its group was asked"),
     }
+}
+
+/// A group's payload: the stamps of its pages, all of it again and again.
+fn payload(stamps: &[u64], room: &mut [u8]) {
+    let stamps = stamps.iter().flat_map(|stamp| stamp.to_le_bytes()).cycle();
+    room.iter_mut().zip(stamps).for_each(|(byte, stamp)| *byte = stamp);
+}
+
+/// The stamp of a page, wherever it is.
+fn read(worker: &Worker, index: u64, out: &mut [u8; MAX_OBJECT], buffer: &mut GroupBuffer) -> u64 {
+    loop {
+        let page = worker.get(index, out).expect("nothing is damaged");
+        if page != Page::Grouped {
+            return stamp(page, out);
+        }
+        let Some(grouped) = worker.get_group(index, buffer).expect("nothing is damaged") else {
+            continue;
+        };
+        let stamps: Vec<u64> = buffer.payload()[..grouped.members * 8]
+            .chunks(8)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        let mut whole = vec![0; buffer.payload().len()];
+        payload(&stamps, &mut whole);
+        assert!(whole == buffer.payload(), "a mixture of two groups");
+        return stamps[grouped.position];
+    }
+}
+
+/// Makes a group of the pages from here on that are objects just now.
+fn group(worker: &mut Worker, from: u64, members: u64, len: usize, buffer: &mut GroupBuffer) {
+    let mut out = [0; MAX_OBJECT];
+    let mut found = Vec::new();
+    for index in from..(from + members).min(PAGES) {
+        if let Page::Object { tag, len } = worker.look(index, &mut out).expect("nothing is damaged")
+        {
+            found.push((index, tag, out[..len].to_vec()));
+        }
+    }
+    let stamps: Vec<u64> = found
+        .iter()
+        .map(|(_, _, bytes)| u64::from_le_bytes(bytes[..8].try_into().unwrap()))
+        .collect();
+    if found.is_empty() {
+        return;
+    }
+    payload(&stamps, &mut buffer.room()[..len]);
+    let seen: Vec<_> =
+        found.iter().map(|(index, tag, bytes)| Seen { index: *index, tag: *tag, bytes }).collect();
+    // At the limit there is none, which is as good.
+    let _ = worker.put_group(&seen, 1, len, buffer);
 }
 
 /// Stamps of a page are given out in order; a page may only hold one that was given out and that
@@ -72,6 +130,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
             thread::spawn(move || {
                 let mut worker = store.worker().unwrap();
                 let mut out = [0; MAX_OBJECT];
+                let mut buffer = GroupBuffer::new();
                 let mut events = Vec::new();
                 let tick = || clock.fetch_add(1, Ordering::SeqCst);
                 start.wait();
@@ -94,8 +153,8 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                             events.push((index, from, from, tick(), true));
                         }
                         Op::Get { index } => {
-                            let page = worker.get(index, &mut out).expect("nothing is damaged");
-                            events.push((index, stamp(page, &out), from, tick(), false));
+                            let stamp = read(&worker, index, &mut out, &mut buffer);
+                            events.push((index, stamp, from, tick(), false));
                         }
                         Op::Discard { index } => {
                             worker.discard(index..index + 1);
@@ -111,6 +170,21 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                             };
                             worker.replace(index, &mut out, recode).expect("nothing is damaged");
                         }
+                        Op::Group { from, members, len } => {
+                            group(&mut worker, from, members, len, &mut buffer);
+                        }
+                        Op::Leave { index, len } => {
+                            // As above.
+                            let found = worker.look_group(index, &mut buffer);
+                            if let Some(grouped) = found.expect("nothing is damaged") {
+                                let at = grouped.position * 8;
+                                let stamp = &buffer.payload()[at..at + 8];
+                                let stamp = u64::from_le_bytes(stamp.try_into().unwrap());
+                                let new = bytes(stamp, len);
+                                let tag = u8::try_from(stamp % 60).unwrap();
+                                let _ = worker.leave_group(index, &buffer, (tag, &new), true);
+                            }
+                        }
                         Op::Compact => drop(store.compact_step(PAGES / 2)),
                     }
                 }
@@ -123,8 +197,8 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
     let mut out = [0; MAX_OBJECT];
     for index in 0..PAGES {
         let from = clock.fetch_add(1, Ordering::SeqCst);
-        let page = worker.get(index, &mut out).unwrap();
-        events.push((index, stamp(page, &out), from, from + 1, false));
+        let stamp = read(&worker, index, &mut out, &mut GroupBuffer::new());
+        events.push((index, stamp, from, from + 1, false));
     }
     // Every page is absent before time begins.
     events.extend((0..PAGES).map(|index| (index, 0, 0, 0, true)));
@@ -136,7 +210,14 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
         });
         assert!(possible, "page {index} had {seen} between {from} and {to}");
     }
+    let grouped = (0..PAGES).filter(|&index| worker.peek(index).unwrap().0 == Page::Grouped);
+    assert_eq!(store.stats().grouped_pages, grouped.count() as u64);
     assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+    // With the last pages go the groups.
+    let mut worker = worker;
+    worker.discard(0..PAGES);
+    let stats = store.stats();
+    assert_eq!((stats.groups, stats.compr_data_size, stats.orig_data_size), (0, 0, 0));
     drop(keeper);
 }
 
@@ -163,7 +244,9 @@ fn a_keeper_works_beside_threads() {
             let index = random >> 33 & 15;
             match random >> 60 {
                 0..8 => Op::Put { index, len: 100 + usize::try_from(random >> 40 & 2047).unwrap() },
-                8..13 => Op::Get { index },
+                8..11 => Op::Get { index },
+                11 => Op::Group { from: index, members: 6, len: 9000 },
+                12 => Op::Leave { index, len: 1505 },
                 13 => Op::Discard { index },
                 14 => Op::Same { index },
                 _ => Op::Compact,

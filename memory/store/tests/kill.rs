@@ -1,5 +1,5 @@
-//! A server killed under load, and the next one: threads that write, read, discard and compact, and
-//! a keeper, ended by SIGKILL at any moment.
+//! A server killed under load, and the next one: threads that write, read, discard, compact and make groups,
+//! and a keeper, ended by SIGKILL at any moment.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "forks a server that is killed")]
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
-use store::{Keeper, Options, Page, Store, MAX_OBJECT};
+use store::{GroupBuffer, Keeper, Options, Page, Seen, Store, Worker, MAX_OBJECT};
 
 const PAGES: u64 = 4000;
 const THREADS: u64 = 3;
@@ -50,6 +50,27 @@ impl Log {
     }
 }
 
+/// Makes one of up to ten pages; the payload is their versions, and something to fill some objects.
+fn group(worker: &mut Worker, from: u64, buffer: &mut GroupBuffer) {
+    let mut page = [0; MAX_OBJECT];
+    let mut found = Vec::new();
+    for index in from..from + 10 {
+        if let Page::Object { len, .. } = worker.look(index, &mut page).unwrap() {
+            found.push((index, page[..len].to_vec()));
+        }
+    }
+    let len = 6000 + usize::try_from(from).unwrap() % 5000;
+    for (to, (_, bytes)) in buffer.room().chunks_mut(8).zip(&found) {
+        to.copy_from_slice(&bytes[..8]);
+    }
+    let seen: Vec<_> =
+        found.iter().map(|(index, bytes)| Seen { index: *index, tag: 1, bytes }).collect();
+    if !seen.is_empty() {
+        // Without room there is none.
+        let _ = worker.put_group(&seen, 2, len, buffer);
+    }
+}
+
 fn serve(fd: &OwnedFd, log: &Log) {
     let store = Store::attach(fd.as_fd(), options()).unwrap();
     let _keeper = Keeper::start(&store).unwrap();
@@ -58,6 +79,7 @@ fn serve(fd: &OwnedFd, log: &Log) {
             let mut worker = store.worker().unwrap();
             scope.spawn(move || {
                 let mut page = [0; MAX_OBJECT];
+                let mut buffer = GroupBuffer::new();
                 let mut random = u64::from(std::process::id()) << 8 | thread | 1;
                 loop {
                     random ^= random << 13;
@@ -73,12 +95,24 @@ fn serve(fd: &OwnedFd, log: &Log) {
                     }
                     log.set(1, index, version);
                     // Of another thread's page anything may be read, but no damage.
-                    worker.get(random >> 20 & 2047, &mut page).unwrap();
+                    let other = random >> 20 & 2047;
+                    if worker.get(other, &mut page).unwrap() == Page::Grouped {
+                        worker.get_group(other, &mut buffer).unwrap();
+                    }
                 }
             });
         }
         scope.spawn(|| loop {
             store.compact_step(512);
+        });
+        let mut worker = store.worker().unwrap();
+        scope.spawn(move || {
+            let mut buffer = GroupBuffer::new();
+            loop {
+                for from in (0..PAGES - 10).step_by(10) {
+                    group(&mut worker, from, &mut buffer);
+                }
+            }
         });
     });
 }
@@ -92,6 +126,7 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
     log.0.set_len(PAGES * 16).unwrap();
     let mut slowest = Duration::ZERO;
     let mut written = 0;
+    let mut grouped = 0;
     for round in 0..ROUNDS {
         // SAFETY: this test is alone in its process, so the child has all there is; it never
         // returns.
@@ -121,6 +156,7 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
         assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
         let worker = store.worker().unwrap();
         let mut page = [0; MAX_OBJECT];
+        let mut buffer = GroupBuffer::new();
         for index in 0..PAGES {
             let found = match worker.get(index, &mut page).expect("no page is damaged") {
                 Page::Absent => None,
@@ -130,6 +166,13 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
                     Some(version)
                 }
                 Page::Same(_) => panic!("nobody stored one"),
+                Page::Grouped => {
+                    grouped += 1;
+                    let place = worker.look_group(index, &mut buffer).expect("no group is damaged");
+                    let at = place.expect("it is in one").position * 8;
+                    let version = &buffer.payload()[at..at + 8];
+                    Some(u64::from_le_bytes(version.try_into().unwrap()))
+                }
             };
             let (begun, done) = (log.get(0, index), log.get(1, index));
             let says = |version: u64| (!version.is_multiple_of(16)).then_some(version);
@@ -146,6 +189,9 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
         }
         written = sum(&log);
     }
-    println!("{ROUNDS} servers killed, {written} pages written, slowest takeover {slowest:?}");
+    println!(
+        "{ROUNDS} servers killed, {written} pages written, {grouped} found in groups, slowest takeover {slowest:?}"
+    );
+    assert!(grouped > 100, "only {grouped} pages were in groups");
     assert!(slowest < Duration::from_secs(60), "taking over hangs");
 }

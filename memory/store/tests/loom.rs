@@ -10,7 +10,7 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
-use store::{Freed, Object, Role, Slab, Slot, State, Word};
+use store::{Freed, Member, Object, Record, Role, Slab, Slot, State, Word};
 
 /// Objects in the model's slabs.
 const OBJECTS: u32 = 2;
@@ -28,6 +28,11 @@ struct Model {
     slots: [Slot; 2],
     slabs: [Slab; 2],
     bytes: [[UnsafeCell<u32>; 2]; 2],
+    /// One record of a group, and what stands for its being somebody's.
+    record: Record,
+    whose: UnsafeCell<u32>,
+    /// What is held while a record is taken.
+    taking: Mutex<()>,
 }
 
 impl Model {
@@ -36,6 +41,9 @@ impl Model {
             slots: [(); 2].map(|()| Slot::new(Word::ABSENT)),
             slabs: [Slab::new(Role::Owned, OBJECTS), Slab::new(Role::Owned, OBJECTS)],
             bytes: [(); 2].map(|()| [(); 2].map(|()| UnsafeCell::new(0))),
+            record: Record::new(),
+            whose: UnsafeCell::new(0),
+            taking: Mutex::new(()),
         }
     }
 
@@ -59,6 +67,10 @@ impl Model {
             Some(State::Object(object)) => {
                 self.slabs[object.slab as usize].release(object.index, OBJECTS)
             }
+            Some(State::Member(_)) => {
+                self.leave();
+                Freed::Done
+            }
             _ => Freed::Done,
         }
     }
@@ -66,6 +78,13 @@ impl Model {
     /// What `Worker::get` does: the bytes are those of the word.
     fn get(&self, slot: usize) -> Option<u8> {
         let word = self.slots[slot].pin(true).ok()?;
+        if let Some(State::Member(member)) = word.state() {
+            let stamp = self.record.stamp();
+            let tag = self.get_piece(stamp);
+            self.slots[slot].unpin();
+            // The tag of a member is its group's, and one more for each position.
+            return Some(tag + u8::try_from(member.position).unwrap());
+        }
         let Some(State::Object(object)) = word.state() else { unreachable!("it was pinned") };
         let cell = &self.bytes[object.slab as usize][object.index as usize];
         // SAFETY: the object is pinned; loom checks just that.
@@ -102,6 +121,83 @@ impl Model {
 }
 
 impl Model {
+    /// What `Worker::put_group` does, its only object in the slab that the caller owns, for the pages
+    /// 0 and 1, if they have the contents `first` and the next.
+    fn group(&self, slab: u32, first: u8, stamp: u64) -> u32 {
+        let taking = self.taking.lock().unwrap();
+        if !self.record.take(3, stamp) {
+            return 0;
+        }
+        drop(taking);
+        // SAFETY: the record was taken; loom checks that nobody else has it.
+        self.whose.with_mut(|whose| unsafe { *whose = u32::from(first) });
+        let Some(index) = self.slabs[slab as usize].claim() else {
+            (0..3).for_each(|_| self.leave());
+            return 0;
+        };
+        let cell = &self.bytes[slab as usize][index as usize];
+        // SAFETY: the place is claimed.
+        cell.with_mut(|bytes| unsafe { *bytes = u32::from(first) });
+        let old = self.record.pieces()[0].publish(Self::word(slab, index, first));
+        assert_eq!(old, Word::ABSENT, "the entry of another group");
+        let mut joined = 0;
+        for position in 0..2 {
+            let done = self.join(position, first + u8::try_from(position).unwrap());
+            joined += u32::from(done);
+            if !done {
+                self.leave();
+            }
+        }
+        self.leave();
+        joined
+    }
+
+    fn join(&self, position: u32, content: u8) -> bool {
+        let slot = &self.slots[position as usize];
+        let Ok(pinned) = slot.pin(false) else { return false };
+        let same = match pinned.state() {
+            Some(State::Object(object)) => {
+                let cell = &self.bytes[object.slab as usize][object.index as usize];
+                // SAFETY: the object is pinned.
+                cell.with(|bytes| unsafe { *bytes }) == u32::from(content)
+            }
+            _ => false,
+        };
+        if same && slot.relocate(pinned, Word::member(Member { group: 0, position })) {
+            self.free(pinned);
+            return true;
+        }
+        slot.unpin();
+        false
+    }
+
+    fn leave(&self) {
+        if !self.record.leave() {
+            return;
+        }
+        // SAFETY: the last part was ours, so the record is; loom checks just that.
+        self.whose.with_mut(|whose| unsafe { *whose = 0 });
+        let old = self.record.pieces()[0].publish(Word::ABSENT);
+        self.free(old);
+        self.record.free();
+    }
+
+    /// The group's bytes, for who has one of its pages pinned.
+    fn get_piece(&self, stamp: u64) -> u8 {
+        // SAFETY: a page of it is pinned, so the group stays; loom checks just that.
+        let whose = self.whose.with(|whose| unsafe { *whose });
+        let piece = &self.record.pieces()[0];
+        let word = piece.pin(false).expect("the group is there");
+        let Some(State::Object(object)) = word.state() else { unreachable!("it was pinned") };
+        let cell = &self.bytes[object.slab as usize][object.index as usize];
+        // SAFETY: the object is pinned.
+        let bytes = cell.with(|bytes| unsafe { *bytes });
+        piece.unpin();
+        assert_eq!((bytes, whose), (u32::from(object.tag), bytes), "another group");
+        assert_eq!(self.record.stamp(), stamp, "the stamp of another group");
+        object.tag
+    }
+
     /// What `Worker::modify` does, into the slab that the caller owns: the content with 4 added.
     fn modify(&self, slot: usize, slab: u32) {
         let slot = &self.slots[slot];
@@ -238,6 +334,90 @@ fn a_modification_waits_for_a_reader() {
         model.put(1, 0, 3);
         reader.join().unwrap();
         assert_eq!(model.get(0), Some(5));
+    });
+}
+
+#[test]
+fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_leaves() {
+    explore(2, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        model.put(1, 0, 2);
+        let reader = spawn(&model, |model| assert!(matches!(model.get(0), Some(1))));
+        let writer = spawn(&model, |model| {
+            model.free(model.slots[1].publish(Word::ABSENT));
+        });
+        model.group(1, 1, 7);
+        reader.join().unwrap();
+        writer.join().unwrap();
+        assert_eq!((model.get(0), model.get(1)), (Some(1), None));
+    });
+}
+
+#[test]
+fn a_page_that_comes_back_to_its_place_with_other_bytes_is_not_let_in() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        // The same word, tag and all, with another content: as when a place is used again.
+        let rewritten = |model: &Model, bytes: u32| {
+            // The maker of the group may not have freed the last one yet.
+            let Some(index) = model.slabs[0].claim() else { return };
+            let cell = &model.bytes[0][index as usize];
+            // SAFETY: the place is claimed.
+            cell.with_mut(|cell| unsafe { *cell = bytes });
+            model.free(model.slots[0].publish(Model::word(0, index, 9)));
+        };
+        rewritten(&model, 1);
+        let writer = spawn(&model, move |model| {
+            rewritten(model, 3);
+            rewritten(model, 5);
+        });
+        let joined = model.group(1, 1, 7);
+        writer.join().unwrap();
+        // The writer came last: whether the old content was in a group before is all the same.
+        assert!(joined <= 1);
+        assert!(matches!(model.slots[0].load().state(), Some(State::Object(_))));
+        // Nobody is left in the group, and its record is free.
+        assert!(model.record.take(1, 8));
+    });
+}
+
+#[test]
+fn a_group_is_freed_by_who_leaves_last_and_its_record_is_used_again() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        model.put(0, 0, 1);
+        model.put(1, 0, 2);
+        assert_eq!(model.group(1, 1, 7), 2);
+        let other = spawn(&model, |model| {
+            assert_eq!(model.get(1), Some(2));
+            model.free(model.slots[1].publish(Word::ABSENT));
+        });
+        let reader = spawn(&model, |model| assert!(matches!(model.get(0), Some(1 | 3) | None)));
+        model.free(model.slots[0].publish(Word::ABSENT));
+        // Whoever was last has freed it, or is about to.
+        model.put(0, 0, 3);
+        let again = model.group(1, 3, 8);
+        other.join().unwrap();
+        reader.join().unwrap();
+        assert!(again <= 1);
+        assert_eq!(model.get(0), Some(3));
+        assert_eq!(model.get(1), None);
+    });
+}
+
+#[test]
+fn a_record_that_nothing_was_put_into_is_taken_by_another() {
+    explore(3, || {
+        let model = Arc::new(Model::new());
+        // There is no room for a group's object, so that nothing else orders the two.
+        for slab in &model.slabs {
+            while slab.claim().is_some() {}
+        }
+        let other = spawn(&model, |model| assert_eq!(model.group(1, 1, 7), 0));
+        assert_eq!(model.group(0, 1, 8), 0);
+        other.join().unwrap();
+        assert!(model.record.take(1, 9));
     });
 }
 

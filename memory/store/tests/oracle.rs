@@ -6,7 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use store::{Options, Page, PutError, Store, Worker, MAX_OBJECT};
+use store::{
+    GroupBuffer, GroupError, Options, Page, PutError, Seen, Store, Worker, MAX_MEMBERS, MAX_OBJECT,
+};
 
 const PAGES: u64 = 600;
 
@@ -34,6 +36,19 @@ enum Op {
         len: usize,
         tag: u8,
     },
+    /// Pages from here on, every so many, as one.
+    Group {
+        from: u64,
+        every: u64,
+        members: usize,
+        len: usize,
+        /// As if this one had been written meanwhile.
+        stale: usize,
+    },
+    Leave {
+        index: u64,
+        len: usize,
+    },
     CompactStep {
         pages: u64,
     },
@@ -52,6 +67,8 @@ enum Op {
 enum Held {
     Same(u64),
     Object(u8, Vec<u8>),
+    /// Payload and position.
+    Grouped(u8, Vec<u8>, usize),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -71,6 +88,13 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         10 => index.clone().prop_map(|index| Op::Get { index }),
         10 => (index.clone(), 1..=MAX_OBJECT, 0..store::TAGS)
             .prop_map(|(index, len, tag)| Op::Replace { index, len, tag }),
+        6 => (index.clone(), 1..260_u64, 1..=MAX_MEMBERS, 1..=store::MAX_PAYLOAD, 0..64_usize)
+            .prop_map(|(from, every, members, len, stale)| {
+                // Near each other, mostly.
+                let every = if every < 240 { 1 + every % 3 } else { every };
+                Op::Group { from, every, members, len, stale }
+            }),
+        6 => (index.clone(), 1..=MAX_OBJECT).prop_map(|(index, len)| Op::Leave { index, len }),
         6 => (index, 0..80_u64).prop_map(|(from, count)| Op::Discard { from, count }),
         4 => (1..400_u64).prop_map(|pages| Op::CompactStep { pages }),
         1 => Just(Op::Compact),
@@ -102,6 +126,13 @@ fn held(worker: &Worker, index: u64) -> Option<Held> {
         Page::Absent => None,
         Page::Same(word) => Some(Held::Same(word)),
         Page::Object { tag, len } => Some(Held::Object(tag, out[..len].to_vec())),
+        Page::Grouped => {
+            let mut buffer = GroupBuffer::new();
+            let first = worker.look_group(index, &mut buffer).unwrap().expect("it is in one");
+            let again = worker.get_group(index, &mut buffer).unwrap().expect("it is in one");
+            assert!(!first.had && again.had);
+            Some(Held::Grouped(again.tag, buffer.payload().to_vec(), again.position))
+        }
     }
 }
 
@@ -114,7 +145,8 @@ fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
     let same = oracle.values().filter(|held| matches!(held, Held::Same(_))).count();
     assert_eq!(stats.same_pages, same as u64);
     // A word that fits no entry is an object of 8 bytes.
-    let (mut least, mut most, mut huge) = (0, 0, 0);
+    let (mut least, mut most, mut huge, mut grouped) = (0, 0, 0, 0);
+    let mut groups: Vec<&[u8]> = Vec::new();
     for held in oracle.values() {
         match held {
             Held::Same(_) => most += 8,
@@ -122,8 +154,17 @@ fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
                 least += bytes.len() as u64;
                 huge += u64::from(bytes.len() > 4092);
             }
+            Held::Grouped(_, payload, _) => {
+                grouped += 1;
+                groups.push(payload);
+            }
         }
     }
+    // No two groups have the same payload.
+    groups.sort_unstable();
+    groups.dedup();
+    least += groups.iter().map(|payload| payload.len() as u64 + 40).sum::<u64>();
+    assert_eq!((stats.groups, stats.grouped_pages), (groups.len() as u64, grouped));
     assert!((least..=least + most).contains(&stats.compr_data_size));
     assert_eq!(stats.huge_pages, huge);
     assert_eq!(stats.mem_used_total, store.resident().unwrap(), "memory is counted to the page");
@@ -174,6 +215,67 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                         let object = matches!(before, Some(Held::Object(..)));
                         assert!(!object || len % 5 == 0 || mem_limit > 0, "page {index}");
                     }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Op::Group { from, every, members, len, stale } => {
+                let mut seen = Vec::new();
+                for index in (from..PAGES).step_by(usize::try_from(every).unwrap()).take(members) {
+                    match oracle.get(&index) {
+                        Some(Held::Object(tag, bytes)) => seen.push((index, *tag, bytes.clone())),
+                        // One that is none, of what it might have been.
+                        _ if index % 5 == 0 => seen.push((index, 3, vec![1; 20])),
+                        _ => {}
+                    }
+                }
+                if let Some((_, _, bytes)) = seen.get_mut(stale) {
+                    bytes[0] ^= 1;
+                }
+                let mut buffer = GroupBuffer::new();
+                let payload = bytes(number, len);
+                buffer.room()[..len].copy_from_slice(&payload);
+                let pages: Vec<Seen<'_>> = seen
+                    .iter()
+                    .map(|(index, tag, bytes)| Seen { index: *index, tag: *tag, bytes })
+                    .collect();
+                let near =
+                    pages.windows(2).all(|two| two[1].index - two[0].index <= store::MAX_GAP);
+                let joined = match threads[0].put_group(&pages, 9, len, &mut buffer) {
+                    Ok(joined) => joined,
+                    Err(GroupError::Full { .. }) => {
+                        assert!(mem_limit > 0, "full without a limit");
+                        0
+                    }
+                    Err(GroupError::Members { .. }) => {
+                        assert!(pages.is_empty() || !near);
+                        0
+                    }
+                    Err(error) => panic!("{error}"),
+                };
+                for (position, (index, tag, bytes)) in seen.into_iter().enumerate() {
+                    let was = oracle.get(&index) == Some(&Held::Object(tag, bytes));
+                    if joined & 1 << position != 0 {
+                        assert!(was, "page {index} was something else");
+                        oracle.insert(index, Held::Grouped(9, payload.clone(), position));
+                    } else {
+                        assert!(!was || joined == 0, "page {index} was as it was seen");
+                    }
+                }
+            }
+            Op::Leave { index, len } => {
+                let mut buffer = GroupBuffer::new();
+                let grouped = matches!(oracle.get(&index), Some(Held::Grouped(..)));
+                let found = threads[1].look_group(index, &mut buffer).unwrap();
+                assert_eq!(found.is_some(), grouped);
+                let new = bytes(number, len);
+                match threads[1].leave_group(index, &buffer, (5, &new), len % 2 == 0) {
+                    Ok(done) => {
+                        assert_eq!(done, grouped);
+                        if done {
+                            oracle.insert(index, Held::Object(5, new));
+                        }
+                    }
+                    Err(PutError::Full { .. }) => assert!(mem_limit > 0, "full without a limit"),
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -229,5 +331,32 @@ proptest! {
     #[test]
     fn a_full_store_loses_nothing(ops in ops(), limit in 60_000..400_000_u64) {
         run(ops, limit);
+    }
+}
+
+#[test]
+fn a_buffer_that_has_an_earlier_group_of_the_record_is_not_believed() {
+    let store = Store::create(PAGES, Options::default()).unwrap();
+    let mut worker = store.worker().unwrap();
+    let mut kept = GroupBuffer::new();
+    // Each group is the only one there is; after the memory of records was given back, the next has the
+    // first record again.
+    for number in 0..300_usize {
+        let pages = [bytes(number, 50), bytes(number, 60)];
+        let mut seen = Vec::new();
+        for (index, bytes) in (7..).zip(&pages) {
+            worker.put(index, 1, bytes).unwrap();
+            seen.push(Seen { index, tag: 1, bytes });
+        }
+        let mut buffer = GroupBuffer::new();
+        buffer.room()[..40].copy_from_slice(&bytes(number, 40));
+        assert_eq!(worker.put_group(&seen, 2, 40, &mut buffer), Ok(3));
+        let found = worker.get_group(8, &mut kept).unwrap().expect("it is in one");
+        assert_eq!((found.position, found.had), (1, false), "group {number}");
+        assert_eq!(kept.payload(), bytes(number, 40), "group {number}");
+        worker.discard(0..PAGES);
+        if number % 3 > 0 {
+            store.trim();
+        }
     }
 }

@@ -1,0 +1,196 @@
+//! One thread's way from what the store has to plain pages.
+
+use codec::{Codec, DecodeError, Decoder};
+use store::{GetError, GroupBuffer, Page, Worker, MAX_MEMBERS, MAX_OBJECT};
+
+use crate::request::PAGE;
+
+/// Added to the tag of an object that was compressed once more: by a codec for idle pages.
+pub const RECOMPRESSED: u8 = 32;
+
+/// Added to the tag of an object that is no smaller in a group than alone.
+pub const ALONE: u8 = 16;
+
+/// The codec that a tag names.
+pub fn codec_of(tag: u8) -> Option<Codec> {
+    Codec::from_wire(tag & !(RECOMPRESSED | ALONE))
+}
+
+/// Why a page could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damage {
+    /// The store cannot give its bytes.
+    #[error(transparent)]
+    Stored(#[from] GetError),
+    /// Its bytes are those that were stored, and are of no codec we know.
+    #[error("page {index}: stored with tag {tag}, which no codec has")]
+    Tag {
+        /// The page.
+        index: u64,
+        /// The tag.
+        tag: u8,
+    },
+    /// Its bytes are those that were stored, and do not decode.
+    #[error("page {index}: {error}")]
+    Decode {
+        /// The page.
+        index: u64,
+        /// What the codec said.
+        error: DecodeError,
+    },
+}
+
+/// A decoder and buffers. The last group that was read is kept, so that the next page of it costs a copy.
+pub struct PageReader {
+    decoder: Decoder,
+    /// What the store gave for a page of its own.
+    object: Box<[u8; MAX_OBJECT]>,
+    group: GroupBuffer,
+    /// The pages of `group`, so many.
+    plain: Box<[u8]>,
+    decoded: usize,
+}
+
+impl PageReader {
+    /// One with all its memory, about 0.4 MiB.
+    pub fn new() -> Self {
+        Self {
+            decoder: Decoder::new(),
+            object: Box::new([0; MAX_OBJECT]),
+            group: GroupBuffer::new(),
+            plain: vec![0; MAX_MEMBERS * PAGE].into_boxed_slice(),
+            decoded: 0,
+        }
+    }
+
+    /// Reads page `index` into `out`, and says what it was: for an object, its bytes are in
+    /// [`object`](Self::object) then, for a page of a group that is in [`group`](Self::group). With `touch`
+    /// the page is young again.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage`]; `out` holds no particular bytes then.
+    #[inline]
+    pub fn read(
+        &mut self,
+        worker: &Worker,
+        index: u64,
+        touch: bool,
+        out: &mut [u8; PAGE],
+    ) -> Result<Page, Damage> {
+        loop {
+            let page = if touch {
+                worker.get(index, &mut self.object)?
+            } else {
+                worker.look(index, &mut self.object)?
+            };
+            if page != Page::Grouped {
+                unpack(&mut self.decoder, index, page, &self.object, out)?;
+                return Ok(page);
+            }
+            // If it is something else by now, that is to be read.
+            if self.read_grouped(worker, index, touch, out)? {
+                return Ok(page);
+            }
+        }
+    }
+
+    /// The plain page of what the store gave elsewhere, which is no part of a group.
+    pub(crate) fn unpack(
+        &mut self,
+        index: u64,
+        page: Page,
+        object: &[u8; MAX_OBJECT],
+        out: &mut [u8; PAGE],
+    ) -> Result<(), Damage> {
+        unpack(&mut self.decoder, index, page, object, out)
+    }
+
+    #[cold]
+    fn read_grouped(
+        &mut self,
+        worker: &Worker,
+        index: u64,
+        touch: bool,
+        out: &mut [u8; PAGE],
+    ) -> Result<bool, Damage> {
+        let found = if touch {
+            worker.get_group(index, &mut self.group)?
+        } else {
+            worker.look_group(index, &mut self.group)?
+        };
+        let Some(grouped) = found else { return Ok(false) };
+        if !grouped.had || self.decoded == 0 {
+            self.decoded = 0;
+            let tag = grouped.tag;
+            let codec = codec_of(tag).ok_or(Damage::Tag { index, tag })?;
+            let plain = &mut self.plain[..grouped.members * PAGE];
+            self.decoder
+                .decode_payload(codec, self.group.payload(), plain)
+                .map_err(|error| Damage::Decode { index, error })?;
+            self.decoded = grouped.members;
+        }
+        let at = grouped.position * PAGE;
+        out.copy_from_slice(&self.plain[..self.decoded * PAGE][at..at + PAGE]);
+        Ok(true)
+    }
+
+    /// The bytes that the store had for the page that was read last, if it was an object.
+    pub fn object(&self) -> &[u8; MAX_OBJECT] {
+        &self.object
+    }
+
+    /// How many pages that group was made of.
+    pub fn members(&self) -> usize {
+        self.decoded
+    }
+
+    /// The group that was read last.
+    pub fn group(&self) -> &GroupBuffer {
+        &self.group
+    }
+}
+
+impl Default for PageReader {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for PageReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageReader").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+/// The plain page of what the store gave.
+#[inline]
+fn unpack(
+    decoder: &mut Decoder,
+    index: u64,
+    page: Page,
+    object: &[u8; MAX_OBJECT],
+    out: &mut [u8; PAGE],
+) -> Result<(), Damage> {
+    let (codec, payload) = match page {
+        Page::Absent => {
+            out.fill(0);
+            return Ok(());
+        }
+        Page::Same(word) => {
+            let word = word.to_le_bytes();
+            for chunk in out.chunks_exact_mut(word.len()) {
+                chunk.copy_from_slice(&word);
+            }
+            return Ok(());
+        }
+        Page::Object { tag, len } => {
+            let codec = codec_of(tag).ok_or(Damage::Tag { index, tag })?;
+            (codec, &object[..len])
+        }
+        Page::Grouped => return Err(GetError::Lost { index }.into()),
+    };
+    let decoded = decoder.decode_payload(codec, payload, out);
+    decoded.map_err(|error| Damage::Decode { index, error })
+}

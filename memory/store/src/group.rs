@@ -1,0 +1,457 @@
+//! Pages that are compressed as one: made, read, left.
+//!
+//! Whoever makes a group has read its pages before and compressed them outside of the store, without a
+//! pin. So each page is compared with what was read when it is let in, while it is pinned: its bytes,
+//! since a word may come back that names other bytes than it did. A page that was written meanwhile stays
+//! as it was written.
+//!
+//! A group that a killed server leaves half made is one without pages, or with some of them: the others
+//! still name what they named before. Objects of a group that no page is in are freed by whoever takes the
+//! table over.
+
+use std::sync::Arc;
+
+use crate::inject;
+use crate::record::PIECES;
+use crate::slot::{Member, Object, Slot, State, Word, MAX_MEMBERS, MAX_OBJECT, TAGS};
+use crate::stats::add;
+use crate::store::{checksum, locate, Store};
+use crate::worker::{slot_of, GetError, Pin, PutError, Worker};
+
+/// Bytes before a group's payload: how many pages, the first one's number, and from each to the next.
+const HEADER: usize = 8 + MAX_MEMBERS;
+
+/// The most bytes of a group's payload.
+pub const MAX_PAYLOAD: usize = PIECES * MAX_OBJECT - HEADER;
+
+/// A page may be so many pages behind the one before it in its group.
+pub const MAX_GAP: u64 = 255;
+
+/// A page as it was read, to be stored in another form unless it has been written since.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen<'a> {
+    /// The page.
+    pub index: u64,
+    /// Its object's tag.
+    pub tag: u8,
+    /// Its object's bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Where in a group a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grouped {
+    /// Which of its pages.
+    pub position: usize,
+    /// Pages that the payload has, those that have left included.
+    pub members: usize,
+    /// What the maker said of the payload.
+    pub tag: u8,
+    /// Whether the buffer had the group already.
+    pub had: bool,
+}
+
+/// The bytes of one group, kept for the next page of it.
+pub struct GroupBuffer {
+    bytes: Box<[u8; PIECES * MAX_OBJECT]>,
+    len: usize,
+    tag: u8,
+    /// Number and stamp of the group.
+    group: Option<(u32, u64)>,
+}
+
+impl GroupBuffer {
+    /// An empty one, of 28 KiB.
+    pub fn new() -> Self {
+        let bytes = vec![0; PIECES * MAX_OBJECT].into_boxed_slice();
+        let bytes = bytes.try_into().unwrap_or_else(|_| unreachable!("as many as it has"));
+        Self { bytes, len: 0, tag: 0, group: None }
+    }
+
+    /// What the maker of the group gave; nothing before one was read.
+    pub fn payload(&self) -> &[u8] {
+        self.bytes.get(HEADER..self.len).unwrap_or(&[])
+    }
+
+    /// Room for the payload of a group that is to be made; what the buffer had is gone.
+    pub fn room(&mut self) -> &mut [u8] {
+        self.group = None;
+        &mut self.bytes[HEADER..]
+    }
+
+    /// Forgets the group.
+    pub fn clear(&mut self) {
+        self.group = None;
+        self.len = 0;
+    }
+
+    /// The number of pages, and that of the one at `position`.
+    fn member(&self, position: u32) -> Option<(usize, u64)> {
+        let [count, base @ ..] = self.bytes.first_chunk::<8>().filter(|_| self.len > HEADER)?;
+        let mut number = [0; 8];
+        number[..7].copy_from_slice(base);
+        let count = usize::from(*count);
+        let position = usize::try_from(position).ok().filter(|&at| at < count)?;
+        let gaps = self.bytes.get(8..8 + position)?;
+        let index = gaps.iter().fold(u64::from_le_bytes(number), |sum, &gap| sum + u64::from(gap));
+        (count <= MAX_MEMBERS).then_some((count, index))
+    }
+
+    fn write_header(&mut self, members: &[Seen<'_>]) -> Option<()> {
+        let header = &mut self.bytes[..HEADER];
+        header.fill(0);
+        let first = members.first()?.index.to_le_bytes();
+        header[0] = u8::try_from(members.len()).ok()?;
+        header[1..8].copy_from_slice(&first[..7]);
+        if first[7] != 0 || members.len() > MAX_MEMBERS {
+            return None;
+        }
+        for (gap, two) in header[8..].iter_mut().zip(members.windows(2)) {
+            let ahead = two[1].index.checked_sub(two[0].index)?;
+            *gap = u8::try_from(ahead).ok().filter(|&ahead| ahead > 0)?;
+        }
+        Some(())
+    }
+}
+
+impl Default for GroupBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for GroupBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { len, tag, group, .. } = self;
+        f.debug_struct("GroupBuffer")
+            .field("group", group)
+            .field("tag", tag)
+            .field("len", len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why no group was made. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// There is no memory that writes do not count on, or the limit is reached: another time, perhaps.
+    #[error("no room to spare for a group of {members} pages, {len} bytes")]
+    Full {
+        /// Pages.
+        members: usize,
+        /// Bytes of the payload.
+        len: usize,
+    },
+    /// The caller's pages or payload cannot make a group.
+    #[error("group of {members} pages, {len} bytes with tag {tag}, expected 1 to {MAX_MEMBERS} pages in order, at most {MAX_GAP} apart, 1 to {MAX_PAYLOAD} bytes, a tag below {TAGS}")]
+    Members {
+        /// Pages.
+        members: usize,
+        /// Bytes of the payload.
+        len: usize,
+        /// The tag.
+        tag: u8,
+    },
+}
+
+impl Worker {
+    /// Stores these pages, in the order of their numbers, as one payload: the first `len` bytes of the
+    /// buffer's [room](GroupBuffer::room). Each has to be what was `seen`; those that are something else by
+    /// now, or are being read just then, are left as they are. Gives a bit for each page that is in the
+    /// group. Each stays as old as it is.
+    ///
+    /// No write waits for more than the comparison of one page, and no memory is used that writes count
+    /// on.
+    ///
+    /// # Errors
+    ///
+    /// [`GroupError`].
+    pub fn put_group(
+        &mut self,
+        seen: &[Seen<'_>],
+        tag: u8,
+        len: usize,
+        buffer: &mut GroupBuffer,
+    ) -> Result<u32, GroupError> {
+        let members = seen.len();
+        let wrong = GroupError::Members { members, len, tag };
+        let sound = tag < TAGS && (1..=MAX_PAYLOAD).contains(&len);
+        let there = seen.last().is_some_and(|last| last.index < self.store().pages());
+        if !sound || !there {
+            return Err(wrong);
+        }
+        buffer.clear();
+        buffer.write_header(seen).ok_or(wrong)?;
+        let full = GroupError::Full { members, len };
+        let store = Arc::clone(self.store());
+        let heap = &store.heap;
+        let parts = u32::try_from(members).expect("32 at most") + 1;
+        let Ok(group) = heap.groups.take(&heap.map, &heap.regions, parts) else {
+            return Err(full);
+        };
+        inject::step();
+        let record = heap.groups.record(&heap.map, group).expect("it was just taken");
+        add(&self.counters().groups, 1);
+        for (number, piece) in buffer.bytes[..HEADER + len].chunks(MAX_OBJECT).enumerate() {
+            let index = heap.map.layout().piece_index(group, number);
+            let Ok((object, _)) = self.place_spare(index, tag, piece) else {
+                (0..parts).for_each(|_| self.leave(group));
+                return Err(full);
+            };
+            let old = record.pieces()[number].publish(Word::object(object));
+            debug_assert_eq!(old, Word::ABSENT);
+            add(&self.counters().bytes, u64::from(object.len));
+            inject::step();
+        }
+        let mut joined = 0;
+        for (position, seen) in (0_u32..).zip(seen) {
+            let word = Word::member(Member { group, position });
+            if self.exchange_unchanged(&store, seen, word) {
+                joined |= 1 << position;
+            } else {
+                self.leave(group);
+            }
+            inject::step();
+        }
+        self.leave(group);
+        Ok(joined)
+    }
+
+    /// Stores `bytes` for a page in the place of what was `seen` there, if it is that still; whether it was.
+    /// The page stays as old as it is. No write waits for more than the comparison of one page, and no
+    /// memory is used that writes count on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`put`](Self::put).
+    pub fn replace_unchanged(
+        &mut self,
+        seen: &Seen<'_>,
+        tag: u8,
+        bytes: &[u8],
+    ) -> Result<bool, PutError> {
+        if tag >= TAGS {
+            return Err(PutError::Object { len: bytes.len(), tag });
+        }
+        let store = Arc::clone(self.store());
+        slot_of(&store, seen.index)?;
+        let (object, claimed) = self.place_spare(seen.index, tag, bytes)?;
+        let done = self.exchange_unchanged(&store, seen, Word::object(object));
+        if !done {
+            store.heap.release(claimed);
+        }
+        Ok(done)
+    }
+
+    /// Stores `bytes` for a page that is in the group that `buffer` has, which it leaves; whether it was
+    /// there still. The page stays as old as it is. With `spare` no memory is used that writes count on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`put`](Self::put).
+    pub fn leave_group(
+        &mut self,
+        index: u64,
+        buffer: &GroupBuffer,
+        (tag, bytes): (u8, &[u8]),
+        spare: bool,
+    ) -> Result<bool, PutError> {
+        if tag >= TAGS {
+            return Err(PutError::Object { len: bytes.len(), tag });
+        }
+        let store = Arc::clone(self.store());
+        let slot = slot_of(&store, index)?;
+        let (object, claimed) = if spare {
+            self.place_spare(index, tag, bytes)?
+        } else {
+            self.place(index, tag, bytes)?
+        };
+        let done = match slot.pin(false) {
+            Ok(pinned) => {
+                let pin = Pin(slot);
+                // While it is pinned its group is that of the stamp.
+                let here = self.group_of(&store, pinned).is_some_and(|at| Some(at) == buffer.group);
+                here && self.exchange(pin, pinned, Word::object(object))
+            }
+            Err(_) => false,
+        };
+        if !done {
+            store.heap.release(claimed);
+        }
+        Ok(done)
+    }
+
+    /// Number and stamp of the group that a pinned word names.
+    fn group_of(&self, store: &Store, pinned: Word) -> Option<(u32, u64)> {
+        let Some(State::Member(member)) = pinned.state() else { return None };
+        let record = store.heap.groups.record(&store.heap.map, member.group)?;
+        Some((member.group, record.stamp()))
+    }
+
+    /// Swaps `new` in, if what was `seen` is there still.
+    fn exchange_unchanged(&self, store: &Store, seen: &Seen<'_>, new: Word) -> bool {
+        let Ok(slot) = slot_of(store, seen.index) else { return false };
+        let Ok(pinned) = slot.pin(false) else { return false };
+        let pin = Pin(slot);
+        inject::step();
+        let Some(State::Object(object)) = pinned.state() else { return false };
+        if object.tag != seen.tag || object.len as usize != seen.bytes.len() {
+            return false;
+        }
+        let Some((_, place)) = locate(&store.heap.map, &object) else { return false };
+        let mut bytes = [0; MAX_OBJECT];
+        let bytes = &mut bytes[..seen.bytes.len()];
+        store.heap.map.read(place, bytes);
+        bytes == seen.bytes && self.exchange(pin, pinned, new)
+    }
+
+    /// Swaps `new` in for the word that the caller has pinned, unless others pin it too.
+    fn exchange(&self, pin: Pin<'_>, pinned: Word, new: Word) -> bool {
+        if !pin.0.relocate(pinned, new) {
+            return false;
+        }
+        // The pin went with the word.
+        std::mem::forget(pin);
+        inject::step();
+        self.forget(pinned);
+        self.count_word(new);
+        true
+    }
+
+    /// Reads the group that page `index` is in, checked, unless the buffer has it; `None` if the page is in
+    /// none, and then [`get`](Self::get) has it. After an error the buffer has no group. Makes the page
+    /// young again.
+    ///
+    /// # Errors
+    ///
+    /// No such page, and damage.
+    pub fn get_group(
+        &self,
+        index: u64,
+        buffer: &mut GroupBuffer,
+    ) -> Result<Option<Grouped>, GetError> {
+        self.read_group(index, buffer, true)
+    }
+
+    /// As [`get_group`](Self::get_group), and the page stays as old as it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`get_group`](Self::get_group).
+    pub fn look_group(
+        &self,
+        index: u64,
+        buffer: &mut GroupBuffer,
+    ) -> Result<Option<Grouped>, GetError> {
+        self.read_group(index, buffer, false)
+    }
+
+    fn read_group(
+        &self,
+        index: u64,
+        buffer: &mut GroupBuffer,
+        touch: bool,
+    ) -> Result<Option<Grouped>, GetError> {
+        let heap = &self.store().heap;
+        let lost = GetError::Lost { index };
+        let slot = usize::try_from(index).ok().and_then(|at| heap.map.table().get(at));
+        let slot = slot.ok_or(GetError::Index { index, pages: self.store().pages() })?;
+        let Ok(pinned) = slot.pin(touch) else { return Ok(None) };
+        let pin = Pin(slot);
+        inject::step();
+        let Some(State::Member(Member { group, position })) = pinned.state() else {
+            return Ok(None);
+        };
+        let record = heap.groups.record(&heap.map, group).ok_or(lost.clone())?;
+        let this = (group, record.stamp());
+        let had = buffer.group == Some(this);
+        if !had {
+            buffer.clear();
+            let pieces = self.copy_pieces(record.pieces(), buffer).ok_or(lost.clone())?;
+            drop(pin);
+            inject::step();
+            let bytes = buffer.bytes[..buffer.len].chunks(MAX_OBJECT);
+            for (number, (piece, bytes)) in pieces.iter().zip(bytes).enumerate() {
+                let (object, expected) = piece.ok_or(lost.clone())?;
+                let got = checksum(heap.map.layout().piece_index(group, number), &object, bytes);
+                if got != expected {
+                    let len = bytes.len();
+                    return Err(GetError::Checksum { index, len, expected, got });
+                }
+            }
+            buffer.group = Some(this);
+        }
+        match buffer.member(position) {
+            Some((members, page)) if page == index => {
+                let position = position as usize;
+                Ok(Some(Grouped { position, members, tag: buffer.tag, had }))
+            }
+            _ => Err(lost),
+        }
+    }
+
+    /// Copies the objects of a group, one of whose pages is pinned, and gives what each is and the
+    /// checksum that it was stored with.
+    fn copy_pieces(
+        &self,
+        pieces: &[Slot; PIECES],
+        buffer: &mut GroupBuffer,
+    ) -> Option<[Option<(Object, u32)>; PIECES]> {
+        let map = &self.store().heap.map;
+        let mut copied = [None; PIECES];
+        for (piece, copied) in pieces.iter().zip(&mut copied) {
+            let pinned = match piece.pin(false) {
+                Ok(pinned) => pinned,
+                // The last one was before it.
+                Err(Word::ABSENT) => break,
+                Err(_) => return None,
+            };
+            let _pin = Pin(piece);
+            let Some(State::Object(object)) = pinned.state() else { return None };
+            let (_, place) = locate(map, &object)?;
+            // All but the last are full, so that they lie one behind the other.
+            let end = buffer.len + object.len as usize;
+            let sum = map.read(place, buffer.bytes.get_mut(buffer.len..end)?);
+            buffer.len = end;
+            buffer.tag = object.tag;
+            *copied = Some((object, sum));
+        }
+        Some(copied)
+    }
+
+    /// Gives one part of a group up; with the last one goes the group.
+    pub(crate) fn leave(&self, group: u32) {
+        let heap = &self.store().heap;
+        // A number that no group has is the work of damage, and was not counted.
+        let Some(record) = heap.groups.record(&heap.map, group) else { return };
+        if !record.leave() {
+            return;
+        }
+        inject::step();
+        for piece in record.pieces() {
+            if piece.load() == Word::ABSENT {
+                continue;
+            }
+            let old = piece.publish(Word::ABSENT);
+            inject::step();
+            if let Some(State::Object(object)) = old.state() {
+                self.release(&object);
+            }
+        }
+        heap.groups.put(record);
+        add(&self.counters().groups, 1_u64.wrapping_neg());
+        inject::step();
+    }
+
+    /// How many pages are in the group that page `index` is in, now; `None` if it is in none.
+    pub fn members(&self, index: u64) -> Option<u32> {
+        let store = self.store();
+        let slot = slot_of(store, index).ok()?;
+        let pinned = slot.pin(false).ok()?;
+        // So that the record is there.
+        let _pin = Pin(slot);
+        let State::Member(member) = pinned.state()? else { return None };
+        Some(store.heap.groups.record(&store.heap.map, member.group)?.parts())
+    }
+}
