@@ -82,6 +82,10 @@ pub(crate) struct ServeArgs {
     /// What the supervisor hands to the server it starts
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,
+    /// What becomes of pages that nobody touches: a TOML file with a section [policy] (docs/device.md) [default: they
+    /// are recompressed in groups after ten minutes]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) policy: Option<PathBuf>,
     /// NBD connections at a time
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=30))]
     pub(crate) connections: u16,

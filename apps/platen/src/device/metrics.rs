@@ -117,6 +117,11 @@ pub(crate) fn text(status: &Status) -> String {
         writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}")
             .expect("a string takes all");
     }
+    for (name, value, help, _) in status.policy.iter().flat_map(|policy| policy.fields()) {
+        let name = format!("platen_device_policy_{name}_total");
+        writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name}{labels} {value}")
+            .expect("a string takes all");
+    }
     let connections: usize = status.transports.iter().map(|way| way.connections).sum();
     let name = "platen_device_connections";
     writeln!(
@@ -131,6 +136,7 @@ pub(crate) fn text(status: &Status) -> String {
 pub(crate) mod tests {
     use super::*;
     use device::{Device, DeviceOptions};
+    use policy::{Policy, Settings};
     use store::{Options, Store};
 
     pub(crate) fn status() -> Status {
@@ -138,7 +144,8 @@ pub(crate) mod tests {
         let options = DeviceOptions { workers: 0, ..DeviceOptions::default() };
         let device = Device::new(&store, &options).unwrap();
         device.queue().unwrap().write_now(3, &b"platen00".repeat(1024)).unwrap();
-        Status::of("swap0", &device, Vec::new())
+        let policy = Policy::start(&store, &Settings::default()).unwrap();
+        Status::of("swap0", &device, Vec::new(), Some(&policy))
     }
 
     #[test]
@@ -158,7 +165,7 @@ pub(crate) mod tests {
                 samples += 1;
             }
         }
-        assert_eq!(samples, 25);
+        assert_eq!(samples, 25 + 2 + 13);
         assert!(
             text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
         );

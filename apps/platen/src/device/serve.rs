@@ -11,13 +11,14 @@ use anyhow::{bail, Context};
 use codec::Settings;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
+use policy::Policy;
 use relay::Listening;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 use store::{Keeper, Store};
@@ -35,6 +36,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         // Until it listens to its supervisor, which knows what comes first.
         swap::ignore_signals()?;
     }
+    // While reading a file cannot mean waiting for ourselves.
+    let idle = supervise::policy_settings(args)?;
     if args.swap {
         for untaken in swap::own() {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
@@ -78,7 +81,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
 
     let disk = args.ublk.then(|| disk(args, &inherited, &device, &supervisor)).transpose()?;
 
+    let policy = Arc::new(OnceLock::new());
     let status = {
+        let policy = Arc::clone(&policy);
         let (name, device, nbd) = (args.name.clone(), Arc::clone(&device), Arc::clone(&nbd));
         let address = args.nbd.as_ref().map(ToString::to_string);
         let one =
@@ -93,7 +98,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
                 connections,
             });
             let ways = ublk.clone().into_iter().chain(client.clone()).chain(nbd);
-            Status::of(&name, &device, ways.collect())
+            Status::of(&name, &device, ways.collect(), policy.get())
         }
     };
     let answer = status.clone();
@@ -131,9 +136,27 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         if settings.level() == 0 { String::new() } else { format!(" level {}", settings.level()) },
     ));
     supervisor.tell("ready");
+    // On a thread of its own: it asks for memory, which may have to be written to this very device first.
+    let starting = idle.enabled.then(|| {
+        let (store, policy) = (Arc::clone(&store), Arc::clone(&policy));
+        thread::Builder::new().name("policy-start".into()).spawn(move || {
+            match Policy::start(&store, &idle) {
+                Ok(started) => drop(policy.set(started)),
+                Err(error) => {
+                    say(&format!("idle pages stay as they are: {:#}", anyhow::Error::from(error)));
+                }
+            }
+        })
+    });
+    let starting = starting.transpose().context("cannot start the policy")?;
     let served = serve(args, listening, &nbd, disk, &stopping);
     // Nobody may ask what is being taken down.
     drop((control, metrics, watch));
+    if let Some(starting) = starting {
+        // Its panic ended the process.
+        let _ = starting.join();
+    }
+    drop(policy);
     drop((nbd, device, keeper));
     served
 }

@@ -125,6 +125,9 @@ pub(crate) fn counters(status: &Status) -> String {
     group("io_stat", &status.io_stat.fields());
     group("bd_stat", &status.bd_stat.fields());
     group("platen", &status.platen.fields());
+    if let Some(policy) = &status.policy {
+        group("policy", &policy.fields());
+    }
     if let Some(damage) = &status.platen.damage {
         writeln!(text, "first damage: {damage}").expect("a string takes all");
     }

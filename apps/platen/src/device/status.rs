@@ -1,6 +1,7 @@
 //! What a device holds and what it costs, as the server says it: JSON on the control socket.
 
 use device::{Device, IoStats};
+use policy::{Policy, PolicyStats};
 use serde::{Deserialize, Serialize};
 use store::Stats;
 
@@ -21,6 +22,9 @@ pub(crate) struct Status {
     pub(crate) io_stat: IoStat,
     pub(crate) bd_stat: BdStat,
     pub(crate) platen: Own,
+    /// What was done with idle pages; none while they are left alone.
+    #[serde(default)]
+    pub(crate) policy: Option<PolicyStats>,
 }
 
 /// A way in.
@@ -73,6 +77,10 @@ pub(crate) struct Own {
     pub(crate) split_requests: u64,
     /// Bytes of `mem_used_total` that are ready and not used.
     pub(crate) mem_ready: u64,
+    /// Pages that are compressed with their neighbours.
+    pub(crate) grouped_pages: u64,
+    /// Groups of such.
+    pub(crate) groups: u64,
     /// Pages that were damaged when the store was taken over.
     pub(crate) lost_pages: u64,
     /// Servers that the store has had.
@@ -82,7 +90,12 @@ pub(crate) struct Own {
 }
 
 impl Status {
-    pub(crate) fn of(name: &str, device: &Device, transports: Vec<Transport>) -> Self {
+    pub(crate) fn of(
+        name: &str,
+        device: &Device,
+        transports: Vec<Transport>,
+        policy: Option<&Policy>,
+    ) -> Self {
         let store = device.store();
         let settings = device.settings();
         Self {
@@ -98,6 +111,7 @@ impl Status {
             io_stat: device.stats().into(),
             bd_stat: BdStat::default(),
             platen: Own::of(device),
+            policy: policy.map(Policy::stats),
         }
     }
 
@@ -119,6 +133,8 @@ impl Own {
             requests: io.requests,
             split_requests: io.split_requests,
             mem_ready: store.stats().mem_ready,
+            grouped_pages: store.stats().grouped_pages,
+            groups: store.stats().groups,
             lost_pages: store.lost_pages(),
             generation: store.generation(),
             damage: device.damage().map(ToString::to_string),
@@ -195,13 +211,15 @@ impl BdStat {
 
 impl Own {
     /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 9] {
         [
             ("pages_read", self.pages_read, "Pages read", true),
             ("pages_written", self.pages_written, "Pages written", true),
             ("requests", self.requests, "Requests", true),
             ("split_requests", self.split_requests, "Requests shared between threads", true),
             ("mem_ready", self.mem_ready, "Bytes of memory ready and not used", false),
+            ("grouped_pages", self.grouped_pages, "Pages compressed with neighbours", false),
+            ("groups", self.groups, "Groups of neighbours compressed as one", false),
             ("lost_pages", self.lost_pages, "Pages found damaged when taken over", false),
             ("generation", self.generation, "Servers that the store has had", false),
         ]

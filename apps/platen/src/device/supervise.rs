@@ -24,6 +24,8 @@ const STACK: &str = "262144";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let pages = pages(args)?;
+    // A server would say it too, but later.
+    policy_settings(args)?;
     // While there is one thread: children and threads have them from here.
     if args.swap {
         for untaken in swap::inherited() {
@@ -79,6 +81,14 @@ pub(super) fn pages(args: &ServeArgs) -> anyhow::Result<u64> {
         "--size: {size} bytes are not a number of pages of {page} bytes"
     );
     Ok(size / page)
+}
+
+/// What is to become of idle pages.
+pub(super) fn policy_settings(args: &ServeArgs) -> anyhow::Result<policy::Settings> {
+    let Some(path) = &args.policy else { return Ok(policy::Settings::default()) };
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    policy::Settings::read(&text).with_context(|| format!("{}", path.display()))
 }
 
 /// What the store of these arguments may have.

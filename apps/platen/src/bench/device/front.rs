@@ -42,6 +42,10 @@ impl Own {
         Ok(Self { queue: device.queue()?, store, _device: device, _keeper: keeper })
     }
 
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
     #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
     fn run(&mut self, op: Op, page: u64, start: *mut u8, len: usize) -> anyhow::Result<()> {
         // SAFETY: the callers have the bytes until this returns, and then the request is over.

@@ -7,6 +7,7 @@
 //! over are left out: neither side compresses them, and the kernel's swap never sends zeros.
 
 mod front;
+mod idle;
 mod large;
 mod nbd;
 mod zram;
@@ -51,9 +52,16 @@ pub(super) struct DeviceBenchArgs {
     /// Runs of each; medians are shown
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit)
-    #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd")]
+    /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit), idle
+    /// (recompressed by the policy)
+    #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle")]
     parts: Vec<Part>,
+    /// Pages in the groups that the part idle makes: 1, or 8 to 32
+    #[arg(long, value_delimiter = ',', default_value = "1,8,16,24")]
+    groups: Vec<usize>,
+    /// zstd's level for idle pages
+    #[arg(long, default_value_t = 14)]
+    idle_level: i32,
     /// Write the figures to FILE as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -64,6 +72,7 @@ enum Part {
     Pages,
     Large,
     Nbd,
+    Idle,
 }
 
 /// What keeps the pages.
@@ -191,6 +200,9 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         }
         if args.parts.contains(&Part::Large) {
             results.push(large::measure(args, &fronts, name, pages)?);
+        }
+        if args.parts.contains(&Part::Idle) {
+            results.push(idle::measure(args, &fronts, name, pages)?);
         }
     }
     if args.parts.contains(&Part::Nbd) {

@@ -1,0 +1,138 @@
+//! The kernel's pressure stall information: whether tasks wait for memory.
+//!
+//! Where the kernel takes it, a trigger wakes the policy when a window had too much of it. Where it does not
+//! (an old kernel, a container), the same file is read now and then for the share of the last ten seconds.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use crate::settings::Pressure;
+
+/// How long memory counts as short after the last time that it was.
+const LASTS: Duration = Duration::from_secs(10);
+
+/// How the kernel says it.
+#[derive(Debug)]
+enum Source {
+    /// Becomes ready when there was a window with too much.
+    Trigger(File),
+    /// To be read; too much is more than this, in hundredths of a per cent.
+    Average(File, u32),
+    /// There is no such file: memory is never short.
+    None,
+}
+
+/// Whether memory is short.
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    source: Source,
+    until: Option<Instant>,
+}
+
+impl Gauge {
+    pub(crate) fn new(settings: &Pressure) -> Self {
+        Self { source: source(settings), until: None }
+    }
+
+    /// What to wait on, with what for.
+    pub(crate) fn fd(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        match &self.source {
+            Source::Trigger(file) => Some((file.as_fd(), PollFlags::PRI)),
+            Source::Average(..) | Source::None => None,
+        }
+    }
+
+    /// Takes note of what came of waiting.
+    pub(crate) fn heard(&mut self, flags: PollFlags) {
+        if flags.contains(PollFlags::ERR) {
+            // The cgroup is gone.
+            self.source = Source::None;
+        } else if flags.contains(PollFlags::PRI) {
+            self.until = Some(Instant::now() + LASTS);
+        }
+    }
+
+    /// Whether memory is short now.
+    pub(crate) fn is_pressed(&mut self) -> bool {
+        if let Source::Average(file, most) = &self.source {
+            let mut text = [0; 128];
+            let len = file.read_at(&mut text, 0).unwrap_or(0);
+            if average(&text[..len]).is_some_and(|average| average > *most) {
+                self.until = Some(Instant::now() + LASTS);
+            }
+        }
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// How it is known, for a person.
+    pub(crate) fn describe(&self) -> &'static str {
+        match self.source {
+            Source::Trigger(_) => "trigger",
+            Source::Average(..) => "average",
+            Source::None => "none",
+        }
+    }
+}
+
+fn source(settings: &Pressure) -> Source {
+    let Pressure { file, stall, window } = settings;
+    let trigger = || -> std::io::Result<File> {
+        let mut opened = OpenOptions::new().read(true).write(true).open(file)?;
+        let line = format!("some {} {}\0", u64::from(*stall) * 1000, u64::from(*window) * 1000);
+        std::io::Write::write_all(&mut opened, line.as_bytes())?;
+        Ok(opened)
+    };
+    if let Ok(file) = trigger() {
+        return Source::Trigger(file);
+    }
+    match File::open(file) {
+        Ok(file) => Source::Average(file, stall.saturating_mul(10_000) / window.max(&1)),
+        Err(_) => Source::None,
+    }
+}
+
+/// The share of the last ten seconds in which some task waited, in hundredths of a per cent.
+fn average(text: &[u8]) -> Option<u32> {
+    let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"some "))?;
+    let field = line.split(|&byte| byte == b' ').find_map(|word| word.strip_prefix(b"avg10="))?;
+    let (whole, part) = std::str::from_utf8(field).ok()?.split_once('.')?;
+    let part: u32 = part.get(..2)?.parse().ok()?;
+    whole.parse::<u32>().ok()?.checked_mul(100)?.checked_add(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_lines_are_read() {
+        let text = b"some avg10=12.34 avg60=0.00 avg300=0.00 total=7\nfull avg10=99.00 avg60=0\n";
+        assert_eq!(average(text), Some(1234));
+        for bad in ["", "full avg10=1.00", "some avg60=1.00", "some avg10=x.00", "some avg10=1"] {
+            assert_eq!(average(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_is_short_while_the_file_says_so_and_for_a_while() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        // A file that is no trigger: what is written to it is read again.
+        let settings = Pressure { file: file.path().into(), stall: 200, window: 2000 };
+        let mut gauge = Gauge { source: Source::None, until: None };
+        assert!(!gauge.is_pressed());
+        gauge.source = Source::Average(File::open(file.path()).unwrap(), 1000);
+        std::io::Write::write_all(&mut file, b"some avg10=09.99 x\n").unwrap();
+        assert!(!gauge.is_pressed());
+        file.as_file().write_all_at(b"some avg10=10.01 x\n", 0).unwrap();
+        assert!(gauge.is_pressed());
+        let missing = Pressure { file: "/nonexistent/pressure".into(), ..settings };
+        let mut gauge = Gauge::new(&missing);
+        assert_eq!((gauge.describe(), gauge.is_pressed()), ("none", false));
+        gauge.heard(PollFlags::PRI);
+        assert!(gauge.is_pressed());
+    }
+}

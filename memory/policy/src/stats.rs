@@ -1,0 +1,59 @@
+//! What the policy has done, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+/// One counter: what it is called, its value, what it says, and whether it only grows.
+pub type Field = (&'static str, u64, &'static str, bool);
+
+macro_rules! counters {
+    ($($name:ident $help:literal,)*) => {
+        /// What the policy has done since it was started; taken while it works.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub struct PolicyStats {
+            $(#[doc = $help] pub $name: u64,)*
+        }
+
+        /// The policy's thread alone writes them.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            pub(crate) fn stats(&self) -> PolicyStats {
+                PolicyStats { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+
+        impl PolicyStats {
+            /// All of them.
+            pub fn fields(&self) -> Vec<Field> {
+                vec![$((stringify!($name), self.$name, $help, true),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    passes "Passes over all pages",
+    pressed_passes "Passes that memory pressure brought forward",
+    groups_made "Groups of neighbours compressed as one",
+    pages_grouped "Idle pages that went into a group",
+    pages_recompressed "Idle pages recompressed alone",
+    pages_no_gain "Idle pages that would not have got smaller, and are left as they are from now on",
+    pages_changed "Pages written or read while they were recompressed, and left as they were",
+    pages_warm "Pages that left their group because they were read in it",
+    pages_spread "Pages that left their group because most others had",
+    bytes_saved "Bytes by which compressed forms got smaller",
+    no_room "Times that there was no memory to spare for a new form, so that it was put off",
+    damaged "Pages that could not be read, and were left",
+    cpu_us "Microseconds of CPU used",
+}
+
+/// Adds to a counter of one's own.
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}

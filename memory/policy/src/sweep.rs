@@ -1,0 +1,335 @@
+//! A pass over all pages: idle ones are recompressed, in steps that each cost a millisecond or so.
+//!
+//! All memory is taken when the sweep is made. A page is read like a client's, without becoming young;
+//! compressed outside of the store; and stored only if it is what was read.
+
+use std::sync::Arc;
+
+use codec::{Codec, Encoder};
+use device::{codec_of, PageReader, ALONE, PAGE, RECOMPRESSED};
+use store::{GroupBuffer, GroupError, Page, Seen, Worker, MAX_MEMBERS, MAX_OBJECT, MAX_PAYLOAD};
+
+use crate::settings::{Settings, SettingsError};
+use crate::stats::{add as count, Counters};
+
+/// Entries of the table that a step looks at.
+const LOOK_AT: u64 = 4096;
+
+/// Fewer pages are recompressed one by one: a group of two or three saves little, and costs a record.
+const FEWEST: usize = 4;
+
+/// Bytes that pages of a group may have by themselves: as one they have a fifth less, or some are left out.
+const MOST_BYTES: usize = MAX_PAYLOAD * 5 / 4;
+
+/// Pages that are further apart are not neighbours: who reads one is not about to read the other.
+const NEAR: u64 = 32;
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The pass goes on.
+    More,
+    /// The pass goes on from where it is; there is no memory to spare just now.
+    NoRoom,
+    /// The pass is over.
+    Done,
+}
+
+/// A page that may be recompressed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Idle {
+    index: u64,
+    tag: u8,
+    len: usize,
+}
+
+/// Contexts, buffers and access to the store of the thread that recompresses.
+pub(crate) struct Sweep {
+    worker: Worker,
+    reader: PageReader,
+    encoder: Encoder,
+    /// Payload of the group that is made.
+    group: GroupBuffer,
+    /// Objects as they were read, and their plain pages.
+    objects: Box<[[u8; MAX_OBJECT]; MAX_MEMBERS]>,
+    plain: Box<[[u8; PAGE]; MAX_MEMBERS]>,
+    coded: Box<[u8]>,
+    found: [Idle; MAX_MEMBERS],
+    count: usize,
+    /// The next page to look at, while a pass is on.
+    cursor: Option<u64>,
+    /// Times that the group at the cursor found no room.
+    tries: u32,
+    most: usize,
+    gain: usize,
+    counters: Arc<Counters>,
+}
+
+impl Sweep {
+    /// One with all its memory: it compresses once at each size that it is going to.
+    ///
+    /// # Errors
+    ///
+    /// Settings that cannot be used, a codec that cannot be set up.
+    pub(crate) fn new(
+        worker: Worker,
+        settings: &Settings,
+        counters: &Arc<Counters>,
+    ) -> Result<Self, SettingsError> {
+        settings.check()?;
+        let codec = settings.codec()?;
+        let wrong =
+            |_| SettingsError::Codec { codec: settings.codec.clone(), level: settings.level };
+        let mut this = Self {
+            worker,
+            reader: PageReader::new(),
+            encoder: Encoder::new(codec).map_err(wrong)?,
+            group: GroupBuffer::new(),
+            objects: boxed(),
+            plain: boxed(),
+            coded: vec![0; Encoder::roomy(MAX_MEMBERS * PAGE)].into_boxed_slice(),
+            found: [Idle::default(); MAX_MEMBERS],
+            count: 0,
+            cursor: None,
+            tries: 0,
+            most: settings.group,
+            gain: settings.gain as usize,
+            counters: Arc::clone(counters),
+        };
+        // No page of one word over and over, so that the codec itself runs.
+        let pages = this.plain.as_flattened_mut();
+        for (at, byte) in pages.iter_mut().enumerate() {
+            *byte = (at / 7).to_le_bytes()[0];
+        }
+        // Contexts take their memory when a size is first met; larger ones are not.
+        for count in (1..=settings.group).rev().filter(|count| count.is_power_of_two()) {
+            this.encoder.encode(&this.plain.as_flattened()[..count * PAGE], &mut this.coded);
+        }
+        Ok(this)
+    }
+
+    /// Makes `count` pages from `from` on one period older.
+    pub(crate) fn grow_older(&self, from: u64, count: u64) {
+        self.worker.grow_older(from..from.saturating_add(count));
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.worker.store().pages()
+    }
+
+    /// One step of a pass over the pages that are at least `idle` periods old; begins a pass if none is on.
+    pub(crate) fn step(&mut self, idle: u8) -> Step {
+        let from = match self.cursor {
+            Some(cursor) => cursor,
+            None => {
+                count(&self.counters.passes, 1);
+                0
+            }
+        };
+        let pages = self.pages();
+        let to = from.saturating_add(LOOK_AT).min(pages);
+        self.count = 0;
+        let mut sum = 0;
+        for index in from..to {
+            let Some(page) = self.idle(index, idle) else { continue };
+            let last = self.count.checked_sub(1).map(|last| self.found[last].index);
+            let near = last.is_none_or(|last| index - last <= NEAR);
+            if !near || self.count == self.most || sum + page.len > MOST_BYTES {
+                // This page begins the next group.
+                return self.flush(index, pages);
+            }
+            self.found[self.count] = page;
+            self.count += 1;
+            sum += page.len;
+        }
+        self.flush(to, pages)
+    }
+
+    /// The page, if it is an idle one that may get smaller. What should leave its group does so here.
+    fn idle(&mut self, index: u64, idle: u8) -> Option<Idle> {
+        match self.worker.peek(index).ok()? {
+            (Page::Object { tag, len }, age) if age >= idle => {
+                let known = tag & RECOMPRESSED != 0;
+                let raw = codec_of(tag)? == Codec::Raw;
+                let hopeless = known && (raw || tag & ALONE != 0);
+                (!hopeless).then_some(Idle { index, tag, len })
+            }
+            (Page::Grouped, age) => {
+                self.tend_group(index, age);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// Recompresses what was found; the pass goes on at `next`.
+    fn flush(&mut self, next: u64, pages: u64) -> Step {
+        let first = self.found[0].index;
+        let mut next = next;
+        let done = if self.count >= FEWEST { self.join(&mut next) } else { self.alone() };
+        if !done {
+            count(&self.counters.no_room, 1);
+            self.tries += 1;
+            if self.tries < 4 {
+                self.cursor = Some(first);
+                return Step::NoRoom;
+            }
+        }
+        self.tries = 0;
+        self.cursor = (next < pages).then_some(next);
+        if self.cursor.is_some() {
+            Step::More
+        } else {
+            // Its slabs would stay half empty until the next pass.
+            self.worker.rest();
+            Step::Done
+        }
+    }
+
+    /// Makes a group of what was found; `false` if there is no room. The pass goes on at `next`, which is
+    /// earlier if not all of it fits.
+    fn join(&mut self, next: &mut u64) -> bool {
+        self.read_found();
+        if self.count < FEWEST {
+            return self.alone();
+        }
+        let encoded = loop {
+            let plain = &self.plain.as_flattened()[..self.count * PAGE];
+            let encoded = self.encoder.encode(plain, &mut self.coded);
+            if encoded.len <= MAX_PAYLOAD || self.count == FEWEST {
+                break encoded;
+            }
+            self.count = (self.count * MAX_PAYLOAD / encoded.len).clamp(FEWEST, self.count - 1);
+            *next = self.found[self.count].index;
+        };
+        let before: usize = self.found[..self.count].iter().map(|idle| idle.len).sum();
+        let codec = encoded.codec;
+        // The smallest place that a page alone might have, and the group's own record.
+        let pays = (encoded.len + 64) * 100 <= before * (100 - self.gain);
+        if matches!(codec, Codec::Raw | Codec::SameFilled) || encoded.len > MAX_PAYLOAD || !pays {
+            return (0..self.count).all(|at| self.recompress(at, ALONE));
+        }
+        self.group.room()[..encoded.len].copy_from_slice(&self.coded[..encoded.len]);
+        let mut seen = [Seen::default(); MAX_MEMBERS];
+        for ((seen, idle), object) in seen.iter_mut().zip(&self.found).zip(self.objects.iter()) {
+            *seen = Seen { index: idle.index, tag: idle.tag, bytes: &object[..idle.len] };
+        }
+        let tag = RECOMPRESSED | codec.to_wire();
+        let Self { worker, group, .. } = self;
+        match worker.put_group(&seen[..self.count], tag, encoded.len, group) {
+            Ok(joined) => {
+                let joined = u64::from(joined.count_ones());
+                count(&self.counters.groups_made, 1);
+                count(&self.counters.pages_grouped, joined);
+                count(&self.counters.pages_changed, self.count as u64 - joined);
+                count(&self.counters.bytes_saved, before.saturating_sub(encoded.len) as u64);
+                true
+            }
+            Err(GroupError::Full { .. }) => false,
+            // Not with what we gave it.
+            Err(_) => true,
+        }
+    }
+
+    /// Reads what was found into `objects` and `plain`, and leaves out what is something else by now.
+    fn read_found(&mut self) {
+        let mut kept = 0;
+        for at in 0..self.count {
+            let Idle { index, .. } = self.found[at];
+            match self.reader.read(&self.worker, index, false, &mut self.plain[kept]) {
+                Ok(Page::Object { tag, len }) => {
+                    self.objects[kept][..len].copy_from_slice(&self.reader.object()[..len]);
+                    self.found[kept] = Idle { index, tag, len };
+                    kept += 1;
+                }
+                Ok(_) => count(&self.counters.pages_changed, 1),
+                // Whoever reads it is told.
+                Err(_) => count(&self.counters.damaged, 1),
+            }
+        }
+        self.count = kept;
+    }
+
+    /// Recompresses what was found one by one, if that was not done before; `false` if there is no room.
+    fn alone(&mut self) -> bool {
+        let found = self.found;
+        let known = |idle: &&Idle| idle.tag & RECOMPRESSED == 0;
+        let mut kept = 0;
+        for idle in found[..self.count].iter().filter(known) {
+            self.found[kept] = *idle;
+            kept += 1;
+        }
+        self.count = kept;
+        self.read_found();
+        (0..self.count).all(|at| self.recompress(at, 0))
+    }
+
+    /// Stores one page, read as number `at`, in its smallest form; `false` if there is no room. `mark` is
+    /// for its tag.
+    fn recompress(&mut self, at: usize, mark: u8) -> bool {
+        let idle = self.found[at];
+        let encoded = self.encoder.encode(&self.plain[at], &mut self.coded);
+        let old = &self.objects[at][..idle.len];
+        let pays = encoded.len * 100 <= idle.len * (100 - self.gain);
+        let (tag, bytes) = match encoded.codec {
+            codec if pays && codec != Codec::SameFilled && codec != Codec::Raw => {
+                (RECOMPRESSED | codec.to_wire(), &self.coded[..encoded.len])
+            }
+            // The same bytes, marked so that nobody tries again.
+            _ => (idle.tag | RECOMPRESSED, old),
+        };
+        let seen = Seen { index: idle.index, tag: idle.tag, bytes: old };
+        if tag | mark == idle.tag {
+            return true;
+        }
+        match self.worker.replace_unchanged(&seen, tag | mark, bytes) {
+            Ok(true) if bytes.len() < idle.len => {
+                count(&self.counters.pages_recompressed, 1);
+                count(&self.counters.bytes_saved, (idle.len - encoded.len) as u64);
+            }
+            Ok(true) => count(&self.counters.pages_no_gain, 1),
+            Ok(false) => count(&self.counters.pages_changed, 1),
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Lets a page leave its group if it is read there, or if most others have left.
+    fn tend_group(&mut self, index: u64, age: u8) {
+        let Some(members) = self.worker.members(index) else { return };
+        let warm = age == 0;
+        if !warm && members as usize >= self.most / 2 {
+            return;
+        }
+        match self.reader.read(&self.worker, index, false, &mut self.plain[0]) {
+            Ok(Page::Grouped) => {}
+            Ok(_) => return,
+            Err(_) => return count(&self.counters.damaged, 1),
+        }
+        if !warm && (members as usize) * 2 >= self.reader.members() {
+            return;
+        }
+        let encoded = self.encoder.encode(&self.plain[0], &mut self.coded);
+        let form = match encoded.codec {
+            Codec::Raw | Codec::SameFilled => (Codec::Raw.to_wire(), &self.plain[0][..]),
+            codec => (RECOMPRESSED | codec.to_wire(), &self.coded[..encoded.len]),
+        };
+        match self.worker.leave_group(index, self.reader.group(), form, true) {
+            Ok(true) if warm => count(&self.counters.pages_warm, 1),
+            Ok(true) => count(&self.counters.pages_spread, 1),
+            Ok(false) => count(&self.counters.pages_changed, 1),
+            Err(_) => count(&self.counters.no_room, 1),
+        }
+    }
+}
+
+fn boxed<const N: usize>() -> Box<[[u8; N]; MAX_MEMBERS]> {
+    let pages = vec![[0; N]; MAX_MEMBERS].into_boxed_slice();
+    pages.try_into().unwrap_or_else(|_| unreachable!("as many as it has"))
+}
+
+impl std::fmt::Debug for Sweep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sweep").field("cursor", &self.cursor).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,297 @@
+//! The policy beside clients: whatever it does, a page is what was last written.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use corpus::Corpus;
+use device::guard::Allocator;
+use device::{Device, DeviceOptions, DeviceQueue, Queue, PAGE};
+use policy::{Passes, Policy, Settings, Step};
+use store::{Keeper, Options, Store};
+
+/// The policy's thread and the clients' may not allocate: a debug build ends at once.
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+fn device(pages: u64, options: Options) -> (Arc<Store>, Device) {
+    let store = Store::create(pages, options).unwrap();
+    let options = DeviceOptions { workers: 0, ..DeviceOptions::default() };
+    let device = Device::new(&store, &options).unwrap();
+    (store, device)
+}
+
+/// A page that says which version of which page it is; neighbours have much in common.
+fn page(index: u64, version: u64) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    let mut state = (index / 8) << 20 | version << 8 | 1;
+    for chunk in page.chunks_exact_mut(16) {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        chunk[..6].copy_from_slice(&(state >> 16).to_le_bytes()[..6]);
+    }
+    page[..8].copy_from_slice(&index.to_le_bytes());
+    page[8..16].copy_from_slice(&version.to_le_bytes());
+    page
+}
+
+fn settings() -> Settings {
+    Settings { idle: 1, idle_pressed: 1, ..Settings::default() }
+}
+
+fn pass(passes: &mut Passes, idle: u8) {
+    loop {
+        match passes.step(idle) {
+            Step::More => {}
+            // The keeper has some as soon as it has heard.
+            Step::NoRoom => thread::sleep(Duration::from_millis(1)),
+            Step::Done => return,
+        }
+    }
+}
+
+fn verify(queue: &mut DeviceQueue, pages: u64, version: impl Fn(u64) -> Option<u64>) {
+    let mut out = [0; PAGE];
+    for index in 0..pages {
+        queue.read_now(index, &mut out).unwrap();
+        let expected = version(index).map_or([0; PAGE], |version| page(index, version));
+        assert!(out == expected, "page {index} has another content");
+    }
+}
+
+#[test]
+fn idle_neighbours_become_groups_and_read_as_before() {
+    const PAGES: u64 = 1000;
+    let (store, device) = device(PAGES, Options::default());
+    let mut queue = device.queue().unwrap();
+    for index in 0..PAGES {
+        // Every tenth is not there, every seventh is zeros.
+        match index {
+            _ if index % 10 == 0 => {}
+            _ if index % 7 == 0 => queue.write_now(index, &[0; PAGE]).unwrap(),
+            _ => queue.write_now(index, &page(index, 1)).unwrap(),
+        }
+    }
+    let version = |index: u64| (!index.is_multiple_of(10) && !index.is_multiple_of(7)).then_some(1);
+    let before = store.stats();
+    let mut passes = Passes::new(&store, &settings()).unwrap();
+    pass(&mut passes, 1);
+    assert_eq!(store.stats().grouped_pages, 0, "nothing is idle");
+    passes.grow_older();
+    // These are touched.
+    let mut out = [0; PAGE];
+    for index in 500..600 {
+        queue.read_now(index, &mut out).unwrap();
+    }
+    pass(&mut passes, 1);
+    let stats = store.stats();
+    let idle = (0..PAGES).filter(|index| !(500..600).contains(index) && version(*index).is_some());
+    // The last few of a stretch are too few for a group.
+    let idle = idle.count() as u64;
+    assert!((idle - 6..=idle).contains(&stats.grouped_pages), "{} of {idle}", stats.grouped_pages);
+    assert_eq!(
+        (stats.orig_data_size, stats.same_pages),
+        (before.orig_data_size, before.same_pages)
+    );
+    assert!(stats.compr_data_size * 2 < before.compr_data_size, "{before:?} {stats:?}");
+    let done = passes.stats();
+    assert_eq!((done.pages_grouped, done.groups_made), (stats.grouped_pages, stats.groups));
+    assert_eq!((done.pages_changed, done.damaged), (0, 0));
+    verify(&mut queue, PAGES, version);
+    // A part of a page in a group is changed.
+    queue.patch(773, 100, b"patched").unwrap();
+    let mut patched = page(773, 1);
+    patched[100..107].copy_from_slice(b"patched");
+    queue.read_now(773, &mut out).unwrap();
+    assert!(out == patched);
+    assert!(queue.extent(771, 3).is_ok_and(|extent| extent.pages == 3 && !extent.hole));
+    queue.write_now(773, &page(773, 1)).unwrap();
+    // What was read is warm, and leaves.
+    passes.grow_older();
+    queue.read_now(111, &mut out).unwrap();
+    pass(&mut passes, 2);
+    assert_eq!(passes.stats().pages_warm, 1);
+    verify(&mut queue, PAGES, version);
+    // Most leave: so do the others.
+    passes.grow_older();
+    for index in (0..400).filter(|index| index % 4 > 0) {
+        queue.write_now(index, &page(index, 2)).unwrap();
+    }
+    pass(&mut passes, 7);
+    assert!(passes.stats().pages_spread > 50, "{:?}", passes.stats());
+    let version = |index: u64| {
+        version(index)
+            .filter(|_| index >= 400 || index.is_multiple_of(4))
+            .or_else(|| (index < 400 && !index.is_multiple_of(4)).then_some(2))
+    };
+    verify(&mut queue, PAGES, version);
+}
+
+#[test]
+fn pages_without_gain_are_tried_once() {
+    // As many as there are.
+    const PAGES: u64 = 256;
+    let (store, device) = device(PAGES, Options::default());
+    let mut queue = device.queue().unwrap();
+    let noise = Corpus::made("noise is the same everywhere");
+    let noise = noise.set("random").unwrap();
+    for (index, page) in (0..PAGES).zip(noise.pages().chunks_exact(PAGE)) {
+        queue.write_now(index, page).unwrap();
+    }
+    let mut passes = Passes::new(&store, &settings()).unwrap();
+    passes.grow_older();
+    pass(&mut passes, 1);
+    let first = passes.stats();
+    assert_eq!((first.pages_no_gain, first.pages_grouped), (PAGES, 0), "{first:?}");
+    passes.grow_older();
+    pass(&mut passes, 1);
+    let second = passes.stats();
+    assert_eq!(second.pages_no_gain, PAGES);
+    let mut out = [0; PAGE];
+    for (index, page) in (0..PAGES).zip(noise.pages().chunks_exact(PAGE)) {
+        queue.read_now(index, &mut out).unwrap();
+        assert!(out == *page);
+    }
+}
+
+#[test]
+fn clients_that_write_read_and_discard_meanwhile_see_their_own_pages() {
+    const PAGES: u64 = 512;
+    const THREADS: u64 = 3;
+    let options = Options { reserve: 8 << 20, ..Options::default() };
+    let (store, device) = device(PAGES, options);
+    let keeper = Keeper::start(&store).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU64::new(0));
+    let clients: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let mut queue = device.queue().unwrap();
+            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            thread::spawn(move || {
+                let mut versions = vec![None; usize::try_from(PAGES).unwrap()];
+                let mut random = 0x9e37_79b9 + thread;
+                let mut out = [0; PAGE];
+                while !stop.load(Ordering::Relaxed) {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    // Its own pages lie among the others', so that groups are shared.
+                    let index = (random >> 40) % (PAGES / THREADS) * THREADS + thread;
+                    let held = &mut versions[usize::try_from(index).unwrap()];
+                    match random >> 60 {
+                        0..4 => {
+                            let next = held.unwrap_or(0_u64) + 1;
+                            queue.write_now(index, &page(index, next)).unwrap();
+                            *held = Some(next);
+                        }
+                        // As it was before, so that its object may look like the one that was read.
+                        4..6 if held.is_some_and(|version| version > 1) => {
+                            queue.write_now(index, &page(index, 1)).unwrap();
+                            *held = Some(1);
+                        }
+                        6 => {
+                            let zeroes = device::Op::WriteZeroes { keep: false };
+                            let request = device::Request {
+                                op: if random & 1 == 0 { zeroes } else { device::Op::Discard },
+                                page: index,
+                                pages: 1,
+                                buffer: device::Buffer::NONE,
+                            };
+                            assert_eq!(queue.submit(0, request), Some(Ok(())));
+                            *held = None;
+                        }
+                        7 if held.is_some() => {
+                            // The version's lowest byte.
+                            let next = held.unwrap() / 256 * 256 + (random >> 20 & 0xff);
+                            let whole = page(index, next);
+                            queue.patch(index, 0, &whole).unwrap();
+                            *held = Some(next);
+                        }
+                        _ => {
+                            queue.read_now(index, &mut out).unwrap();
+                            let expected = held.map_or([0; PAGE], |version| page(index, version));
+                            assert!(out == expected, "page {index} is not what was written");
+                        }
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                (queue, versions)
+            })
+        })
+        .collect();
+    let mut passes = Passes::new(&store, &settings()).unwrap();
+    let begun = Instant::now();
+    let enough = |stats: policy::PolicyStats| {
+        stats.pages_changed > 50
+            && stats.pages_grouped > 300
+            && stats.pages_warm + stats.pages_spread > 50
+    };
+    while done.load(Ordering::Relaxed) < 30_000 || !enough(passes.stats()) {
+        assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", passes.stats());
+        passes.grow_older();
+        pass(&mut passes, 1);
+        store.compact_step(100);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let clients: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    println!("{:?}", passes.stats());
+    let stats = passes.stats();
+    assert_eq!(stats.damaged, 0);
+    for (thread, (mut queue, versions)) in (0..THREADS).zip(clients) {
+        let mut out = [0; PAGE];
+        for index in (thread..PAGES / THREADS * THREADS).step_by(usize::try_from(THREADS).unwrap())
+        {
+            queue.read_now(index, &mut out).unwrap();
+            let version = versions[usize::try_from(index).unwrap()];
+            assert!(out == version.map_or([0; PAGE], |version| page(index, version)));
+        }
+    }
+    assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+    drop(keeper);
+}
+
+#[test]
+fn a_store_at_its_limit_goes_on_taking_writes() {
+    const PAGES: u64 = 2000;
+    let options = Options { mem_limit: 3 << 20, reserve: 0, ..Options::default() };
+    let (store, device) = device(PAGES, options);
+    let mut queue = device.queue().unwrap();
+    let stored: Vec<u64> =
+        (0..PAGES).filter(|&index| queue.write_now(index, &page(index, 1)).is_ok()).collect();
+    assert!((stored.len() as u64) < PAGES, "the limit was to be met");
+    let mut passes = Passes::new(&store, &settings()).unwrap();
+    for _ in 0..3 {
+        passes.grow_older();
+        pass(&mut passes, 1);
+        store.compact();
+    }
+    let mut out = [0; PAGE];
+    for &index in &stored {
+        queue.read_now(index, &mut out).unwrap();
+        assert!(out == page(index, 1), "page {index} has another content");
+    }
+    let stats = store.stats();
+    assert!(stats.mem_used_max <= 3 << 20, "{stats:?}");
+}
+
+#[test]
+fn the_thread_works_by_itself_and_sooner_under_pressure() {
+    const PAGES: u64 = 200;
+    let (store, device) = device(PAGES, Options::default());
+    let keeper = Keeper::start(&store).unwrap();
+    let mut queue = device.queue().unwrap();
+    for index in 0..PAGES {
+        queue.write_now(index, &page(index, 1)).unwrap();
+    }
+    let settings = Settings { period: 1, cpu: 100, ..settings() };
+    let policy = Policy::start(&store, &settings).unwrap();
+    let begun = Instant::now();
+    while store.stats().grouped_pages < PAGES {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", policy.stats());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let stats = policy.stats();
+    assert!(stats.passes > 0 && stats.pages_grouped >= PAGES, "{stats:?}");
+    println!("pressure is known by: {}", policy.pressure());
+    drop(policy);
+    verify(&mut queue, PAGES, |_| Some(1));
+    drop(keeper);
+}
