@@ -115,7 +115,8 @@ enum Need {
     End,
 }
 
-/// Serves requests until the client leaves. `input` is what came after the handshake.
+/// Serves requests until the client leaves. `input` is what came after the handshake; `others` is called before
+/// what has been read is done, and may make it wait.
 ///
 /// # Errors
 ///
@@ -125,6 +126,7 @@ pub(crate) fn serve<Q: Queue>(
     queue: &mut Q,
     session: Session,
     input: &[u8],
+    others: &dyn Fn(),
 ) -> Result<(), ConnectionError> {
     let mut connection = Connection {
         stream,
@@ -140,9 +142,11 @@ pub(crate) fn serve<Q: Queue>(
         edge: vec![0; SMALL + 2 * PAGE].into_boxed_slice(),
         current: None,
         deserted: false,
+        others,
     };
     connection.input.bytes[..input.len()].copy_from_slice(input);
     let _path = IoPath::enter();
+    others();
     let result = connection.run();
     // Slices are the device's as long as requests are on the way.
     while connection.queue.in_flight() > 0 {
@@ -173,6 +177,8 @@ struct Connection<'a, Q> {
     current: Option<Current>,
     /// The client takes no answers any more.
     deserted: bool,
+    /// Waits for what must be over before anything that has been read is done.
+    others: &'a dyn Fn(),
 }
 
 impl<Q: Queue> Connection<'_, Q> {
@@ -659,6 +665,7 @@ impl<Q: Queue> Connection<'_, Q> {
     /// Reads what there is; `false` at the end.
     fn receive(&mut self) -> Result<bool, ConnectionError> {
         let got = self.read()?;
+        (self.others)();
         // Whoever has given this connection up may have sent the same by another one, and more after it: what
         // still lies in this one must not undo that. Nobody was told that it is done.
         let mut fds = [PollFd::new(self.stream, PollFlags::empty())];
@@ -787,7 +794,7 @@ mod tests {
         theirs.write_all(&request).unwrap();
         theirs.shutdown(way).unwrap();
         let session = Session { size: 1 << 20, structured: false, allocation: false };
-        let served = serve(&ours, &mut queue, session, &[]);
+        let served = serve(&ours, &mut queue, session, &[], &|| ());
         let mut page = vec![0; PAGE];
         queue.read_now(3, &mut page).unwrap();
         (served, page)

@@ -5,13 +5,13 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use device::Backend;
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 
 use crate::connection::{serve, ConnectionError};
@@ -44,13 +44,25 @@ pub struct Server<B: Backend> {
     stop: OwnedFd,
     open: Mutex<Open>,
     simple_ended: AtomicU64,
+    /// Connections in `open` that have simple replies only. Relaxed: `open`'s lock carries the order.
+    simple: AtomicUsize,
+    /// Those that wait in `wait_for_others`. For who watches.
+    waiting: AtomicUsize,
 }
 
 /// Connections that are there, to be ended from elsewhere.
 #[derive(Debug, Default)]
 struct Open {
-    streams: HashMap<u64, UnixStream>,
+    streams: HashMap<u64, Client>,
     stopped: bool,
+}
+
+/// A copy of a connection.
+#[derive(Debug)]
+struct Client {
+    stream: UnixStream,
+    /// With simple replies only, and served.
+    simple: bool,
 }
 
 /// Why a client was sent away or lost.
@@ -88,6 +100,8 @@ impl<B: Backend> Server<B> {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             open: Mutex::default(),
             simple_ended: AtomicU64::new(0),
+            simple: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
         })
     }
 
@@ -136,23 +150,23 @@ impl<B: Backend> Server<B> {
                 let notices = &notices;
                 let thread = thread::Builder::new().name(format!("nbd-{connection}"));
                 let spawned = thread.spawn_scoped(scope, move || {
-                    if let Err(why) = self.client(&stream) {
+                    if let Err(why) = self.client(connection, &stream) {
                         notices.add(&format!("client {connection}: {why}"));
                     }
                     // Whoever holds a copy of it sees the end too.
                     let _ = stream.shutdown(Shutdown::Both);
-                    self.open().streams.remove(&connection);
+                    self.leave(connection);
                 });
                 if let Err(error) = spawned {
                     notices.add(&format!("client {connection}: no thread: {error}"));
-                    self.open().streams.remove(&connection);
+                    self.leave(connection);
                 }
             };
             let mut open = self.open();
             open.stopped = true;
-            for stream in open.streams.values() {
+            for client in open.streams.values() {
                 // One that has gone is gone.
-                let _ = stream.shutdown(Shutdown::Both);
+                let _ = client.stream.shutdown(Shutdown::Both);
             }
             drop(open);
             result
@@ -170,10 +184,17 @@ impl<B: Backend> Server<B> {
         self.open().streams.len()
     }
 
-    /// Connections with simple replies only that were served and have ended. The kernel's client has such: whoever
-    /// serves it learns here that it has given one up.
+    /// Connections with simple replies only that were served and have ended, or were given up by their client while
+    /// a request of theirs is under way. The kernel's client has such: whoever serves it learns here that it has
+    /// given one up.
     pub fn simple_ended(&self) -> u64 {
-        self.simple_ended.load(Ordering::Acquire)
+        let given_up = self.open().given_up(None).count() as u64;
+        self.simple_ended.load(Ordering::Acquire) + given_up
+    }
+
+    /// Connections whose requests wait until a request is over that its client has given up, and may have sent again.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -187,18 +208,53 @@ impl<B: Backend> Server<B> {
             return Err(format!("{} connections are open", open.streams.len()));
         }
         let copy = stream.try_clone().map_err(|error| error.to_string())?;
-        open.streams.insert(number, copy);
+        open.streams.insert(number, Client { stream: copy, simple: false });
         Ok(())
     }
 
-    fn client(&self, stream: &UnixStream) -> Result<(), Ended> {
+    fn leave(&self, number: u64) {
+        if self.open().streams.remove(&number).is_some_and(|client| client.simple) {
+            self.simple.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until the threads are done of all connections that the kernel's client has given up, or this one is
+    /// given up too.
+    ///
+    /// That client shuts a connection down before it sends what was not answered there by another one. So what has
+    /// just been read from `stream` may be a write that a thread still has in its hands; or come after one that was
+    /// done again, and would be undone when that thread goes on.
+    fn wait_for_others(&self, number: u64, stream: &UnixStream) {
+        if self.simple.load(Ordering::Relaxed) < 2
+            || self.open().given_up(Some(number)).next().is_none()
+        {
+            return;
+        }
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        // Two that have been given up do not wait for each other.
+        while !hung_up(stream, AGAIN) && self.open().given_up(Some(number)).next().is_some() {}
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn client(&self, number: u64, stream: &UnixStream) -> Result<(), Ended> {
         let deadline = Instant::now() + self.options.handshake;
         let Some((session, rest)) = self.greet(stream, deadline)? else { return Ok(()) };
         let io = |error: io::Error| Ended::Connection(error.into());
         stream.set_read_timeout(None).map_err(io)?;
         stream.set_write_timeout(None).map_err(io)?;
         let mut queue = self.backend.open().map_err(Ended::Queue)?;
-        let served = serve(stream, &mut queue, session, &rest);
+        if !session.structured {
+            if let Some(client) = self.open().streams.get_mut(&number) {
+                client.simple = true;
+                self.simple.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let others = || {
+            if !session.structured {
+                self.wait_for_others(number, stream);
+            }
+        };
+        let served = serve(stream, &mut queue, session, &rest, &others);
         if !session.structured {
             self.simple_ended.fetch_add(1, Ordering::AcqRel);
         }
@@ -251,6 +307,27 @@ impl<B: Backend> Server<B> {
         }
     }
 }
+
+impl Open {
+    /// Connections with simple replies, but for one, that their client has given up and whose threads are not done.
+    fn given_up(&self, but: Option<u64>) -> impl Iterator<Item = u64> + '_ {
+        self.streams
+            .iter()
+            .filter(move |(&number, client)| Some(number) != but && client.simple)
+            .filter(|(_, client)| hung_up(&client.stream, Duration::ZERO))
+            .map(|(&number, _)| number)
+    }
+}
+
+/// Whether the other end has been shut down in both ways, within so long.
+fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
+    let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}
+
+/// How soon one that waits for others looks again.
+const AGAIN: Duration = Duration::from_millis(5);
 
 impl<B: Backend> fmt::Debug for Server<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,0 +1,161 @@
+//! A connection that is given up while one of its requests is held up, as the kernel's client does after some time:
+//! what it then sends by another connection must not be overtaken by what the slow thread has in its hands.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device::{
+    Backend, Device, DeviceOptions, DeviceQueue, Errno, Extent, Op, Queue, Request, PAGE,
+};
+use nbd::{Server, ServerOptions};
+use store::{Options, Store};
+
+/// What hangs, hangs for longer.
+const LONG: Duration = Duration::from_secs(300);
+
+/// A device whose next write of page 5 says that it has begun, and goes on when it is told to.
+struct Slow {
+    device: Device,
+    next: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+struct SlowQueue {
+    queue: DeviceQueue,
+    slow: Arc<Slow>,
+}
+
+struct Shared(Arc<Slow>);
+
+impl Backend for Shared {
+    type Queue = SlowQueue;
+
+    fn pages(&self) -> u64 {
+        self.0.device.pages()
+    }
+
+    fn open(&self) -> io::Result<SlowQueue> {
+        Ok(SlowQueue { queue: self.0.device.open()?, slow: Arc::clone(&self.0) })
+    }
+}
+
+impl Queue for SlowQueue {
+    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        if request.op == Op::Write && request.page == 5 {
+            let next = self.slow.next.lock().unwrap().take();
+            if let Some((begun, go)) = next {
+                begun.send(()).unwrap();
+                go.recv_timeout(LONG).unwrap();
+            }
+        }
+        self.queue.submit(tag, request)
+    }
+
+    fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
+        self.queue.reap(each)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.queue.arm()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.fd()
+    }
+
+    fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+        self.queue.patch(page, at, bytes)
+    }
+
+    fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
+        self.queue.extent(page, most)
+    }
+}
+
+/// A client with simple replies.
+fn client(path: &std::path::Path) -> UnixStream {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&[&[0, 0, 0, 3], &b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream
+}
+
+/// Sends a write of page 5.
+fn write(stream: &mut UnixStream, byte: u8) {
+    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+    request.extend([0, 0, 0, 1]);
+    request.extend(u64::from(byte).to_be_bytes());
+    request.extend((5 * PAGE as u64).to_be_bytes());
+    request.extend(u32::try_from(PAGE).unwrap().to_be_bytes());
+    // No page of one word.
+    request.extend((0..PAGE).map(|at| if at == 7 { 99 } else { byte }));
+    stream.write_all(&request).unwrap();
+}
+
+fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is() {
+        assert!(Instant::now() < deadline, "{what} does not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_was_sent_again_waits_for_the_thread_that_still_has_it() {
+    let store = Store::create(256, Options::default()).unwrap();
+    let device = Device::new(&store, &DeviceOptions::default()).unwrap();
+    let (begun, has_begun) = channel();
+    let (go, may_go) = channel();
+    let slow = Arc::new(Slow { device, next: Mutex::new(Some((begun, may_go))) });
+    let server = Server::new(Arc::new(Shared(Arc::clone(&slow))), ServerOptions::default());
+    let server = Arc::new(server.unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nbd");
+    let listener = UnixListener::bind(&path).unwrap();
+    let running = {
+        let server = Arc::clone(&server);
+        thread::spawn(move || server.run(&listener, |_| ()).unwrap())
+    };
+
+    let (mut first, mut second, mut third) = (client(&path), client(&path), client(&path));
+    write(&mut first, 1);
+    has_begun.recv_timeout(LONG).unwrap();
+    first.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(server.simple_ended(), 1, "whoever watches must see it while the thread is held up");
+    // Sent again, and the next by the same connection.
+    write(&mut second, 1);
+    write(&mut second, 2);
+    eventually("a wait", || server.waiting() == 1);
+    // One that is given up while it waits ends, held up or not: the server has two more, and then one.
+    write(&mut third, 3);
+    eventually("another wait", || server.waiting() == 2);
+    third.shutdown(Shutdown::Both).unwrap();
+    eventually("its end", || server.waiting() == 1 && server.connections() == 2);
+    let mut page = vec![0; PAGE];
+    let mut queue = slow.device.queue().unwrap();
+    queue.read_now(5, &mut page).unwrap();
+    assert_eq!(page, vec![0; PAGE], "something was stored while the first write was held up");
+
+    go.send(()).unwrap();
+    let mut replies = [0; 32];
+    second.read_exact(&mut replies).unwrap();
+    assert_eq!((replies[4..8].to_vec(), replies[20..24].to_vec()), (vec![0; 4], vec![0; 4]));
+    queue.read_now(5, &mut page).unwrap();
+    assert_eq!(page[0], 2, "a write that was given up came after the one that followed it");
+    assert_eq!((server.waiting(), server.simple_ended()), (0, 2));
+
+    // All at once are given up when the server ends: nobody waits for anybody.
+    server.stop();
+    running.join().unwrap();
+}
