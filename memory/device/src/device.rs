@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use codec::{Settings, SettingsError};
 use ring::{EventCount, Ring};
-use rustix::event::{eventfd, EventfdFlags};
 use store::{Store, MAX_WORKERS};
 
 use crate::engine::Engine;
 use crate::guard::IoPath;
 use crate::pages::Damage;
-use crate::queue::{DeviceQueue, Station};
+use crate::queue::DeviceQueue;
 use crate::request::{Backend, Op};
+use crate::station::Station;
 use crate::stats::{self, Counters, IoStats};
 
 /// What a device is to be.
@@ -232,9 +232,9 @@ impl Device {
         let station = shared.stations.get(at).ok_or(OpenError::Full)?;
         let engine = Engine::new(shared, worker, shared.workers + at)?;
         if station.get().is_none() {
-            let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|error| OpenError::Io { what: "an eventfd", source: error.into() })?;
-            let _ = station.set(Station::new(*depth, wake));
+            let made = Station::new(*depth)
+                .map_err(|source| OpenError::Io { what: "an eventfd", source })?;
+            let _ = station.set(made);
         }
         *open |= 1 << at;
         let number = u16::try_from(at).expect("64 at most");

@@ -4,11 +4,9 @@
     reason = "a flight's request is written by its queue and read by those invited"
 )]
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use crate::engine::Engine;
 use crate::request::{Buffer, Errno, Op, Request};
+use crate::sync::{both, strong, AtomicU32, Ordering, Site, UnsafeCell};
 
 /// A request under way, in a place that its queue uses again and again.
 ///
@@ -48,7 +46,7 @@ impl Flight {
     /// Whether the queue may begin another request in it: nobody looks at the last one.
     pub(crate) fn is_free(&self) -> bool {
         // Pairs with the Release in `leave`: all reading of `what` is over.
-        self.invited.load(Ordering::Acquire) == 0
+        self.invited.load(strong(Site::FreeAcquire, Ordering::Acquire)) == 0
     }
 
     /// Puts a request in.
@@ -58,7 +56,7 @@ impl Flight {
     /// The flight is free and not under way, and the caller is its queue.
     pub(crate) unsafe fn begin(&self, tag: u64, request: Request, invitations: u32) {
         // SAFETY: by the ownership rule it is the queue's, which the caller is.
-        unsafe { *self.what.get() = (tag, request) };
+        self.what.with_mut(|what| unsafe { *what = (tag, request) });
         self.next.store(0, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
         self.left.store(request.pages, Ordering::Relaxed);
@@ -74,7 +72,7 @@ impl Flight {
     /// An invitation was followed: whoever calls this does not look at the flight again.
     pub(crate) fn leave(&self) {
         // Pairs with the Acquire in `is_free`.
-        self.invited.fetch_sub(1, Ordering::Release);
+        self.invited.fetch_sub(1, strong(Site::LeaveRelease, Ordering::Release));
     }
 
     /// Does pages until there are none to take; whether the last of all was among them.
@@ -84,7 +82,7 @@ impl Flight {
     /// The caller is the queue, with the flight under way, or was invited and has not left.
     pub(crate) unsafe fn work(&self, engine: &mut Engine) -> bool {
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
-        let (_, request) = unsafe { &*self.what.get() };
+        let (_, ref request) = self.what.with(|what| unsafe { *what });
         let step = step(request.op);
         loop {
             let first = self.next.fetch_add(step, Ordering::Relaxed);
@@ -106,7 +104,8 @@ impl Flight {
                 let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
             }
             // AcqRel: the last one has seen all that the others did, and tells the queue.
-            if self.left.fetch_sub(count, Ordering::AcqRel) == count {
+            let order = both(Site::LeftAcquire, Site::LeftRelease);
+            if self.left.fetch_sub(count, order) == count {
                 return true;
             }
         }
@@ -119,7 +118,7 @@ impl Flight {
     /// The caller is the queue, and has not begun another request since.
     pub(crate) unsafe fn result(&self) -> (u64, Result<(), Errno>) {
         // SAFETY: nobody writes it: only the queue would, which the caller is.
-        let (tag, _) = unsafe { *self.what.get() };
+        let (tag, _) = self.what.with(|what| unsafe { *what });
         (tag, Errno::from_raw(self.error.load(Ordering::Relaxed)).map_or(Ok(()), Err))
     }
 }

@@ -41,22 +41,72 @@
 //! request beyond the end or with a buffer of another length. The first damage found is kept
 //! ([`Device::damage`]) for somebody else's thread to print, and each is counted.
 //!
+//! # Processes that fork
+//!
+//! A device is of the process that made it. In a child that was forked, with requests in flight or without, there are no
+//! workers: it may use neither device nor queues, and leaves by `exec` or `_exit`, as dropping them waits for what is in
+//! flight. It also has the store, and the lock that keeps a second server from it, until then. The parent goes on: the
+//! store is shared memory, and so are ublk's buffers; private buffers, as NBD's, and all else that is written are
+//! copied page by page when the parent first writes them, which takes memory that a server of swap may not wait for.
+//! So `platen device serve` starts processes in its supervisor only, which has no requests, and by `vfork` and `exec`.
+//!
+//! # Proof
+//!
+//! `tests/oracle.rs`: several queues against plain memory. `src/models.rs` with `scripts/loom`: how a split request is
+//! finished and its queue woken, in every interleaving, and again with each ordering made weaker.
+//!
 //! # Limits
 //!
 //! Workers and queues together take one of the store's 64 workers each. A queue has
 //! [`DeviceOptions::depth`] split requests under way at a time; one more is done by its own thread.
 
+#![cfg_attr(loom, expect(dead_code, reason = "the models use a part"))]
+
+#[cfg(not(loom))]
 mod device;
+#[cfg(not(loom))]
 mod engine;
 mod flight;
+#[cfg(not(loom))]
 pub mod guard;
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(not(loom))]
 mod pages;
+#[cfg(not(loom))]
 mod queue;
 mod request;
+mod station;
+#[cfg(not(loom))]
 mod stats;
+mod sync;
 
-pub use device::{Device, DeviceOptions, OpenError};
-pub use pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED};
-pub use queue::DeviceQueue;
 pub use request::{Backend, Buffer, Errno, Extent, Op, Queue, Request, PAGE};
-pub use stats::IoStats;
+#[cfg(not(loom))]
+pub use {
+    device::{Device, DeviceOptions, OpenError},
+    pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED},
+    queue::DeviceQueue,
+    stats::IoStats,
+};
+
+/// What does the pages of a request in the models: told the request's number and the page's.
+#[cfg(loom)]
+mod engine {
+    use crate::request::{Buffer, Errno, Op};
+
+    pub(crate) struct Engine<'a>(pub(crate) &'a mut dyn FnMut(u64, u32) -> Result<(), Errno>);
+
+    impl Engine<'_> {
+        pub(crate) fn run(
+            &mut self,
+            _: Op,
+            page: u64,
+            _: &Buffer,
+            first: u32,
+            _: u32,
+        ) -> Result<(), Errno> {
+            (self.0)(page, first)
+        }
+    }
+}

@@ -3,57 +3,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ring::Ring;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use crate::device::{Inner, Invitation};
 use crate::engine::Engine;
-use crate::flight::Flight;
 use crate::guard::IoPath;
 use crate::request::{Buffer, Errno, Extent, Op, Queue, Request, PAGE};
 use crate::stats::add;
-
-/// What a queue shares with the workers.
-pub(crate) struct Station {
-    pub(crate) flights: Box<[Flight]>,
-    /// Numbers of flights that workers have finished. Has room for all.
-    done: Ring<u16>,
-    /// Whether the queue's thread sleeps, or is about to. Who takes it back writes to `wake`.
-    armed: AtomicBool,
-    wake: OwnedFd,
-}
-
-impl Station {
-    pub(crate) fn new(depth: u16, wake: OwnedFd) -> Self {
-        Self {
-            flights: (0..depth).map(|_| Flight::new()).collect(),
-            done: Ring::new(usize::from(depth)),
-            armed: AtomicBool::new(false),
-            wake,
-        }
-    }
-
-    /// Tells the queue that a flight is finished. For workers.
-    pub(crate) fn finish(&self, flight: u16) {
-        let mut flight = flight;
-        while let Err(back) = self.done.push(flight) {
-            // The cell that it needs is being emptied just now.
-            flight = back;
-            std::hint::spin_loop();
-        }
-        // Pairs with the fence in `arm`: either we see that it is armed, or it sees the flight.
-        fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
-            // Full only if nobody has looked 2^64 times: then it is readable.
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-        }
-    }
-}
 
 /// A queue of a [`Device`](crate::Device).
 pub struct DeviceQueue {
@@ -180,7 +140,7 @@ impl DeviceQueue {
         let start = Instant::now();
         loop {
             for _ in 0..16 {
-                match station.done.pop() {
+                match station.done() {
                     Some(done) if done == number => return true,
                     Some(other) => self.early.push_back(other),
                     None => std::hint::spin_loop(),
@@ -193,7 +153,7 @@ impl DeviceQueue {
     }
 
     fn next_done(&mut self) -> Option<u16> {
-        self.early.pop_front().or_else(|| self.inner.shared.station(self.number).done.pop())
+        self.early.pop_front().or_else(|| self.inner.shared.station(self.number).done())
     }
 }
 
@@ -231,23 +191,11 @@ impl Queue for DeviceQueue {
     }
 
     fn arm(&mut self) -> bool {
-        let station = self.inner.shared.station(self.number);
-        // What it says is looked at below. Nothing there is the common answer.
-        let _ = rustix::io::read(&station.wake, &mut [0; 8]);
-        station.armed.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `finish`.
-        fence(Ordering::SeqCst);
-        if self.early.is_empty() {
-            self.early.extend(station.done.pop());
-        }
-        if !self.early.is_empty() {
-            station.armed.store(false, Ordering::Relaxed);
-        }
-        self.early.is_empty()
+        self.inner.shared.station(self.number).arm(&mut self.early)
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.inner.shared.station(self.number).wake.as_fd()
+        self.inner.shared.station(self.number).wake().fd()
     }
 
     fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
@@ -270,7 +218,7 @@ impl Drop for DeviceQueue {
             }
             self.reap(&mut |_, _| {});
         }
-        self.inner.shared.station(self.number).armed.store(false, Ordering::Relaxed);
+        self.inner.shared.station(self.number).disarm();
         self.inner.shared.close(self.number);
     }
 }

@@ -1,0 +1,148 @@
+//! Every interleaving, and every value that a weakly ordered load may give, of small models of a split request.
+//!
+//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a failure. Loom's cells
+//! stand for the pages of a request: they see a page that two threads have, and one that is read by who was not told
+//! that it is done.
+#![expect(unsafe_code, reason = "the models write the pages of a request")]
+
+use std::collections::VecDeque;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use crate::engine::Engine;
+use crate::request::{Buffer, Errno, Op, Request};
+use crate::station::Station;
+
+/// Explores `model` with `preemptions` forced switches at most; blocking switches are free.
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A station of one flight, and the two pages of its request.
+struct Model {
+    station: Station,
+    pages: [UnsafeCell<u64>; 2],
+}
+
+impl Model {
+    fn new() -> Arc<Self> {
+        let station = Station::new(1).expect("it needs no kernel");
+        Arc::new(Self { station, pages: [UnsafeCell::new(0), UnsafeCell::new(0)] })
+    }
+
+    /// What the queue does: begins a request of two pages in the flight, for one guest.
+    fn begin(&self, tag: u64) {
+        let request = Request { op: Op::Write, page: tag, pages: 2, buffer: Buffer::NONE };
+        // SAFETY: the model's queue begins it when it is free and not under way; loom checks just that.
+        unsafe { self.station.flights[0].begin(tag, request, 1) };
+    }
+
+    /// Writes the request's number into pages, as long as there are any; whether the last was among them. A page that
+    /// had it before is an error.
+    fn work(&self) -> bool {
+        let mut engine = Engine(&mut |tag, first| {
+            self.pages[first as usize].with_mut(|page| {
+                // SAFETY: the page is ours, as it was taken off the flight; loom checks just that.
+                let page = unsafe { &mut *page };
+                let before = std::mem::replace(page, tag);
+                if before < tag {
+                    Ok(())
+                } else {
+                    Err(Errno::Io)
+                }
+            })
+        });
+        // SAFETY: the queue, with the flight under way, or its guest.
+        unsafe { self.station.flights[0].work(&mut engine) }
+    }
+
+    /// What a worker does with an invitation.
+    fn follow(&self) {
+        let last = self.work();
+        self.station.flights[0].leave();
+        if last {
+            self.station.finish(0);
+        }
+    }
+
+    /// What a transport's thread does until its request is over.
+    fn wait(&self) {
+        let mut early = VecDeque::new();
+        while early.is_empty() {
+            if self.station.arm(&mut early) {
+                self.station.wake().sleep();
+                early.extend(self.station.done());
+            }
+        }
+        assert_eq!(early, [0]);
+    }
+
+    /// What the queue does when a request is over.
+    fn check(&self, tag: u64) {
+        // SAFETY: the flight is over, and we are its queue.
+        assert_eq!(unsafe { self.station.flights[0].result() }, (tag, Ok(())));
+        for page in &self.pages {
+            // SAFETY: the request is over, so that nobody writes its pages; loom checks just that.
+            page.with(|page| assert_eq!(unsafe { *page }, tag));
+        }
+    }
+}
+
+#[test]
+fn a_request_is_over_when_all_of_its_pages_are_and_its_queue_is_woken() {
+    explore(3, || {
+        let model = Model::new();
+        model.begin(1);
+        let guest = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.follow())
+        };
+        if !model.work() {
+            model.wait();
+        }
+        model.check(1);
+        guest.join().unwrap();
+    });
+}
+
+#[test]
+fn a_flight_is_used_again_when_its_guest_has_left() {
+    explore(3, || {
+        let model = Model::new();
+        model.begin(1);
+        let guest = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.follow())
+        };
+        if !model.work() {
+            model.wait();
+        }
+        if model.station.flights[0].is_free() {
+            model.begin(2);
+            assert!(model.work(), "the guest of the first request has taken a page of the second");
+            model.check(2);
+        }
+        guest.join().unwrap();
+    });
+}
+
+#[test]
+fn two_guests_finish_a_request_that_its_queue_sleeps_for() {
+    explore(2, || {
+        let model = Model::new();
+        let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
+        // SAFETY: it is free and not under way.
+        unsafe { model.station.flights[0].begin(1, request, 2) };
+        let guests = [(); 2].map(|()| {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.follow())
+        });
+        model.wait();
+        model.check(1);
+        guests.into_iter().for_each(|guest| guest.join().unwrap());
+    });
+}

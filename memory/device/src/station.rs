@@ -1,0 +1,80 @@
+//! What a queue shares with the workers: flights, and how it hears that one is finished.
+
+use std::collections::VecDeque;
+use std::io;
+
+use ring::Ring;
+
+use crate::flight::Flight;
+use crate::sync::{fence_seq_cst, spin, step, AtomicBool, Ordering, Site, Wake};
+
+/// What a queue shares with the workers.
+pub(crate) struct Station {
+    pub(crate) flights: Box<[Flight]>,
+    /// Numbers of flights that workers have finished. Has room for all.
+    done: Ring<u16>,
+    /// Whether the queue's thread sleeps, or is about to. Who takes it back sets `wake`.
+    armed: AtomicBool,
+    wake: Wake,
+}
+
+impl Station {
+    pub(crate) fn new(depth: u16) -> io::Result<Self> {
+        Ok(Self {
+            flights: (0..depth).map(|_| Flight::new()).collect(),
+            done: Ring::new(usize::from(depth)),
+            armed: AtomicBool::new(false),
+            wake: Wake::new()?,
+        })
+    }
+
+    /// Tells the queue that a flight is finished. For workers.
+    pub(crate) fn finish(&self, flight: u16) {
+        let mut flight = flight;
+        while let Err(back) = self.done.push(flight) {
+            // The cell that it needs is being emptied just now.
+            flight = back;
+            spin();
+        }
+        // Pairs with the fence in `arm`: either we see that it is armed, or it sees the flight.
+        fence_seq_cst(Site::FinishFence);
+        if self.armed.load(Ordering::Relaxed)
+            && self.armed.swap(false, Ordering::Relaxed)
+            && step(Site::Wakes)
+        {
+            self.wake.set();
+        }
+    }
+
+    /// A flight that is finished. For the queue.
+    #[inline]
+    pub(crate) fn done(&self) -> Option<u16> {
+        self.done.pop()
+    }
+
+    /// For the queue, before it sleeps: `false` if a flight is finished, which is in `early` then.
+    pub(crate) fn arm(&self, early: &mut VecDeque<u16>) -> bool {
+        // What it says is looked at below.
+        self.wake.clear();
+        self.armed.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `finish`.
+        fence_seq_cst(Site::ArmFence);
+        if early.is_empty() {
+            early.extend(self.done.pop());
+        }
+        if !early.is_empty() {
+            self.disarm();
+        }
+        early.is_empty()
+    }
+
+    /// The queue sleeps no more.
+    pub(crate) fn disarm(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+    }
+
+    /// What to sleep on.
+    pub(crate) fn wake(&self) -> &Wake {
+        &self.wake
+    }
+}

@@ -1,0 +1,220 @@
+//! The only file that names the atomics of flights and stations, so that loom's can stand in for them.
+//!
+//! Every ordering stronger than `Relaxed` and every fence of the protocols in `flight.rs` and `station.rs` is written
+//! through a [`Site`]. In a normal build the site vanishes. Under `--cfg loom` the environment variable
+//! `WEAKEN_DEVICE=<site>` takes that one ordering or fence away, `WEAKEN_DEVICE=<site>AcqRel` leaves an acquire and
+//! release fence of it, and a model must then fail. (`WEAKEN` is the ring's, which the models use.)
+
+/// A place where the proof rests on an ordering, a fence or a step of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Site {
+    /// `Flight::is_free`: whoever was invited has left.
+    FreeAcquire,
+    /// `Flight::leave`: we look at the request no more.
+    LeaveRelease,
+    /// `Flight::work`: what the others did is done.
+    LeftAcquire,
+    /// `Flight::work`: what we did is done.
+    LeftRelease,
+    /// `Station::finish`: between the flight in the ring and looking whether the queue sleeps.
+    FinishFence,
+    /// `Station::arm`: between saying that the queue sleeps and looking into the ring.
+    ArmFence,
+    /// `Station::finish`: a queue that sleeps is woken.
+    Wakes,
+}
+
+#[cfg(not(loom))]
+pub(crate) use real::{
+    fence_seq_cst, spin, step, strong, AtomicBool, AtomicU32, Ordering, UnsafeCell, Wake,
+};
+
+#[cfg(loom)]
+pub(crate) use model::{
+    fence_seq_cst, spin, step, strong, AtomicBool, AtomicU32, Ordering, UnsafeCell, Wake,
+};
+
+#[cfg(not(loom))]
+mod real {
+    use std::io;
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::sync::atomic::fence;
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use rustix::event::{eventfd, EventfdFlags};
+
+    use super::Site;
+
+    #[inline(always)]
+    pub(crate) const fn strong(_: Site, ordering: Ordering) -> Ordering {
+        ordering
+    }
+
+    #[inline(always)]
+    pub(crate) const fn step(_: Site) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    pub(crate) fn fence_seq_cst(_: Site) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    pub(crate) fn spin() {
+        std::hint::spin_loop();
+    }
+
+    /// `std`'s cell with loom's closures.
+    #[derive(Debug)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        #[inline(always)]
+        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        #[inline(always)]
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+
+    /// What a queue's thread sleeps on: an eventfd.
+    #[derive(Debug)]
+    pub(crate) struct Wake(OwnedFd);
+
+    impl Wake {
+        pub(crate) fn new() -> io::Result<Self> {
+            Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        }
+
+        /// Makes it readable.
+        pub(crate) fn set(&self) {
+            // Full only if nobody has looked 2^64 times: then it is readable.
+            let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        }
+
+        /// Makes it not readable.
+        pub(crate) fn clear(&self) {
+            // Nothing there is the common answer.
+            let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        }
+
+        pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use std::sync::OnceLock;
+
+    pub(crate) use loom::cell::UnsafeCell;
+    use loom::sync::atomic::fence;
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use loom::sync::{Condvar, Mutex};
+
+    use super::Site;
+
+    const ALL: [Site; 7] = [
+        Site::FreeAcquire,
+        Site::LeaveRelease,
+        Site::LeftAcquire,
+        Site::LeftRelease,
+        Site::FinishFence,
+        Site::ArmFence,
+        Site::Wakes,
+    ];
+
+    /// What `WEAKEN_DEVICE` names: a site, and whether an acquire and release fence is left of it.
+    fn weakened() -> Option<(Site, bool)> {
+        static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
+        *WEAKEN.get_or_init(|| {
+            let name = std::env::var("WEAKEN_DEVICE").ok()?;
+            let (plain, acq_rel) = match name.strip_suffix("AcqRel") {
+                Some(plain) => (plain, true),
+                None => (&*name, false),
+            };
+            let site = ALL.into_iter().find(|site| format!("{site:?}") == plain);
+            let site = site.unwrap_or_else(|| panic!("WEAKEN_DEVICE={name} is not known"));
+            Some((site, acq_rel))
+        })
+    }
+
+    pub(crate) fn strong(site: Site, ordering: Ordering) -> Ordering {
+        if weakened() == Some((site, false)) {
+            Ordering::Relaxed
+        } else {
+            ordering
+        }
+    }
+
+    pub(crate) fn step(site: Site) -> bool {
+        weakened() != Some((site, false))
+    }
+
+    pub(crate) fn fence_seq_cst(site: Site) {
+        match weakened() {
+            Some((weak, acq_rel)) if weak == site => {
+                if acq_rel {
+                    fence(Ordering::AcqRel);
+                }
+            }
+            _ => fence(Ordering::SeqCst),
+        }
+    }
+
+    pub(crate) fn spin() {
+        loom::thread::yield_now();
+    }
+
+    /// An eventfd without a kernel. It orders nothing that a poll of a real one would not order: sleeping and waking.
+    #[derive(Debug)]
+    pub(crate) struct Wake {
+        readable: Mutex<bool>,
+        woken: Condvar,
+    }
+
+    impl Wake {
+        pub(crate) fn new() -> std::io::Result<Self> {
+            Ok(Self { readable: Mutex::new(false), woken: Condvar::new() })
+        }
+
+        pub(crate) fn set(&self) {
+            *self.readable.lock().expect("no model panics here") = true;
+            self.woken.notify_all();
+        }
+
+        pub(crate) fn clear(&self) {
+            *self.readable.lock().expect("no model panics here") = false;
+        }
+
+        /// What `poll` does: sleeps until it is readable.
+        pub(crate) fn sleep(&self) {
+            let mut readable = self.readable.lock().expect("no model panics here");
+            while !*readable {
+                readable = self.woken.wait(readable).expect("no model panics here");
+            }
+        }
+    }
+}
+
+/// The ordering of a read-modify-write that needs both halves, each with its own site.
+#[inline(always)]
+pub(crate) fn both(acquire: Site, release: Site) -> Ordering {
+    let acquires = matches!(strong(acquire, Ordering::Acquire), Ordering::Acquire);
+    let releases = matches!(strong(release, Ordering::Release), Ordering::Release);
+    match (acquires, releases) {
+        (true, true) => Ordering::AcqRel,
+        (true, false) => Ordering::Acquire,
+        (false, true) => Ordering::Release,
+        (false, false) => Ordering::Relaxed,
+    }
+}
