@@ -193,6 +193,25 @@ impl Guest {
         number(&text, &format!("\"{field}\":")).with_context(|| format!("{field} in {text}"))
     }
 
+    /// Waits until a field of `platen device stat --json` is at least `value`.
+    ///
+    /// # Errors
+    /// When it does not get there, or nobody answers.
+    pub fn wait_for_stat(&mut self, field: &str, value: u64) -> Result<()> {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let there = self.stat(field)?;
+            if there >= value {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let all = self.vm.sh("platen device stat --json", SHORT)?;
+                bail!("{field} is {there} in {LONG:?}, not {value}: {all}");
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
     /// Kills the server with SIGKILL and waits until another answers; how long that took, in milliseconds of
     /// the guest's clock.
     ///

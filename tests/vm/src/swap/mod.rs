@@ -269,9 +269,9 @@ impl SwapVm {
             &initramfs.display().to_string(),
             "-append",
             // The check of the timer counts ticks while it spins, which a busy machine does not give it in time.
-            // A minute in which a task does not get on is a hang: a guest under TCG on a busy machine is slow.
+            // Five minutes in which a task does not get on are a hang: a guest under TCG on a busy machine is slow.
             "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
-             sysctl.kernel.hung_task_timeout_secs=60 mitigations=off nokaslr audit=0 no_timer_check rdinit=/init",
+             sysctl.kernel.hung_task_timeout_secs=300 mitigations=off nokaslr audit=0 no_timer_check rdinit=/init",
             "-chardev",
             &format!("socket,id=console,path={},server=on,wait=off", tty.display()),
             "-serial",

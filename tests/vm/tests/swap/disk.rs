@@ -1,8 +1,7 @@
 //! The ublk disk as a disk.
 
 use anyhow::{ensure, Result};
-use std::time::{Duration, Instant};
-use vm_tests::swap::{Guest, Stage, LONG, SHORT};
+use vm_tests::swap::{Stage, LONG, SHORT};
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("disk", 256)?;
@@ -24,10 +23,10 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     guest.background("io", "guest swap disk /dev/ublkb0 mib=48 seconds=600 threads=4")?;
     let mut took = Vec::new();
     for _ in 0..3 {
-        wait_for_writes(&mut guest, 1000)?;
+        guest.wait_for_stat("pages_written", 1000)?;
         took.push(guest.kill_server()?);
     }
-    wait_for_writes(&mut guest, 1000)?;
+    guest.wait_for_stat("pages_written", 1000)?;
     guest.vm.sh("touch /tmp/enough", SHORT)?;
     let said = guest.finish("io", LONG)?;
     ensure!(said.contains("ok pages="), "{said}");
@@ -37,14 +36,4 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", SHORT)?;
     guest.vm.sh("! ls /dev/ublkb0", SHORT).map(drop)
-}
-
-/// Waits until the server that there is now has written so many pages.
-fn wait_for_writes(guest: &mut Guest, pages: u64) -> Result<()> {
-    let deadline = Instant::now() + LONG;
-    while guest.stat("pages_written")? < pages {
-        ensure!(Instant::now() < deadline, "{pages} pages are not written");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    Ok(())
 }

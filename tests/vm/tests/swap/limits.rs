@@ -10,12 +10,13 @@ use vm_tests::swap::{Stage, LONG, SHORT};
 pub(crate) fn memory_limit(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("mem-limit", 256)?;
     guest.serve("--size 256M --mem-limit 4M --reserve 1M --ublk --swap", "page-cluster")?;
-    guest.eat("calm", "mib=16 seed=5 seconds=15 touch=0")?;
-    guest.eat("eat", "mib=48 seconds=10")?;
+    guest.eat("calm", "mib=16 seed=5 until=/tmp/enough touch=0")?;
+    guest.eat("eat", "mib=48 after=/tmp/go until=/tmp/enough")?;
     // Three times what the store may have, compressed.
     guest.push_out("eat", 40)?;
     let failed = guest.stat("failed_writes")?;
     ensure!(failed > 0, "the limit was not reached: {}", guest.swapped_kib()?);
+    guest.vm.sh("touch /tmp/go; sleep 2; touch /tmp/enough", SHORT)?;
     guest.finish("eat", LONG)?;
     guest.finish("calm", LONG)?;
     ensure!(guest.stat("mem_used_total")? <= 4 << 20, "more memory than the limit");
@@ -29,13 +30,14 @@ pub(crate) fn device_full(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("full", 256)?;
     guest.serve("--size 24M --ublk --swap", "page-cluster")?;
     let eat = guest.available_mib()? + 60;
-    guest.background("calm", "guest swap eat mib=24 seed=5 seconds=40 touch=0")?;
+    guest.background("calm", "guest swap eat mib=24 seed=5 until=/tmp/enough touch=0")?;
     guest.wait_for("calm", "filled pages", LONG)?;
     guest.background("eat", &format!("guest swap eat mib={eat} seconds=5"))?;
     wait_for_end(&mut guest, "eat")?;
     let log = guest.log("eat")?;
     ensure!(!log.contains("WRONG") && !log.contains("status 0"), "it cannot have fitted: {log}");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    guest.vm.sh("touch /tmp/enough", SHORT)?;
     guest.finish("calm", LONG)?;
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG).map(drop)

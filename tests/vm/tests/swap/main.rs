@@ -6,7 +6,7 @@
 //!
 //! A scenario runs when its name contains one of the filters. Needs what `scripts/fetch-linux612` and
 //! `scripts/fetch-qemu10` unpack, and the release binary; skipped, with the reason, without the former.
-//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 20 s.
+//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 10 s.
 
 mod disk;
 mod limits;

@@ -6,27 +6,38 @@ use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let guest = stage.boot("swap-ublk", 256)?;
-    pressed(guest, "--size 512M --ublk --swap", true)
+    pressed(guest, "--size 512M --ublk --swap --policy /tmp/policy.toml", true)
 }
 
 pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
     let guest = stage.boot("swap-nbd", 256)?;
-    pressed(guest, "--size 512M --nbd unix:/run/platen.nbd --swap", false)
+    pressed(guest, "--size 512M --nbd unix:/run/platen.nbd --swap --policy /tmp/policy.toml", false)
 }
 
 fn pressed(mut guest: Guest, arguments: &str, soak: bool) -> Result<()> {
+    // Pages are idle after a second or two, so that groups are made of them, left and freed all the time. At a cheaper
+    // level than is usual: TCG is slow.
+    let policy = "[policy]\\nperiod = 1\\nidle = 1\\nlevel = 3\\ncpu = 50\\ncpu_pressed = 50\\n";
+    guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
     guest.serve(arguments, "page-cluster")?;
     let check = guest.vm.sh("platen device check", SHORT)?;
     ensure!(!check.contains("NOT MET"), "{check}");
     let disk = guest.swap_disk()?;
     // All of the memory, and 100 MiB more than there is.
-    let seconds = if soak { soak_seconds() } else { 10 };
     let eat = guest.available_mib()? + 100;
-    guest.background("eat", &format!("guest swap eat mib={eat} seconds={seconds}"))?;
+    let seconds = if soak { soak_seconds() } else { 0 };
+    guest.background(
+        "eat",
+        &format!("guest swap eat mib={eat} seconds={seconds} until=/tmp/enough"),
+    )?;
     guest.wait_for("eat", "filled pages", LONG)?;
     let out = guest.vmstat("pswpout")?;
     ensure!(out > 10_000, "only {out} pages were swapped out");
+    // Idle pages are in groups, and are made into groups, when the server dies; and again when there is another.
+    guest.wait_for_stat("groups_made", 1)?;
     let took = guest.kill_server()?;
+    guest.wait_for_stat("groups_made", 1)?;
+    guest.vm.sh("touch /tmp/enough", SHORT)?;
     guest.wait_for("eat", "status 0", LONG + Duration::from_secs(seconds))?;
     let log = guest.finish("eat", SHORT)?;
     ensure!(log.contains("ok pages="), "{log}");
@@ -35,12 +46,17 @@ fn pressed(mut guest: Guest, arguments: &str, soak: bool) -> Result<()> {
 
     // Off, which brings everything back, and on again. The kernel kills a swapoff that lacks memory: there is some.
     guest.wait_for_memory(32 + 16)?;
-    guest.eat("again", "mib=32 seconds=12")?;
+    guest.eat("again", "mib=32 after=/tmp/again until=/tmp/off")?;
     guest.push_out("again", 24)?;
     let swapped = guest.swapped_kib()?;
     ensure!(swapped > 12 << 10, "only {swapped} KiB are swapped out");
-    guest.vm.sh(&format!("swapoff {disk} && swapon -d {disk}"), LONG)?;
+    // Pages that come back one by one come out of groups.
+    guest.wait_for_stat("grouped_pages", 1024)?;
+    guest.vm.sh("touch /tmp/again", SHORT)?;
+    guest.vm.sh(&format!("swapoff {disk} && swapon -d {disk} && touch /tmp/off"), LONG)?;
     guest.finish("again", LONG)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    ensure!(guest.stat("damaged")? == 0, "the policy has found damage");
 
     // What is freed is discarded: nothing stays stored for long but the header and the last of it.
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
@@ -52,5 +68,5 @@ fn pressed(mut guest: Guest, arguments: &str, soak: bool) -> Result<()> {
 /// How long memory is churned.
 fn soak_seconds() -> u64 {
     let given = std::env::var("PLATEN_SWAP_SOAK").ok().and_then(|seconds| seconds.parse().ok());
-    given.unwrap_or(20)
+    given.unwrap_or(10)
 }

@@ -1,5 +1,6 @@
-//! `eat mib=N [seed=S] [seconds=T] [touch=P] [beat=1]`: takes N MiB, fills them, and for T seconds reads and rewrites
-//! random pages, each compared with what it must be; at last compares all of them.
+//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P]`: takes N MiB, fills them, and for T seconds
+//! and until FILE exists reads and rewrites random pages, each compared with what it must be; at last compares all of
+//! them. Between filling and touching it waits, without a look at its memory, until the file of `after` exists.
 //!
 //! Of the pages touched, P percent are rewritten (default 30). Says every second what it has done (`beat`), which
 //! is how a test sees that it is alive and not waiting for memory.
@@ -8,6 +9,7 @@ use super::content::{self, Page};
 use super::{option, Failure};
 use crate::pattern::{mix, PAGE};
 use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Eats, and says `ok pages=... touched=... ms=...`.
@@ -16,6 +18,8 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let pages = option(words, "mib", 64)? * 256;
     let limit = Duration::from_secs(option(words, "seconds", 0)?);
     let percent = option(words, "touch", 30)?;
+    let file = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)).map(Path::new);
+    let (after, until) = (file("after="), file("until="));
     let count = usize::try_from(pages).map_err(|e| Failure::Cannot(e.to_string()))?;
     let begin = Instant::now();
     let mut beat = Beat { last: begin, begin };
@@ -31,8 +35,12 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     }
     println!("filled pages={pages} ms={}", begin.elapsed().as_millis());
     let _ = std::io::stdout().flush();
-    let (mut touched, until) = (0_u64, Instant::now() + limit);
-    while Instant::now() < until {
+    while after.is_some_and(|file| !file.exists()) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (mut touched, end) = (0_u64, Instant::now() + limit);
+    // The file system is asked seldom.
+    while Instant::now() < end || until.is_some_and(|file| touched % 256 > 0 || !file.exists()) {
         let draw = mix(seed, touched, 7);
         let at = content::low(draw, count);
         let index = at as u64;
