@@ -10,10 +10,10 @@ use crate::cleanup::{register, Leftover, Ticket};
 use crate::platen;
 
 /// Long enough for anything short on a busy machine.
-pub const SHORT: Duration = Duration::from_secs(120);
+pub const SHORT: Duration = Duration::from_secs(600);
 
 /// Long enough for anything: what hangs in a guest is a panic there long before.
-pub const LONG: Duration = Duration::from_secs(900);
+pub const LONG: Duration = Duration::from_secs(1200);
 
 /// What all scenarios share: the initramfs.
 #[derive(Debug)]
