@@ -1,0 +1,167 @@
+//! A block device as a single file: FUSE, mounted over a regular file.
+//!
+//! With `losetup` that file becomes a disk on kernels that have neither ublk nor NBD's client. It is **not for swap**:
+//! the kernel takes memory for each FUSE request, and waits for it.
+//!
+//! ```text
+//!  read, write, fallocate of PATH ─► kernel ─► /dev/fuse ─► session threads (fuser), a disk queue each ─► device
+//! ```
+//!
+//! The mount point is a regular file, and so is what is mounted: it has the device's size and no directory around it.
+//! Nothing is cached on this side of it (`FOPEN_DIRECT_IO`). Holes punched and ranges zeroed are discard and
+//! write-zeroes, which loop devices send as well. Bytes that are no whole pages are patched into them. The wire is
+//! fuser's (FUSE 7.6 on, Linux 4.5 for a descriptor each thread).
+//!
+//! # What fails
+//! A read of a damaged page is EIO, a write without memory ENOSPC, beyond the end EFBIG or nothing; another size of the
+//! file, EINVAL. When the process is killed the file answers ENOTCONN until it is served again, which takes
+//! the dead mount away first; whoever had it open has to open it again.
+//!
+//! # Limits
+//! [`THREADS`] requests at a time at most. fuser allocates for requests, so that a debug build's guard of I/O threads
+//! is not on here.
+
+mod disk;
+mod file;
+
+use device::Backend;
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use rustix::mount::{unmount, UnmountFlags};
+use std::fs;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The most session threads: what loop devices have under way is seldom more.
+pub const THREADS: usize = 8;
+
+/// Why it cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The mount point is something else.
+    #[error("{path} is no regular file, and FUSE is to serve one")]
+    NotAFile {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// It is not empty: mounting would hide what it holds.
+    #[error("{path} holds {bytes} bytes, which serving there would hide")]
+    NotEmpty {
+        /// The mount point.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// A mount that is dead cannot be taken away, or the file not be made.
+    #[error("cannot prepare {path}")]
+    Prepare {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The device has no more queues.
+    #[error("cannot open a queue of the device")]
+    Queue(#[source] io::Error),
+    /// The kernel does not mount it.
+    #[error("cannot mount {path} by FUSE (it takes root, or fusermount3, and /dev/fuse)")]
+    Mount {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A file that is served, until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Server {
+    session: BackgroundSession,
+    path: PathBuf,
+}
+
+impl Server {
+    /// Serves `backend` as the file `path`, which is made if it is not there, by `threads` threads (1 to [`THREADS`]).
+    ///
+    /// # Errors
+    /// See [`MountError`].
+    pub fn mount<B: Backend>(backend: &B, path: &Path, threads: usize) -> Result<Self, MountError> {
+        prepare(path)?;
+        let path = path.canonicalize().map_err(|source| {
+            let path = path.into();
+            MountError::Prepare { path, source }
+        })?;
+        let threads = threads.clamp(1, THREADS);
+        let queues: io::Result<Vec<_>> = (0..threads).map(|_| backend.open()).collect();
+        let file = file::File::new(backend.pages(), queues.map_err(MountError::Queue)?);
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName("platen".into()),
+            MountOption::Subtype("platen".into()),
+            MountOption::DefaultPermissions,
+            MountOption::NoExec,
+        ];
+        config.acl = SessionACL::Owner;
+        config.n_threads = Some(threads);
+        config.clone_fd = true;
+        let session = Session::new(file, &path, &config).and_then(Session::spawn);
+        let session = session.map_err(|source| MountError::Mount { path: path.clone(), source })?;
+        Ok(Self { session, path })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is served no more: somebody has unmounted it, or a thread could not go on.
+    pub fn has_ended(&self) -> bool {
+        self.session.guard.is_finished()
+    }
+
+    /// Unmounts it. True if somebody still had it open, who gets errors from when this process ends.
+    ///
+    /// # Errors
+    /// The kernel's; the session's.
+    pub fn stop(self) -> io::Result<bool> {
+        if self.has_ended() {
+            return self.session.join().map(|()| false);
+        }
+        match unmount(&self.path, UnmountFlags::empty()) {
+            Ok(()) => self.session.join().map(|()| false),
+            Err(rustix::io::Errno::BUSY) => {
+                unmount(&self.path, UnmountFlags::DETACH)?;
+                // Its threads go on for who has it open.
+                std::mem::forget(self.session);
+                Ok(true)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Sees to it that there is an empty regular file.
+fn prepare(path: &Path) -> Result<(), MountError> {
+    let failed = |source| MountError::Prepare { path: path.into(), source };
+    let found = match fs::metadata(path) {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
+            // Of a server that was killed.
+            unmount(path, UnmountFlags::DETACH).map_err(|error| failed(error.into()))?;
+            fs::metadata(path)
+        }
+        found => found,
+    };
+    match found {
+        Ok(found) if !found.is_file() => Err(MountError::NotAFile { path: path.into() }),
+        Ok(found) if found.len() > 0 => {
+            Err(MountError::NotEmpty { path: path.into(), bytes: found.len() })
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            new.map(drop).map_err(failed)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}

@@ -1,0 +1,198 @@
+//! The file behaves like one, by the kernel's own calls; and a loop device on it like a disk.
+
+use device::{Device, DeviceOptions, PAGE};
+use fuse::{MountError, Server};
+use rustix::fs::{fallocate, FallocateFlags};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use store::{Options, Store};
+
+const PAGES: u64 = 4096;
+const BYTES: u64 = PAGES * PAGE as u64;
+
+/// Numbers that look random and are the same each time.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let kind = self.next(4);
+        (0..len)
+            .map(|i| if kind == 0 { 0 } else { (self.next(1 << kind) * i as u64 % 251) as u8 })
+            .collect()
+    }
+}
+
+fn device() -> Device {
+    let store = Store::create(PAGES, Options::default()).unwrap();
+    Device::new(&store, &DeviceOptions::default()).unwrap()
+}
+
+/// Whether FUSE can be mounted here at all; says why not.
+fn can_mount(path: &Path) -> bool {
+    match Server::mount(&device(), path, 1) {
+        Ok(server) => {
+            assert!(!server.stop().unwrap());
+            true
+        }
+        Err(error @ MountError::Mount { .. }) => {
+            let why = std::error::Error::source(&error).map(ToString::to_string);
+            println!("skipped: {error}: {}", why.unwrap_or_default());
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn bytes_written_anywhere_are_read_back_and_holes_are_zeros() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    if !can_mount(&path) {
+        return;
+    }
+    let device = device();
+    let server = Server::mount(&device, &path, 4).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), BYTES);
+    // Threads of their own quarter each, at offsets and lengths of all kinds.
+    std::thread::scope(|scope| {
+        for quarter in 0..4 {
+            let path = &path;
+            scope.spawn(move || {
+                let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+                let mut noise = Noise(77 + quarter);
+                let (from, size) = (quarter * BYTES / 4, BYTES / 4);
+                let mut model = vec![0_u8; usize::try_from(size).unwrap()];
+                for _ in 0..400 {
+                    let at = noise.next(size);
+                    let most = (size - at).min(if noise.next(3) == 0 { 600_000 } else { 9000 });
+                    let len = 1 + noise.next(most);
+                    let range = usize::try_from(at).unwrap()..usize::try_from(at + len).unwrap();
+                    match noise.next(8) {
+                        0 => {
+                            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                            fallocate(&file, flags, from + at, len).unwrap();
+                            model[range].fill(0);
+                        }
+                        1 => {
+                            fallocate(&file, FallocateFlags::ZERO_RANGE, from + at, len).unwrap();
+                            model[range].fill(0);
+                        }
+                        2..=4 => {
+                            let bytes = noise.bytes(range.len());
+                            file.write_all_at(&bytes, from + at).unwrap();
+                            model[range].copy_from_slice(&bytes);
+                        }
+                        _ => {
+                            let mut bytes = vec![1; range.len()];
+                            file.read_exact_at(&mut bytes, from + at).unwrap();
+                            assert!(bytes == model[range], "{len} bytes at {at} of {quarter}");
+                        }
+                    }
+                }
+                let mut all = vec![1; model.len()];
+                file.read_exact_at(&mut all, from).unwrap();
+                assert!(all == model);
+                file.sync_all().unwrap();
+            });
+        }
+    });
+    assert!(!server.stop().unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0, "unmounted");
+    // What it held is the device's, and there when it is served again.
+    let server = Server::mount(&device, &path, 1).unwrap();
+    let mut first = vec![0; 1 << 20];
+    File::open(&path).unwrap().read_exact_at(&mut first, 0).unwrap();
+    assert!(first.iter().any(|byte| *byte != 0));
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_a_file_of_one_size_cannot_do_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    if !can_mount(&path) {
+        return;
+    }
+    assert!(matches!(Server::mount(&device(), folder.path(), 1), Err(MountError::NotAFile { .. })));
+    let full = folder.path().join("full");
+    fs::write(&full, b"something").unwrap();
+    let refused = Server::mount(&device(), &full, 1).unwrap_err().to_string();
+    assert!(refused.contains("holds 9 bytes"), "{refused}");
+    let nowhere = folder.path().join("no/such/folder");
+    assert!(matches!(Server::mount(&device(), &nowhere, 1), Err(MountError::Prepare { .. })));
+
+    let server = Server::mount(&device(), &path, 2).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    assert!(file.set_len(BYTES / 2).is_err());
+    assert_eq!(file.set_len(BYTES).ok(), Some(()));
+    assert!(file.write_at(b"x", BYTES).is_err());
+    assert_eq!(file.write_at(b"xyz", BYTES - 2).unwrap(), 2, "up to the end");
+    assert_eq!(file.read_at(&mut [0; 10], BYTES).unwrap(), 0);
+    assert!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096).is_err());
+    assert!(fallocate(&file, FallocateFlags::empty(), 0, 4096).is_err());
+    // Somebody has it open: it is taken away all the same, and said.
+    assert!(server.stop().unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+}
+
+#[test]
+fn a_loop_device_on_it_is_a_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    if !can_mount(&path) {
+        return;
+    }
+    let losetup = |args: &[&str]| Command::new("losetup").args(args).output();
+    let device = Arc::new(device());
+    let server = Server::mount(&*device, &path, 4).unwrap();
+    let name = path.to_str().unwrap();
+    let made = match losetup(&["--find", "--show", "--direct-io=on", name]) {
+        Ok(made) if made.status.success() => made,
+        Ok(made) => return println!("skipped: {}", String::from_utf8_lossy(&made.stderr)),
+        Err(error) => return println!("skipped: losetup: {error}"),
+    };
+    let disk = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    let mut noise = Noise(5);
+    let bytes: Vec<u8> = (0..300).flat_map(|_| noise.bytes(PAGE)).collect();
+    {
+        let file = OpenOptions::new().read(true).write(true).open(&disk).unwrap();
+        file.write_all_at(&bytes, 40 * PAGE as u64).unwrap();
+        file.sync_all().unwrap();
+    }
+    // By another way in than the loop device's cache.
+    let mut got = vec![0; bytes.len()];
+    File::open(&path).unwrap().read_exact_at(&mut got, 40 * PAGE as u64).unwrap();
+    assert!(got == bytes);
+    let before = device.store().stats();
+    let discarded = Command::new("blkdiscard").arg(&disk).output();
+    match discarded {
+        Ok(done) if done.status.success() => {
+            File::open(&path).unwrap().read_exact_at(&mut got, 40 * PAGE as u64).unwrap();
+            assert!(got.iter().all(|byte| *byte == 0), "discarded");
+            println!("before discard: {before:?}, behind it: {:?}", device.store().stats());
+        }
+        other => println!("skipped: blkdiscard: {other:?}"),
+    }
+    assert!(losetup(&["--detach", &disk]).unwrap().status.success());
+    // The kernel lets go of it a moment later.
+    let mut server = Some(server);
+    while let Some(now) = server.take() {
+        if Command::new("losetup").args(["--associated", name]).output().unwrap().stdout.is_empty()
+        {
+            now.stop().unwrap();
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            server = Some(now);
+        }
+    }
+}
