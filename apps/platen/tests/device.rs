@@ -209,6 +209,36 @@ fn a_server_that_is_killed_is_replaced_and_has_lost_nothing() {
 }
 
 #[test]
+fn a_file_by_fuse_is_served_again_when_its_server_was_killed() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    let name = disk.to_str().unwrap();
+    let mount = Command::new("unshare").args(["--mount", "test", "-r", "/dev/fuse"]).output();
+    if !mount.is_ok_and(|tried| tried.status.success()) {
+        println!("skipped: no /dev/fuse, or nobody here may mount it");
+        return;
+    }
+    let served = Served::new(&["--size", "64M", "--fuse", name]);
+    let image = image(16 * MIB);
+    let open = || fs::File::options().read(true).write(true).open(&disk);
+    open().unwrap().write_all_at(&image, 12345).unwrap();
+    let pid = served.stat()["pid"].as_i64().unwrap();
+    let killed = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    // Not there, then dead, then there again.
+    let start = Instant::now();
+    let mut got = vec![0; image.len()];
+    while !open().is_ok_and(|file| file.read_exact_at(&mut got, 12345).is_ok()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", served.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(got == image);
+    served.end();
+    assert_eq!(fs::metadata(&disk).unwrap().len(), 0, "unmounted");
+}
+
+#[test]
 fn without_a_supervisor_it_is_one_process() {
     let served = Served::new(&["--no-supervisor"]);
     let pid = Pid::from_child(&served.child).as_raw_nonzero().get();

@@ -53,11 +53,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..=32))]
     pub(crate) workers: Option<u16>,
     /// Serve NBD on this socket, unix:PATH, for its owner alone
-    #[arg(long, value_name = "unix:PATH", required_unless_present = "ublk")]
+    #[arg(long, value_name = "unix:PATH", required_unless_present_any = ["ublk", "fuse"])]
     pub(crate) nbd: Option<UnixAddress>,
     /// Serve a disk of the kernel, /dev/ublkbN (root, module ublk_drv, Linux 6.1 or later)
     #[arg(long)]
     pub(crate) ublk: bool,
+    /// Serve it as this file by FUSE, which `losetup --direct-io=on` makes a disk of; not for swap
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["ublk", "swap"])]
+    pub(crate) fuse: Option<PathBuf>,
     /// Queues of the disk, a thread each [default: the cores, at most 8]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,

@@ -80,6 +80,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let nbd = Arc::new(Server::new(Arc::clone(&device), options).context("NBD server")?);
 
     let disk = args.ublk.then(|| disk(args, &inherited, &device, &supervisor)).transpose()?;
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let file = args.fuse.as_deref().map(|path| fuse::Server::mount(&*device, path, threads));
+    let file = file.transpose()?;
 
     let policy = Arc::new(OnceLock::new());
     let status = {
@@ -89,6 +92,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         let one =
             |kind: &str, address: String| Transport { kind: kind.into(), address, connections: 1 };
         let ublk = disk.as_ref().map(|disk| one("ublk", disk.disk().display().to_string()));
+        let file = file.as_ref().map(|file| one("fuse", file.path().display().to_string()));
         let client = inherited.disk.clone().map(|disk| one("kernel-nbd", disk));
         move || {
             let connections = nbd.connections();
@@ -97,7 +101,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
                 address,
                 connections,
             });
-            let ways = ublk.clone().into_iter().chain(client.clone()).chain(nbd);
+            let disks = ublk.clone().into_iter().chain(client.clone()).chain(file.clone());
+            let ways = disks.chain(nbd);
             Status::of(&name, &device, ways.collect(), policy.get())
         }
     };
@@ -126,6 +131,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let ways = [
         args.nbd.as_ref().map(ToString::to_string),
         disk.as_ref().map(|disk| disk.disk().display().to_string()),
+        file.as_ref().map(|file| file.path().display().to_string()),
     ];
     say(&format!(
         "device {} of {} on {}, codec {}{}",
@@ -149,7 +155,10 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         })
     });
     let starting = starting.transpose().context("cannot start the policy")?;
-    let served = serve(args, listening, &nbd, disk, &stopping);
+    let served = match file {
+        Some(file) => serve_file(file, listening, &nbd, &stopping),
+        None => serve(args, listening, &nbd, disk, &stopping),
+    };
     // Nobody may ask what is being taken down.
     drop((control, metrics, watch));
     if let Some(starting) = starting {
@@ -202,6 +211,35 @@ fn serve(
                 Err(error).with_context(|| format!("{}, queue {queue}", disk.disk().display()))
             }
         }
+    })
+}
+
+/// The same with a file of FUSE's.
+fn serve_file(
+    file: fuse::Server,
+    listening: Option<Listening>,
+    nbd: &Server<Device>,
+    stopping: &AtomicBool,
+) -> anyhow::Result<()> {
+    thread::scope(|scope| {
+        let other =
+            listening.map(|listening| scope.spawn(move || nbd.run(&listening.listener, say)));
+        while !stopping.load(Ordering::Acquire) && !file.has_ended() {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let gone = file.has_ended();
+        nbd.stop();
+        let path = file.path().display().to_string();
+        let stopped = file.stop().with_context(|| format!("cannot unmount {path}"));
+        if let Some(other) = other {
+            other.join().expect("its panic ends the process").context("serving NBD")?;
+        }
+        match stopped? {
+            _ if gone => bail!("{path} is no longer mounted"),
+            true => say(&format!("{path} was in use: who has it open gets errors from now on")),
+            false => {}
+        }
+        Ok(())
     })
 }
 
