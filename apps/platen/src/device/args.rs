@@ -1,6 +1,6 @@
 //! What can be typed after `platen device`.
 
-use super::size::Size;
+use crate::size::Size;
 use clap::{Args, Subcommand};
 use codec::Codec;
 use relay::UnixAddress;

@@ -6,7 +6,6 @@ mod control;
 mod metrics;
 mod say;
 mod serve;
-mod size;
 mod stat;
 mod status;
 mod supervise;

@@ -2,8 +2,8 @@
 
 use super::args::StatArgs;
 use super::control;
-use super::size::Size;
 use super::status::Status;
+use crate::size::Size;
 use anyhow::{bail, Context};
 use std::fmt::Write as _;
 use std::fs;

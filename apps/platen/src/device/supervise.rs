@@ -6,7 +6,7 @@
 use super::args::{Inherited, ServeArgs, SwapTask};
 use super::control;
 use super::say::say;
-use super::size::Size;
+use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
 use rustix::event::{eventfd, EventfdFlags};
