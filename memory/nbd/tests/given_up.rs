@@ -136,7 +136,8 @@ fn what_was_sent_again_waits_for_the_thread_that_still_has_it() {
     // Sent again, and the next by the same connection.
     write(&mut second, 1);
     write(&mut second, 2);
-    eventually("a wait", || server.waiting() == 1);
+    // The third may wait as well, before it has read anything.
+    eventually("a wait", || server.waiting() >= 1);
     // One that is given up while it waits ends, held up or not: the server has two more, and then one.
     write(&mut third, 3);
     eventually("another wait", || server.waiting() == 2);

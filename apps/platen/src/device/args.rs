@@ -20,7 +20,7 @@ pub(crate) struct DeviceArgs {
 #[derive(Subcommand, Debug)]
 pub(crate) enum DeviceCommand {
     /// Serve a block device whose contents are kept compressed in memory, until interrupted
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// What the devices that are served hold, and what they cost
     Stat(StatArgs),
     /// Whether what serves swap cannot end up waiting for swap: each precaution, met or not
