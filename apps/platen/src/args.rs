@@ -23,8 +23,30 @@ pub(crate) enum OnOff {
     Off,
 }
 
-/// Delta cache where nobody says how large, at either end.
-const DELTA_CACHE: u64 = 256 << 20;
+/// Delta cache where nobody says how large, at either end: 256 MiB, and on a host that is short of memory, which may be why
+/// it is emptied, no more than a 16th of what there is.
+fn delta_cache_default() -> u64 {
+    (256 << 20).min(available_memory().unwrap_or(u64::MAX) / 16)
+}
+
+/// What the kernel believes can be had without swapping, bytes (/proc/meminfo).
+fn available_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// A size of a delta cache.
+fn delta_cache_size(text: &str) -> Result<Size, String> {
+    /// Guests of 64 GiB; the table of who is in which slot is a 512th of it.
+    const MOST: u64 = 64 << 30;
+    let size: Size = text.parse()?;
+    if size.0 <= MOST {
+        Ok(size)
+    } else {
+        Err(format!("a delta cache has at most {}, not {size}", Size(MOST)))
+    }
+}
 
 /// How many multifd channels the source QEMU is told to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,10 +193,10 @@ pub(crate) struct SourceOptions {
     pub(crate) links: u16,
     /// Memory for pages as they were sent last, here and at the receiver: one that is sent again goes as its difference.
     /// Taken as it is used, by a single stream alone; with --codec auto only while the link is slower than the CPUs. 0
-    /// for none [default: 256M with --codec auto, else 0]
+    /// for none [default: 256M and a 16th of free memory at most with --codec auto, else 0]
     // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more than that, and a slot
     // serves one page only; with a named codec nothing tells whether the copies cost more than they save.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
     /// Page size of the guest, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
@@ -229,7 +251,7 @@ impl SourceOptions {
     pub(crate) fn delta_cache(&self) -> u64 {
         match self.delta_cache {
             Some(size) => size.0,
-            None if self.codec == CodecChoice::Auto => DELTA_CACHE,
+            None if self.codec == CodecChoice::Auto => delta_cache_default(),
             None => 0,
         }
     }
@@ -420,9 +442,9 @@ pub(crate) struct ReceiveArgs {
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
     /// The most memory that a migration may take here for pages as they were sent last (see migrate --delta-cache); 0
-    /// for none
-    #[arg(long, value_name = "SIZE", default_value_t = Size(DELTA_CACHE))]
-    pub(crate) delta_cache: Size,
+    /// for none [default: 256M, and a 16th of the memory that is free at the start at most]
+    #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
+    pub(crate) delta_cache: Option<Size>,
     /// Page size of the guests, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
@@ -440,6 +462,11 @@ pub(crate) struct ReceiveArgs {
 }
 
 impl ReceiveArgs {
+    /// Bytes of delta cache to grant at most.
+    pub(crate) fn delta_cache(&self) -> u64 {
+        self.delta_cache.map_or_else(delta_cache_default, |size| size.0)
+    }
+
     /// Checks that names fit together.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let targets: Vec<_> = self.targets().collect();

@@ -198,7 +198,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         page_size: args.page_size,
         grants: Grants::default(),
         resume: Duration::from_secs(args.resume_timeout),
-        delta_cache: args.delta_cache.0,
+        delta_cache: args.delta_cache(),
     };
     let server = Server::new(config, receiver.clone())?;
     let _ = receiver.server.set(Arc::downgrade(&server));

@@ -253,14 +253,15 @@ impl Auto {
     fn see(&self, plain: u64, wire: u64, explain: Option<&Sender<Decision>>) {
         let now = Instant::now();
         let decision = self.controller.current();
-        // Begun only where there is clearly more link time than CPU time in a byte, and ended where there is less.
+        // Begun only where there is clearly more link time than CPU time in a byte, and ended where there is clearly less:
+        // the mix tends to where both are the same, and what goes while there are none is not kept.
         let (link, cpu) = (decision.link_ns, decision.cpu_ns);
         match decision.bottleneck {
             Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
                 self.wants_deltas.store(true, Ordering::Relaxed);
             }
             Bottleneck::Workers => self.wants_deltas.store(false, Ordering::Relaxed),
-            _ if cpu > link => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ if cpu > ROOM_FOR_DELTAS * link => self.wants_deltas.store(false, Ordering::Relaxed),
             _ => {}
         }
         let mut seen = lock(&self.seen);

@@ -172,6 +172,15 @@ impl Delivery<'_> {
 
     fn data(&mut self, header: Header, mut chunk: Slot) -> Result<(), Stop> {
         if header.table_len > 0 {
+            if self.kind != Some(Kind::Main) {
+                let detail = "a delta table on a stream that is not the main one".into();
+                return Err(SessionError::Sequence {
+                    stream: header.stream,
+                    seq: header.seq,
+                    detail,
+                }
+                .into());
+            }
             self.undo_deltas(&header, &mut chunk)?;
         }
         let bytes = &chunk[..header.plain_len as usize];

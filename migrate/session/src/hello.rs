@@ -356,6 +356,13 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_knows_of_no_deltas_has_none() {
+        let old = r#"{"session":"","link":0,"links":1,"page-size":4096,"codecs":[]}"#;
+        assert_eq!(serde_json::from_str::<Hello>(old).unwrap().delta_cache, 0);
+        assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().delta_cache, 0);
+    }
+
+    #[test]
     fn cut_anywhere_it_is_refused_in_bounded_time() {
         let bytes = recorded();
         for cut in (0..bytes.len()).step_by(7) {

@@ -200,6 +200,12 @@ impl Liar {
         let _ = self.link.write_all(&header.to_bytes());
     }
 
+    /// The first frame of stream 0; `flags` is the kind of stream.
+    fn open(&mut self, flags: u8) {
+        let header = Header { flags, ..Header::free(FrameType::Open, 0) };
+        let _ = self.link.write_all(&header.to_bytes());
+    }
+
     fn data(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8]) {
         self.data_with_table(stream, seq, offset, plain, &[]);
     }
@@ -309,6 +315,11 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
         // A difference from a page that the peer says nothing of comes to other bytes than it states.
         let error = caught_with(&[&[8, 1, 0, 0], &[8, 1, 0, 1]]);
         assert!(error.contains("running hash"), "{error}");
+        let error = caught(|liar| {
+            liar.open(1);
+            liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
+        });
+        assert!(error.contains("not the main one"), "{error}");
         // One stream has the cache, whatever a peer opens.
         let error = caught(|liar| {
             for stream in 0..2 {
