@@ -31,6 +31,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The most session threads: what loop devices have under way is seldom more.
 pub const THREADS: usize = 8;
@@ -115,7 +116,7 @@ impl Server {
         &self.path
     }
 
-    /// Whether it is served no more: somebody has unmounted it, or a thread could not go on.
+    /// Whether it is served no more: somebody has unmounted it.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
     }
@@ -129,9 +130,13 @@ impl Server {
             return self.session.join().map(|()| false);
         }
         match unmount(&self.path, UnmountFlags::empty()) {
+            Err(rustix::io::Errno::PERM) => {
+                take_away(&self.path)?;
+                self.session.join().map(|()| false)
+            }
             Ok(()) => self.session.join().map(|()| false),
             Err(rustix::io::Errno::BUSY) => {
-                unmount(&self.path, UnmountFlags::DETACH)?;
+                take_away(&self.path)?;
                 // Its threads go on for who has it open.
                 std::mem::forget(self.session);
                 Ok(true)
@@ -141,13 +146,28 @@ impl Server {
     }
 }
 
+/// Unmounts `path` even if somebody has it open; by fusermount3, which mounted it, for those who are not root.
+fn take_away(path: &Path) -> io::Result<()> {
+    match unmount(path, UnmountFlags::DETACH) {
+        Err(rustix::io::Errno::PERM) => {
+            let done = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(path).output()?;
+            if done.status.success() {
+                return Ok(());
+            }
+            let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, said))
+        }
+        done => Ok(done?),
+    }
+}
+
 /// Sees to it that there is an empty regular file.
 fn prepare(path: &Path) -> Result<(), MountError> {
     let failed = |source| MountError::Prepare { path: path.into(), source };
     let found = match fs::metadata(path) {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
             // Of a server that was killed.
-            unmount(path, UnmountFlags::DETACH).map_err(|error| failed(error.into()))?;
+            take_away(path).map_err(failed)?;
             fs::metadata(path)
         }
         found => found,
