@@ -56,7 +56,7 @@ fn migrate_killed(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     migrate.process.wait(NOTICE)?;
     source_goes_on(&mut vm, &["failed", "cancelled"])?;
     let said = receive.platen.fail(NOTICE)?;
-    names_the_cause(&said, &["source", "peer", "link"])?;
+    names_the_cause(&said, &["source", "peer", "link", "network"])?;
     destination_ends(&mut destination)?;
     then_moves(stage, vm)
 }

@@ -233,7 +233,7 @@ fn cancelled_meanwhile(stage: &mut Stage) -> Result<()> {
     names_the_cause(&migrate.complaints(), &["cancel"])?;
     stage.lab.net.set_up(true)?;
     let said = receive.platen.fail(NOTICE)?;
-    names_the_cause(&said, &["link", "source", "peer"])?;
+    names_the_cause(&said, &["link", "source", "peer", "network"])?;
     destination_ends(&mut destination)?;
     then_moves(stage, vm)
 }

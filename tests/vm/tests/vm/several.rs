@@ -137,7 +137,7 @@ fn relay_killed(stage: &mut Stage, channels: u32) -> Result<()> {
     relay.process.wait(NOTICE)?;
     source_goes_on(&mut vm, &["failed"])?;
     let said = receive.platen.fail(NOTICE)?;
-    names_the_cause(&said, &["source", "peer", "link"])?;
+    names_the_cause(&said, &["source", "peer", "link", "network"])?;
     destination_ends(&mut destination)?;
     then_moves(stage, vm)
 }
