@@ -65,6 +65,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     // Slots, pages, the table's length, a table of two runs, and bytes.
     put(&root, "delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3])?;
+    for at in [0_u16, 8, 24, 32, 40, 4096, 4104, 4200, 8192] {
+        let word = 0x0123_4567_89ab_cdef_u64 + u64::from(at);
+        let change = [&at.to_le_bytes()[..], &word.to_le_bytes()].concat();
+        put(&root, "backing_header", &[&[48][..], &change].concat())?;
+    }
     put(&root, "nbd_parse", &nbd_client())?;
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);

@@ -208,6 +208,107 @@ fn a_server_that_is_killed_is_replaced_and_has_lost_nothing() {
     served.end();
 }
 
+/// Kills the server and waits until there are `count` that have begun.
+fn replace(served: &Served, count: usize) {
+    let pid = i32::try_from(served.stat()["pid"].as_u64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    let start = Instant::now();
+    while served.log().matches("platen: device judged").count() < count {
+        assert!(start.elapsed() < Duration::from_secs(60), "no other server: {}", served.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_was_written_back_outlives_its_server() {
+    if !have(&["nbdcopy"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (policy, backing) = (folder.path().join("policy.toml"), folder.path().join("backing"));
+    let section = format!(
+        "[policy]\nbacking_dev = {backing:?}\nbacking_size = 41943040\nbacking_free = 0\nwriteback_limit = 9000\n"
+    );
+    fs::write(&policy, section).unwrap();
+    let options = ["--size", "64M", "--policy", policy.to_str().unwrap()];
+    let served = Served::new(&options);
+    let (image, copy) = (image(48 * MIB), served.path("copy"));
+    fs::write(served.path("image"), &image).unwrap();
+    run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
+    let huge = served.stat()["mm_stat"]["huge_pages"].as_u64().unwrap();
+    assert!(huge > 1000);
+    let write_back = || {
+        let mut command = platen();
+        output(
+            command
+                .args(["device", "writeback", "judged", "huge", "--run-dir"])
+                .arg(served.path("run")),
+        )
+    };
+    let start = Instant::now();
+    let done = loop {
+        let done = write_back();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        if done.status.success() {
+            break done;
+        }
+        assert!(said.contains("not yet there"), "{said}");
+        assert!(start.elapsed() < Duration::from_secs(60), "the policy does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert_eq!(said, format!("{huge} pages written back, {huge} on the backing device\n"));
+    let before = served.stat();
+    assert_eq!(
+        (&before["bd_stat"]["bd_count"], &before["bd_stat"]["bd_writes"]),
+        (&huge.into(), &huge.into())
+    );
+    assert_eq!(before["mm_stat"]["huge_pages"], 0);
+    assert_eq!(before["backing"]["bd_written_today"], huge);
+    let compare = || {
+        run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
+        assert!(
+            fs::read(&copy).unwrap()[..image.len()] == image,
+            "what came back is not what was put in"
+        );
+    };
+    compare();
+    // Nobody else may have it.
+    let mut second = Served::command(served.folder.path(), "other.sock", "other", &options);
+    let refused = output(&mut second);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(said.contains("backing is in use by another server"), "{said}");
+
+    replace(&served, 2);
+    assert_eq!(served.stat()["bd_stat"]["bd_count"], huge);
+    assert_eq!(served.stat()["backing"]["bd_written_today"], huge);
+    compare();
+    assert!(served.stat()["bd_stat"]["bd_reads"].as_u64().unwrap() >= huge);
+    // It gets shorter, and the server is replaced: that is said, and what is in memory is there.
+    fs::File::options().write(true).open(&backing).unwrap().set_len(40960).unwrap();
+    replace(&served, 3);
+    assert!(
+        served.log().contains("backing has 10 blocks of 4096 bytes, its header says 10240"),
+        "{}",
+        served.log()
+    );
+    let refused = served.stat()["backing"]["refused"].clone();
+    assert!(refused.as_str().unwrap().contains("its header says 10240"), "{refused}");
+    assert!(!output(Command::new("nbdcopy").arg(served.uri()).arg(&copy)).status.success());
+    assert!(served.stat()["io_stat"]["failed_reads"].as_u64().unwrap() > 0);
+    run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
+    compare();
+    assert_eq!(served.stat()["bd_stat"]["bd_count"], 0);
+    served.end();
+
+    // Somebody's file system: the image may begin with zeros.
+    fs::write(&backing, [7; MIB]).unwrap();
+    let refused = output(&mut Served::command(folder.path(), "other.sock", "other", &options));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("backing is no backing device and not empty"), "{said}");
+}
+
 #[test]
 fn a_file_by_fuse_is_served_again_when_its_server_was_killed() {
     use std::os::unix::fs::FileExt;

@@ -12,7 +12,7 @@ use codec::{Settings, SettingsError};
 use ring::{EventCount, Ring};
 use store::{Store, MAX_WORKERS};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Fetcher};
 use crate::guard::IoPath;
 use crate::pages::Damage;
 use crate::queue::DeviceQueue;
@@ -28,7 +28,7 @@ pub struct DeviceOptions {
     /// Threads beside the transports' own that large requests are split over, at most 32; 0: each
     /// transport thread does its requests alone.
     pub workers: usize,
-    /// Split requests that a queue may have under way.
+    /// Requests that are split, or wait for the backing device, that a queue may have under way.
     pub depth: u16,
 }
 
@@ -40,6 +40,9 @@ impl Default for DeviceOptions {
         Self { settings: Settings::default(), workers: (cpus - 1).min(32), depth: 256 }
     }
 }
+
+/// Threads that wait for a backing device: so many of its reads are under way, since a disk likes more than one.
+const FETCHERS: usize = 4;
 
 /// Why a device or a queue could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +83,15 @@ pub(crate) struct Invitation {
     pub(crate) flight: u16,
 }
 
+/// Pages of a flight that have to be waited for.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    queue: u16,
+    flight: u16,
+    first: u32,
+    count: u32,
+}
+
 /// What all threads of a device share.
 pub(crate) struct Shared {
     pub(crate) pages: u64,
@@ -90,6 +102,10 @@ pub(crate) struct Shared {
     invitations: Ring<Invitation>,
     /// Invitations wait.
     work: EventCount,
+    /// What waits for the threads that may wait, and that it does; none of them without a backing device.
+    fetches: Ring<Fetch>,
+    fetching: EventCount,
+    pub(crate) fetchers: usize,
     stop: AtomicBool,
     /// A queue's place is made when first needed and stays, since an invitation may outlive the queue.
     stations: Box<[OnceLock<Station>]>,
@@ -122,6 +138,17 @@ impl Shared {
         u32::try_from(sent).expect("no more than asked for")
     }
 
+    /// Has `count` pages of a flight, from its page `first` on, read by a thread that may wait; `false` if there is
+    /// none, or no room to say so. Whoever asks has invited it.
+    pub(crate) fn fetch(&self, queue: u16, flight: u16, first: u32, count: u32) -> bool {
+        let sent =
+            self.fetchers > 0 && self.fetches.push(Fetch { queue, flight, first, count }).is_ok();
+        if sent {
+            self.fetching.notify_one();
+        }
+        sent
+    }
+
     pub(crate) fn close(&self, queue: u16) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << queue);
     }
@@ -139,6 +166,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.work.notify_all();
+        self.shared.fetching.notify_all();
         for thread in self.threads.drain(..) {
             // One that panicked has shown its panic.
             let _ = thread.join();
@@ -161,24 +189,31 @@ impl Device {
         if options.workers > 32 {
             return Err(OpenError::Workers(options.workers));
         }
+        let fetchers = if store.has_backing() { FETCHERS } else { 0 };
         let shared = Arc::new(Shared {
             pages: store.pages(),
             settings: options.settings,
             workers: options.workers,
-            counters: (0..options.workers + MAX_WORKERS).map(|_| Counters::default()).collect(),
+            counters: (0..options.workers + MAX_WORKERS + fetchers)
+                .map(|_| Counters::default())
+                .collect(),
             damage: OnceLock::new(),
             invitations: Ring::new(1024),
             work: EventCount::new(),
+            fetches: Ring::new(4096),
+            fetching: EventCount::new(),
+            fetchers,
             stop: AtomicBool::new(false),
             stations: (0..MAX_WORKERS).map(|_| OnceLock::new()).collect(),
             open: Mutex::new(0),
         });
         // The first wait of a process asks for the number of its CPUs, which allocates.
         let _ = shared.work.wait_until(Some(Instant::now()), || None::<()>);
+        let _ = shared.fetching.wait_until(Some(Instant::now()), || None::<()>);
         let mut inner = Inner {
             shared: Arc::clone(&shared),
             store: Arc::clone(store),
-            threads: Vec::with_capacity(options.workers),
+            threads: Vec::with_capacity(options.workers + fetchers),
             depth: options.depth.max(1),
         };
         for number in 0..options.workers {
@@ -187,6 +222,16 @@ impl Device {
             let thread = thread::Builder::new().name(format!("device-{number}"));
             let shared = Arc::clone(&shared);
             let thread = thread.spawn(move || follow(&shared, &mut engine));
+            inner
+                .threads
+                .push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
+        }
+        for number in 0..fetchers {
+            let worker = store.worker().ok_or(OpenError::Full)?;
+            let mut fetcher = Fetcher::new(&shared, worker, options.workers + MAX_WORKERS + number);
+            let thread = thread::Builder::new().name(format!("fetch-{number}"));
+            let shared = Arc::clone(&shared);
+            let thread = thread.spawn(move || fetch(&shared, &mut fetcher));
             inner
                 .threads
                 .push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
@@ -277,7 +322,30 @@ fn follow(shared: &Shared, engine: &mut Engine) {
         let station = shared.station(queue);
         let flight = &station.flights[usize::from(number)];
         // SAFETY: we were invited, and leave below.
-        let last = unsafe { flight.work(engine) };
+        let last = unsafe {
+            flight.work(engine, |first, count| shared.fetch(queue, number, first, count))
+        };
+        flight.leave();
+        if last {
+            station.finish(number);
+        }
+    }
+}
+
+/// One that may wait: reads what others have met on the backing device until it is told to stop.
+fn fetch(shared: &Shared, fetcher: &mut Fetcher) {
+    let _path = IoPath::enter();
+    loop {
+        let fetch = shared.fetching.wait_until(None, || {
+            let fetch = shared.fetches.pop();
+            let stopped = fetch.is_none() && shared.stop.load(Ordering::Acquire);
+            (fetch.is_some() || stopped).then_some(fetch)
+        });
+        let Some(Fetch { queue, flight: number, first, count }) = fetch.flatten() else { return };
+        let station = shared.station(queue);
+        let flight = &station.flights[usize::from(number)];
+        // SAFETY: we were invited for these pages, and leave below.
+        let last = unsafe { flight.fetch(fetcher, first, count) };
         flight.leave();
         if last {
             station.finish(number);

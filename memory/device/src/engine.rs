@@ -66,10 +66,53 @@ impl Engine {
         &self.shared.counters[self.number]
     }
 
-    /// Does `count` pages of a request from its page `first` on, and gives its first failure.
+    /// Does `count` pages of a request from its page `first` on, and gives its first failure; `None` if one of them
+    /// is on the backing device, and all have to be read by a thread that may wait. Nothing but a read gives `None`.
     ///
     /// For a read the caller has these pages of the buffer to itself.
     pub(crate) fn run(
+        &mut self,
+        op: Op,
+        page: u64,
+        buffer: &Buffer,
+        first: u32,
+        count: u32,
+    ) -> Option<Result<(), Errno>> {
+        if op != Op::Read {
+            return Some(self.change(op, page, buffer, first, count));
+        }
+        let mut result = Ok(());
+        for number in first..first + count {
+            #[expect(unsafe_code, reason = "the page of the buffer is ours")]
+            // SAFETY: the caller has this page of the buffer to itself.
+            let out = unsafe { buffer.read(number as usize) };
+            let read = match self.reader.read(&self.worker, page + u64::from(number), true, out) {
+                Ok(Page::Backed) => {
+                    // The pages before it are counted by who reads them again.
+                    return None;
+                }
+                Ok(_) => Ok(()),
+                Err(damage) => Err(self.damaged(damage)),
+            };
+            result = result.and(read);
+        }
+        add(&self.counters().pages_read, u64::from(count));
+        Some(result)
+    }
+
+    /// As [`run`](Self::run) for a read, on a thread that may wait for the backing device.
+    pub(crate) fn wait(
+        &mut self,
+        page: u64,
+        buffer: &Buffer,
+        first: u32,
+        count: u32,
+    ) -> Result<(), Errno> {
+        let Self { reader, worker, shared, number: at, .. } = self;
+        fetch(reader, worker, (&shared.counters[*at], shared), (page, buffer), first, count)
+    }
+
+    fn change(
         &mut self,
         op: Op,
         page: u64,
@@ -80,7 +123,6 @@ impl Engine {
         let mut result = Ok(());
         let pages = page + u64::from(first)..page + u64::from(first) + u64::from(count);
         match op {
-            Op::Flush => {}
             Op::Discard | Op::WriteZeroes { keep: false } => {
                 add(&self.counters().notify_free, u64::from(count));
                 self.worker.discard(pages);
@@ -103,15 +145,7 @@ impl Engine {
                     }
                 }
             }
-            Op::Read => {
-                for number in first..first + count {
-                    #[expect(unsafe_code, reason = "the page of the buffer is ours")]
-                    // SAFETY: the caller has this page of the buffer to itself.
-                    let out = unsafe { buffer.read(number as usize) };
-                    let read = self.read(page + u64::from(number), out);
-                    result = result.and(read);
-                }
-            }
+            Op::Flush | Op::Read => {}
         }
         result
     }
@@ -134,16 +168,6 @@ impl Engine {
         stored.map_err(|error| self.refused(&error))
     }
 
-    /// Reads a page.
-    #[inline]
-    pub(crate) fn read(&mut self, index: u64, out: &mut [u8; PAGE]) -> Result<(), Errno> {
-        add(&self.counters().pages_read, 1);
-        match self.reader.read(&self.worker, index, true, out) {
-            Ok(_) => Ok(()),
-            Err(damage) => Err(self.damaged(damage)),
-        }
-    }
-
     /// Changes a part of a page.
     pub(crate) fn patch(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
         let range = at.checked_add(bytes.len()).filter(|&end| end <= PAGE).map(|end| at..end);
@@ -154,7 +178,9 @@ impl Engine {
         add(&self.counters().pages_written, 1);
         loop {
             match self.edit(index, range.start, bytes) {
-                Err(ModifyError::Grouped { .. }) => self.take_out(index)?,
+                Err(ModifyError::Grouped { .. } | ModifyError::Backed { .. }) => {
+                    self.take_out(index)?;
+                }
                 Ok(()) => return Ok(()),
                 Err(ModifyError::Put(error)) => return Err(self.refused(&error)),
                 Err(_) => return Err(Errno::Io),
@@ -195,13 +221,14 @@ impl Engine {
         modified
     }
 
-    /// Makes a page that is in a group one of its own.
+    /// Makes a page that is in a group one of its own, and brings one back that is on the backing device, which is
+    /// waited for.
     fn take_out(&mut self, index: u64) -> Result<(), Errno> {
-        match self.reader.read(&self.worker, index, true, &mut self.plain) {
-            Ok(Page::Grouped) => {}
+        let page = match self.reader.fetch(&self.worker, index, true, &mut self.plain) {
+            Ok(page @ (Page::Grouped | Page::Backed)) => page,
             Ok(_) => return Ok(()),
             Err(damage) => return Err(self.damaged(damage)),
-        }
+        };
         let encoded = self.encoder.encode(&self.plain[..], &mut self.coded);
         let form = match encoded.codec {
             codec if codec != Codec::SameFilled && encoded.len <= LONGEST => {
@@ -209,7 +236,10 @@ impl Engine {
             }
             _ => (Codec::Raw.to_wire(), &self.plain[..]),
         };
-        let left = self.worker.leave_group(index, self.reader.group(), form, false);
+        let left = match page {
+            Page::Backed => self.reader.bring_back(&mut self.worker, index, form),
+            _ => self.worker.leave_group(index, self.reader.group(), form, false),
+        };
         // If it was written meanwhile, that is as good.
         left.map(drop).map_err(|error| self.refused(&error))
     }
@@ -243,9 +273,62 @@ impl Engine {
 
     #[cold]
     fn damaged(&self, damage: Damage) -> Errno {
-        add(&self.counters().failed_reads, 1);
-        // The first one is for a person to read; the others are counted.
-        let _ = self.shared.damage.set(damage);
-        Errno::Io
+        damaged(self.counters(), &self.shared, damage)
+    }
+}
+
+#[cold]
+fn damaged(counters: &Counters, shared: &Shared, damage: Damage) -> Errno {
+    add(&counters.failed_reads, 1);
+    // The first one is for a person to read; the others are counted.
+    let _ = shared.damage.set(damage);
+    Errno::Io
+}
+
+/// Reads `count` pages of a request from its page `first` on, wherever they are.
+fn fetch(
+    reader: &mut PageReader,
+    worker: &Worker,
+    (counters, shared): (&Counters, &Shared),
+    (page, buffer): (u64, &Buffer),
+    first: u32,
+    count: u32,
+) -> Result<(), Errno> {
+    let mut result = Ok(());
+    for number in first..first + count {
+        #[expect(unsafe_code, reason = "the page of the buffer is ours")]
+        // SAFETY: the caller has this page of the buffer to itself.
+        let out = unsafe { buffer.read(number as usize) };
+        let read = reader.fetch(worker, page + u64::from(number), true, out);
+        result = result.and(read.map(drop).map_err(|damage| damaged(counters, shared, damage)));
+    }
+    add(&counters.pages_read, u64::from(count));
+    result
+}
+
+/// What a thread has that only reads, and may wait for the backing device.
+pub(crate) struct Fetcher {
+    shared: Arc<Shared>,
+    worker: Worker,
+    reader: PageReader,
+    number: usize,
+}
+
+impl Fetcher {
+    /// One for the counters `number`, with all its memory.
+    pub(crate) fn new(shared: &Arc<Shared>, worker: Worker, number: usize) -> Self {
+        Self { shared: Arc::clone(shared), worker, reader: PageReader::new(), number }
+    }
+
+    /// As [`Engine::wait`].
+    pub(crate) fn wait(
+        &mut self,
+        page: u64,
+        buffer: &Buffer,
+        first: u32,
+        count: u32,
+    ) -> Result<(), Errno> {
+        let Self { shared, worker, reader, number } = self;
+        fetch(reader, worker, (&shared.counters[*number], shared), (page, buffer), first, count)
     }
 }

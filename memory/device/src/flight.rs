@@ -4,7 +4,7 @@
     reason = "a flight's request is written by its queue and read by those invited"
 )]
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Fetcher};
 use crate::request::{Buffer, Errno, Op, Request};
 use crate::sync::{both, strong, AtomicU32, Ordering, Site, UnsafeCell};
 
@@ -75,12 +75,18 @@ impl Flight {
         self.invited.fetch_sub(1, strong(Site::LeaveRelease, Ordering::Release));
     }
 
-    /// Does pages until there are none to take; whether the last of all was among them.
+    /// Does pages until there are none to take; whether the last of all was among them. Those that have to be waited
+    /// for are given to `elsewhere`, the first one and how many, which says whether somebody else does them; if so,
+    /// that one has been invited.
     ///
     /// # Safety
     ///
     /// The caller is the queue, with the flight under way, or was invited and has not left.
-    pub(crate) unsafe fn work(&self, engine: &mut Engine) -> bool {
+    pub(crate) unsafe fn work(
+        &self,
+        engine: &mut Engine,
+        mut elsewhere: impl FnMut(u32, u32) -> bool,
+    ) -> bool {
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
         let (_, ref request) = self.what.with(|what| unsafe { *what });
         let step = step(request.op);
@@ -96,19 +102,83 @@ impl Flight {
             let hopeless = request.op == Op::Write
                 && self.error.load(Ordering::Relaxed) == Errno::NoSpace.raw().unsigned_abs();
             let done = match hopeless {
-                true => Ok(()),
+                true => Some(Ok(())),
                 false => engine.run(request.op, request.page, &request.buffer, first, count),
             };
-            if let Err(errno) = done {
-                let raw = errno.raw().unsigned_abs();
-                let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
-            }
-            // AcqRel: the last one has seen all that the others did, and tells the queue.
-            let order = both(Site::LeftAcquire, Site::LeftRelease);
-            if self.left.fetch_sub(count, order) == count {
+            let done = match done {
+                Some(done) => done,
+                None if self.hand_over(first, count, &mut elsewhere) => continue,
+                None => engine.wait(request.page, &request.buffer, first, count),
+            };
+            if self.did(count, done) {
                 return true;
             }
         }
+    }
+
+    /// One more is invited, for these pages; whether somebody has taken them.
+    fn hand_over(
+        &self,
+        first: u32,
+        count: u32,
+        elsewhere: &mut impl FnMut(u32, u32) -> bool,
+    ) -> bool {
+        // Before the ring says so. The caller is the queue or invited itself, so that the flight is not free.
+        self.invited.fetch_add(1, Ordering::Relaxed);
+        let taken = elsewhere(first, count);
+        if !taken {
+            self.uninvite(1);
+        }
+        taken
+    }
+
+    /// Takes all pages, for others to be invited to.
+    pub(crate) fn take_all(&self, pages: u32) {
+        self.next.store(pages, Ordering::Relaxed);
+    }
+
+    /// Has pages that were taken done elsewhere, or does them; whether the last of all was among them.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the queue, with the flight under way, and nobody else does these pages.
+    pub(crate) unsafe fn give(
+        &self,
+        engine: &mut Engine,
+        first: u32,
+        count: u32,
+        mut elsewhere: impl FnMut(u32, u32) -> bool,
+    ) -> bool {
+        if self.hand_over(first, count, &mut elsewhere) {
+            return false;
+        }
+        // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
+        let (_, ref request) = self.what.with(|what| unsafe { *what });
+        let done = engine.wait(request.page, &request.buffer, first, count);
+        self.did(count, done)
+    }
+
+    /// Pages are done; whether they were the last.
+    fn did(&self, count: u32, done: Result<(), Errno>) -> bool {
+        if let Err(errno) = done {
+            let raw = errno.raw().unsigned_abs();
+            let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        // AcqRel: the last one has seen all that the others did, and tells the queue.
+        let order = both(Site::LeftAcquire, Site::LeftRelease);
+        self.left.fetch_sub(count, order) == count
+    }
+
+    /// Reads pages that were handed over; whether they were the last.
+    ///
+    /// # Safety
+    ///
+    /// The caller was invited for these pages, and has not left.
+    pub(crate) unsafe fn fetch(&self, fetcher: &mut Fetcher, first: u32, count: u32) -> bool {
+        // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
+        let (_, ref request) = self.what.with(|what| unsafe { *what });
+        let done = fetcher.wait(request.page, &request.buffer, first, count);
+        self.did(count, done)
     }
 
     /// Tag and result of a flight that is finished. Only for its queue.

@@ -95,7 +95,11 @@ pub use {
 mod engine {
     use crate::request::{Buffer, Errno, Op};
 
-    pub(crate) struct Engine<'a>(pub(crate) &'a mut dyn FnMut(u64, u32) -> Result<(), Errno>);
+    pub(crate) struct Engine<'a> {
+        pub(crate) done: &'a mut dyn FnMut(u64, u32) -> Result<(), Errno>,
+        /// The page that has to be waited for.
+        pub(crate) slow: Option<u32>,
+    }
 
     impl Engine<'_> {
         pub(crate) fn run(
@@ -105,8 +109,21 @@ mod engine {
             _: &Buffer,
             first: u32,
             _: u32,
+        ) -> Option<Result<(), Errno>> {
+            (self.slow != Some(first)).then(|| (self.done)(page, first))
+        }
+
+        pub(crate) fn wait(
+            &mut self,
+            page: u64,
+            _: &Buffer,
+            first: u32,
+            _: u32,
         ) -> Result<(), Errno> {
-            (self.0)(page, first)
+            (self.done)(page, first)
         }
     }
+
+    /// Who waits instead.
+    pub(crate) type Fetcher<'a> = Engine<'a>;
 }

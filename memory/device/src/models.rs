@@ -44,20 +44,40 @@ impl Model {
     /// Writes the request's number into pages, as long as there are any; whether the last was among them. A page that
     /// had it before is an error.
     fn work(&self) -> bool {
-        let mut engine = Engine(&mut |tag, first| {
-            self.pages[first as usize].with_mut(|page| {
-                // SAFETY: the page is ours, as it was taken off the flight; loom checks just that.
-                let page = unsafe { &mut *page };
-                let before = std::mem::replace(page, tag);
-                if before < tag {
-                    Ok(())
-                } else {
-                    Err(Errno::Io)
-                }
-            })
-        });
+        self.work_but(None, |_, _| false)
+    }
+
+    /// The same but for a page that has to be waited for, which `elsewhere` gets.
+    fn work_but(&self, slow: Option<u32>, elsewhere: impl FnMut(u32, u32) -> bool) -> bool {
+        let mut done = |tag, first| self.write(tag, first);
+        let mut engine = Engine { done: &mut done, slow };
         // SAFETY: the queue, with the flight under way, or its guest.
-        unsafe { self.station.flights[0].work(&mut engine) }
+        unsafe { self.station.flights[0].work(&mut engine, elsewhere) }
+    }
+
+    fn write(&self, tag: u64, first: u32) -> Result<(), Errno> {
+        self.pages[first as usize].with_mut(|page| {
+            // SAFETY: the page is ours, as it was taken off the flight; loom checks just that.
+            let page = unsafe { &mut *page };
+            let before = std::mem::replace(page, tag);
+            if before < tag {
+                Ok(())
+            } else {
+                Err(Errno::Io)
+            }
+        })
+    }
+
+    /// What a thread does that pages were handed over to.
+    fn fetch(&self, first: u32, count: u32) {
+        let mut done = |tag, first| self.write(tag, first);
+        let mut engine = Engine { done: &mut done, slow: None };
+        // SAFETY: these pages are ours, with an invitation.
+        let last = unsafe { self.station.flights[0].fetch(&mut engine, first, count) };
+        self.station.flights[0].leave();
+        if last {
+            self.station.finish(0);
+        }
     }
 
     /// What a worker does with an invitation.
@@ -144,5 +164,31 @@ fn two_guests_finish_a_request_that_its_queue_sleeps_for() {
         model.wait();
         model.check(1);
         guests.into_iter().for_each(|guest| guest.join().unwrap());
+    });
+}
+
+#[test]
+fn a_page_that_is_handed_over_is_waited_for_like_any_other() {
+    explore(3, || {
+        let model = Model::new();
+        model.begin(1);
+        let guest = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.follow())
+        };
+        let mut fetcher = None;
+        let last = model.work_but(Some(1), |first, count| {
+            let model = Arc::clone(&model);
+            fetcher = Some(thread::spawn(move || model.fetch(first, count)));
+            true
+        });
+        if !last {
+            model.wait();
+        }
+        model.check(1);
+        guest.join().unwrap();
+        if let Some(fetcher) = fetcher {
+            fetcher.join().unwrap();
+        }
     });
 }

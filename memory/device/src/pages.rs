@@ -1,7 +1,7 @@
 //! One thread's way from what the store has to plain pages.
 
 use codec::{Codec, DecodeError, Decoder};
-use store::{GetError, GroupBuffer, Page, Worker, MAX_MEMBERS, MAX_OBJECT};
+use store::{BackBuffer, GetError, GroupBuffer, Page, PutError, Worker, MAX_MEMBERS, MAX_OBJECT};
 
 use crate::request::PAGE;
 
@@ -50,6 +50,8 @@ pub struct PageReader {
     /// The pages of `group`, so many.
     plain: Box<[u8]>,
     decoded: usize,
+    /// What the backing device gave last.
+    block: BackBuffer,
 }
 
 impl PageReader {
@@ -61,12 +63,14 @@ impl PageReader {
             group: GroupBuffer::new(),
             plain: vec![0; MAX_MEMBERS * PAGE].into_boxed_slice(),
             decoded: 0,
+            block: BackBuffer::new(),
         }
     }
 
     /// Reads page `index` into `out`, and says what it was: for an object, its bytes are in
     /// [`object`](Self::object) then, for a page of a group that is in [`group`](Self::group). With `touch`
-    /// the page is young again.
+    /// the page is young again. For [`Page::Backed`] nothing is read: [`fetch`](Self::fetch) is for threads
+    /// that may wait.
     ///
     /// # Errors
     ///
@@ -85,6 +89,9 @@ impl PageReader {
             } else {
                 worker.look(index, &mut self.object)?
             };
+            if page == Page::Backed {
+                return Ok(page);
+            }
             if page != Page::Grouped {
                 unpack(&mut self.decoder, index, page, &self.object, out)?;
                 return Ok(page);
@@ -94,6 +101,47 @@ impl PageReader {
                 return Ok(page);
             }
         }
+    }
+
+    /// As [`read`](Self::read), wherever the page is: waits for the backing device if need be. For a page that came
+    /// from there, [`bring_back`](Self::bring_back) stores it in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage`].
+    pub fn fetch(
+        &mut self,
+        worker: &Worker,
+        index: u64,
+        touch: bool,
+        out: &mut [u8; PAGE],
+    ) -> Result<Page, Damage> {
+        loop {
+            match self.read(worker, index, touch, out)? {
+                Page::Backed => {}
+                page => return Ok(page),
+            }
+            // If it is something else by now, that is to be read.
+            if let Some(page) = worker.read_back(index, &mut self.block, &mut self.object)? {
+                unpack(&mut self.decoder, index, page, &self.object, out)?;
+                return Ok(Page::Backed);
+            }
+        }
+    }
+
+    /// Stores the page that [`fetch`](Self::fetch) read last from the backing device in memory, as these bytes, if it
+    /// is there still.
+    ///
+    /// # Errors
+    ///
+    /// No memory.
+    pub(crate) fn bring_back(
+        &self,
+        worker: &mut Worker,
+        index: u64,
+        (tag, bytes): (u8, &[u8]),
+    ) -> Result<bool, PutError> {
+        worker.bring_back(index, &self.block, tag, bytes)
     }
 
     /// The plain page of what the store gave elsewhere, which is no part of a group.
@@ -189,7 +237,7 @@ fn unpack(
             let codec = codec_of(tag).ok_or(Damage::Tag { index, tag })?;
             (codec, &object[..len])
         }
-        Page::Grouped => return Err(GetError::Lost { index }.into()),
+        Page::Grouped | Page::Backed => return Err(GetError::Lost { index }.into()),
     };
     let decoded = decoder.decode_payload(codec, payload, out);
     decoded.map_err(|error| Damage::Decode { index, error })

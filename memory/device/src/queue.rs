@@ -67,7 +67,9 @@ impl DeviceQueue {
         let pages = u32::try_from(buffer.len() / PAGE).unwrap_or(u32::MAX);
         let request = Request { op, page, pages, buffer };
         self.check(&request)?;
-        self.engine.run(op, page, &buffer, 0, pages)
+        // Whoever calls this waits.
+        let done = self.engine.run(op, page, &buffer, 0, pages);
+        done.unwrap_or_else(|| self.engine.wait(page, &buffer, 0, pages))
     }
 
     fn check(&self, request: &Request) -> Result<(), Errno> {
@@ -114,8 +116,9 @@ impl DeviceQueue {
         unsafe { flight.begin(tag, request, guests) };
         let sent = shared.invite(Invitation { queue: self.number, flight: number }, guests);
         flight.uninvite(guests - sent);
+        let elsewhere = |first, count| shared.fetch(self.number, number, first, count);
         // SAFETY: it is ours and under way.
-        if unsafe { flight.work(&mut self.engine) } {
+        if unsafe { flight.work(&mut self.engine, elsewhere) } {
             self.idle.push_back(number);
             // SAFETY: it is ours, and nothing else was begun in it.
             return Some(unsafe { flight.result() }.1);
@@ -132,6 +135,37 @@ impl DeviceQueue {
             unsafe { self.inner.shared.station(self.number).flights[usize::from(number)].result() }
                 .1,
         )
+    }
+
+    /// Has a small read done by threads that may wait for the backing device; `None` if it is under way.
+    fn hand_over(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        let Request { page, pages, ref buffer, .. } = request;
+        let Some(number) = self.flight().filter(|_| self.inner.shared.fetchers > 0) else {
+            // So many that there is no place to note one more: the others are waited for anyway.
+            return Some(self.engine.wait(page, buffer, 0, pages));
+        };
+        let shared = &self.inner.shared;
+        let flight = &shared.station(self.number).flights[usize::from(number)];
+        let fetchers = u32::try_from(shared.fetchers).unwrap_or(u32::MAX);
+        let part = pages.div_ceil(fetchers).max(1);
+        // SAFETY: it was free and idle, and is ours.
+        unsafe { flight.begin(tag, request, 1) };
+        flight.take_all(pages);
+        let mut last = false;
+        for first in (0..pages).step_by(part as usize) {
+            let count = part.min(pages - first);
+            let elsewhere = |first, count| shared.fetch(self.number, number, first, count);
+            // SAFETY: it is ours and under way, and these pages are done by nobody else.
+            last |= unsafe { flight.give(&mut self.engine, first, count, elsewhere) };
+        }
+        flight.leave();
+        if last {
+            self.idle.push_back(number);
+            // SAFETY: it is ours, and nothing else was begun in it.
+            return Some(unsafe { flight.result() }.1);
+        }
+        self.under_way += 1;
+        None
     }
 
     /// Waits a little for a flight to be finished; whether it is.
@@ -169,7 +203,11 @@ impl Queue for DeviceQueue {
             }
         }
         let Request { op, page, pages, ref buffer } = request;
-        Some(self.engine.run(op, page, buffer, 0, if op == Op::Flush { 0 } else { pages }))
+        let pages = if op == Op::Flush { 0 } else { pages };
+        match self.engine.run(op, page, buffer, 0, pages) {
+            Some(done) => Some(done),
+            None => self.hand_over(tag, request),
+        }
     }
 
     fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {

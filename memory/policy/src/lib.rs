@@ -1,4 +1,5 @@
-//! What becomes of pages that nobody touches: recompressed by a stronger codec, in groups of neighbours.
+//! What becomes of pages that nobody touches: recompressed by a stronger codec, in groups of neighbours, or written
+//! back to a disk.
 //!
 //! ```text
 //!  entries of the table: age, codec               the store, beside clients that read and write
@@ -16,6 +17,10 @@
 //! again by itself. A page that is read in its group leaves it at the next pass, and so do all when most have left.
 //! What did not get smaller is marked, and not tried again until it is written.
 //!
+//! What did not get smaller, and what is idle for long, is written back, if there is a backing device: in batches, by
+//! this same thread, while memory is short, within the day's budget and as long as its file system has room. Pages
+//! that are read there stay there, as zram's do.
+//!
 //! # What it may not do
 //!
 //! It never makes a client's thread wait for more than the comparison of one page with what was read of it
@@ -27,18 +32,20 @@
 //!
 //! [`SettingsError`] and [`StartError`] at the start, and nothing later: without memory to spare a group is put
 //! off ([`PolicyStats::no_room`]); a page that cannot be read is left ([`PolicyStats::damaged`]) for the client that
-//! reads it; without pressure stall information memory is never short.
+//! reads it; without pressure stall information memory is never short. A write that fails ends writing back until
+//! somebody asks for it ([`Policy::write_back`]); what is not on the device is in memory.
 //!
 //! # Limits
 //!
 //! Groups have up to 32 pages and 28 KiB. A group keeps its memory until half of its pages have left and a pass
-//! has come by. Ages are three bits: a page is at most 7 periods old. Nothing is written back to a disk yet.
+//! has come by. Ages are three bits: a page is at most 7 periods old.
 
 mod pressure;
 mod settings;
 mod stats;
 mod sweep;
 mod thread;
+mod writeback;
 
 use std::sync::Arc;
 
@@ -48,11 +55,13 @@ pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};
 pub use sweep::Step;
 pub use thread::{Policy, StartError};
+pub use writeback::What;
 
 /// The policy without its thread: for who decides himself when and how fast, as benchmarks do.
 #[derive(Debug)]
 pub struct Passes {
     sweep: sweep::Sweep,
+    back: Option<writeback::WriteBack>,
     counters: Arc<stats::Counters>,
 }
 
@@ -65,7 +74,14 @@ impl Passes {
     pub fn new(store: &Arc<Store>, settings: &Settings) -> Result<Self, StartError> {
         let counters = Arc::new(stats::Counters::default());
         let worker = store.worker().ok_or(StartError::Full)?;
-        Ok(Self { sweep: sweep::Sweep::new(worker, settings, &counters)?, counters })
+        let sweep = sweep::Sweep::new(worker, settings, &counters)?;
+        let back = writeback::WriteBack::new(store, settings, &counters)?;
+        Ok(Self { sweep, back, counters })
+    }
+
+    /// One step of writing such pages back; whether the pass goes on. Nothing without a backing device.
+    pub fn write_back(&mut self, what: What) -> bool {
+        self.back.as_mut().is_some_and(|back| back.step(writeback::Wanted::Asked(what)))
     }
 
     /// Makes all pages one period older.

@@ -9,7 +9,11 @@ use store::{MAX_AGE, MAX_MEMBERS};
 /// The section. What is left out has its default; a key that is not known is refused.
 ///
 /// The defaults are for a machine that has other work: a page is left alone for ten minutes at least, a
-/// twentieth of one CPU is used, and a quarter while there is memory pressure.
+/// twentieth of one CPU is used, and a quarter while there is memory pressure. Nothing is written to a disk unless one
+/// is named; then only while memory is short (a read from it costs a hundred times one from memory, and flash wears),
+/// pages that memory is worst spent on first: those that do not compress, soon; others after half an hour (a quarter
+/// under pressure, when waiting costs more); half a GiB a day (180 GiB a year, where
+/// disks are made for a hundred TB); in writes of 256 KiB, which disks take at their full speed.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -36,6 +40,29 @@ pub struct Settings {
     pub cpu: u32,
     /// The same while memory is short.
     pub cpu_pressed: u32,
+    /// The file or block device that pages are written back to; none if it is not named. zram's name.
+    pub backing_dev: Option<PathBuf>,
+    /// Bytes that the file is to have; it grows to them as it is used. Not for a block device.
+    pub backing_size: u64,
+    /// Bytes that are to stay free on its file system.
+    pub backing_free: u64,
+    /// Whether `writeback_limit` holds. zram's name.
+    pub writeback_limit_enable: bool,
+    /// Blocks of 4 KiB that may be written a day, midnight to midnight UTC, whichever server of the store does. zram's
+    /// name; there it is counted down.
+    pub writeback_limit: u64,
+    /// Blocks of 4 KiB that are written at a time. zram's name.
+    pub writeback_batch_size: u32,
+    /// Whether pages are written back only while memory is short. By hand they are at any time.
+    pub writeback_pressed_only: bool,
+    /// Periods after which a page is idle for so long that it is written back, up to 7.
+    pub writeback_idle: u8,
+    /// The same while memory is short.
+    pub writeback_idle_pressed: u8,
+    /// Periods after which a page is that recompression got no smaller than it is.
+    pub writeback_huge_idle: u8,
+    /// The same while memory is short.
+    pub writeback_huge_idle_pressed: u8,
     /// When memory is short.
     pub pressure: Pressure,
 }
@@ -65,6 +92,17 @@ impl Default for Settings {
             gain: 2,
             cpu: 5,
             cpu_pressed: 25,
+            backing_dev: None,
+            backing_size: 0,
+            backing_free: 1 << 30,
+            writeback_limit_enable: true,
+            writeback_limit: 131_072,
+            writeback_batch_size: 64,
+            writeback_pressed_only: true,
+            writeback_idle: 6,
+            writeback_idle_pressed: 3,
+            writeback_huge_idle: 2,
+            writeback_huge_idle_pressed: 1,
             pressure: Pressure::default(),
         }
     }
@@ -94,6 +132,9 @@ pub enum SettingsError {
         /// What it may be.
         expected: &'static str,
     },
+    /// There is a device, and nobody to write to it.
+    #[error("policy: backing_dev needs enabled = true")]
+    Disabled,
     /// No such codec, or level of it, or one that makes nothing smaller.
     #[error("policy: codec {codec} at level {level} is none of zstd -5 to 19, zlib 1 to 9, lz4 1")]
     Codec {
@@ -133,7 +174,11 @@ impl Settings {
         let Self { period, idle, idle_pressed, group, gain, cpu, cpu_pressed, .. } = *self;
         let Pressure { stall, window, .. } = self.pressure;
         let ages = 1..=u64::from(MAX_AGE);
+        if self.backing_dev.is_some() && !self.enabled {
+            return Err(SettingsError::Disabled);
+        }
         let group = group as u64;
+        let age = |name, value: u8| (name, value.into(), 1..=u64::from(MAX_AGE), "1 to 7 periods");
         for (name, value, range, expected) in [
             ("period", period, 1..=86_400, "1 to 86400 seconds"),
             ("idle", idle.into(), ages.clone(), "1 to 7 periods"),
@@ -144,6 +189,16 @@ impl Settings {
                 group,
                 if group == 1 { 1..=1 } else { 8..=MAX_MEMBERS as u64 },
                 "1, or 8 to 32 pages",
+            ),
+            age("writeback_idle", self.writeback_idle),
+            age("writeback_idle_pressed", self.writeback_idle_pressed),
+            age("writeback_huge_idle", self.writeback_huge_idle),
+            age("writeback_huge_idle_pressed", self.writeback_huge_idle_pressed),
+            (
+                "writeback_batch_size",
+                self.writeback_batch_size.into(),
+                1..=1024,
+                "1 to 1024 blocks of 4 KiB",
             ),
             ("gain", gain.into(), 1..=90, "1 to 90 per cent"),
             ("cpu", cpu.into(), 1..=100, "1 to 100 per cent"),

@@ -50,6 +50,14 @@ counters! {
     bytes_saved "Bytes by which compressed forms got smaller",
     no_room "Times that there was no memory to spare for a new form, so that it was put off",
     damaged "Pages that could not be read, and were left",
+    writeback_passes "Passes that looked for pages to write back",
+    writeback_asked "Of these, those that somebody asked for",
+    pages_written_back "Pages that went to the backing device",
+    writeback_changed "Pages written or read while they were written back, and kept in memory",
+    writeback_limited "Passes that ended because today's writeback_limit is spent",
+    writeback_no_space "Passes that ended because the file system has no more than backing_free bytes left",
+    writeback_full "Passes that ended because no block of the backing device is free",
+    writeback_failed "Passes that ended because a write to the backing device failed, now or before",
     cpu_us "Microseconds of CPU used",
 }
 

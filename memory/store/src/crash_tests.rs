@@ -14,11 +14,14 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
+use crate::backing::format_backing;
+use crate::disk::FileDisk;
 use crate::group::{GroupBuffer, Seen};
 use crate::inject;
 use crate::slot::{State, MAX_OBJECT};
 use crate::store::{Options, Store};
 use crate::worker::{Page, Worker};
+use crate::writeback::{Added, BackBuffer, Batch};
 
 const PAGES: u64 = 300;
 
@@ -32,6 +35,9 @@ enum Op {
     /// So many pages from here on, those that are objects, as one.
     Group(u64, u64, usize),
     Leave(u64, usize),
+    /// What of so many pages from here on is in memory goes to the backing device.
+    WriteBack(u64, u64),
+    BringBack(u64, usize),
     Compact,
     Trim,
     Rest,
@@ -92,6 +98,27 @@ fn script() -> Vec<Op> {
         Op::Compact,
         Op::Discard(12, 3),
         Op::Trim,
+        // Out and back: whole ones, small ones, those of a group; written over, brought back, gone.
+        Op::Put(20, 4096),
+        Op::Put(21, 4096),
+        Op::Put(22, 300),
+        Op::Put(23, 3000),
+        Op::Put(24, 1200),
+        Op::Put(25, 700),
+        Op::Put(26, 800),
+        Op::Group(25, 2, 900),
+        Op::WriteBack(20, 9),
+        Op::Get(22),
+        Op::Put(20, 100),
+        Op::BringBack(23, 3001),
+        Op::Discard(21, 2),
+        Op::Put(27, 2000),
+        Op::WriteBack(20, 9),
+        Op::Compact,
+        Op::Put(25, 4096),
+        Op::Discard(26, 1),
+        Op::WriteBack(15, 30),
+        Op::Trim,
     ]
 }
 
@@ -133,6 +160,36 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
             let new = bytes(index, number, len);
             assert_eq!(worker.leave_group(index, &buffer, (3, &new), false), Ok(true));
         }
+        Op::WriteBack(from, count) => {
+            let mut batch = Batch::new(16);
+            for index in from..from + count {
+                let mut out = [0; MAX_OBJECT];
+                let added = match worker.look(index, &mut out).expect("sound") {
+                    Page::Object { tag, len } => {
+                        batch.add(&Seen { index, tag, bytes: &out[..len] })
+                    }
+                    Page::Grouped => {
+                        let mut buffer = GroupBuffer::new();
+                        worker
+                            .look_group(index, &mut buffer)
+                            .expect("sound")
+                            .expect("it is in one");
+                        batch.add_grouped(index, &buffer, 3, &bytes(index, number, 500))
+                    }
+                    _ => continue,
+                };
+                assert_eq!(added, Added::Yes);
+            }
+            let pages = batch.len() as u64;
+            assert_eq!(worker.write_back(&mut batch).map(|done| done.pages), Ok(pages));
+        }
+        Op::BringBack(index, len) => {
+            let mut buffer = BackBuffer::new();
+            let mut out = [0; MAX_OBJECT];
+            worker.read_back(index, &mut buffer, &mut out).expect("sound").expect("it is there");
+            let new = bytes(index, number, len);
+            assert_eq!(worker.bring_back(index, &buffer, 3, &new), Ok(true));
+        }
         Op::Get(index) => drop(read(worker, index)),
         Op::Compact => drop(store.compact()),
         Op::Trim => drop(store.trim()),
@@ -147,9 +204,17 @@ fn expect(held: &mut Held, number: usize, op: Op) {
                 held.insert(index, grouped(&bytes(from, number, len), position));
             }
         }
-        Op::Put(index, len) | Op::Replace(index, len) | Op::Leave(index, len) => {
-            drop(held.insert(index, bytes(index, number, len)))
+        Op::WriteBack(from, count) => {
+            for index in from..from + count {
+                if held.get(&index).is_some_and(|bytes| bytes.len() > MAX_OBJECT) {
+                    held.insert(index, bytes(index, number, 500));
+                }
+            }
         }
+        Op::Put(index, len)
+        | Op::Replace(index, len)
+        | Op::Leave(index, len)
+        | Op::BringBack(index, len) => drop(held.insert(index, bytes(index, number, len))),
         Op::Same(index, word) => drop(held.insert(index, word.to_le_bytes().repeat(512))),
         Op::Discard(from, count) => held.retain(|page, _| !(from..from + count).contains(page)),
         Op::Get(_) | Op::Compact | Op::Trim | Op::Rest => {}
@@ -179,6 +244,13 @@ fn read(worker: &Worker, index: u64) -> Option<Vec<u8>> {
             let mut buffer = GroupBuffer::new();
             let found = worker.get_group(index, &mut buffer).expect("no group is damaged");
             Some(grouped(buffer.payload(), found.expect("it is in one").position))
+        }
+        Page::Backed => {
+            let found = worker.read_back(index, &mut BackBuffer::new(), &mut out);
+            match found.expect("no block is damaged") {
+                Some(Page::Object { len, .. }) => Some(out[..len].to_vec()),
+                other => panic!("page {index}: {other:?}"),
+            }
         }
     }
 }
@@ -225,6 +297,10 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
     loop {
         at += 1;
         let store = Store::create(PAGES, options()).unwrap();
+        let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&disk, 24 * 4096).unwrap();
+        let back = || FileDisk::inherit(disk.as_fd()).unwrap();
+        format_backing(&back(), "disk", &store).unwrap();
         let mut before = Held::new();
         {
             let mut worker = store.worker().unwrap();
@@ -243,6 +319,7 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         let signal = killed(|| {
             inject::arm(at);
             let store = Store::attach(fd.as_fd(), options()).unwrap();
+            store.set_backing(Box::new(back()), "disk").unwrap();
             let mut worker = store.worker().unwrap();
             for (number, &op) in script.iter().enumerate() {
                 apply(&store, &mut worker, number, op);
@@ -261,6 +338,7 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
             expect(&mut after, count, op);
         }
         let store = Store::attach(fd.as_fd(), options()).unwrap();
+        store.set_backing(Box::new(back()), "disk").unwrap();
         assert_eq!(store.generation(), 3, "the maker, the child and we");
         assert_eq!(store.lost_pages(), 0, "step {at}");
         let mut worker = store.worker().unwrap();
@@ -285,6 +363,8 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         }
         assert_eq!(store.stats().compr_data_size, PAGES * 1100);
         assert_eq!((store.stats().groups, store.stats().grouped_pages), (0, 0));
+        let back = store.backing_stats().unwrap();
+        assert_eq!((store.stats().bd_count, back.free), (0, back.blocks), "step {at}");
         worker.discard(0..PAGES);
         worker.rest();
         store.trim();

@@ -85,6 +85,11 @@ impl GroupBuffer {
         self.len = 0;
     }
 
+    /// Number and stamp of the group that it has.
+    pub(crate) fn place(&self) -> Option<(u32, u64)> {
+        self.group
+    }
+
     /// The number of pages, and that of the one at `position`.
     fn member(&self, position: u32) -> Option<(usize, u64)> {
         let [count, base @ ..] = self.bytes.first_chunk::<8>().filter(|_| self.len > HEADER)?;
@@ -283,7 +288,7 @@ impl Worker {
     }
 
     /// Number and stamp of the group that a pinned word names.
-    fn group_of(&self, store: &Store, pinned: Word) -> Option<(u32, u64)> {
+    pub(crate) fn group_of(&self, store: &Store, pinned: Word) -> Option<(u32, u64)> {
         let Some(State::Member(member)) = pinned.state() else { return None };
         let record = store.heap.groups.record(&store.heap.map, member.group)?;
         Some((member.group, record.stamp()))

@@ -10,6 +10,10 @@
 //! objects, which the group's record names, and each page's entry says which group it is in. A page that is
 //! written leaves; with the last one goes the group.
 //!
+//! Pages may be *written back* ([`Worker::write_back`]): a file or a block device, given to the store before it has
+//! workers ([`Store::set_backing`]), takes them in batches, and their entries then name a block and a checksum.
+//! [`Worker::read_back`] waits for the device and holds nothing meanwhile.
+//!
 //! ```text
 //!  put(page, tag, bytes)                               get(page, out)
 //!    │ claim a place: current slab, no lock              │ pin the slot (one compare-and-swap)
@@ -52,6 +56,8 @@
 //! | moving an object (compaction) | as for a write: the entry names one of two whole copies |
 //! | making a group, before a page is in it | objects of a group that no page is in: freed |
 //! | making a group, later; leaving one | each page is in it, or what it was; a group without pages is freed |
+//! | writing back, before a page's entry says so | the page in memory; the block is named by nobody: it is free |
+//! | writing back, later; bringing back | as for a write: the entry names the block, or memory |
 //! | discarding a range | each page is there or not |
 //! | getting memory, or giving it back | memory where nothing is stored: given back |
 //! | taking over | the same table: taking over begins again |
@@ -76,12 +82,16 @@
 //! # What fails
 //!
 //! [`StoreError`] when a store is made or taken over, [`PutError`] and [`GetError`] for one page. Nothing
-//! in the file makes the store panic or reach outside of its mapping.
+//! in the file makes the store panic or reach outside of its mapping. [`BackingError`] for a backing device that is
+//! not this store's, or not as long as it was; [`WriteBackError`] when a write to it fails: the pages are in memory
+//! still, and nothing more is written until somebody [says so](Store::resume_backing). A read of it that fails is that
+//! page's error.
 //!
 //! # Limits
 //!
 //! Pages of 4096 bytes; 512 GiB of objects (a device of 400 GiB); 64 workers; 62 tags; groups of 32 pages and
-//! 28 KiB, one for every 8 pages. The checksum finds
+//! 28 KiB, one for every 8 pages. Backing devices of 512 GiB; one that is killed with its host is not recovered, like
+//! the store itself. The checksum finds
 //! accidents, not forgery. Memory of a memfd can be swapped out: a server of swap runs under `mlockall`
 //! (its mapping is made so that this does not fill the holes) in a cgroup without swap, the supervisor
 //! too. The file's memory is charged to the cgroup of whoever touched it first.
@@ -91,15 +101,20 @@
 //! `tests/oracle.rs`: operation lists, takeovers among them, against a map. `tests/concurrent.rs`: several
 //! threads' lists at once. `tests/loom.rs` with `scripts/loom`: slots and slabs in every interleaving, and
 //! again with each ordering made weaker. `src/crash_tests.rs`: killed at every step; `tests/kill.rs`:
-//! killed under load. `tests/attach.rs`: refusals and damage; fuzz targets `store_ops`, `store_attach`.
+//! killed under load. `tests/writeback.rs`: real, full, failing and foreign backing devices. `tests/attach.rs`: refusals and damage; fuzz targets `store_ops`, `store_attach`.
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
 
+#[cfg(not(loom))]
+mod backing;
+mod blocks;
 #[cfg(not(loom))]
 mod class;
 #[cfg(not(loom))]
 mod compact;
 #[cfg(all(test, not(loom)))]
 mod crash_tests;
+#[cfg(not(loom))]
+mod disk;
 #[cfg(not(loom))]
 mod group;
 #[cfg(not(loom))]
@@ -132,10 +147,14 @@ mod superblock;
 mod sync;
 #[cfg(not(loom))]
 mod worker;
+#[cfg(not(loom))]
+mod writeback;
 
 #[cfg(not(loom))]
 pub use {
+    backing::{format_backing, BackingError, BackingStats, Stopped},
     compact::Compacted,
+    disk::{Block, Disk, FileDisk},
     group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
     keeper::Keeper,
     modify::{Change, ModifyError},
@@ -144,12 +163,14 @@ pub use {
     store::{Options, Store, StoreError, MAX_WORKERS},
     superblock::Foreign,
     worker::{Checked, GetError, Page, PutError, Worker},
+    writeback::{Added, BackBuffer, Batch, WriteBackError, WrittenBack, WHOLE_TAG},
 };
 
 #[cfg(loom)]
 pub use {
+    blocks::Blocks,
     record::{Record, PIECES},
     slab::{Freed, Role, Slab},
-    slot::{Member, Object, Slot, State, Word},
-    sync::Site,
+    slot::{Backed, Member, Object, Slot, State, Word},
+    sync::{fence_read, fence_write, Site},
 };

@@ -39,6 +39,12 @@ pub enum ModifyError {
         /// The page.
         index: u64,
     },
+    /// It is on the backing device: it has to be [brought back](Worker::bring_back) first.
+    #[error("page {index} is on the backing device")]
+    Backed {
+        /// The page.
+        index: u64,
+    },
     /// The caller did not want to.
     #[error("page {index} was left as it is")]
     Left {
@@ -68,8 +74,8 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get) and [`put`](Self::put); [`ModifyError::Left`] for `None`, and
-    /// [`ModifyError::Grouped`].
+    /// Those of [`get`](Self::get) and [`put`](Self::put); [`ModifyError::Left`] for `None`,
+    /// [`ModifyError::Grouped`] and [`ModifyError::Backed`].
     pub fn modify(
         &mut self,
         index: u64,
@@ -89,6 +95,7 @@ impl Worker {
                 Err(word) => match word.state() {
                     Some(State::Absent) => (Page::Absent, Err(word)),
                     Some(State::Same(same)) => (Page::Same(same), Err(word)),
+                    Some(State::Backed(_)) => return Err(ModifyError::Backed { index }),
                     _ => return Err(GetError::Lost { index }.into()),
                 },
             };

@@ -30,6 +30,7 @@ pub(crate) struct Found {
     pub(crate) bytes: u64,
     pub(crate) grouped: u64,
     pub(crate) groups: u64,
+    pub(crate) backed: u64,
     pub(crate) lost: u64,
 }
 
@@ -70,6 +71,11 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
         let state = word.state();
         if let Some(State::Same(_)) = state {
             found.same += 1;
+            continue;
+        }
+        if let Some(State::Backed(_)) = state {
+            // What it claims is another file's, which is asked when that is there.
+            found.backed += 1;
             continue;
         }
         if let Some(State::Member(member)) = state {

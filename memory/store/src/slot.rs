@@ -5,6 +5,7 @@
 //!  1   age     bump    pins    index   region  slab    tag      length-1   an object
 //!  1   age     0       pins    position    group          62      0        a member of a group
 //!  01  form (61..60), 60 bits of the word                                  a same-filled page
+//!  001 kind (60..59), block (58..32), checksum (31..0)                     on the backing device
 //!  00...01                                                                 lost: its entry was not sound
 //!  00...00                                                                 absent
 //! ```
@@ -23,6 +24,10 @@
 //!
 //! So a place is freed by exactly one thread, and only when no reader is in it. Pins that a killed
 //! server left behind are taken off when the table is recovered.
+//!
+//! A page on the backing device is not pinned: its block may be written over while it is read. Who reads it
+//! looks at the entry again when it has the bytes: if that says the same, and the checksum in it is theirs,
+//! they are what the page was (`writeback.rs`).
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
 
 use crate::sync::{both, relax, step, strong, AtomicU64, Ordering, Site};
@@ -45,6 +50,9 @@ pub const MAX_MEMBERS: usize = 32;
 /// Regions are below this: 512 GiB.
 pub(crate) const MAX_REGIONS: u32 = 1 << 18;
 
+/// Blocks of a backing device are below this: 512 GiB.
+pub(crate) const MAX_BLOCKS: u32 = 1 << 27;
+
 /// Threads that may pin at a time; one more would run into the next field.
 pub(crate) const MAX_PINS: u64 = 127;
 
@@ -53,6 +61,7 @@ pub const MAX_AGE: u8 = 7;
 
 const OBJECT: u64 = 1 << 63;
 const SAME: u64 = 1 << 62;
+const BACKED: u64 = 1 << 61;
 const LOST: u64 = 1;
 
 const TAG_SHIFT: u32 = 12;
@@ -61,6 +70,8 @@ const INDEX_SHIFT: u32 = 45;
 const PIN_SHIFT: u32 = 51;
 const BUMP_SHIFT: u32 = 58;
 const AGE_SHIFT: u32 = 60;
+const BLOCK_SHIFT: u32 = 32;
+const KIND_SHIFT: u32 = 59;
 
 const SLAB_MASK: u64 = (1 << 27) - 1;
 const PIN: u64 = 1 << PIN_SHIFT;
@@ -91,6 +102,17 @@ pub struct Member {
     pub position: u32,
 }
 
+/// Where on the backing device a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backed {
+    /// The block, from 1 on, below [`MAX_BLOCKS`].
+    pub block: u32,
+    /// The block is the page as it is; else it has a directory.
+    pub whole: bool,
+    /// The checksum of the object.
+    pub sum: u32,
+}
+
 /// What a word says, once taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -102,6 +124,8 @@ pub enum State {
     Object(Object),
     /// A part of a group.
     Member(Member),
+    /// On the backing device.
+    Backed(Backed),
     /// Something was stored, and its entry or object was found not to be sound.
     Lost,
 }
@@ -129,6 +153,13 @@ impl Word {
         debug_assert!((member.position as usize) < MAX_MEMBERS);
         let Member { group: slab, position: index } = member;
         Self(Self::pack(Object { slab, index, len: 1, bump: 0, tag: MEMBER }))
+    }
+
+    /// The word of a page on the backing device. Its block is in its range.
+    pub fn backed(at: Backed) -> Self {
+        debug_assert!((1..MAX_BLOCKS).contains(&at.block));
+        let block = u64::from(at.block) << BLOCK_SHIFT;
+        Self(BACKED | u64::from(at.whole) << KIND_SHIFT | block | u64::from(at.sum))
     }
 
     fn pack(object: Object) -> u64 {
@@ -186,6 +217,16 @@ impl Word {
                 0 => Some(State::Same(((value << 4).cast_signed() >> 4).cast_unsigned())),
                 1 if value >> 32 == 0 => Some(State::Same(value | value << 32)),
                 2 => Some(State::Same(value << 4)),
+                _ => None,
+            };
+        }
+        if self.0 & BACKED != 0 {
+            let block = field(BLOCK_SHIFT, u64::from(MAX_BLOCKS - 1));
+            let at = |whole| Backed { block, whole, sum: field(0, u64::from(u32::MAX)) };
+            return match self.0 >> KIND_SHIFT & 3 {
+                _ if block == 0 => None,
+                0 => Some(State::Backed(at(false))),
+                1 => Some(State::Backed(at(true))),
                 _ => None,
             };
         }
@@ -253,6 +294,13 @@ impl Slot {
     #[inline]
     pub fn load(&self) -> Word {
         Word(self.0.load(Ordering::Relaxed))
+    }
+
+    /// What is there now; if it is on the backing device, so are its bytes.
+    #[inline]
+    pub fn load_backed(&self) -> Word {
+        // Pairs with the Release of `supersede`.
+        Word(self.0.load(strong(Site::BackedAcquire, Ordering::Acquire)))
     }
 
     /// Writes without asking: for recovery, before anybody else is there.
@@ -401,6 +449,20 @@ mod tests {
     }
 
     #[test]
+    fn a_page_on_the_backing_device_keeps_every_field_at_its_ends() {
+        for (block, whole, sum) in [(1, false, 0), (MAX_BLOCKS - 1, true, u32::MAX), (77, true, 1)]
+        {
+            let at = Backed { block, whole, sum };
+            let word = Word::backed(at);
+            assert_eq!(word.state(), Some(State::Backed(at)));
+            assert_eq!((word.pins(), word.age(), word.is_object()), (0, 0, false));
+            assert_eq!(word.unpinned(), word);
+            assert_eq!(Slot::new(word).pin(true), Err(word));
+            assert_eq!(Slot::new(word).grow_older(), None);
+        }
+    }
+
+    #[test]
     fn same_words_come_back_or_are_refused() {
         let words = [
             0,
@@ -430,7 +492,9 @@ mod tests {
         let member = Word::member(Member { group: 1, position: 1 }).0;
         let members = [member | 1, member | 32 << INDEX_SHIFT, member | 1 << BUMP_SHIFT];
         for word in
-            [2, SAME | 3 << 60, SAME | 1 << 60 | 1 << 33, 1 << 61].into_iter().chain(members)
+            [2, SAME | 3 << 60, SAME | 1 << 60 | 1 << 33, BACKED, BACKED | 3 << 59 | 1 << 32]
+                .into_iter()
+                .chain(members)
         {
             assert_eq!(Word(word).state(), None, "{word:016x}");
         }

@@ -32,6 +32,8 @@ pub struct Stats {
     pub grouped_pages: u64,
     /// Groups.
     pub groups: u64,
+    /// Pages on the backing device; they count in `orig_data_size`.
+    pub bd_count: u64,
 }
 
 /// One worker's share of the counters. It alone writes them; they may go below zero, since it may
@@ -46,6 +48,7 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) grouped: AtomicU64,
     pub(crate) groups: AtomicU64,
+    pub(crate) backed: AtomicU64,
     /// Objects freed, for compaction to know when to look.
     pub(crate) freed: AtomicU64,
 }

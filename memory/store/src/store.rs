@@ -3,9 +3,10 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::backing::Backing;
 use crate::class::{fitting, CLASSES, WHOLE};
 use crate::compact::Sweep;
 use crate::heap::Heap;
@@ -102,7 +103,9 @@ pub struct Store {
     pub(crate) sweep: Mutex<Sweep>,
     pub(crate) compacted: AtomicU64,
     pub(crate) options: Options,
-    lost: u64,
+    /// Set before there are workers, or not at all.
+    pub(crate) backing: OnceLock<Backing>,
+    pub(crate) lost: AtomicU64,
 }
 
 impl Store {
@@ -160,6 +163,7 @@ impl Store {
         first.bytes.store(found.bytes, Ordering::Relaxed);
         first.grouped.store(found.grouped, Ordering::Relaxed);
         first.groups.store(found.groups, Ordering::Relaxed);
+        first.backed.store(found.backed, Ordering::Relaxed);
         Ok(store)
     }
 
@@ -173,7 +177,8 @@ impl Store {
             sweep: Mutex::new(Sweep::new(pages)),
             compacted: AtomicU64::new(0),
             options,
-            lost,
+            backing: OnceLock::new(),
+            lost: AtomicU64::new(lost),
         })
     }
 
@@ -206,7 +211,7 @@ impl Store {
     /// Pages whose entries were found not to be sound when the store was taken over. Reading one
     /// fails until it is written or discarded; none of them is the trace of a killed server.
     pub fn lost_pages(&self) -> u64 {
-        self.lost
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Changes the limit; 0 for none. One below what is used refuses memory until less is.
@@ -232,6 +237,7 @@ impl Store {
             mem_ready: bytes(regions.ready()),
             grouped_pages: of(|c| &c.grouped),
             groups: of(|c| &c.groups),
+            bd_count: of(|c| &c.backed),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
 
 /// Changes with anything that another version would read wrongly.
-pub(crate) const VERSION: u64 = 2;
+pub(crate) const VERSION: u64 = 3;
 
 /// Words that never change after the file is made, the checksum behind them.
 const FIXED: usize = 8;
@@ -20,6 +20,10 @@ const GENERATION: usize = 9;
 
 /// Pages of records of groups that have memory, or are about to.
 const RECORD_PAGES: usize = 10;
+
+/// The day, and how many blocks were written to the backing device in it.
+const DAY: usize = 11;
+const WRITTEN: usize = 12;
 
 /// Writes a new superblock; the magic number last, so that half of one is none.
 pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
@@ -81,6 +85,23 @@ pub(crate) fn record_pages(words: &[AtomicU64], layout: &Layout) -> u64 {
 /// Changes that number: before they get memory, and after it is given back.
 pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
     words[RECORD_PAGES].store(pages, Ordering::Relaxed);
+}
+
+/// Blocks written to the backing device on `day`, whichever server did.
+pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
+    if words[DAY].load(Ordering::Relaxed) == day {
+        words[WRITTEN].load(Ordering::Relaxed)
+    } else {
+        0
+    }
+}
+
+/// Counts blocks more. For one thread at a time.
+pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
+    let sum = written(words, day).saturating_add(blocks);
+    // A server killed in between has written nothing yet today, or more than it has.
+    words[WRITTEN].store(sum, Ordering::Relaxed);
+    words[DAY].store(day, Ordering::Relaxed);
 }
 
 fn fixed(layout: &Layout, id: u64) -> [u64; FIXED] {

@@ -43,18 +43,46 @@ pub enum Site {
     LeaveAcquire,
     /// `Record::leave`: we are done with the group.
     LeaveRelease,
+    /// `Slot::load_backed`: the object's bytes are on the backing device.
+    BackedAcquire,
+    /// `fence_read`: between reading a block and looking at the entry again.
+    ReadAcquire,
+    /// `fence_write`: between taking a block and writing it.
+    WriteRelease,
+    /// `Blocks::take`: no entry names the block any more.
+    TakeBlockAcquire,
+    /// `Blocks::leave`: the entry does not name the block any more.
+    LeaveBlockRelease,
+}
+
+/// To be passed between reading a block of the backing device and looking at the entry that named it again.
+#[inline(always)]
+#[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models pass it"))]
+pub fn fence_read() {
+    fence_one(Site::ReadAcquire, Ordering::Acquire);
+}
+
+/// To be passed between taking a block of the backing device and writing it.
+#[inline(always)]
+#[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models pass it"))]
+pub fn fence_write() {
+    fence_one(Site::WriteRelease, Ordering::Release);
 }
 
 #[cfg(not(loom))]
-pub(crate) use real::{fence_seq_cst, relax, step, strong, AtomicU32, AtomicU64, Ordering};
+pub(crate) use real::{
+    fence_one, fence_seq_cst, relax, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering,
+};
 
 #[cfg(loom)]
-pub(crate) use model::{fence_seq_cst, relax, step, strong, AtomicU32, AtomicU64, Ordering};
+pub(crate) use model::{
+    fence_one, fence_seq_cst, relax, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering,
+};
 
 #[cfg(not(loom))]
 mod real {
     use std::sync::atomic::fence;
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
     use super::Site;
 
@@ -71,6 +99,11 @@ mod real {
     #[inline(always)]
     pub(crate) fn fence_seq_cst(_: Site) {
         fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    pub(crate) fn fence_one(_: Site, ordering: Ordering) {
+        fence(ordering);
     }
 
     /// Waits a little for a thread that holds an object: it copies 4 KiB at most.
@@ -94,13 +127,13 @@ mod model {
     use std::sync::OnceLock;
 
     use loom::sync::atomic::fence;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
     use super::Site;
 
     impl Site {
         /// All of them, in the order of the table that `scripts/loom` prints.
-        pub const ALL: [Site; 17] = [
+        pub const ALL: [Site; 22] = [
             Site::PinAcquire,
             Site::UnpinRelease,
             Site::PublishRelease,
@@ -118,6 +151,11 @@ mod model {
             Site::FreeRecordRelease,
             Site::LeaveAcquire,
             Site::LeaveRelease,
+            Site::BackedAcquire,
+            Site::ReadAcquire,
+            Site::WriteRelease,
+            Site::TakeBlockAcquire,
+            Site::LeaveBlockRelease,
         ];
     }
 
@@ -157,6 +195,12 @@ mod model {
                 }
             }
             _ => fence(Ordering::SeqCst),
+        }
+    }
+
+    pub(crate) fn fence_one(site: Site, ordering: Ordering) {
+        if weakened() != Some((site, false)) {
+            fence(ordering);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::stats::{add, sub, Counters};
 use crate::store::{checksum, is_huge, locate, Store, MAX_WORKERS};
 use crate::sync::Ordering;
+use crate::writeback::BackBuffer;
 
 /// What is stored for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub enum Page {
     },
     /// A part of a group: [`Worker::get_group`] has its bytes.
     Grouped,
+    /// On the backing device: [`Worker::read_back`] has its bytes, and waits for them.
+    Backed,
 }
 
 /// Why nothing was stored. What was there before still is.
@@ -86,6 +89,36 @@ pub enum GetError {
         /// The checksum it was stored with.
         expected: u32,
         /// The one its bytes have.
+        got: u32,
+    },
+    /// It is on the backing device, and this server has none.
+    #[error("page {index} is on a backing device that is not there")]
+    NoBacking {
+        /// The page.
+        index: u64,
+    },
+    /// The backing device did not give its block.
+    #[error("page {index}: cannot read block {block} of the backing device: {source}", source = crate::disk::name_of(*.errno))]
+    Backing {
+        /// The page.
+        index: u64,
+        /// The block.
+        block: u32,
+        /// The kernel's number; 0 for a device that ends before the block.
+        errno: i32,
+    },
+    /// The block on the backing device is not the one that was written.
+    #[error(
+        "page {index}: block {block} of the backing device has an object with checksum {got:08x}, stored with {expected:08x}"
+    )]
+    BackedChecksum {
+        /// The page.
+        index: u64,
+        /// The block.
+        block: u32,
+        /// The checksum it was stored with.
+        expected: u32,
+        /// The one its bytes have; 0 if the block has no object of this page.
         got: u32,
     },
     /// Its entry is not one that was ever written.
@@ -256,6 +289,7 @@ impl Worker {
                 return match word.state() {
                     Some(State::Absent) => Ok(Page::Absent),
                     Some(State::Same(word)) => Ok(Page::Same(word)),
+                    Some(State::Backed(_)) => Ok(Page::Backed),
                     _ => Err(lost),
                 }
             }
@@ -395,6 +429,7 @@ impl Worker {
                 Page::Object { tag: object.tag, len: object.len as usize }
             }
             Some(State::Member(_)) => Page::Grouped,
+            Some(State::Backed(_)) => Page::Backed,
             Some(State::Lost) | None => return Err(GetError::Lost { index }),
         };
         Ok((page, word.age()))
@@ -414,14 +449,22 @@ impl Worker {
     pub fn check(&self, pages: Range<u64>) -> Checked {
         let mut out = [0; MAX_OBJECT];
         let mut buffer = GroupBuffer::new();
+        let mut block = BackBuffer::new();
         let mut checked = Checked::default();
         for index in pages.start..pages.end.min(self.store.pages()) {
             let mut found = self.read(index, &mut out, false);
-            while let Ok(Page::Grouped) = found {
-                match self.look_group(index, &mut buffer) {
-                    Ok(Some(_)) => break,
+            loop {
+                let there = match found {
+                    Ok(Page::Grouped) => self.look_group(index, &mut buffer).map(|at| at.is_some()),
+                    Ok(Page::Backed) => {
+                        self.read_back(index, &mut block, &mut out).map(|page| page.is_some())
+                    }
+                    _ => break,
+                };
+                match there {
+                    Ok(true) => break,
                     // It is something else now.
-                    Ok(None) => found = self.read(index, &mut out, false),
+                    Ok(false) => found = self.read(index, &mut out, false),
                     Err(error) => found = Err(error),
                 }
             }
@@ -464,6 +507,7 @@ impl Worker {
                 }
             }
             Some(State::Member(_)) => add(&counters.grouped, 1),
+            Some(State::Backed(_)) => add(&counters.backed, 1),
             _ => add(&counters.same, 1),
         }
     }
@@ -488,6 +532,12 @@ impl Worker {
             Some(State::Member(member)) => {
                 sub(&counters.grouped, 1);
                 self.leave(member.group);
+            }
+            Some(State::Backed(at)) => {
+                sub(&counters.backed, 1);
+                if let Some(backing) = self.store.backing.get() {
+                    backing.leave(at.block);
+                }
             }
             _ => {}
         }

@@ -60,6 +60,7 @@ fn stamp(page: Page, out: &[u8; MAX_OBJECT]) -> u64 {
             stamp
         }
         Page::Grouped => unreachable!("its group was asked"),
+        Page::Backed => unreachable!("there is no backing device"),
     }
 }
 

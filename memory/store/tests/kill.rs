@@ -1,5 +1,5 @@
-//! A server killed under load, and the next one: threads that write, read, discard, compact and make groups,
-//! and a keeper, ended by SIGKILL at any moment.
+//! A server killed under load, and the next one: threads that write, read, discard, compact, make groups and write
+//! back, and a keeper, ended by SIGKILL at any moment.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "forks a server that is killed")]
 
@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
-use store::{GroupBuffer, Keeper, Options, Page, Seen, Store, Worker, MAX_OBJECT};
+use store::{
+    format_backing, BackBuffer, Batch, FileDisk, GroupBuffer, Keeper, Options, Page, Seen, Store,
+    Worker, MAX_OBJECT,
+};
 
 const PAGES: u64 = 4000;
 const THREADS: u64 = 3;
@@ -71,8 +74,14 @@ fn group(worker: &mut Worker, from: u64, buffer: &mut GroupBuffer) {
     }
 }
 
-fn serve(fd: &OwnedFd, log: &Log) {
+/// A file in memory as the backing device, smaller than what there is for it.
+fn backing(disk: &OwnedFd) -> FileDisk {
+    FileDisk::inherit(disk.as_fd()).unwrap()
+}
+
+fn serve(fd: &OwnedFd, disk: &OwnedFd, log: &Log) {
     let store = Store::attach(fd.as_fd(), options()).unwrap();
+    store.set_backing(Box::new(backing(disk)), "disk").unwrap();
     let _keeper = Keeper::start(&store).unwrap();
     thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -80,6 +89,7 @@ fn serve(fd: &OwnedFd, log: &Log) {
             scope.spawn(move || {
                 let mut page = [0; MAX_OBJECT];
                 let mut buffer = GroupBuffer::new();
+                let mut block = BackBuffer::new();
                 let mut random = u64::from(std::process::id()) << 8 | thread | 1;
                 loop {
                     random ^= random << 13;
@@ -99,9 +109,25 @@ fn serve(fd: &OwnedFd, log: &Log) {
                     if worker.get(other, &mut page).unwrap() == Page::Grouped {
                         worker.get_group(other, &mut buffer).unwrap();
                     }
+                    worker.read_back(other, &mut block, &mut page).unwrap();
                 }
             });
         }
+        let mut worker = store.worker().unwrap();
+        scope.spawn(move || {
+            let mut batch = Batch::new(32);
+            let mut page = [0; MAX_OBJECT];
+            loop {
+                for index in 0..PAGES {
+                    if let Ok(Page::Object { tag, len }) = worker.look(index, &mut page) {
+                        batch.add(&Seen { index, tag, bytes: &page[..len] });
+                    }
+                    if batch.blocks() == 32 || index + 1 == PAGES {
+                        worker.write_back(&mut batch).unwrap();
+                    }
+                }
+            }
+        });
         scope.spawn(|| loop {
             store.compact_step(512);
         });
@@ -121,19 +147,23 @@ fn serve(fd: &OwnedFd, log: &Log) {
 fn the_next_server_finds_every_page_that_was_acknowledged() {
     let store = Store::create(PAGES, options()).unwrap();
     let fd = store.fd().try_clone_to_owned().unwrap();
+    let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&disk, 600 * 4096).unwrap();
+    format_backing(&backing(&disk), "disk", &store).unwrap();
     drop(store);
     let log = Log(File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap()));
     log.0.set_len(PAGES * 16).unwrap();
     let mut slowest = Duration::ZERO;
     let mut written = 0;
     let mut grouped = 0;
+    let mut backed = 0;
     for round in 0..ROUNDS {
         // SAFETY: this test is alone in its process, so the child has all there is; it never
         // returns.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "no child");
         if pid == 0 {
-            let _ = std::panic::catch_unwind(|| serve(&fd, &log));
+            let _ = std::panic::catch_unwind(|| serve(&fd, &disk, &log));
             // SAFETY: ends this process; reached only by a panic, which the parent then sees.
             unsafe { libc::_exit(1) };
         }
@@ -152,11 +182,13 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
         let killed = Instant::now();
         let store = Store::attach(fd.as_fd(), options()).unwrap();
         slowest = slowest.max(killed.elapsed());
+        store.set_backing(Box::new(backing(&disk)), "disk").unwrap();
         assert_eq!(store.lost_pages(), 0);
         assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
         let worker = store.worker().unwrap();
         let mut page = [0; MAX_OBJECT];
         let mut buffer = GroupBuffer::new();
+        let mut block = BackBuffer::new();
         for index in 0..PAGES {
             let found = match worker.get(index, &mut page).expect("no page is damaged") {
                 Page::Absent => None,
@@ -166,6 +198,14 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
                     Some(version)
                 }
                 Page::Same(_) => panic!("nobody stored one"),
+                Page::Backed => {
+                    backed += 1;
+                    let found = worker.read_back(index, &mut block, &mut page);
+                    let Ok(Some(Page::Object { len, .. })) = found else { panic!("{found:?}") };
+                    let version = u64::from_le_bytes(page[..8].try_into().unwrap());
+                    assert!(page[..len] == bytes(index, version), "page {index} is mixed up");
+                    Some(version)
+                }
                 Page::Grouped => {
                     grouped += 1;
                     let place = worker.look_group(index, &mut buffer).expect("no group is damaged");
@@ -190,8 +230,9 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
         written = sum(&log);
     }
     println!(
-        "{ROUNDS} servers killed, {written} pages written, {grouped} found in groups, slowest takeover {slowest:?}"
+        "{ROUNDS} servers killed, {written} pages written, {grouped} found in groups, {backed} on the backing device, slowest takeover {slowest:?}"
     );
     assert!(grouped > 100, "only {grouped} pages were in groups");
+    assert!(backed > 100, "only {backed} pages were on the backing device");
     assert!(slowest < Duration::from_secs(60), "taking over hangs");
 }

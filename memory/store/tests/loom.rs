@@ -10,7 +10,10 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
-use store::{Freed, Member, Object, Record, Role, Slab, Slot, State, Word};
+use store::{
+    fence_read, fence_write, Backed, Blocks, Freed, Member, Object, Record, Role, Slab, Slot,
+    State, Word,
+};
 
 /// Objects in the model's slabs.
 const OBJECTS: u32 = 2;
@@ -489,5 +492,96 @@ fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
         }
         freer.join().unwrap();
         assert!(matches!(model.get(1), None | Some(2)));
+    });
+}
+
+/// Two entries, and a backing device of one block behind its header. The device says nothing about order: what is
+/// read of it may be any of what was written, unless the entries say more.
+struct Device {
+    slots: [Slot; 2],
+    blocks: Blocks,
+    disk: loom::sync::atomic::AtomicU32,
+}
+
+impl Device {
+    /// Entry 0 is on the device, with the content 1.
+    fn new() -> Self {
+        let this = Self {
+            slots: [(); 2].map(|()| Slot::new(Word::ABSENT)),
+            blocks: Blocks::new(2),
+            disk: loom::sync::atomic::AtomicU32::new(0),
+        };
+        assert!(this.write_back(0, 1));
+        this
+    }
+
+    /// What `Worker::write_back` does, for an entry that names nothing.
+    fn write_back(&self, slot: usize, content: u32) -> bool {
+        if !self.blocks.is_free(1) {
+            return false;
+        }
+        self.blocks.take(1);
+        fence_write();
+        self.disk.store(content, loom::sync::atomic::Ordering::Relaxed);
+        self.blocks.hold(1);
+        let word = Word::backed(Backed { block: 1, whole: true, sum: content });
+        let old = self.slots[slot].publish(word);
+        assert_eq!(old, Word::ABSENT);
+        self.blocks.leave(1);
+        true
+    }
+
+    /// What `Worker::read_back` does; the checksum is the content.
+    fn read_back(&self, slot: usize) -> Option<u32> {
+        loop {
+            let word = self.slots[slot].load_backed();
+            let Some(State::Backed(at)) = word.state() else { return None };
+            let got = self.disk.load(loom::sync::atomic::Ordering::Relaxed);
+            fence_read();
+            if self.slots[slot].load() != word {
+                continue;
+            }
+            assert_eq!(got, at.sum, "bytes of another page");
+            return Some(got);
+        }
+    }
+
+    fn discard(&self, slot: usize) {
+        if let Some(State::Backed(at)) = self.slots[slot].publish(Word::ABSENT).state() {
+            self.blocks.leave(at.block);
+        }
+    }
+}
+
+#[test]
+fn a_block_that_is_written_for_another_page_is_not_taken_for_the_first_one_s() {
+    explore(3, || {
+        let device = Arc::new(Device::new());
+        let reader = {
+            let device = Arc::clone(&device);
+            thread::spawn(move || assert!(matches!(device.read_back(0), None | Some(1))))
+        };
+        let writer = {
+            let device = Arc::clone(&device);
+            thread::spawn(move || device.write_back(1, 2))
+        };
+        device.discard(0);
+        reader.join().unwrap();
+        let written = writer.join().unwrap();
+        assert_eq!(device.read_back(1), written.then_some(2));
+    });
+}
+
+#[test]
+fn a_page_that_is_just_written_back_reads_as_what_it_was() {
+    explore(3, || {
+        let device = Arc::new(Device::new());
+        device.discard(0);
+        let reader = {
+            let device = Arc::clone(&device);
+            thread::spawn(move || assert!(matches!(device.read_back(1), None | Some(3))))
+        };
+        assert!(device.write_back(1, 3));
+        reader.join().unwrap();
     });
 }

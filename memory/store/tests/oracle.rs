@@ -1,16 +1,23 @@
 //! Operation lists against a map: what the store says, it has, whatever happened in between.
 #![cfg(not(loom))]
 
+mod shelf;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use shelf::Shelf;
 use store::{
-    GroupBuffer, GroupError, Options, Page, PutError, Seen, Store, Worker, MAX_MEMBERS, MAX_OBJECT,
+    format_backing, Added, BackBuffer, Batch, GroupBuffer, GroupError, Options, Page, PutError,
+    Seen, Store, Worker, MAX_MEMBERS, MAX_OBJECT, WHOLE_TAG,
 };
 
 const PAGES: u64 = 600;
+
+/// Blocks of the backing device: fewer than there may be pages for.
+const BLOCKS: usize = 60;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -49,6 +56,18 @@ enum Op {
         index: u64,
         len: usize,
     },
+    /// What can go of these pages goes to the backing device, in a batch of so many blocks.
+    WriteBack {
+        from: u64,
+        count: u64,
+        blocks: usize,
+        /// As if these had been written meanwhile: every so many.
+        stale: usize,
+    },
+    BringBack {
+        index: u64,
+        len: usize,
+    },
     CompactStep {
         pages: u64,
     },
@@ -69,6 +88,8 @@ enum Held {
     Object(u8, Vec<u8>),
     /// Payload and position.
     Grouped(u8, Vec<u8>, usize),
+    /// On the backing device.
+    Backed(u8, Vec<u8>),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -95,6 +116,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
                 Op::Group { from, every, members, len, stale }
             }),
         6 => (index.clone(), 1..=MAX_OBJECT).prop_map(|(index, len)| Op::Leave { index, len }),
+        8 => (index.clone(), 1..200_u64, 1..20_usize, 2..9_usize).prop_map(|(from, count, blocks, stale)| {
+            Op::WriteBack { from, count, blocks, stale }
+        }),
+        4 => (index.clone(), 1..=MAX_OBJECT).prop_map(|(index, len)| Op::BringBack { index, len }),
         6 => (index, 0..80_u64).prop_map(|(from, count)| Op::Discard { from, count }),
         4 => (1..400_u64).prop_map(|pages| Op::CompactStep { pages }),
         1 => Just(Op::Compact),
@@ -133,6 +158,10 @@ fn held(worker: &Worker, index: u64) -> Option<Held> {
             assert!(!first.had && again.had);
             Some(Held::Grouped(again.tag, buffer.payload().to_vec(), again.position))
         }
+        Page::Backed => match worker.read_back(index, &mut BackBuffer::new(), &mut out).unwrap() {
+            Some(Page::Object { tag, len }) => Some(Held::Backed(tag, out[..len].to_vec())),
+            other => panic!("{other:?}"),
+        },
     }
 }
 
@@ -145,7 +174,7 @@ fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
     let same = oracle.values().filter(|held| matches!(held, Held::Same(_))).count();
     assert_eq!(stats.same_pages, same as u64);
     // A word that fits no entry is an object of 8 bytes.
-    let (mut least, mut most, mut huge, mut grouped) = (0, 0, 0, 0);
+    let (mut least, mut most, mut huge, mut grouped, mut backed) = (0, 0, 0, 0, 0);
     let mut groups: Vec<&[u8]> = Vec::new();
     for held in oracle.values() {
         match held {
@@ -158,8 +187,10 @@ fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
                 grouped += 1;
                 groups.push(payload);
             }
+            Held::Backed(..) => backed += 1,
         }
     }
+    assert_eq!(stats.bd_count, backed);
     // No two groups have the same payload.
     groups.sort_unstable();
     groups.dedup();
@@ -175,8 +206,12 @@ fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
 fn run(ops: Vec<Op>, mem_limit: u64) {
     let options = Options { mem_limit, reserve: 0, ..Options::default() };
     let mut store = Store::create(PAGES, options.clone()).unwrap();
+    let disk = Shelf::new(BLOCKS);
+    format_backing(&disk, "shelf", &store).unwrap();
+    store.set_backing(disk.boxed(), "shelf").unwrap();
     let mut threads = workers(&store);
     let mut oracle = HashMap::new();
+    let mut batches: Vec<Batch> = (0..20).map(Batch::new).collect();
     for (number, op) in ops.into_iter().enumerate() {
         match op {
             Op::Put { worker, index, len, tag } => {
@@ -279,6 +314,33 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                     Err(error) => panic!("{error}"),
                 }
             }
+            Op::WriteBack { from, count, blocks, stale } => {
+                write_back(
+                    &mut threads[0],
+                    &mut oracle,
+                    from..from + count,
+                    stale,
+                    &mut batches[blocks],
+                );
+            }
+            Op::BringBack { index, len } => {
+                let mut buffer = BackBuffer::new();
+                let mut out = [0; MAX_OBJECT];
+                let backed = matches!(oracle.get(&index), Some(Held::Backed(..)));
+                let read = threads[1].read_back(index, &mut buffer, &mut out).unwrap();
+                assert_eq!(read.is_some(), backed);
+                let new = bytes(number, len);
+                match threads[1].bring_back(index, &buffer, 5, &new) {
+                    Ok(done) => {
+                        assert_eq!(done, backed);
+                        if done {
+                            oracle.insert(index, Held::Object(5, new));
+                        }
+                    }
+                    Err(PutError::Full { .. }) => assert!(mem_limit > 0, "full without a limit"),
+                    Err(error) => panic!("{error}"),
+                }
+            }
             Op::Discard { from, count } => {
                 threads[1].discard(from..from + count);
                 oracle.retain(|index, _| !(from..from + count).contains(index));
@@ -297,6 +359,7 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                 let generation = store.generation();
                 drop((threads, store));
                 store = Store::attach(std::os::fd::AsFd::as_fd(&fd), options.clone()).unwrap();
+                store.set_backing(disk.boxed(), "shelf").unwrap();
                 threads = workers(&store);
                 assert_eq!(store.generation(), generation + 1);
                 assert_eq!(store.lost_pages(), 0);
@@ -310,6 +373,9 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
     }
     check_all(&store, &threads[0], &oracle);
     assert_eq!(threads[0].check(0..PAGES).sound, oracle.len() as u64);
+    let backed = oracle.values().filter(|held| matches!(held, Held::Backed(..))).count() as u64;
+    let stats = store.backing_stats().unwrap();
+    assert!(stats.blocks - stats.free <= backed && stats.failed_reads == 0);
     // All of it given back: the table is what remains.
     threads[0].discard(0..PAGES);
     threads.iter_mut().for_each(Worker::rest);
@@ -318,6 +384,66 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
     let empty = Store::create(PAGES, Options::default()).unwrap().stats().mem_used_total;
     assert_eq!(store.stats().mem_used_total, empty);
     assert_eq!(store.resident().unwrap(), empty);
+    let stats = store.backing_stats().unwrap();
+    assert_eq!(stats.free, stats.blocks, "nothing is left on the backing device");
+}
+
+/// Writes pages back, some of them seen as something that they are not, until the batch is full.
+fn write_back(
+    worker: &mut Worker,
+    oracle: &mut HashMap<u64, Held>,
+    pages: std::ops::Range<u64>,
+    stale: usize,
+    batch: &mut Batch,
+) {
+    let mut expected = Vec::new();
+    for (number, index) in pages.enumerate() {
+        let (added, tag, mut bytes, group) = match oracle.get(&index) {
+            Some(Held::Object(tag, bytes)) => {
+                let mut bytes = bytes.clone();
+                if number % stale == 0 {
+                    bytes[0] ^= 1;
+                }
+                (batch.add(&Seen { index, tag: *tag, bytes: &bytes }), *tag, bytes, None)
+            }
+            Some(Held::Grouped(_, payload, position)) => {
+                let mut buffer = GroupBuffer::new();
+                worker.look_group(index, &mut buffer).unwrap().expect("it is in one");
+                // Any bytes will do.
+                let bytes = payload[..payload.len().min(100)].to_vec();
+                (batch.add_grouped(index, &buffer, 7, &bytes), 7, bytes, Some(*position))
+            }
+            _ => continue,
+        };
+        let fits = bytes.len() == MAX_OBJECT || bytes.len() <= 4072;
+        match added {
+            Added::Full => break,
+            Added::Unfit => assert!(!fits),
+            Added::Yes if number % stale == 0 && group.is_none() => {}
+            Added::Yes => {
+                let tag = if bytes.len() == MAX_OBJECT { WHOLE_TAG } else { tag };
+                expected.push((index, Held::Backed(tag, std::mem::take(&mut bytes))));
+            }
+        }
+    }
+    let (all, blocks) = (batch.len() as u64, batch.blocks() as u64);
+    let done = worker.write_back(batch).unwrap();
+    assert_eq!(done.pages + done.changed + done.left, all);
+    assert!(done.blocks <= blocks && (done.left > 0) == (done.blocks < blocks));
+    if done.left == 0 {
+        assert_eq!(done.pages, expected.len() as u64);
+        oracle.extend(expected);
+        return;
+    }
+    // Those whose block there was none for are where they were.
+    let mut gone = 0;
+    for (index, backed) in expected {
+        if worker.peek(index).unwrap().0 == Page::Backed {
+            oracle.insert(index, backed);
+            gone += 1;
+        }
+    }
+    assert_eq!(gone, done.pages);
 }
 
 proptest! {

@@ -23,6 +23,8 @@ pub(crate) enum DeviceCommand {
     Serve(Box<ServeArgs>),
     /// What the devices that are served hold, and what they cost
     Stat(StatArgs),
+    /// Write pages of a device back to its backing device now, and wait until that is done
+    Writeback(WritebackArgs),
     /// Whether what serves swap cannot end up waiting for swap: each precaution, met or not
     Check(CheckArgs),
     /// What `serve --swap` starts beside itself
@@ -104,6 +106,8 @@ pub(crate) struct ServeArgs {
 pub(crate) struct Inherited {
     pub(crate) store: i32,
     pub(crate) buffers: Option<i32>,
+    /// The backing device.
+    pub(crate) backing: Option<i32>,
     /// The ublk device that there is already.
     pub(crate) device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -124,6 +128,7 @@ impl FromStr for Inherited {
             match name {
                 "store" => this.store = number()?.into(),
                 "buffers" => this.buffers = Some(number()?.into()),
+                "backing" => this.backing = Some(number()?.into()),
                 "device" => this.device = Some(number()?.into()),
                 "disk" => this.disk = Some(value.to_owned()),
                 "standby" => this.standby = number()? == 1,
@@ -142,6 +147,9 @@ impl fmt::Display for Inherited {
         write!(f, "store={}", self.store)?;
         if let Some(buffers) = self.buffers {
             write!(f, ",buffers={buffers}")?;
+        }
+        if let Some(backing) = self.backing {
+            write!(f, ",backing={backing}")?;
         }
         if let Some(device) = self.device {
             write!(f, ",device={device}")?;
@@ -165,6 +173,18 @@ pub(crate) struct CheckArgs {
     /// As JSON, an array of one object for each item
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
+}
+
+/// Arguments of `platen device writeback`.
+#[derive(Args, Debug)]
+pub(crate) struct WritebackArgs {
+    /// The device
+    pub(crate) name: String,
+    /// huge (stored as they are), idle, `huge_idle`, or incompressible (no smaller after recompression)
+    #[arg(value_parser = str::parse::<policy::What>)]
+    pub(crate) what: policy::What,
     #[command(flatten)]
     pub(crate) control: ControlOptions,
 }
@@ -257,6 +277,7 @@ mod tests {
         let all = Inherited {
             store: 3,
             buffers: Some(4),
+            backing: Some(5),
             device: Some(7),
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,

@@ -1,4 +1,4 @@
-//! The control socket: one line in, one line of JSON out.
+//! The control socket: one line in, one line of JSON out. `stat`, or `writeback` and what.
 //!
 //! One client at a time, a second for each, 64 bytes of question: nobody who connects can make the
 //! server wait or grow. It has nothing to do with the I/O path.
@@ -51,7 +51,7 @@ pub(crate) fn listen(folder: &Path, name: &str) -> anyhow::Result<Listening> {
         .with_context(|| format!("device {name} is served already, or was not ended cleanly"))
 }
 
-/// Answers `stat` with what `answer` gives, until dropped.
+/// Answers questions with what `answer` gives, until dropped; it gives none to what it does not know.
 pub(crate) struct Control {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
@@ -60,7 +60,7 @@ pub(crate) struct Control {
 impl Control {
     pub(crate) fn start(
         listening: Listening,
-        answer: impl Fn() -> String + Send + 'static,
+        answer: impl Fn(&str) -> Option<String> + Send + 'static,
     ) -> anyhow::Result<Self> {
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         listening.listener.set_nonblocking(true)?;
@@ -95,16 +95,16 @@ impl Drop for Control {
     }
 }
 
-fn serve(stream: &UnixStream, answer: impl Fn() -> String) -> std::io::Result<()> {
+fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut question = String::new();
     BufReader::new(stream.take(QUESTION)).read_line(&mut question)?;
     let mut writer = stream;
-    match question.as_str() {
-        "stat\n" => writer.write_all(format!("{}\n", answer()).as_bytes()),
-        _ => writer.write_all(b"{\"error\":\"not a command of this device\"}\n"),
+    match question.strip_suffix('\n').and_then(answer) {
+        Some(answer) => writer.write_all(format!("{answer}\n").as_bytes()),
+        None => writer.write_all(b"{\"error\":\"not a command of this device\"}\n"),
     }
 }
 

@@ -110,7 +110,8 @@ pub(crate) fn text(status: &Status) -> String {
         .chain(status.mm_stat.fields())
         .chain(status.io_stat.fields())
         .chain(status.bd_stat.fields())
-        .chain(status.platen.fields());
+        .chain(status.platen.fields())
+        .chain(status.backing.iter().flat_map(|backing| backing.fields()));
     for (name, value, help, grows) in fields {
         let (suffix, kind) = if grows { ("_total", "counter") } else { ("", "gauge") };
         let name = format!("platen_device_{name}{suffix}");
@@ -145,7 +146,7 @@ pub(crate) mod tests {
         let device = Device::new(&store, &options).unwrap();
         device.queue().unwrap().write_now(3, &b"platen00".repeat(1024)).unwrap();
         let policy = Policy::start(&store, &Settings::default()).unwrap();
-        Status::of("swap0", &device, Vec::new(), Some(&policy))
+        Status::of("swap0", &device, Vec::new(), Some(&policy), None)
     }
 
     #[test]
@@ -165,7 +166,7 @@ pub(crate) mod tests {
                 samples += 1;
             }
         }
-        assert_eq!(samples, 25 + 2 + 13);
+        assert_eq!(samples, 25 + 2 + 21);
         assert!(
             text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
         );

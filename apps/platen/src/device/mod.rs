@@ -1,6 +1,7 @@
 //! `platen device`: a block device of compressed pages.
 
 mod args;
+mod backing;
 mod check;
 mod control;
 mod metrics;
@@ -10,6 +11,7 @@ mod stat;
 mod status;
 mod supervise;
 mod swap_helper;
+mod writeback;
 
 pub(crate) use args::DeviceArgs;
 use args::DeviceCommand;
@@ -22,6 +24,7 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
             inherited => serve::run(&args, inherited.as_ref()),
         },
         DeviceCommand::Stat(args) => stat::run(&args),
+        DeviceCommand::Writeback(args) => writeback::run(&args),
         DeviceCommand::Check(args) => return check::run(&args),
         DeviceCommand::SwapHelper(args) => swap_helper::run(&args),
     };

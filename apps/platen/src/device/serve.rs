@@ -2,6 +2,7 @@
 //! none.
 
 use super::args::{Inherited, ServeArgs};
+use super::backing;
 use super::control::{self, Control};
 use super::metrics::Metrics;
 use super::say::say;
@@ -11,7 +12,7 @@ use anyhow::{bail, Context};
 use codec::Settings;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
-use policy::Policy;
+use policy::{Policy, What};
 use relay::Listening;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +27,9 @@ use store::{Keeper, Store};
 /// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on a machine of a
 /// few cores. One that stands by has so much ready.
 const HEAP: usize = 12 << 20;
+
+/// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger codec's context.
+const BACKING_HEAP: usize = 4 << 20;
 
 /// Threads that a server starts, on such a machine.
 const THREADS: usize = 12;
@@ -43,10 +47,12 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    let supervisor = Arc::new(Supervisor::new(inherited.is_some())?);
+    let alone = inherited.is_none();
+    let supervisor = Arc::new(Supervisor::new(!alone)?);
     let mut inherited = inherited.cloned().unwrap_or_default();
     if inherited.standby {
-        swap::warm(HEAP, THREADS).context("cannot get memory to stand by")?;
+        let heap = HEAP + if idle.backing_dev.is_some() { BACKING_HEAP } else { 0 };
+        swap::warm(heap, THREADS).context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
             Some(device) => inherited.device = device,
             // Never needed.
@@ -63,6 +69,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
         false => Store::create(supervise::pages(args)?, options)?,
     };
+    let refused = backing::attach(&idle, &store, (!alone).then_some(&inherited))?;
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
     if args.swap {
         if let Err(untaken) = swap::prefer("store-keeper") {
@@ -103,12 +110,14 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             });
             let disks = ublk.clone().into_iter().chain(client.clone()).chain(file.clone());
             let ways = disks.chain(nbd);
-            Status::of(&name, &device, ways.collect(), policy.get())
+            Status::of(&name, &device, ways.collect(), policy.get(), refused.as_deref())
         }
     };
     let answer = status.clone();
-    let control = Control::start(control, move || {
-        serde_json::to_string(&answer()).expect("numbers and strings")
+    let asked = Arc::clone(&policy);
+    let control = Control::start(control, move |question| match question {
+        "stat" => Some(serde_json::to_string(&answer()).expect("numbers and strings")),
+        _ => question.strip_prefix("writeback ").map(|what| write_back(asked.get(), what)),
     })?;
     let metrics = args.prometheus.map(|address| Metrics::start(address, status)).transpose()?;
     let stopping = Arc::new(AtomicBool::new(false));
@@ -168,6 +177,19 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     drop(policy);
     drop((nbd, device, keeper));
     served
+}
+
+/// Asks the policy to write such pages back; JSON.
+fn write_back(policy: Option<&Policy>, what: &str) -> String {
+    let refused = match (what.parse::<What>(), policy) {
+        (Err(error), _) => error,
+        (_, None) => "its policy is off, or not yet there".to_owned(),
+        (Ok(what), Some(policy)) if policy.write_back(what) => {
+            return "{\"asked\":true}".to_owned()
+        }
+        _ => "it has no backing device".to_owned(),
+    };
+    serde_json::json!({ "error": refused }).to_string()
 }
 
 /// Serves until it is told to stop, or cannot go on.
@@ -261,7 +283,7 @@ fn disk(
 }
 
 /// A copy of a descriptor that the supervisor has left to us.
-fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
+pub(super) fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
     // By its path rather than its number: no promise is needed that nobody else has it.
     let path = format!("/proc/self/fd/{number}");
     let file = std::fs::File::options().read(true).write(true).open(&path);

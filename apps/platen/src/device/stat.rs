@@ -51,7 +51,7 @@ fn everything(folder: &Path) -> anyhow::Result<Vec<Status>> {
     Ok(all)
 }
 
-fn ask(path: &Path) -> anyhow::Result<Status> {
+pub(super) fn ask(path: &Path) -> anyhow::Result<Status> {
     let answer = control::ask(path, "stat")?;
     if answer.is_empty() {
         bail!("no answer");
@@ -125,8 +125,19 @@ pub(crate) fn counters(status: &Status) -> String {
     group("io_stat", &status.io_stat.fields());
     group("bd_stat", &status.bd_stat.fields());
     group("platen", &status.platen.fields());
+    if let Some(backing) = &status.backing {
+        group(&format!("backing {}", backing.name), &backing.fields());
+    }
     if let Some(policy) = &status.policy {
         group("policy", &policy.fields());
+    }
+    if let Some(backing) = &status.backing {
+        if let Some(stopped) = &backing.stopped {
+            writeln!(text, "nothing more is written back: {stopped}").expect("a string takes all");
+        }
+        if let Some(refused) = &backing.refused {
+            writeln!(text, "no backing device: {refused}").expect("a string takes all");
+        }
     }
     if let Some(damage) = &status.platen.damage {
         writeln!(text, "first damage: {damage}").expect("a string takes all");

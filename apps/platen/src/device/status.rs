@@ -22,6 +22,9 @@ pub(crate) struct Status {
     pub(crate) io_stat: IoStat,
     pub(crate) bd_stat: BdStat,
     pub(crate) platen: Own,
+    /// Where pages are written back to; none if nowhere.
+    #[serde(default)]
+    pub(crate) backing: Option<BackingStatus>,
     /// What was done with idle pages; none while they are left alone.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
@@ -59,12 +62,66 @@ pub(crate) struct IoStat {
     pub(crate) notify_free: u64,
 }
 
-/// zram's `bd_stat`, in its order, in pages: nothing is written back yet.
+/// zram's `bd_stat`, in its order: pages, and blocks of 4 KiB since this server has the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BdStat {
     pub(crate) bd_count: u64,
     pub(crate) bd_reads: u64,
     pub(crate) bd_writes: u64,
+}
+
+/// The backing device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BackingStatus {
+    pub(crate) name: String,
+    /// Whether it goes around the page cache.
+    pub(crate) direct: bool,
+    pub(crate) bd_blocks: u64,
+    pub(crate) bd_free: u64,
+    pub(crate) bd_written_today: u64,
+    pub(crate) bd_failed_reads: u64,
+    pub(crate) bd_failed_writes: u64,
+    /// Why nothing more is written.
+    pub(crate) stopped: Option<String>,
+    /// Why there is none, though there was.
+    pub(crate) refused: Option<String>,
+}
+
+impl BackingStatus {
+    fn of(store: &store::Store, refused: Option<&str>) -> Option<Self> {
+        let refused = refused.map(str::to_owned);
+        let Some(stats) = store.backing_stats() else {
+            return refused.map(|refused| Self { refused: Some(refused), ..Self::default() });
+        };
+        Some(Self {
+            name: stats.name,
+            direct: stats.direct,
+            bd_blocks: stats.blocks,
+            bd_free: stats.free,
+            bd_written_today: store.written_today(),
+            bd_failed_reads: stats.failed_reads,
+            bd_failed_writes: stats.failed_writes,
+            stopped: stats.stopped.map(|stopped| stopped.to_string()),
+            refused,
+        })
+    }
+
+    /// As [`MmStat::fields`].
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 6] {
+        [
+            ("bd_direct", self.direct.into(), "1 if it goes around the page cache", false),
+            ("bd_blocks", self.bd_blocks, "Blocks of 4 KiB", false),
+            ("bd_free", self.bd_free, "Blocks that are free", false),
+            ("bd_written_today", self.bd_written_today, "Blocks written today (UTC)", false),
+            (
+                "bd_failed_reads",
+                self.bd_failed_reads,
+                "Reads that failed, or gave other bytes",
+                true,
+            ),
+            ("bd_failed_writes", self.bd_failed_writes, "Writes that failed", true),
+        ]
+    }
 }
 
 /// What zram has no name for.
@@ -95,6 +152,7 @@ impl Status {
         device: &Device,
         transports: Vec<Transport>,
         policy: Option<&Policy>,
+        refused: Option<&str>,
     ) -> Self {
         let store = device.store();
         let settings = device.settings();
@@ -109,18 +167,20 @@ impl Status {
             transports,
             mm_stat: store.stats().into(),
             io_stat: device.stats().into(),
-            bd_stat: BdStat::default(),
+            bd_stat: BdStat::of(store),
+            backing: BackingStatus::of(store, refused),
             platen: Own::of(device),
             policy: policy.map(Policy::stats),
         }
     }
 
-    /// Plain bytes by the byte of memory in use, tables and all. What is only ready for the next writes
+    /// Plain bytes by the byte of memory in use, tables and all. What is on the backing device is no part of either. What is only ready for the next writes
     /// is the same however much is stored, and is left out.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub(crate) fn ratio(&self) -> f64 {
         let used = self.mm_stat.mem_used_total.saturating_sub(self.platen.mem_ready);
-        self.mm_stat.orig_data_size as f64 / used.max(1) as f64
+        let elsewhere = self.bd_stat.bd_count * device::PAGE as u64;
+        self.mm_stat.orig_data_size.saturating_sub(elsewhere) as f64 / used.max(1) as f64
     }
 }
 
@@ -199,12 +259,21 @@ impl IoStat {
 }
 
 impl BdStat {
+    fn of(store: &store::Store) -> Self {
+        let done = store.backing_stats();
+        Self {
+            bd_count: store.stats().bd_count,
+            bd_reads: done.as_ref().map_or(0, |done| done.bd_reads),
+            bd_writes: done.as_ref().map_or(0, |done| done.bd_writes),
+        }
+    }
+
     /// As [`MmStat::fields`].
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 3] {
         [
             ("bd_count", self.bd_count, "Pages on the backing device", false),
-            ("bd_reads", self.bd_reads, "Pages read from the backing device", true),
-            ("bd_writes", self.bd_writes, "Pages written to the backing device", true),
+            ("bd_reads", self.bd_reads, "Blocks of 4 KiB read from the backing device", true),
+            ("bd_writes", self.bd_writes, "Blocks of 4 KiB written to the backing device", true),
         ]
     }
 }

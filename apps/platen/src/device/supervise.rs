@@ -4,6 +4,7 @@
 //! only when this process has been killed.
 
 use super::args::{Inherited, ServeArgs, SwapTask};
+use super::backing;
 use super::control;
 use super::say::say;
 use crate::size::Size;
@@ -25,7 +26,7 @@ const STACK: &str = "262144";
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let pages = pages(args)?;
     // A server would say it too, but later.
-    policy_settings(args)?;
+    let idle = policy_settings(args)?;
     // While there is one thread: children and threads have them from here.
     if args.swap {
         for untaken in swap::inherited() {
@@ -46,6 +47,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     }
     let store = Store::create(pages, store_options(args))?;
     let store_fd = inheritable(store.fd().try_clone_to_owned()?)?;
+    let backing = backing::make(&idle, &store)?;
+    // Its lock goes with it to all servers.
+    let backing = backing.map(|disk| inheritable(disk.fd().try_clone_to_owned()?)).transpose()?;
     drop(store);
     let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
     let buffers = buffers.map(inheritable).transpose()?;
@@ -65,7 +69,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    let mut service = Serving { args, store: store_fd, buffers, device: None, disk };
+    let mut service = Serving { args, store: store_fd, buffers, backing, device: None, disk };
     let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
     if args.swap {
         swap::leave_cgroup();
@@ -136,6 +140,8 @@ struct Serving<'a> {
     args: &'a ServeArgs,
     store: OwnedFd,
     buffers: Option<OwnedFd>,
+    /// What pages are written back to.
+    backing: Option<OwnedFd>,
     /// The ublk device, once there is one.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -171,6 +177,7 @@ impl Serving<'_> {
         let inherited = Inherited {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
+            backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,

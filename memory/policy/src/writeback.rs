@@ -1,0 +1,243 @@
+//! A pass that writes pages back: what is wanted is read, put into batches and let out of memory.
+//!
+//! All memory is taken when it is made. It is the only part of the policy that waits for a disk.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use codec::{Codec, Encoder};
+use device::{codec_of, PageReader, PAGE, RECOMPRESSED};
+use store::{Added, Batch, Page, Seen, Store, Worker, WriteBackError};
+
+use crate::settings::{Settings, SettingsError};
+use crate::stats::{add as count, Counters};
+use crate::thread::StartError;
+
+/// Entries of the table that a step looks at.
+const LOOK_AT: u64 = 4096;
+
+/// Pages to write back, by zram's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Those that are stored as they are.
+    Huge,
+    /// Those that are idle.
+    Idle,
+    /// Those that are both.
+    HugeIdle,
+    /// Those that recompression did not get smaller either.
+    Incompressible,
+}
+
+impl What {
+    /// All of them, as they are typed.
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("huge", Self::Huge),
+        ("idle", Self::Idle),
+        ("huge_idle", Self::HugeIdle),
+        ("incompressible", Self::Incompressible),
+    ];
+}
+
+impl FromStr for What {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::NAMES.into_iter().find(|(name, _)| *name == text);
+        let none = || format!("'{text}' is none of huge, idle, huge_idle, incompressible");
+        found.map(|(_, what)| what).ok_or_else(none)
+    }
+}
+
+/// Which pages a pass is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted {
+    /// What the policy wants gone, while memory is short or not.
+    Policy { pressed: bool },
+    /// What somebody asked for.
+    Asked(What),
+}
+
+/// Contexts, buffers and access to the store for writing back.
+pub(crate) struct WriteBack {
+    worker: Worker,
+    reader: PageReader,
+    encoder: Encoder,
+    batch: Batch,
+    plain: Box<[u8; PAGE]>,
+    coded: Box<[u8]>,
+    /// The next page to look at, while a pass is on.
+    cursor: Option<u64>,
+    settings: Settings,
+    counters: Arc<Counters>,
+}
+
+impl WriteBack {
+    /// One with all its memory; none for a store without a backing device.
+    pub(crate) fn new(
+        store: &Arc<Store>,
+        settings: &Settings,
+        counters: &Arc<Counters>,
+    ) -> Result<Option<Self>, StartError> {
+        if !store.has_backing() {
+            return Ok(None);
+        }
+        settings.check()?;
+        let wrong =
+            |_| SettingsError::Codec { codec: settings.codec.clone(), level: settings.level };
+        let mut this = Self {
+            worker: store.worker().ok_or(StartError::Full)?,
+            reader: PageReader::new(),
+            encoder: Encoder::new(settings.codec()?).map_err(wrong)?,
+            batch: Batch::new(settings.writeback_batch_size as usize),
+            plain: Box::new([0; PAGE]),
+            coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
+            cursor: None,
+            settings: settings.clone(),
+            counters: Arc::clone(counters),
+        };
+        // The encoder takes its memory when it is first used, and not for one word over and over.
+        for (at, byte) in this.plain.iter_mut().enumerate() {
+            *byte = (at / 7).to_le_bytes()[0];
+        }
+        this.encoder.encode(&this.plain[..], &mut this.coded);
+        Ok(Some(this))
+    }
+
+    /// One step of a pass, at most one batch; begins a pass if none is on. Whether it goes on.
+    pub(crate) fn step(&mut self, wanted: Wanted) -> bool {
+        let from = match self.cursor {
+            Some(cursor) => cursor,
+            None => {
+                count(&self.counters.writeback_passes, 1);
+                if matches!(wanted, Wanted::Asked(_)) {
+                    // Somebody has seen to what had failed.
+                    self.worker.store().resume_backing();
+                }
+                0
+            }
+        };
+        let pages = self.worker.store().pages();
+        let to = from.saturating_add(LOOK_AT).min(pages);
+        if self.batch.is_empty() {
+            self.set_limit();
+        }
+        let mut next = to;
+        for index in from..to {
+            if self.is_wanted(index, wanted) && self.add(index) == Added::Full {
+                next = index;
+                break;
+            }
+        }
+        let (full, done) = (next < to, next >= pages);
+        // A batch that is not full goes on over the next pages.
+        let goes_on = !(full || done && !self.batch.is_empty()) || self.flush();
+        if done || !goes_on {
+            self.cursor = None;
+            self.batch.clear();
+            self.worker.rest();
+            return false;
+        }
+        self.cursor = Some(next);
+        true
+    }
+
+    /// Whether the page is one of those.
+    fn is_wanted(&self, index: u64, wanted: Wanted) -> bool {
+        let Ok((page, age)) = self.worker.peek(index) else { return false };
+        let (huge, hopeless) = match page {
+            Page::Object { tag, .. } => {
+                let raw = codec_of(tag) == Some(Codec::Raw);
+                (raw, raw && tag & RECOMPRESSED != 0)
+            }
+            Page::Grouped => (false, false),
+            _ => return false,
+        };
+        let of = &self.settings;
+        match wanted {
+            Wanted::Asked(What::Huge) => huge,
+            Wanted::Asked(What::Idle) => age >= of.idle,
+            Wanted::Asked(What::HugeIdle) => huge && age >= of.idle,
+            Wanted::Asked(What::Incompressible) => hopeless,
+            Wanted::Policy { pressed } => {
+                let (idle, huge_idle) = if pressed {
+                    (of.writeback_idle_pressed, of.writeback_huge_idle_pressed)
+                } else {
+                    (of.writeback_idle, of.writeback_huge_idle)
+                };
+                age >= idle || hopeless && age >= huge_idle
+            }
+        }
+    }
+
+    /// Reads a page and puts it into the batch; `Full` if that has to be written first.
+    fn add(&mut self, index: u64) -> Added {
+        match self.reader.read(&self.worker, index, false, &mut self.plain) {
+            Ok(Page::Object { tag, len }) => {
+                let bytes = &self.reader.object()[..len];
+                self.batch.add(&Seen { index, tag, bytes })
+            }
+            Ok(Page::Grouped) => {
+                let encoded = self.encoder.encode(&self.plain[..], &mut self.coded);
+                let (tag, bytes) = match encoded.codec {
+                    Codec::Raw | Codec::SameFilled => (Codec::Raw.to_wire(), &self.plain[..]),
+                    codec => (RECOMPRESSED | codec.to_wire(), &self.coded[..encoded.len]),
+                };
+                self.batch.add_grouped(index, self.reader.group(), tag, bytes)
+            }
+            Ok(_) => Added::Unfit,
+            Err(_) => {
+                // Whoever reads it is told.
+                count(&self.counters.damaged, 1);
+                Added::Unfit
+            }
+        }
+    }
+
+    /// Lets a batch have no more than the day's rest.
+    fn set_limit(&mut self) {
+        let left = if self.settings.writeback_limit_enable {
+            let written = self.worker.store().written_today();
+            self.settings.writeback_limit.saturating_sub(written)
+        } else {
+            u64::MAX
+        };
+        self.batch.set_limit(left);
+    }
+
+    /// Writes the batch, if it may; whether more may come.
+    fn flush(&mut self) -> bool {
+        let blocks = self.batch.blocks() as u64;
+        if blocks == 0 {
+            // Full without anything in it: there is nothing left of the day's.
+            let spent = self.settings.writeback_limit_enable
+                && self.worker.store().written_today() >= self.settings.writeback_limit;
+            count(&self.counters.writeback_limited, u64::from(spent));
+            return !spent;
+        }
+        let floor = self.settings.backing_free.saturating_add(blocks * PAGE as u64);
+        if self.worker.store().backing_space().is_some_and(|space| space < floor) {
+            count(&self.counters.writeback_no_space, 1);
+            return false;
+        }
+        let done = match self.worker.write_back(&mut self.batch) {
+            Ok(done) => done,
+            Err(WriteBackError::Stopped(_)) => {
+                count(&self.counters.writeback_failed, 1);
+                return false;
+            }
+            Err(_) => return false,
+        };
+        count(&self.counters.pages_written_back, done.pages);
+        count(&self.counters.writeback_changed, done.changed);
+        count(&self.counters.writeback_full, u64::from(done.left > 0));
+        self.set_limit();
+        done.left == 0
+    }
+}
+
+impl std::fmt::Debug for WriteBack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WriteBack").field("cursor", &self.cursor).finish_non_exhaustive()
+    }
+}

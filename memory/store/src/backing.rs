@@ -1,0 +1,479 @@
+//! The backing device of a store: its header, its free blocks, and what has failed.
+//!
+//! ```text
+//!  block 0   header: magic, version, block size, blocks, the store's id, generation, checksum
+//!  block 1.. a page as it is, or a directory and objects (`writeback.rs`)
+//! ```
+//!
+//! The device says whose it is and nothing about what is in its blocks: that is in the slot table, so that it
+//! is worth nothing without the store, and there is nothing to be repaired on it. Formatting takes a device that
+//! is empty or was a backing device before, and nothing else.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::blocks::Blocks;
+use crate::disk::{name_of, number_of, Block, Disk};
+use crate::inject;
+use crate::layout::PAGE;
+use crate::slot::{State, Word, MAX_BLOCKS};
+use crate::store::Store;
+use crate::sync::{AtomicU64, Ordering};
+
+/// "platenBK", little endian.
+const MAGIC: u64 = u64::from_le_bytes(*b"platenBK");
+
+/// Changes with anything that another version would read wrongly.
+const VERSION: u64 = 1;
+
+/// Words of the header, the checksum behind them.
+const WORDS: usize = 6;
+
+/// Blocks that have to be zero on a device that is not ours yet: where file systems, partition tables and swap
+/// areas say what they are.
+const EMPTY: u32 = 32;
+
+/// Free blocks that are looked at before the longest run so far will do.
+const LOOK_AT: u32 = 1 << 16;
+
+/// Why a backing device cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackingError {
+    /// It has something else on it.
+    #[error("{name} is no backing device and not empty: its block {block} has data; zero its first {bytes} bytes to give it to platen", bytes = EMPTY as usize * PAGE)]
+    Foreign {
+        /// The device.
+        name: String,
+        /// The first block that is not zero.
+        block: u32,
+    },
+    /// It is not one, or was not before this store's server was replaced.
+    #[error("{name} is no backing device: its first word is {got:016x}")]
+    Magic {
+        /// The device.
+        name: String,
+        /// The word found.
+        got: u64,
+    },
+    /// Of another version.
+    #[error("{name}: backing device of format version {got}, this program has {VERSION}")]
+    Version {
+        /// The device.
+        name: String,
+        /// The version found.
+        got: u64,
+    },
+    /// Its header is damaged.
+    #[error("{name}: checksum of its header is {got:08x}, its bytes have {expected:08x}")]
+    Checksum {
+        /// The device.
+        name: String,
+        /// What is stated.
+        got: u64,
+        /// What its words have.
+        expected: u64,
+    },
+    /// A header that says what none can.
+    #[error("{name}: its header says {what} {got}, expected {expected}")]
+    Header {
+        /// The device.
+        name: String,
+        /// Which of its numbers.
+        what: &'static str,
+        /// The one found.
+        got: u64,
+        /// What it may be.
+        expected: u64,
+    },
+    /// It is another store's.
+    #[error("{name} belongs to the store {got:016x}, this one is {expected:016x}")]
+    Store {
+        /// The device.
+        name: String,
+        /// The store's id that it has.
+        got: u64,
+        /// This store's.
+        expected: u64,
+    },
+    /// A server after this one has had it.
+    #[error("{name} was last used by server {got} of its store, this is server {most}")]
+    Generation {
+        /// The device.
+        name: String,
+        /// The number of the server that it has.
+        got: u64,
+        /// This server's.
+        most: u64,
+    },
+    /// It is shorter than it was.
+    #[error("{name} has {have} blocks of {PAGE} bytes, its header says {need}")]
+    Truncated {
+        /// The device.
+        name: String,
+        /// Blocks there are.
+        have: u64,
+        /// Blocks there were.
+        need: u64,
+    },
+    /// It has no room.
+    #[error("{name} has {have} blocks of {PAGE} bytes, a header and one page need 2")]
+    Small {
+        /// The device.
+        name: String,
+        /// Blocks there are.
+        have: u64,
+    },
+    /// The store is in use, or has one already.
+    #[error("{name}: a store takes its backing device before it has workers, and one only")]
+    Late {
+        /// The device.
+        name: String,
+    },
+    /// The kernel refused.
+    #[error("cannot {action} {name}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The device.
+        name: String,
+        /// The kernel's word.
+        source: io::Error,
+    },
+}
+
+/// Why nothing more is written back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// The kernel's number.
+    pub errno: i32,
+    /// The first block of the write that failed.
+    pub block: u32,
+}
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "writing block {} failed: {}", self.block, name_of(self.errno))
+    }
+}
+
+/// What a backing device has and has done, since this server has it; blocks of 4096 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackingStats {
+    /// What it was called when it was given to the store.
+    pub name: String,
+    /// Blocks for pages.
+    pub blocks: u64,
+    /// Those that are free.
+    pub free: u64,
+    /// Whether it goes around the page cache.
+    pub direct: bool,
+    /// Blocks read.
+    pub bd_reads: u64,
+    /// Blocks written.
+    pub bd_writes: u64,
+    /// Reads that failed, or gave other bytes than were written.
+    pub failed_reads: u64,
+    /// Writes of a run of blocks that failed.
+    pub failed_writes: u64,
+    /// Why nothing more is written, if so.
+    pub stopped: Option<Stopped>,
+}
+
+/// Of one store.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    disk: Box<dyn Disk>,
+    name: String,
+    blocks: Blocks,
+    /// Held while blocks are written: nobody else waits for it.
+    writer: Mutex<Writer>,
+    stopped: Mutex<Option<Stopped>>,
+    reads: AtomicU64,
+    writes: AtomicU64,
+    failed_reads: AtomicU64,
+    failed_writes: AtomicU64,
+}
+
+/// What the one thread has that writes.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    /// Where to look for free blocks first.
+    next: u32,
+}
+
+/// Says on `disk` that it is the backing device of `store` from now on. What it had is forgotten.
+///
+/// # Errors
+///
+/// [`BackingError`]: nothing is written to a device that is neither empty nor was a backing device.
+pub fn format_backing(disk: &dyn Disk, name: &str, store: &Store) -> Result<(), BackingError> {
+    let have = blocks(disk, name)?;
+    let mut block = Block::ZERO;
+    for at in 0..EMPTY.min(have) {
+        disk.read(at, &mut block).map_err(io_error("read", name))?;
+        if at == 0 && words(&block)[0] == MAGIC {
+            break;
+        }
+        if block.0.iter().any(|&byte| byte != 0) {
+            return Err(BackingError::Foreign { name: name.to_owned(), block: at });
+        }
+    }
+    let header = header(have, store.id(), store.generation());
+    disk.write(0, std::slice::from_ref(&header)).map_err(io_error("write the header of", name))
+}
+
+impl Store {
+    /// Takes the device that this store was [given](format_backing): what its servers wrote back can be read
+    /// again, and more can be written.
+    ///
+    /// # Errors
+    ///
+    /// [`BackingError`]; then reading what is on it fails, and everything else goes on.
+    pub fn set_backing(&self, disk: Box<dyn Disk>, name: &str) -> Result<(), BackingError> {
+        let late = || BackingError::Late { name: name.to_owned() };
+        if self.working.load(Ordering::Acquire) != 0 || self.backing.get().is_some() {
+            return Err(late());
+        }
+        let have = blocks(&*disk, name)?;
+        let mut block = Block::ZERO;
+        disk.read(0, &mut block).map_err(io_error("read", name))?;
+        let count = check(&block, name, self.id(), self.generation(), have)?;
+        let blocks = Blocks::new(count);
+        for slot in self.heap.map.table() {
+            if let Some(State::Backed(at)) = slot.load().state() {
+                if !blocks.count_one(at.block) {
+                    slot.store(Word::LOST);
+                    self.lost.fetch_add(1, Ordering::Relaxed);
+                    let counter = &self.counters[crate::store::MAX_WORKERS].backed;
+                    crate::stats::sub(counter, 1);
+                }
+            }
+        }
+        let mut stopped = None;
+        let header = header(count, self.id(), self.generation());
+        if let Err(error) = disk.write(0, std::slice::from_ref(&header)) {
+            // What is on it can be read.
+            stopped = Some(Stopped { errno: number_of(&error), block: 0 });
+        }
+        inject::step();
+        let backing = Backing {
+            disk,
+            name: name.to_owned(),
+            blocks,
+            writer: Mutex::new(Writer { next: 1 }),
+            stopped: Mutex::new(stopped),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            failed_reads: AtomicU64::new(0),
+            failed_writes: AtomicU64::new(u64::from(stopped.is_some())),
+        };
+        self.backing.set(backing).map_err(|_| late())
+    }
+
+    /// Whether there is a backing device.
+    pub fn has_backing(&self) -> bool {
+        self.backing.get().is_some()
+    }
+
+    /// The backing device's counters.
+    pub fn backing_stats(&self) -> Option<BackingStats> {
+        let backing = self.backing.get()?;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Some(BackingStats {
+            name: backing.name.clone(),
+            blocks: u64::from(backing.blocks.count() - 1),
+            free: u64::from(backing.blocks.free()),
+            direct: backing.disk.is_direct(),
+            bd_reads: of(&backing.reads),
+            bd_writes: of(&backing.writes),
+            failed_reads: of(&backing.failed_reads),
+            failed_writes: of(&backing.failed_writes),
+            stopped: *backing.stopped(),
+        })
+    }
+
+    /// Bytes that others may still store on the file system of the backing device; `None` if it is in none.
+    pub fn backing_space(&self) -> Option<u64> {
+        self.backing.get()?.disk.free()
+    }
+
+    /// Lets writing begin again after a failure: somebody has seen to it.
+    pub fn resume_backing(&self) {
+        if let Some(backing) = self.backing.get() {
+            *backing.stopped() = None;
+        }
+    }
+
+    /// Blocks that servers of this store have written to the backing device today, from midnight UTC on.
+    pub fn written_today(&self) -> u64 {
+        crate::superblock::written(self.heap.map.superblock(), crate::writeback::today())
+    }
+}
+
+impl Backing {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
+        // Nothing is left half done by a panic while it is held.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why nothing more is written.
+    pub(crate) fn stopped(&self) -> MutexGuard<'_, Option<Stopped>> {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// An entry does not name the block any more.
+    pub(crate) fn leave(&self, block: u32) {
+        self.blocks.leave(block);
+    }
+
+    /// Reads a block that an entry names; the kernel's number if that fails.
+    pub(crate) fn read(&self, block: u32, out: &mut Block) -> Result<(), i32> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.disk.read(block, out).map_err(|error| number_of(&error))
+    }
+
+    /// A read failed, and not because the page was written meanwhile.
+    #[cold]
+    pub(crate) fn count_failed_read(&self) {
+        self.failed_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes up to `want` free blocks that lie one behind the other, as many as can be had.
+    pub(crate) fn take(&self, writer: &mut Writer, want: u32) -> Option<Range<u32>> {
+        if self.blocks.free() == 0 {
+            return None;
+        }
+        let count = self.blocks.count();
+        let start = if (1..count).contains(&writer.next) { writer.next } else { 1 };
+        let (mut best, mut run) = (0..0, start..start);
+        for (looked, block) in (0..).zip((start..count).chain(1..start)) {
+            if block != run.end {
+                run = block..block;
+            }
+            if !self.blocks.is_free(block) {
+                run = block + 1..block + 1;
+                continue;
+            }
+            run.end = block + 1;
+            if run.len() > best.len() {
+                best = run.clone();
+            }
+            if best.len() == want as usize || looked >= LOOK_AT && !best.is_empty() {
+                break;
+            }
+        }
+        if best.is_empty() {
+            return None;
+        }
+        best.clone().for_each(|block| self.blocks.take(block));
+        writer.next = best.end;
+        Some(best)
+    }
+
+    /// Writes blocks that the caller has taken.
+    pub(crate) fn write(&self, _: &mut Writer, at: u32, blocks: &[Block]) -> Result<(), Stopped> {
+        match self.disk.write(at, blocks) {
+            Ok(()) => {
+                self.writes.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => {
+                self.failed_writes.fetch_add(1, Ordering::Relaxed);
+                let stopped = Stopped { errno: number_of(&error), block: at };
+                *self.stopped() = Some(stopped);
+                Err(stopped)
+            }
+        }
+    }
+}
+
+/// Blocks of a device, as many as entries can name.
+fn blocks(disk: &dyn Disk, name: &str) -> Result<u32, BackingError> {
+    let have = disk.blocks().map_err(io_error("find the size of", name))?;
+    if have < 2 {
+        return Err(BackingError::Small { name: name.to_owned(), have });
+    }
+    Ok(u32::try_from(have).unwrap_or(MAX_BLOCKS).min(MAX_BLOCKS))
+}
+
+fn io_error<'a>(
+    action: &'static str,
+    name: &'a str,
+) -> impl FnOnce(io::Error) -> BackingError + use<'a> {
+    move |source| {
+        // Its own name for it says nothing to a person.
+        let eof = source.kind() == io::ErrorKind::UnexpectedEof;
+        let source = if eof { Errno::IO.into() } else { source };
+        BackingError::Io { action, name: name.to_owned(), source }
+    }
+}
+
+fn words(block: &Block) -> [u64; WORDS + 1] {
+    let mut words = [0; WORDS + 1];
+    for (word, bytes) in words.iter_mut().zip(block.0.chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    words
+}
+
+fn header(blocks: u32, store: u64, generation: u64) -> Block {
+    let words = [MAGIC, VERSION, PAGE as u64, u64::from(blocks), store, generation];
+    let mut block = Block::ZERO;
+    for (word, bytes) in words.iter().chain([&sum(&words)]).zip(block.0.chunks_exact_mut(8)) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    block
+}
+
+fn sum(words: &[u64]) -> u64 {
+    let sum = words.iter().fold(0, |sum, word| crc32c::crc32c_append(sum, &word.to_le_bytes()));
+    u64::from(sum)
+}
+
+/// The number of blocks, the header among them, if this is the header of the store `id`'s device.
+pub(crate) fn check(
+    block: &Block,
+    name: &str,
+    id: u64,
+    generation: u64,
+    have: u32,
+) -> Result<u32, BackingError> {
+    let name = || name.to_owned();
+    let got = words(block);
+    let [magic, version, size, blocks, store, last, stated] = got;
+    if magic != MAGIC {
+        return Err(BackingError::Magic { name: name(), got: magic });
+    }
+    if version != VERSION {
+        return Err(BackingError::Version { name: name(), got: version });
+    }
+    let expected = sum(&got[..WORDS]);
+    if stated != expected {
+        return Err(BackingError::Checksum { name: name(), got: stated, expected });
+    }
+    let wrong = |what, got, expected| BackingError::Header { name: name(), what, got, expected };
+    if size != PAGE as u64 {
+        return Err(wrong("blocks of", size, PAGE as u64));
+    }
+    if store != id {
+        return Err(BackingError::Store { name: name(), got: store, expected: id });
+    }
+    if last > generation {
+        return Err(BackingError::Generation { name: name(), got: last, most: generation });
+    }
+    let count = u32::try_from(blocks).ok().filter(|count| (2..=MAX_BLOCKS).contains(count));
+    let count = count.ok_or_else(|| wrong("blocks:", blocks, MAX_BLOCKS.into()))?;
+    if have < count {
+        return Err(BackingError::Truncated { name: name(), have: have.into(), need: blocks });
+    }
+    Ok(count)
+}

@@ -1,0 +1,521 @@
+//! Pages out to a backing device and back: real files, full ones, failing ones, other people's, and clients that
+//! write, read and discard meanwhile.
+#![cfg(not(loom))]
+
+mod shelf;
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use shelf::Shelf;
+use store::{
+    format_backing, Added, BackBuffer, BackingError, Batch, Disk, FileDisk, GetError, Options,
+    Page, Seen, Store, Worker, WriteBackError, WrittenBack, MAX_OBJECT,
+};
+
+fn bytes(index: u64, version: u64, len: usize) -> Vec<u8> {
+    let mut state = index << 32 | version | 1 << 63;
+    let mut bytes: Vec<u8> = (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state.to_le_bytes()[7]
+        })
+        .collect();
+    let version = version.to_le_bytes();
+    bytes[..len.min(8)].copy_from_slice(&version[..len.min(8)]);
+    bytes
+}
+
+/// Four kinds of lengths: a page as it is, and three that share blocks.
+fn length(index: u64) -> usize {
+    [MAX_OBJECT, 1300, 90, 3900][usize::try_from(index % 4).unwrap()]
+}
+
+fn options() -> Options {
+    Options { reserve: 0, ..Options::default() }
+}
+
+fn given(pages: u64, disk: &dyn Disk) -> Arc<Store> {
+    let store = Store::create(pages, options()).unwrap();
+    format_backing(disk, "shelf", &store).unwrap();
+    store
+}
+
+/// Writes back what can go of these pages, in batches of 16 blocks.
+fn write_back(
+    worker: &mut Worker,
+    pages: std::ops::Range<u64>,
+) -> Result<WrittenBack, WriteBackError> {
+    let mut batch = Batch::new(16);
+    let mut sum = WrittenBack::default();
+    let mut out = [0; MAX_OBJECT];
+    let mut index = pages.start;
+    loop {
+        let added = match worker.look(index, &mut out) {
+            _ if index >= pages.end => Added::Full,
+            Ok(Page::Object { tag, len }) => batch.add(&Seen { index, tag, bytes: &out[..len] }),
+            _ => Added::Unfit,
+        };
+        if added == Added::Full {
+            let done = worker.write_back(&mut batch)?;
+            sum.pages += done.pages;
+            sum.changed += done.changed;
+            sum.blocks += done.blocks;
+            sum.left += done.left;
+            if index >= pages.end || done.left > 0 {
+                return Ok(sum);
+            }
+        } else {
+            index += 1;
+        }
+    }
+}
+
+fn read(worker: &Worker, index: u64) -> Result<Option<Vec<u8>>, GetError> {
+    let mut out = [0; MAX_OBJECT];
+    loop {
+        match worker.get(index, &mut out)? {
+            Page::Absent => return Ok(None),
+            Page::Object { len, .. } => return Ok(Some(out[..len].to_vec())),
+            Page::Backed => match worker.read_back(index, &mut BackBuffer::new(), &mut out)? {
+                Some(Page::Object { len, .. }) => return Ok(Some(out[..len].to_vec())),
+                _ => continue,
+            },
+            other => panic!("page {index}: {other:?}"),
+        }
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_again() {
+    const PAGES: u64 = 400;
+    let path = folder("real").join("backing");
+    let disk = FileDisk::open(&path, 1 << 20).unwrap();
+    println!("direct: {}", disk.is_direct());
+    let store = given(PAGES, &disk);
+    let fd = disk.fd().try_clone_to_owned().unwrap();
+    store.set_backing(Box::new(disk), "backing").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, length(index))).unwrap();
+    }
+    let before = store.stats();
+    let done = write_back(&mut worker, 0..PAGES).unwrap();
+    // A whole one takes a block; of the others, one of 3900 does, or two or three smaller ones share.
+    assert!(done.left > 0 && done.pages > 255 && done.changed == 0, "{done:?}");
+    assert_eq!(done.blocks, 255);
+    let stats = store.stats();
+    assert_eq!((stats.bd_count, stats.orig_data_size), (done.pages, before.orig_data_size));
+    assert_eq!(
+        stats.compr_data_size,
+        (0..PAGES)
+            .filter(|&index| worker.peek(index).unwrap().0 != Page::Backed)
+            .map(|index| length(index) as u64)
+            .sum()
+    );
+    for index in 0..PAGES {
+        assert_eq!(
+            read(&worker, index).unwrap(),
+            Some(bytes(index, 1, length(index))),
+            "page {index}"
+        );
+    }
+    // Written over and discarded: their blocks are free once all of a block have left.
+    worker.discard(0..100);
+    for index in 100..150 {
+        worker.put(index, 1, &bytes(index, 2, 500)).unwrap();
+    }
+    let free = store.backing_stats().unwrap().free;
+    assert!(free >= 80, "{free}");
+    let done = write_back(&mut worker, 0..PAGES).unwrap();
+    assert!(done.pages > 80, "{done:?}");
+    let expected = |index: u64| match index {
+        0..100 => None,
+        100..150 => Some(bytes(index, 2, 500)),
+        _ => Some(bytes(index, 1, length(index))),
+    };
+    let store_fd = store.fd().try_clone_to_owned().unwrap();
+    let (written, before) = (store.written_today(), store.stats());
+    assert_eq!(written, store.backing_stats().unwrap().bd_writes);
+    drop((worker, store));
+
+    let store = Store::attach(store_fd.as_fd(), options()).unwrap();
+    let worker = store.worker().unwrap();
+    // Without the device: what is on it fails, and nothing else.
+    let on_it = (0..PAGES).find(|&index| worker.peek(index).unwrap().0 == Page::Backed).unwrap();
+    assert_eq!(read(&worker, on_it), Err(GetError::NoBacking { index: on_it }));
+    let late = store.set_backing(Box::new(FileDisk::inherit(fd.as_fd()).unwrap()), "backing");
+    assert!(matches!(late, Err(BackingError::Late { .. })), "{late:?}");
+    drop((worker, store));
+
+    let store = Store::attach(store_fd.as_fd(), options()).unwrap();
+    store.set_backing(Box::new(FileDisk::inherit(fd.as_fd()).unwrap()), "backing").unwrap();
+    let mut worker = store.worker().unwrap();
+    assert_eq!((store.stats().bd_count, store.lost_pages()), (before.bd_count, 0));
+    assert_eq!(store.written_today(), written);
+    for index in 0..PAGES {
+        assert_eq!(read(&worker, index).unwrap(), expected(index), "page {index}");
+    }
+    assert_eq!(worker.check(0..PAGES).damaged, 0);
+    worker.discard(0..PAGES);
+    let stats = store.backing_stats().unwrap();
+    assert_eq!(stats.free, stats.blocks);
+    // The lock goes with the last copy of the descriptor.
+    assert_eq!(FileDisk::open(&path, 0).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    drop((worker, store, fd));
+    FileDisk::open(&path, 0).unwrap();
+}
+
+#[test]
+fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
+    let disk = Shelf::new(40);
+    let store = given(10, &disk);
+    let attach = |disk: &Shelf| store.set_backing(disk.boxed(), "shelf").unwrap_err().to_string();
+    let sound = disk.0.blocks.lock().unwrap()[0].clone();
+    // A header that says otherwise, its checksum right.
+    let with = |word: usize, value: u64, sum: bool| {
+        let changed = Shelf::new(40);
+        let mut block = sound.clone();
+        block.0[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        if sum {
+            let sum = crc32c_of(&block.0[..48]);
+            block.0[48..56].copy_from_slice(&u64::from(sum).to_le_bytes());
+        }
+        changed.0.blocks.lock().unwrap()[0] = block;
+        changed
+    };
+    for (disk, said) in [
+        (
+            Shelf::new(1),
+            "shelf has 1 blocks of 4096 bytes, a header and one page need 2".to_owned(),
+        ),
+        (
+            Shelf::new(40),
+            "shelf is no backing device: its first word is 0000000000000000".to_owned(),
+        ),
+        (
+            with(1, 7, true),
+            "shelf: backing device of format version 7, this program has 1".to_owned(),
+        ),
+        (with(2, 512, true), "shelf: its header says blocks of 512, expected 4096".to_owned()),
+        (with(3, 41, true), "shelf has 40 blocks of 4096 bytes, its header says 41".to_owned()),
+        (with(3, 1, true), "shelf: its header says blocks: 1, expected 134217728".to_owned()),
+        (
+            with(3, 1 << 40, true),
+            "shelf: its header says blocks: 1099511627776, expected 134217728".to_owned(),
+        ),
+        (
+            with(4, 77, true),
+            format!("shelf belongs to the store 000000000000004d, this one is {:016x}", store.id()),
+        ),
+        (
+            with(5, 2, true),
+            "shelf was last used by server 2 of its store, this is server 1".to_owned(),
+        ),
+    ] {
+        let before = disk.0.blocks.lock().unwrap().first().map(|block| block.0);
+        assert_eq!(attach(&disk), said);
+        assert_eq!(disk.0.blocks.lock().unwrap().first().map(|block| block.0), before);
+    }
+    let said = attach(&with(3, 39, false));
+    assert!(said.starts_with("shelf: checksum of its header is "), "{said}");
+    // Somebody else's data, wherever it begins.
+    for at in [0, 1, 16, 31] {
+        let disk = Shelf::new(40);
+        disk.0.blocks.lock().unwrap()[at].0[1080] = 0x53;
+        let said = format_backing(&disk, "/dev/sdx1", &store).unwrap_err().to_string();
+        assert!(
+            said.starts_with(&format!(
+                "/dev/sdx1 is no backing device and not empty: its block {at} has data"
+            )),
+            "{said}"
+        );
+    }
+    // One that is left from another store is taken.
+    let old = with(4, 77, true);
+    format_backing(&old, "shelf", &store).unwrap();
+    store.set_backing(old.boxed(), "shelf").unwrap();
+    assert!(attach(&old).contains("one only"));
+    let folder = folder("not-a-file");
+    assert!(FileDisk::open(&folder, 0).is_err());
+}
+
+fn crc32c_of(bytes: &[u8]) -> u32 {
+    let mut crc = !0_u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        }
+    }
+    !crc
+}
+
+#[test]
+fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
+    const PAGES: u64 = 64;
+    for good in [0, 1, 7, 20] {
+        let disk = Shelf::new(60);
+        let store = given(PAGES, &disk);
+        store.set_backing(disk.boxed(), "shelf").unwrap();
+        let mut worker = store.worker().unwrap();
+        for index in 0..PAGES {
+            worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+        }
+        disk.0.good_writes.store(good, Ordering::Relaxed);
+        disk.0.fail_writes.store(28, Ordering::Relaxed);
+        let stopped = write_back(&mut worker, 0..PAGES).unwrap_err();
+        assert!(stopped.to_string().contains("No space left on device"), "{stopped}");
+        let stats = store.backing_stats().unwrap();
+        assert_eq!((stats.failed_writes, stats.stopped.unwrap().errno), (1, 28));
+        // Whole batches are out; of the one that failed, nothing is.
+        assert_eq!(store.stats().bd_count, good / 16 * 16);
+        assert_eq!(stats.blocks - stats.free, good / 16 * 16);
+        // It is not tried again until somebody says so.
+        disk.0.fail_writes.store(0, Ordering::Relaxed);
+        assert_eq!(write_back(&mut worker, 0..PAGES).unwrap_err(), stopped);
+        assert_eq!(store.backing_stats().unwrap().failed_writes, 1);
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
+        }
+        store.resume_backing();
+        let done = write_back(&mut worker, 0..PAGES).unwrap();
+        assert_eq!((done.pages, done.left), (59 - good / 16 * 16, 5));
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
+    const PAGES: u64 = 40;
+    let disk = Shelf::new(60);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..20).unwrap().pages, 20);
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    for index in 0..PAGES {
+        match read(&worker, index) {
+            Err(GetError::Backing { index: page, block, errno: 5 }) if index < 20 => {
+                assert_eq!((page, u64::from(block)), (index, index + 1));
+            }
+            Ok(Some(page)) if index >= 20 => assert_eq!(page, bytes(index, 1, MAX_OBJECT)),
+            other => panic!("page {index}: {other:?}"),
+        }
+    }
+    disk.0.fail_reads.store(0, Ordering::Relaxed);
+    // A block that got other bytes, one that is another page's, and a device that got shorter.
+    {
+        let mut blocks = disk.0.blocks.lock().unwrap();
+        blocks[3].0[4000] ^= 1;
+        blocks[5] = blocks[6].clone();
+        blocks.truncate(18);
+    }
+    for index in 0..20 {
+        let found = read(&worker, index);
+        match index {
+            2 | 4 => assert!(matches!(found, Err(GetError::BackedChecksum { .. })), "{found:?}"),
+            17.. => assert!(matches!(found, Err(GetError::Backing { errno: 0, .. })), "{found:?}"),
+            _ => assert_eq!(found.unwrap(), Some(bytes(index, 1, MAX_OBJECT))),
+        }
+    }
+    assert_eq!(store.backing_stats().unwrap().failed_reads, 20 + 5);
+    let checked = worker.check(0..PAGES);
+    assert_eq!((checked.sound, checked.damaged), (35, 5));
+    // Over when it is written.
+    worker.put(2, 1, &bytes(2, 2, 50)).unwrap();
+    assert_eq!(read(&worker, 2).unwrap(), Some(bytes(2, 2, 50)));
+}
+
+#[test]
+fn directories_that_say_anything_are_no_more_than_a_failed_read() {
+    const PAGES: u64 = 30;
+    let disk = Shelf::new(60);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, 100)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..PAGES).unwrap().blocks, 1);
+    let sound = disk.0.blocks.lock().unwrap()[1].clone();
+    let mut random = 1_u64;
+    let mut wrong = 0;
+    for _ in 0..3000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let mut block = sound.clone();
+        // In the header and the directory.
+        let at = usize::try_from(random >> 40).unwrap() % 500;
+        block.0[at] ^= random.to_le_bytes()[3] | 1;
+        disk.0.blocks.lock().unwrap()[1] = block;
+        for index in 0..PAGES {
+            match read(&worker, index) {
+                Ok(page) => assert_eq!(page, Some(bytes(index, 1, 100))),
+                Err(GetError::BackedChecksum { .. }) => wrong += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+    assert!(wrong > 3000 / 2, "{wrong}");
+}
+
+#[test]
+fn a_file_system_that_is_full_keeps_what_it_has_and_the_rest_stays_in_memory() {
+    const PAGES: u64 = 300;
+    let folder = folder("full");
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=512k", "none"])
+        .arg(&folder)
+        .output();
+    if !mounted.as_ref().is_ok_and(|output| output.status.success()) {
+        println!("skipped: cannot mount a tmpfs here: {mounted:?}");
+        return;
+    }
+    let unmount = || Command::new("umount").arg(&folder).status().unwrap();
+    let path = folder.join("backing");
+    let disk = FileDisk::open(&path, 2 << 20).unwrap();
+    println!("direct: {}", disk.is_direct());
+    let store = given(PAGES, &disk);
+    store.set_backing(Box::new(disk), "backing").unwrap();
+    let space = store.backing_space().expect("it is a file");
+    assert!((400 << 10..=512 << 10).contains(&space), "{space}");
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    let stopped = write_back(&mut worker, 0..PAGES).unwrap_err();
+    assert!(stopped.to_string().contains("No space left on device"), "{stopped}");
+    let out = store.stats().bd_count;
+    assert!((90..128).contains(&out), "{out}");
+    for index in 0..PAGES {
+        assert_eq!(
+            read(&worker, index).unwrap(),
+            Some(bytes(index, 1, MAX_OBJECT)),
+            "page {index}"
+        );
+    }
+    // A part of it is taken away under us.
+    File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+    let failed = (0..PAGES).filter(|&index| read(&worker, index).is_err()).count() as u64;
+    assert_eq!(failed, out - 1);
+    drop((worker, store));
+    // Made to be read by nobody but its owner.
+    let mut block = [0; 8];
+    File::open(&path).unwrap().read_exact_at(&mut block, 0).unwrap();
+    assert_eq!(&block, b"platenBK");
+    assert!(unmount().success());
+}
+
+/// Ends all when one fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn clients_that_write_read_and_discard_while_pages_go_out_see_their_own() {
+    const PAGES: u64 = 240;
+    const THREADS: u64 = 3;
+    // Few blocks, so that each is soon another page's.
+    let disk = Shelf::pausing(24, thread::yield_now);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let stop = AtomicBool::new(false);
+    let (done, back) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let mut worker = store.worker().unwrap();
+            let (stop, done, back) = (&stop, &done, &back);
+            scope.spawn(move || {
+                let _stop = Stop(stop);
+                let mut versions = vec![None; usize::try_from(PAGES).unwrap()];
+                let mut random = 0x9e37_79b9 + thread;
+                let mut out = [0; MAX_OBJECT];
+                let mut buffer = BackBuffer::new();
+                while !stop.load(Ordering::Relaxed) {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let index = (random >> 40) % (PAGES / THREADS) * THREADS + thread;
+                    let held = &mut versions[usize::try_from(index).unwrap()];
+                    match random >> 60 {
+                        0..3 => {
+                            // As it was before, now and then, so that its block may look like the last.
+                            let next = if random & 0x1000 == 0 { 1 } else { held.unwrap_or(0) + 1 };
+                            worker.put(index, 1, &bytes(index, next, length(index))).unwrap();
+                            *held = Some(next);
+                        }
+                        3 => {
+                            worker.discard(index..index + 1);
+                            *held = None;
+                        }
+                        4 => {
+                            if worker.read_back(index, &mut buffer, &mut out).unwrap().is_some() {
+                                let new = bytes(index, 7, 1000);
+                                if worker.bring_back(index, &buffer, 1, &new).unwrap() {
+                                    worker.put(index, 1, &bytes(index, 1, length(index))).unwrap();
+                                    *held = Some(1);
+                                }
+                            }
+                        }
+                        5..8 => {
+                            // Another's: whatever it is, it can be read.
+                            read(&worker, random >> 20 & 127).unwrap();
+                        }
+                        _ => {
+                            let backed = worker.peek(index).unwrap().0 == Page::Backed;
+                            let expected = held.map(|version| bytes(index, version, length(index)));
+                            assert_eq!(read(&worker, index).unwrap(), expected, "page {index}");
+                            back.fetch_add(u64::from(backed), Ordering::Relaxed);
+                        }
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut worker = store.worker().unwrap();
+        let begun = Instant::now();
+        let _stop = Stop(&stop);
+        let mut sum = WrittenBack::default();
+        while done.load(Ordering::Relaxed) < 60_000
+            || sum.pages < 3000
+            || back.load(Ordering::Relaxed) < 3000
+        {
+            assert!(!stop.load(Ordering::Relaxed), "a client has failed");
+            assert!(begun.elapsed() < Duration::from_secs(300), "{sum:?} {done:?} {back:?}");
+            let round = write_back(&mut worker, 0..PAGES).unwrap();
+            sum.pages += round.pages;
+            sum.changed += round.changed;
+            sum.blocks += round.blocks;
+            store.compact_step(64);
+        }
+        stop.store(true, Ordering::Relaxed);
+        println!("{sum:?}, {} reads", back.load(Ordering::Relaxed));
+    });
+    let mut worker = store.worker().unwrap();
+    assert_eq!(worker.check(0..PAGES).damaged, 0);
+    let stats = store.backing_stats().unwrap();
+    assert_eq!((stats.failed_reads, stats.failed_writes), (0, 0));
+    worker.discard(0..PAGES);
+    assert_eq!(store.backing_stats().unwrap().free, stats.blocks);
+}
