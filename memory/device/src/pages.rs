@@ -103,8 +103,7 @@ impl PageReader {
         }
     }
 
-    /// As [`read`](Self::read), wherever the page is: waits for the backing device if need be. For a page that came
-    /// from there, [`bring_back`](Self::bring_back) stores it in memory.
+    /// As [`read`](Self::read), wherever the page is: waits for the backing device if need be.
     ///
     /// # Errors
     ///
