@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let initramfs = std::env::temp_dir().join(format!("platen-initramfs-{}", std::process::id()));
     swap::write_initramfs(&initramfs, &contents)?;
     let begin = Instant::now();
-    let booted = swap::SwapVm::boot("hand", &initramfs, memory.parse()?, cpus.parse()?);
+    let booted = swap::SwapVm::boot("hand", &initramfs, memory.parse()?, cpus.parse()?, 0);
     let mut vm = booted.inspect_err(|_| drop(std::fs::remove_file(&initramfs)))?;
     std::fs::remove_file(&initramfs)?;
     println!("booted in {:.1} s", begin.elapsed().as_secs_f64());

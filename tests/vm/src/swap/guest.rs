@@ -44,7 +44,15 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot(&self, name: &str, memory_mib: u64) -> Result<Guest> {
-        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2)?;
+        self.boot_with_disk(name, memory_mib, 0)
+    }
+
+    /// The same with an empty disk, `/dev/vda`.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
+        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2, disk_mib)?;
         // As docs/swap.md advises for any machine that swaps to memory.
         vm.sh(
             "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \

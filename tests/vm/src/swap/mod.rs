@@ -27,7 +27,7 @@ use crate::lab::Qemu;
 use crate::process::Proc;
 
 /// Kernel modules that the guest loads, with whatever they need.
-const MODULES: [&str; 3] = ["ublk_drv", "nbd", "zram"];
+const MODULES: [&str; 4] = ["ublk_drv", "nbd", "zram", "virtio_blk"];
 
 /// Where `scripts/fetch-linux612` has put things.
 fn linux() -> PathBuf {
@@ -235,17 +235,31 @@ pub struct SwapVm {
 }
 
 impl SwapVm {
-    /// Boots a guest of `memory_mib` MiB and `cpus` CPUs from the initramfs.
+    /// Boots a guest of `memory_mib` MiB and `cpus` CPUs from the initramfs, with an empty disk `/dev/vda` of
+    /// `disk_mib` MiB if that is not 0.
     ///
     /// # Errors
     /// When it does not come up.
-    pub fn boot(name: &str, initramfs: &Path, memory_mib: u64, cpus: u32) -> Result<Self> {
+    pub fn boot(
+        name: &str,
+        initramfs: &Path,
+        memory_mib: u64,
+        cpus: u32,
+        disk_mib: u64,
+    ) -> Result<Self> {
         let folder =
             std::env::temp_dir().join(format!("platen-swap-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
         let ticket = register(Leftover::Folder(folder.clone()));
         let tty = folder.join("tty");
-        let argv: Vec<String> = [
+        let disk = folder.join("disk");
+        let mut drive = Vec::new();
+        if disk_mib > 0 {
+            std::fs::File::create(&disk)?.set_len(disk_mib << 20)?;
+            let file = format!("file={},format=raw,if=virtio,cache=writeback", disk.display());
+            drive = vec!["-drive".to_owned(), file];
+        }
+        let mut argv: Vec<String> = [
             &Qemu::Ten.program().display().to_string(),
             "-name",
             name,
@@ -279,6 +293,7 @@ impl SwapVm {
         ]
         .map(String::from)
         .to_vec();
+        argv.extend(drive);
         let mut process = Proc::spawn(name, &[], &argv, &folder)?;
         let begun =
             Console::connect(name, &tty, Duration::from_secs(20)).and_then(|mut console| {

@@ -36,6 +36,10 @@ const SCENARIOS: &[Scenario] = &[
         run: swapping::by_ublk,
     },
     Scenario { name: "swap by the kernel's NBD client: the same", run: swapping::by_nbd },
+    Scenario {
+        name: "what is swapped out goes on to a disk and comes back, the server killed meanwhile",
+        run: swapping::written_back,
+    },
     Scenario { name: "a memory limit that is reached costs no byte", run: limits::memory_limit },
     Scenario { name: "a full swap device costs no byte", run: limits::device_full },
     Scenario {

@@ -65,6 +65,41 @@ fn pressed(mut guest: Guest, arguments: &str, soak: bool) -> Result<()> {
     Ok(())
 }
 
+/// Ages of a second, so that what the eater leaves alone for a few goes to the disk.
+pub(crate) fn written_back(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot_with_disk("swap-back", 256, 200)?;
+    let keys = "backing_dev = \"/dev/vda\"\\nperiod = 1\\ncpu = 50\\nlevel = 3\\nwriteback_pressed_only = false\\n\
+                writeback_huge_idle = 1\\nwriteback_idle = 2\\nwriteback_idle_pressed = 2\\n";
+    guest.vm.sh(&format!("printf '[policy]\\n{keys}' > /tmp/policy.toml"), SHORT)?;
+    guest.serve("--size 512M --ublk --swap --policy /tmp/policy.toml", "page-cluster")?;
+    let check = guest.vm.sh("platen device check", SHORT)?;
+    ensure!(!check.contains("NOT MET"), "{check}");
+    let eat = guest.available_mib()? + 80;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=40"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+    let begun = std::time::Instant::now();
+    while guest.stat("bd_count")? < 2000 {
+        ensure!(
+            begun.elapsed() < LONG,
+            "nothing goes to the disk: {}",
+            guest.vm.sh("platen device stat platen0", SHORT)?
+        );
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let took = guest.kill_server()?;
+    guest.wait_for("eat", "status 0", LONG)?;
+    let log = guest.finish("eat", SHORT)?;
+    ensure!(log.contains("ok pages="), "{log}");
+    let (reads, writes) = (guest.stat("bd_reads")?, guest.stat("bd_writes")?);
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    ensure!(reads > 100, "only {reads} blocks were read");
+    println!("  {eat} MiB, {writes} blocks written and {reads} read since a server was replaced in {took} ms (TCG)");
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG)?;
+    ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
+    Ok(())
+}
+
 /// How long memory is churned.
 fn soak_seconds() -> u64 {
     let given = std::env::var("PLATEN_SWAP_SOAK").ok().and_then(|seconds| seconds.parse().ok());
