@@ -75,19 +75,22 @@ impl DeviceQueue {
     fn check(&self, request: &Request) -> Result<(), Errno> {
         let counters = self.engine.counters();
         add(&counters.requests, 1);
-        let end = request.page.checked_add(u64::from(request.pages));
-        let there = end.is_some_and(|end| end <= self.inner.shared.pages);
-        let pages = request.pages as usize;
-        let sound = match request.op {
-            Op::Read | Op::Write => there && pages.checked_mul(PAGE) == Some(request.buffer.len()),
-            Op::Discard | Op::WriteZeroes { .. } => there,
-            Op::Flush => true,
-        };
-        if sound {
+        if self.is_sound(request) {
             Ok(())
         } else {
             add(&counters.invalid_io, 1);
             Err(Errno::Invalid)
+        }
+    }
+
+    fn is_sound(&self, request: &Request) -> bool {
+        let end = request.page.checked_add(u64::from(request.pages));
+        let there = end.is_some_and(|end| end <= self.inner.shared.pages);
+        let pages = request.pages as usize;
+        match request.op {
+            Op::Read | Op::Write => there && pages.checked_mul(PAGE) == Some(request.buffer.len()),
+            Op::Discard | Op::WriteZeroes { .. } => there,
+            Op::Flush => true,
         }
     }
 
@@ -140,7 +143,9 @@ impl DeviceQueue {
     /// Has a small read done by threads that may wait for the backing device; `None` if it is under way.
     fn hand_over(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         let Request { page, pages, ref buffer, .. } = request;
-        let Some(number) = self.flight().filter(|_| self.inner.shared.fetchers > 0) else {
+        // One that is taken is used: it would be gone for good.
+        let there = self.inner.shared.fetchers > 0;
+        let Some(number) = there.then(|| self.flight()).flatten() else {
             // So many that there is no place to note one more: the others are waited for anyway.
             return Some(self.engine.wait(page, buffer, 0, pages));
         };
@@ -208,6 +213,17 @@ impl Queue for DeviceQueue {
             Some(done) => Some(done),
             None => self.hand_over(tag, request),
         }
+    }
+
+    fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
+        let _path = IoPath::enter();
+        let Request { op: Op::Read, page, pages, ref buffer } = request else { return None };
+        if !self.is_sound(&request) {
+            return Some(self.check(&request));
+        }
+        let done = self.engine.run(Op::Read, page, buffer, 0, pages)?;
+        add(&self.engine.counters().requests, 1);
+        Some(done)
     }
 
     fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {

@@ -195,6 +195,13 @@ pub trait Queue: Send + 'static {
     /// Dropping the queue waits for all that is under way.
     fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>>;
 
+    /// Does a read at once, if nothing of it has to be waited for; `None` if it has, or if that cannot be known: then
+    /// nothing has happened, the buffer is the caller's, and the request can be [submitted](Self::submit).
+    fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
+        let _ = request;
+        None
+    }
+
     /// Reports what is over since the last time, and gives their number.
     fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize;
 

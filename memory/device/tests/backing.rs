@@ -156,6 +156,12 @@ fn a_thread_that_meets_a_page_on_the_device_goes_on_with_others() {
     assert!(one == patched);
     assert_eq!(store.stats().bd_count, was_out - 1);
     assert!(queue.extent(0, 40).is_ok_and(|extent| extent.pages == 40 && !extent.hole));
+    // What is in memory is read at once, and nothing else is.
+    assert_eq!(queue.read_at_once(request(Op::Read, 5, &mut one)), Some(Ok(())));
+    assert!(one == patched);
+    assert_eq!(queue.read_at_once(request(Op::Read, 4, &mut small)), None);
+    assert_eq!(queue.read_at_once(request(Op::Read, 63, &mut small)), Some(Err(Errno::Invalid)));
+    assert_eq!(queue.in_flight(), 0);
     // Its error is its own.
     disk.0.fail_reads.store(5, Ordering::Relaxed);
     assert_eq!(queue.submit(1, request(Op::Read, 0, &mut one)), None);
@@ -172,6 +178,34 @@ fn a_thread_that_meets_a_page_on_the_device_goes_on_with_others() {
     assert_eq!(queue.submit(2, request(Op::Read, 0, &mut small)), None);
     drop(queue);
     assert!(small[..PAGE] == page(0, 1));
+}
+
+#[test]
+fn pages_on_a_device_that_is_not_there_are_errors_and_cost_the_queue_nothing() {
+    const DEPTH: u16 = 8;
+    let disk = Shelf::new(100);
+    let (store, device) = made(64, &disk, 1);
+    let mut queue = device.queue().unwrap();
+    for index in 0..4 {
+        queue.write_now(index, &page(index, 1)).unwrap();
+    }
+    let mut worker = store.worker().unwrap();
+    assert_eq!(write_back(&mut worker, 0..4, &mut Batch::new(8)), 4);
+    let fd = store.fd().try_clone_to_owned().unwrap();
+    drop((worker, queue, device, store));
+    let store = Store::attach(std::os::fd::AsFd::as_fd(&fd), Options::default()).unwrap();
+    let options = DeviceOptions { workers: 1, depth: DEPTH, ..DeviceOptions::default() };
+    let device = Device::new(&store, &options).unwrap();
+    let mut queue = device.queue().unwrap();
+    let (mut one, mut many) = (vec![0; PAGE], vec![0; 32 * PAGE]);
+    for round in 0..u64::from(2 * DEPTH) {
+        let done = queue.submit(1, request(Op::Read, round % 4, &mut one));
+        assert_eq!(done, Some(Err(Errno::Io)));
+    }
+    // There are places still for what is split.
+    let done = queue.submit(2, request(Op::Write, 8, &mut many));
+    assert_eq!(done.unwrap_or_else(|| wait(&mut queue).1), Ok(()));
+    assert_eq!(device.stats().split_requests, 1);
 }
 
 #[test]

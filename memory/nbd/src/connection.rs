@@ -2,17 +2,24 @@
 //!
 //! ```text
 //!  socket ─► input (128 KiB) ─┬─ up to 32 KiB: done straight from input, or into output ─► output ─► socket
+//!                             │    a read of what is not in memory ─╮
 //!                             └─ longer: in slices of 256 KiB, 8 at most on the way
 //!                                  write: slice filled, submitted, answered with the last one
-//!                                  read: slice submitted, sent in turn
+//!                                  read: noted, and submitted when a slice is free; sent when it is over
 //! ```
+//!
+//! Nothing that is read holds up what is written: a read that waits for the backing device is a note of a few bytes
+//! until it gets one of the six slices that reads may have, and the thread goes on with what comes after it. On a
+//! disk that is swapped to, memory is got back by writing. (What does wait is a write of a *part* of a page that is
+//! there; the kernel writes whole pages.)
 //!
 //! Replies collect in `output` until there is nothing more to parse, so that a client with many small
 //! requests on the way costs two system calls for many of them. Memory is bounded by these buffers
 //! whatever a client does: one that does not read is not read from either.
 //!
 //! The kernel's own client knows simple replies only. There, the slices of one read follow each other
-//! without anything between, and a failure after the first one ends the connection.
+//! without anything between, so that the first one is sent when those that fit at a time are all over, 1.5 MiB; a
+//! failure after that ends the connection.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -54,6 +61,12 @@ pub enum ConnectionError {
 const SLICE: usize = 256 << 10;
 /// Slices on the way at a time.
 const SLICES: usize = 8;
+/// Those that reads may have: what is written needs no more than workers to be over, and must always get one.
+const READS: usize = SLICES - 2;
+/// Reads that may wait for a slice. The kernel's client has 128 requests on the way on a connection.
+const WAITING: usize = 512;
+/// Requests that are there at a time: with slices on the way, and one of each kind between two slices.
+const LARGES: usize = SLICES + 2;
 /// Requests up to here go without a slice.
 const SMALL: usize = 32 << 10;
 const INPUT: usize = 128 << 10;
@@ -81,6 +94,16 @@ struct Large {
     error: Option<Error>,
 }
 
+/// A read that waits for slices.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    cookie: u64,
+    offset: u64,
+    left: usize,
+    /// Where it is noted, if some of it has been submitted.
+    large: Option<usize>,
+}
+
 /// What a slice is used for.
 #[derive(Clone, Copy, Debug)]
 struct Use {
@@ -96,11 +119,10 @@ struct Use {
     over: Option<Result<(), Error>>,
 }
 
-/// A request that is being taken in or given out slice by slice.
+/// A request that is being taken in slice by slice.
 #[derive(Clone, Copy, Debug)]
 enum Current {
     Write { large: usize, offset: u64, left: usize, slice: Option<(usize, usize)> },
-    Read { large: usize, offset: u64, left: usize, first: bool },
     Skip { left: usize },
 }
 
@@ -136,9 +158,10 @@ pub(crate) fn serve<Q: Queue>(
         output: Output { bytes: vec![0; OUTPUT].into_boxed_slice(), len: 0 },
         slices: Slices::new(SLICES, SLICE + 2 * PAGE),
         uses: [None; SLICES],
-        larges: [None; SLICES],
+        larges: [None; LARGES],
+        waiting: VecDeque::with_capacity(WAITING),
         outgoing: VecDeque::with_capacity(SLICES),
-        within: false,
+        within: None,
         edge: vec![0; SMALL + 2 * PAGE].into_boxed_slice(),
         current: None,
         deserted: false,
@@ -167,11 +190,13 @@ struct Connection<'a, Q> {
     output: Output,
     slices: Slices,
     uses: [Option<Use>; SLICES],
-    larges: [Option<Large>; SLICES],
-    /// Slices of reads, in the order in which they are sent.
+    larges: [Option<Large>; LARGES],
+    /// Reads that slices are still to be submitted of, in turn.
+    waiting: VecDeque<Waiting>,
+    /// Slices of reads that are not yet sent; those of one read in order.
     outgoing: VecDeque<usize>,
-    /// A simple reply's bytes are half sent: nothing else may be.
-    within: bool,
+    /// This one's simple reply is half sent: nothing else may be.
+    within: Option<usize>,
     /// Pages of which a client wants a part.
     edge: Box<[u8]>,
     current: Option<Current>,
@@ -185,12 +210,11 @@ impl<Q: Queue> Connection<'_, Q> {
     fn run(&mut self) -> Result<(), ConnectionError> {
         loop {
             let need = self.parse()?;
-            let reaped = self.reap();
-            let sent = self.send_slices()?;
+            let advanced = self.advance()?;
             match need {
                 Need::End => return self.finish(),
                 // There may be room now.
-                _ if reaped || sent => {}
+                _ if advanced => {}
                 Need::Room if self.queue.in_flight() > 0 => {
                     self.flush()?;
                     self.sleep(false)?;
@@ -209,16 +233,23 @@ impl<Q: Queue> Connection<'_, Q> {
 
     /// All that is on the way is answered.
     fn finish(&mut self) -> Result<(), ConnectionError> {
-        self.reap();
-        self.send_slices()?;
-        while self.queue.in_flight() > 0 || !self.outgoing.is_empty() {
-            if self.queue.in_flight() > 0 {
+        loop {
+            let advanced = self.advance()?;
+            let idle = self.queue.in_flight() == 0;
+            if idle && self.outgoing.is_empty() && self.waiting.is_empty() {
+                return self.flush();
+            }
+            if !advanced && !idle {
                 self.sleep(false)?;
             }
-            self.reap();
-            self.send_slices()?;
         }
-        self.flush()
+    }
+
+    /// Notes what is over, sends what can be sent and submits what has waited; whether there was any of it.
+    fn advance(&mut self) -> Result<bool, ConnectionError> {
+        let reaped = self.reap();
+        let sent = self.send_slices()?;
+        Ok(self.give_out() | reaped | sent)
     }
 
     /// The client has closed its end.
@@ -240,9 +271,6 @@ impl<Q: Queue> Connection<'_, Q> {
                 Some(Current::Skip { left }) => self.skip(left),
                 Some(Current::Write { large, offset, left, slice }) => {
                     self.take_in(large, offset, left, slice)
-                }
-                Some(Current::Read { large, offset, left, first }) => {
-                    self.give_out(large, offset, left, first)
                 }
                 None => self.request()?,
             };
@@ -278,23 +306,23 @@ impl<Q: Queue> Connection<'_, Q> {
         }
         let len = length as usize;
         let write = command == Command::Write;
-        if len > SMALL && (write || matches!(command, Command::Read { .. })) {
-            if command == (Command::Read { whole: true }) && len > SLICE {
-                self.input.take(REQUEST);
-                self.fail(cookie, Error::Overflow, true);
-                return Ok(None);
-            }
-            let Some(large) = self.larges.iter().position(Option::is_none) else {
+        if matches!(command, Command::Read { .. }) {
+            if self.waiting.len() == WAITING {
                 return Ok(Some(Need::Room));
-            };
+            }
             self.input.take(REQUEST);
-            self.larges[large] =
-                Some(Large { cookie, write, slices: 0, complete: false, error: None });
-            self.current = Some(if write {
-                Current::Write { large, offset, left: len, slice: None }
-            } else {
-                Current::Read { large, offset, left: len, first: true }
-            });
+            if command == (Command::Read { whole: true }) && len > SLICE {
+                self.fail(cookie, Error::Overflow, true);
+            } else if len > SMALL || !self.read_small(cookie, offset, len) {
+                self.waiting.push_back(Waiting { cookie, offset, left: len, large: None });
+                self.give_out();
+            }
+            return Ok(None);
+        }
+        if len > SMALL && write {
+            let large = self.enter(cookie, true);
+            self.input.take(REQUEST);
+            self.current = Some(Current::Write { large, offset, left: len, slice: None });
             return Ok(None);
         }
         if write && self.input.len() < REQUEST + len {
@@ -302,10 +330,7 @@ impl<Q: Queue> Connection<'_, Q> {
         }
         self.input.take(REQUEST);
         let done = match command {
-            Command::Read { .. } => {
-                self.read_small(cookie, offset, len);
-                return Ok(None);
-            }
+            Command::Read { .. } => unreachable!("it was done above"),
             Command::Status { one } => {
                 self.status(cookie, offset, u64::from(length), one);
                 return Ok(None);
@@ -333,13 +358,14 @@ impl<Q: Queue> Connection<'_, Q> {
 
     // Small requests, done on the spot.
 
-    fn read_small(&mut self, cookie: u64, offset: u64, len: usize) {
+    /// Whether it is done; nothing has happened if not: some of it has to be waited for.
+    fn read_small(&mut self, cookie: u64, offset: u64, len: usize) -> bool {
         let header = self.output.len;
         if self.session.structured {
             let length = u32::try_from(len).expect("a small read");
             if len == 0 {
                 self.output.put(&empty_chunk(cookie));
-                return;
+                return true;
             }
             self.output.put(&data_chunk(cookie, true, offset, length));
         } else {
@@ -348,19 +374,22 @@ impl<Q: Queue> Connection<'_, Q> {
         let (page, at) = split(offset);
         let pages = (at + len).div_ceil(PAGE);
         let read = if at == 0 && len.is_multiple_of(PAGE) {
-            let room = self.output.extend(len);
-            now(self.queue, &mut self.uses, &mut self.slices, Op::Read, page, pages, room)
+            at_once(self.queue, page, pages, self.output.extend(len))
         } else {
             let edge = &mut self.edge[..pages * PAGE];
-            let read =
-                now(self.queue, &mut self.uses, &mut self.slices, Op::Read, page, pages, edge);
+            let read = at_once(self.queue, page, pages, edge);
             self.output.put(&self.edge[at..at + len]);
             read
         };
-        if let Err(errno) = read {
-            self.output.len = header;
-            self.fail(cookie, errno.into(), true);
+        match read {
+            Some(Ok(())) => {}
+            Some(Err(errno)) => {
+                self.output.len = header;
+                self.fail(cookie, errno.into(), true);
+            }
+            None => self.output.len = header,
         }
+        read.is_some()
     }
 
     /// Writes the first `len` bytes of the input.
@@ -513,32 +542,47 @@ impl<Q: Queue> Connection<'_, Q> {
         None
     }
 
-    /// Submits slices of a read.
-    fn give_out(&mut self, large: usize, offset: u64, left: usize, first: bool) -> Option<Need> {
-        let Some(slice) = self.free_slice() else { return Some(Need::Room) };
-        let (page, at) = split(offset);
-        let size = left.min(SLICE - at);
-        let last = size == left;
-        self.uses[slice] =
-            Some(Use { large, offset, start: at, len: size, first, last, over: None });
-        let of = self.larges[large].as_mut().expect("it is being given out");
-        of.slices += 1;
-        of.complete = last;
-        self.outgoing.push_back(slice);
-        self.current = (!last).then_some(Current::Read {
-            large,
-            offset: offset + size as u64,
-            left: left - size,
-            first: false,
-        });
-        let pages = (at + size).div_ceil(PAGE);
-        let buffer = self.slices.lend(slice, 0..pages * PAGE);
-        let pages = u32::try_from(pages).expect("a slice");
-        let request = device::Request { op: Op::Read, page, pages, buffer };
-        if let Some(done) = self.queue.submit(slice as u64, request) {
-            self.over(slice, done);
+    /// Notes a request that goes in slices.
+    fn enter(&mut self, cookie: u64, write: bool) -> usize {
+        let free = self.larges.iter().position(Option::is_none);
+        let large = free.expect("each has a slice, is taken in, or is the first that waits");
+        self.larges[large] = Some(Large { cookie, write, slices: 0, complete: false, error: None });
+        large
+    }
+
+    /// Submits slices of reads that wait for one; whether there were any.
+    fn give_out(&mut self) -> bool {
+        let mut any = false;
+        while let Some(&Waiting { cookie, offset, left, large }) = self.waiting.front() {
+            let free = self.free_slice().filter(|_| self.outgoing.len() < READS);
+            let Some(slice) = free else { break };
+            any = true;
+            let first = large.is_none();
+            let large = large.unwrap_or_else(|| self.enter(cookie, false));
+            let (page, at) = split(offset);
+            let size = left.min(SLICE - at);
+            let last = size == left;
+            self.uses[slice] =
+                Some(Use { large, offset, start: at, len: size, first, last, over: None });
+            let of = self.larges[large].as_mut().expect("it was entered");
+            of.slices += 1;
+            of.complete = last;
+            self.outgoing.push_back(slice);
+            if last {
+                self.waiting.pop_front();
+            } else {
+                let (offset, left) = (offset + size as u64, left - size);
+                self.waiting[0] = Waiting { cookie, offset, left, large: Some(large) };
+            }
+            let pages = (at + size).div_ceil(PAGE);
+            let buffer = self.slices.lend(slice, 0..pages * PAGE);
+            let pages = u32::try_from(pages).expect("a slice");
+            let request = device::Request { op: Op::Read, page, pages, buffer };
+            if let Some(done) = self.queue.submit(slice as u64, request) {
+                self.over(slice, done);
+            }
         }
-        None
+        any
     }
 
     /// The device is done with a slice.
@@ -583,14 +627,40 @@ impl<Q: Queue> Connection<'_, Q> {
         any
     }
 
+    /// The first slice of a read that is over and may be sent: the next one of its read, and no other reply is half
+    /// sent.
+    fn next_to_send(&self) -> Option<usize> {
+        let mut behind = [false; LARGES];
+        (0..self.outgoing.len()).find(|&at| {
+            let used = self.uses[self.outgoing[at]].expect("it is outgoing");
+            let turn = !std::mem::replace(&mut behind[used.large], true);
+            let others = self.within.is_none_or(|within| within == used.large);
+            turn && others && used.over.is_some() && (!used.first || self.may_begin(used.large))
+        })
+    }
+
+    /// Whether the reply to a read may begin. A simple one must then come to its end before any other, and waits for
+    /// as much of it as there are slices for.
+    fn may_begin(&self, large: usize) -> bool {
+        if self.session.structured {
+            return true;
+        }
+        let complete = self.larges[large].is_some_and(|of| of.complete);
+        let mut of = self.outgoing.iter().filter_map(|&slice| self.uses[slice]);
+        let over = of.all(|used| used.large != large || used.over.is_some());
+        over && (complete || self.outgoing.len() >= READS)
+    }
+
     /// Sends the slices of reads that are over and whose turn it is; whether there were any.
     fn send_slices(&mut self) -> Result<bool, ConnectionError> {
         let mut any = false;
-        while let Some(&slice) = self.outgoing.front() {
-            let Some(used) = self.uses[slice] else { unreachable!("it is outgoing") };
-            let Some(over) = used.over else { break };
+        while let Some(at) = self.next_to_send() {
+            let Some(slice) = self.outgoing.remove(at) else { unreachable!("it is outgoing") };
+            let Some((used, over)) = self.uses[slice].and_then(|used| Some((used, used.over?)))
+            else {
+                unreachable!("it is over")
+            };
             any = true;
-            self.outgoing.pop_front();
             let of = self.larges[used.large].as_mut().expect("it has slices on the way");
             of.slices -= 1;
             let cookie = of.cookie;
@@ -613,7 +683,7 @@ impl<Q: Queue> Connection<'_, Q> {
                             self.output.put(&simple_reply(cookie, None));
                         }
                         self.send(Some((slice, used)))?;
-                        self.within = !used.last;
+                        self.within = (!used.last).then_some(used.large);
                     }
                     // Nothing of it was sent; later slices are not either.
                     Some(error) if used.first && used.last => {
@@ -633,7 +703,7 @@ impl<Q: Queue> Connection<'_, Q> {
     // The socket.
 
     fn flush(&mut self) -> Result<(), ConnectionError> {
-        if self.within || self.output.len == 0 {
+        if self.within.is_some() || self.output.len == 0 {
             return Ok(());
         }
         self.send(None)
@@ -641,7 +711,8 @@ impl<Q: Queue> Connection<'_, Q> {
 
     /// Sends what is in `output`, if that may be, and then the bytes of a slice.
     fn send(&mut self, slice: Option<(usize, Use)>) -> Result<(), ConnectionError> {
-        let output = if self.within { &[][..] } else { &self.output.bytes[..self.output.len] };
+        let output =
+            if self.within.is_some() { &[][..] } else { &self.output.bytes[..self.output.len] };
         let data = slice.map_or(&[][..], |(slice, used)| {
             &self.slices.bytes(slice)[used.start..used.start + used.len]
         });
@@ -656,7 +727,7 @@ impl<Q: Queue> Connection<'_, Q> {
                 Err(error) => return Err(error.into()),
             }
         }
-        if !self.within {
+        if self.within.is_none() {
             self.output.len = 0;
         }
         Ok(())
@@ -725,7 +796,20 @@ fn arrived(
     used.over = Some(result.map_err(Error::from));
 }
 
-/// Does a request and waits for it; what else arrives meanwhile is noted.
+/// Reads pages if all of them are in memory.
+fn at_once<Q: Queue>(
+    queue: &mut Q,
+    page: u64,
+    pages: usize,
+    bytes: &mut [u8],
+) -> Option<Result<(), Errno>> {
+    borrowed(bytes, |buffer| {
+        let pages = u32::try_from(pages).expect("a small read");
+        queue.read_at_once(device::Request { op: Op::Read, page, pages, buffer })
+    })
+}
+
+/// Does a request that no disk is waited for, and waits for it; what else arrives meanwhile is noted.
 fn now<Q: Queue>(
     queue: &mut Q,
     uses: &mut [Option<Use>; SLICES],

@@ -54,7 +54,7 @@ use store::Store;
 pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};
 pub use sweep::Step;
-pub use thread::{Policy, StartError};
+pub use thread::{AskError, Asked, Outcome, Policy, StartError};
 pub use writeback::What;
 
 /// The policy without its thread: for who decides himself when and how fast, as benchmarks do.

@@ -1,14 +1,16 @@
 //! The thread: when a pass is due, and how fast it may go.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use device::guard::IoPath;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::time::{clock_gettime, ClockId};
+use serde::{Deserialize, Serialize};
 use store::{Store, MAX_WORKERS};
 
 use crate::pressure::Gauge;
@@ -59,8 +61,85 @@ pub struct Policy {
 /// Where it is asked to write back, and woken to see.
 #[derive(Debug)]
 struct Desk {
-    asked: Mutex<Option<What>>,
+    book: Mutex<Book>,
     wake: OwnedFd,
+}
+
+/// What was asked, and what came of it. All memory is taken when it is made.
+#[derive(Debug)]
+struct Book {
+    /// The next ticket.
+    next: u64,
+    waiting: VecDeque<(u64, What)>,
+    done: VecDeque<(u64, Outcome)>,
+}
+
+/// Who may wait at a time.
+const WAITING: usize = 8;
+
+/// Outcomes that are kept for those who ask for them.
+const KEPT: usize = 64;
+
+impl Desk {
+    fn new(wake: OwnedFd) -> Self {
+        let (waiting, done) = (VecDeque::with_capacity(WAITING), VecDeque::with_capacity(KEPT));
+        Self { book: Mutex::new(Book { next: 1, waiting, done }), wake }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // Nothing is left half done by a panic while it is held.
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What came of a pass that somebody asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Pages that it wrote back.
+    pub pages: u64,
+    /// It ended because today's budget is spent.
+    pub limited: bool,
+    /// It ended because the file system has no more than is to stay free.
+    pub no_space: bool,
+    /// It ended because no block is free.
+    pub full: bool,
+    /// It ended because a write failed, now or before.
+    pub failed: bool,
+}
+
+impl Outcome {
+    fn between(before: &PolicyStats, after: &PolicyStats) -> Self {
+        Self {
+            pages: after.pages_written_back - before.pages_written_back,
+            limited: after.writeback_limited > before.writeback_limited,
+            no_space: after.writeback_no_space > before.writeback_no_space,
+            full: after.writeback_full > before.writeback_full,
+            failed: after.writeback_failed > before.writeback_failed,
+        }
+    }
+}
+
+/// How far a pass is that somebody asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// It waits for others, or is on.
+    Waiting,
+    /// It is over.
+    Done(Outcome),
+    /// Nobody got this ticket, or it is forgotten.
+    Unknown,
+}
+
+/// Why nothing is written back for who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AskError {
+    /// There is nothing to write to.
+    #[error("it has no backing device")]
+    NoBacking,
+    /// Too many wait already.
+    #[error("{WAITING} others wait for the same already")]
+    Busy,
 }
 
 impl Policy {
@@ -85,7 +164,7 @@ impl Policy {
             None => None,
             Some(_) => {
                 let wake = wake().map_err(|errno| io("an eventfd")(errno.into()))?;
-                Some(Arc::new(Desk { asked: Mutex::new(None), wake }))
+                Some(Arc::new(Desk::new(wake)))
             }
         };
         let mut turns = Turns {
@@ -112,14 +191,39 @@ impl Policy {
         self.counters.stats()
     }
 
-    /// Asks for a pass that writes such pages back, after what is being done just now; what is done counts in
-    /// [`PolicyStats::writeback_asked`] when it is over. `false` without a backing device.
-    pub fn write_back(&self, what: What) -> bool {
-        let Some(desk) = &self.desk else { return false };
-        *desk.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+    /// Asks for a pass that writes such pages back, after what is being done just now and those who asked before;
+    /// gives a ticket by which it can be [asked](Self::asked) what came of it.
+    ///
+    /// # Errors
+    ///
+    /// [`AskError`].
+    pub fn write_back(&self, what: What) -> Result<u64, AskError> {
+        let desk = self.desk.as_ref().ok_or(AskError::NoBacking)?;
+        let mut book = desk.book();
+        if book.waiting.len() == WAITING {
+            return Err(AskError::Busy);
+        }
+        let ticket = book.next;
+        book.next += 1;
+        book.waiting.push_back((ticket, what));
         // Full only after 2^64 times, and then it is readable.
         let _ = rustix::io::write(&desk.wake, &1_u64.to_ne_bytes());
-        true
+        Ok(ticket)
+    }
+
+    /// What has come of the pass that this ticket was for.
+    pub fn asked(&self, ticket: u64) -> Asked {
+        let Some(desk) = &self.desk else { return Asked::Unknown };
+        let book = desk.book();
+        if let Some((_, outcome)) = book.done.iter().find(|(done, _)| *done == ticket) {
+            return Asked::Done(*outcome);
+        }
+        let last = book.done.back().map_or(0, |(done, _)| *done);
+        if (last + 1..book.next).contains(&ticket) {
+            Asked::Waiting
+        } else {
+            Asked::Unknown
+        }
     }
 
     /// How memory pressure is known: `trigger`, `average`, or `none`.
@@ -164,9 +268,11 @@ impl Turns {
                 due = now + period;
                 hurried = false;
                 self.grow_older().and_then(|()| self.pass()).and_then(|()| self.write_back())
-            } else if let Some(what) = self.asked() {
+            } else if let Some((ticket, what)) = self.asked() {
+                let before = self.counters.stats();
                 let done = self.write_back_all(|_| Wanted::Asked(what));
                 add(&self.counters.writeback_asked, 1);
+                self.note(ticket, Outcome::between(&before, &self.counters.stats()));
                 done
             } else if !hurried && self.gauge.is_pressed() {
                 hurried = true;
@@ -182,10 +288,23 @@ impl Turns {
     }
 
     /// What somebody wants written back.
-    fn asked(&mut self) -> Option<What> {
+    fn asked(&self) -> Option<(u64, What)> {
         let desk = self.desk.as_deref()?;
-        let _ = rustix::io::read(&desk.wake, &mut [0; 8]);
-        desk.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let mut book = desk.book();
+        if book.waiting.is_empty() {
+            let _ = rustix::io::read(&desk.wake, &mut [0; 8]);
+        }
+        book.waiting.pop_front()
+    }
+
+    /// What came of it.
+    fn note(&self, ticket: u64, outcome: Outcome) {
+        let Some(desk) = self.desk.as_deref() else { return };
+        let mut book = desk.book();
+        if book.done.len() == KEPT {
+            book.done.pop_front();
+        }
+        book.done.push_back((ticket, outcome));
     }
 
     /// A pass of writing back, if it is time for one.

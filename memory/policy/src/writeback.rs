@@ -113,6 +113,9 @@ impl WriteBack {
                 if matches!(wanted, Wanted::Asked(_)) {
                     // Somebody has seen to what had failed.
                     self.worker.store().resume_backing();
+                } else {
+                    // One that cannot be read is tried again in the next pass.
+                    let _ = self.worker.store().retry_backing();
                 }
                 0
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use device::guard::Allocator;
 use device::{Device, DeviceOptions, DeviceQueue, PAGE};
-use policy::{Passes, Policy, Settings, Step, What};
+use policy::{AskError, Asked, Outcome, Passes, Policy, Settings, Step, What};
 use store::{format_backing, Disk, FileDisk, Keeper, Options, Page, Store};
 
 /// The policy's thread and the clients' may not allocate: a debug build ends at once.
@@ -22,11 +22,12 @@ struct Made {
 }
 
 fn made(blocks: u64) -> Made {
-    let folder = tempfile::tempdir().unwrap();
+    // Not in the folder for such, which may be in memory.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = Store::create(PAGES, Options::default()).unwrap();
     let disk = FileDisk::open(&folder.path().join("backing"), (blocks + 1) * 4096).unwrap();
-    assert_eq!(disk.blocks().unwrap(), blocks + 1);
     format_backing(&disk, "backing", &store).unwrap();
+    assert_eq!(disk.blocks().unwrap(), blocks + 1);
     store.set_backing(Box::new(disk), "backing").unwrap();
     let options = DeviceOptions { workers: 0, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
@@ -199,10 +200,20 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     asked.writeback_pressed_only = true;
     let policy = Policy::start(&made.store, &asked).unwrap();
     let before = made.store.stats().bd_count;
-    assert!(policy.write_back(What::Idle));
-    wait(&policy, &|| policy.stats().writeback_asked == 1);
+    assert_eq!(policy.asked(1), Asked::Unknown);
+    // Three at once, the first of whom leaves nothing for the second: each is told what its own pass did.
+    let tickets = [What::Idle, What::Idle, What::Huge].map(|what| policy.write_back(what).unwrap());
+    assert_eq!(tickets, [1, 2, 3]);
+    wait(&policy, &|| matches!(policy.asked(3), Asked::Done(_)));
+    let pages = tickets.map(|ticket| match policy.asked(ticket) {
+        Asked::Done(Outcome { pages, limited: false, failed: false, full: false, .. }) => pages,
+        other => panic!("{other:?}"),
+    });
     let stats = policy.stats();
-    assert_eq!(stats.writeback_passes, 1);
+    assert_eq!((stats.writeback_passes, stats.writeback_asked), (3, 3));
+    assert!(pages[0] > 0 && pages[1] == 0, "{pages:?}");
+    assert_eq!(pages.iter().sum::<u64>(), stats.pages_written_back);
+    assert_eq!((policy.asked(0), policy.asked(4)), (Asked::Unknown, Asked::Unknown));
     assert_eq!(made.store.stats().bd_count, before + stats.pages_written_back);
     drop(policy);
     verify(&mut queue);
@@ -211,7 +222,8 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     drop(keeper);
     // Without a device there is nobody to ask.
     let plain = Store::create(PAGES, Options::default()).unwrap();
-    assert!(!Policy::start(&plain, &asked).unwrap().write_back(What::Huge));
+    let nowhere = Policy::start(&plain, &asked).unwrap().write_back(What::Huge);
+    assert_eq!(nowhere, Err(AskError::NoBacking));
 }
 
 #[test]

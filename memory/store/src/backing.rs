@@ -7,7 +7,8 @@
 //!
 //! The device says whose it is and nothing about what is in its blocks: that is in the slot table, so that it
 //! is worth nothing without the store, and there is nothing to be repaired on it. Formatting takes a device that
-//! is empty or was a backing device before, and nothing else.
+//! is empty or was a backing device before, and nothing else. Of a file that is empty means: nothing but holes; of a
+//! block device, zeros wherever file systems, partition tables, arrays and the like say what they are.
 
 use std::io;
 use std::ops::Range;
@@ -32,9 +33,15 @@ const VERSION: u64 = 1;
 /// Words of the header, the checksum behind them.
 const WORDS: usize = 6;
 
-/// Blocks that have to be zero on a device that is not ours yet: where file systems, partition tables and swap
-/// areas say what they are.
+/// Blocks that have to be zero on a device that is not ours yet, at a time: its first ones (partition tables, file
+/// systems, swap, LVM, arrays, btrfs at 64 KiB), and its last (partition tables' second copy, arrays of the old kinds).
 const EMPTY: u32 = 32;
+
+/// Where the first partition and the first volume of LVM begin, 1 MiB: a device whose beginning was wiped.
+const FIRST_PARTITION: u32 = 256;
+
+/// Where btrfs has its second superblock, 64 MiB.
+const SECOND_COPY: u32 = 16_384;
 
 /// Free blocks that are looked at before the longest run so far will do.
 const LOOK_AT: u32 = 1 << 16;
@@ -44,12 +51,18 @@ const LOOK_AT: u32 = 1 << 16;
 #[non_exhaustive]
 pub enum BackingError {
     /// It has something else on it.
-    #[error("{name} is no backing device and not empty: its block {block} has data; zero its first {bytes} bytes to give it to platen", bytes = EMPTY as usize * PAGE)]
+    #[error("{name} is no backing device and not empty: its block {block} has data; wipe it to give it to platen, all of it or with zeros wherever something begins")]
     Foreign {
         /// The device.
         name: String,
         /// The first block that is not zero.
         block: u32,
+    },
+    /// It is a file that somebody has written to.
+    #[error("{name} is no backing device and not empty: a file with data in it; name another one, or delete it")]
+    ForeignFile {
+        /// The file.
+        name: String,
     },
     /// It is not one, or was not before this store's server was replaced.
     #[error("{name} is no backing device: its first word is {got:016x}")]
@@ -147,16 +160,37 @@ pub enum BackingError {
 
 /// Why nothing more is written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
-    /// The kernel's number.
-    pub errno: i32,
-    /// The first block of the write that failed.
-    pub block: u32,
+#[non_exhaustive]
+pub enum Stopped {
+    /// A write has failed.
+    Write {
+        /// The kernel's number.
+        errno: i32,
+        /// The first block of the write.
+        block: u32,
+    },
+    /// The header has not been read since a server took the device over. Pages on the device are read meanwhile as far
+    /// as it gives them: their checksums say that they are right.
+    Unread {
+        /// The kernel's number, if it was tried.
+        errno: Option<i32>,
+    },
+    /// It was read, and is not this store's.
+    Foreign,
 }
 
 impl std::fmt::Display for Stopped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "writing block {} failed: {}", self.block, name_of(self.errno))
+        match *self {
+            Self::Write { errno, block } => {
+                write!(f, "writing block {block} failed: {}", name_of(errno))
+            }
+            Self::Unread { errno: None } => write!(f, "its header is not yet read"),
+            Self::Unread { errno: Some(errno) } => {
+                write!(f, "reading its header failed: {}", name_of(errno))
+            }
+            Self::Foreign => write!(f, "its header is not this store's"),
+        }
     }
 }
 
@@ -212,19 +246,47 @@ pub(crate) struct Writer {
 ///
 /// [`BackingError`]: nothing is written to a device that is neither empty nor was a backing device.
 pub fn format_backing(disk: &dyn Disk, name: &str, store: &Store) -> Result<(), BackingError> {
+    let mut block = Block::ZERO;
+    let ours = match disk.read(0, &mut block) {
+        Ok(()) => was_ours(&block),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
+        Err(error) => return Err(io_error("read", name)(error)),
+    };
+    if !ours {
+        match disk.is_hole().map_err(io_error("examine", name))? {
+            Some(true) => {}
+            Some(false) => return Err(BackingError::ForeignFile { name: name.to_owned() }),
+            None => look_for_others(disk, name)?,
+        }
+    }
+    disk.make_room().map_err(io_error("make room in", name))?;
+    let have = blocks(disk, name)?;
+    let header = header(have, store.id(), store.generation());
+    disk.write(0, std::slice::from_ref(&header)).map_err(io_error("write the header of", name))
+}
+
+/// Whether a device begins with a header of ours, and with nothing else: whoever has it now may have left the first
+/// bytes as they were.
+fn was_ours(block: &Block) -> bool {
+    let words = words(block);
+    let rest = &block.0[(WORDS + 1) * 8..];
+    words[0] == MAGIC && words[WORDS] == sum(&words[..WORDS]) && rest.iter().all(|&byte| byte == 0)
+}
+
+/// Refuses a block device that has something on it.
+fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
     let have = blocks(disk, name)?;
     let mut block = Block::ZERO;
-    for at in 0..EMPTY.min(have) {
+    let first = 0..EMPTY;
+    let partition = FIRST_PARTITION..FIRST_PARTITION + EMPTY;
+    let last = have.saturating_sub(EMPTY)..have;
+    for at in first.chain(partition).chain([SECOND_COPY]).chain(last).filter(|&at| at < have) {
         disk.read(at, &mut block).map_err(io_error("read", name))?;
-        if at == 0 && words(&block)[0] == MAGIC {
-            break;
-        }
         if block.0.iter().any(|&byte| byte != 0) {
             return Err(BackingError::Foreign { name: name.to_owned(), block: at });
         }
     }
-    let header = header(have, store.id(), store.generation());
-    disk.write(0, std::slice::from_ref(&header)).map_err(io_error("write the header of", name))
+    Ok(())
 }
 
 impl Store {
@@ -235,15 +297,51 @@ impl Store {
     ///
     /// [`BackingError`]; then reading what is on it fails, and everything else goes on.
     pub fn set_backing(&self, disk: Box<dyn Disk>, name: &str) -> Result<(), BackingError> {
-        let late = || BackingError::Late { name: name.to_owned() };
-        if self.working.load(Ordering::Acquire) != 0 || self.backing.get().is_some() {
-            return Err(late());
-        }
+        self.has_room(name)?;
         let have = blocks(&*disk, name)?;
         let mut block = Block::ZERO;
         disk.read(0, &mut block).map_err(io_error("read", name))?;
         let count = check(&block, name, self.id(), self.generation(), have)?;
-        let blocks = Blocks::new(count);
+        // If it cannot be written: what is on it can be read.
+        let stopped = self.sign(&*disk, count).err();
+        self.install(disk, name, count, stopped)
+    }
+
+    /// Takes the device that an earlier server of this store had, which need not answer just now: nobody is to wait
+    /// for it but who reads what is on it. Nothing is written to it until [`retry_backing`](Self::retry_backing) has
+    /// seen its header.
+    ///
+    /// # Errors
+    ///
+    /// [`BackingError::Late`], and a size that cannot be known.
+    pub fn take_backing(&self, disk: Box<dyn Disk>, name: &str) -> Result<(), BackingError> {
+        self.has_room(name)?;
+        let have = disk.blocks().map_err(io_error("find the size of", name))?;
+        let have = u32::try_from(have).unwrap_or(MAX_BLOCKS).min(MAX_BLOCKS);
+        // Of one that has got shorter meanwhile no entry is forgotten.
+        let last = self.heap.map.table().iter().filter_map(|slot| match slot.load().state() {
+            Some(State::Backed(at)) => Some(at.block),
+            _ => None,
+        });
+        let count = last.max().map_or(have, |last| have.max(last.saturating_add(1)));
+        self.install(disk, name, count, Some(Stopped::Unread { errno: None }))
+    }
+
+    fn has_room(&self, name: &str) -> Result<(), BackingError> {
+        if self.working.load(Ordering::Acquire) != 0 || self.backing.get().is_some() {
+            return Err(BackingError::Late { name: name.to_owned() });
+        }
+        Ok(())
+    }
+
+    fn install(
+        &self,
+        disk: Box<dyn Disk>,
+        name: &str,
+        count: u32,
+        stopped: Option<Stopped>,
+    ) -> Result<(), BackingError> {
+        let blocks = Blocks::new(count.max(2));
         for slot in self.heap.map.table() {
             if let Some(State::Backed(at)) = slot.load().state() {
                 if !blocks.count_one(at.block) {
@@ -253,12 +351,6 @@ impl Store {
                     crate::stats::sub(counter, 1);
                 }
             }
-        }
-        let mut stopped = None;
-        let header = header(count, self.id(), self.generation());
-        if let Err(error) = disk.write(0, std::slice::from_ref(&header)) {
-            // What is on it can be read.
-            stopped = Some(Stopped { errno: number_of(&error), block: 0 });
         }
         inject::step();
         let backing = Backing {
@@ -270,9 +362,20 @@ impl Store {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             failed_reads: AtomicU64::new(0),
-            failed_writes: AtomicU64::new(u64::from(stopped.is_some())),
+            failed_writes: AtomicU64::new(u64::from(matches!(
+                stopped,
+                Some(Stopped::Write { .. })
+            ))),
         };
-        self.backing.set(backing).map_err(|_| late())
+        let late = |_| BackingError::Late { name: name.to_owned() };
+        self.backing.set(backing).map_err(late)
+    }
+
+    /// Writes the header: which server of which store has the device.
+    fn sign(&self, disk: &dyn Disk, count: u32) -> Result<(), Stopped> {
+        let header = header(count, self.id(), self.generation());
+        let written = disk.write(0, std::slice::from_ref(&header));
+        written.map_err(|error| Stopped::Write { errno: number_of(&error), block: 0 })
     }
 
     /// Whether there is a backing device.
@@ -304,9 +407,40 @@ impl Store {
 
     /// Lets writing begin again after a failure: somebody has seen to it.
     pub fn resume_backing(&self) {
+        // Whoever asked for the device was told.
+        let _ = self.retry_backing();
         if let Some(backing) = self.backing.get() {
-            *backing.stopped() = None;
+            backing.stopped().take_if(|stopped| matches!(stopped, Stopped::Write { .. }));
         }
+    }
+
+    /// Looks at a device that was [taken](Self::take_backing) unseen, if that is still to be done, and lets writing
+    /// begin if it is this store's. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`BackingError::Io`] when it cannot be read: try again later. Any other is for good: what it still gives is
+    /// read, and nothing is written to it.
+    pub fn retry_backing(&self) -> Result<(), BackingError> {
+        let Some(backing) = self.backing.get() else { return Ok(()) };
+        let _writer = backing.lock();
+        if !matches!(*backing.stopped(), Some(Stopped::Unread { .. })) {
+            return Ok(());
+        }
+        let (disk, name) = (&*backing.disk, &*backing.name);
+        let mut block = Block::ZERO;
+        if let Err(error) = disk.read(0, &mut block) {
+            *backing.stopped() = Some(Stopped::Unread { errno: Some(number_of(&error)) });
+            return Err(io_error("read", name)(error));
+        }
+        let count = backing.blocks.count();
+        let checked = blocks(disk, name)
+            .and_then(|have| check(&block, name, self.id(), self.generation(), have));
+        *backing.stopped() = match checked {
+            Ok(_) => self.sign(disk, count).err(),
+            Err(_) => Some(Stopped::Foreign),
+        };
+        checked.map(drop)
     }
 
     /// Blocks that servers of this store have written to the backing device today, from midnight UTC on.
@@ -388,7 +522,7 @@ impl Backing {
             }
             Err(error) => {
                 self.failed_writes.fetch_add(1, Ordering::Relaxed);
-                let stopped = Stopped { errno: number_of(&error), block: at };
+                let stopped = Stopped::Write { errno: number_of(&error), block: at };
                 *self.stopped() = Some(stopped);
                 Err(stopped)
             }

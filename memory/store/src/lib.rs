@@ -136,6 +136,8 @@ mod record;
 mod recover;
 #[cfg(not(loom))]
 mod regions;
+#[cfg(not(loom))]
+mod rings;
 mod slab;
 mod slot;
 #[cfg(not(loom))]
@@ -154,7 +156,7 @@ mod writeback;
 pub use {
     backing::{format_backing, BackingError, BackingStats, Stopped},
     compact::Compacted,
-    disk::{Block, Disk, FileDisk},
+    disk::{Block, Disk, DiskError, FileDisk},
     group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
     keeper::Keeper,
     modify::{Change, ModifyError},

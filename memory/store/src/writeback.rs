@@ -21,7 +21,10 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::io::Errno;
 
 use crate::backing::Stopped;
 use crate::blocks::MAX_HOLDS;
@@ -42,6 +45,16 @@ pub const WHOLE_TAG: u8 = 0;
 const MAGIC: u32 = u32::from_le_bytes(*b"plat");
 const HEADER: usize = 8;
 const ENTRY: usize = 16;
+
+/// How long a reader waits before each time that it asks a device again which has failed: two seconds in all. What it
+/// cannot read is lost to whoever has swapped it out, and a disk that is busy with itself comes back.
+const PAUSES: [Duration; 5] = [
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(600),
+    Duration::from_millis(1200),
+];
 
 /// Objects in a block.
 const MOST: usize = MAX_HOLDS as usize - 1;
@@ -367,6 +380,7 @@ impl Worker {
         let store = self.store();
         let slot = usize::try_from(index).ok().and_then(|at| store.heap.map.table().get(at));
         let slot = slot.ok_or(GetError::Index { index, pages: store.pages() })?;
+        let mut pauses = PAUSES.iter();
         loop {
             let word = slot.load_backed();
             let Some(State::Backed(at)) = word.state() else { return Ok(None) };
@@ -381,6 +395,10 @@ impl Worker {
             }
             if let Err(errno) = read {
                 backing.count_failed_read();
+                if let Some(&pause) = pauses.next().filter(|_| may_pass(errno)) {
+                    thread::sleep(pause);
+                    continue;
+                }
                 return Err(GetError::Backing { index, block, errno });
             }
             let found = find(&buffer.block, index, at.whole);
@@ -429,6 +447,12 @@ impl Worker {
         self.count_word(word);
         Ok(true)
     }
+}
+
+/// Whether a read that failed with this number may succeed when it is tried again: not at the end of the device, nor
+/// where the medium has lost what was there.
+fn may_pass(errno: i32) -> bool {
+    errno != 0 && ![Errno::NODATA, Errno::INVAL].contains(&Errno::from_raw_os_error(errno))
 }
 
 /// Whether the entry is what it was before its block was read.

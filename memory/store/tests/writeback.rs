@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use shelf::Shelf;
 use store::{
-    format_backing, Added, BackBuffer, BackingError, Batch, Disk, FileDisk, GetError, Options,
-    Page, Seen, Store, Worker, WriteBackError, WrittenBack, MAX_OBJECT,
+    format_backing, Added, BackBuffer, BackingError, Batch, Block, Disk, DiskError, FileDisk,
+    GetError, Options, Page, Seen, Stopped, Store, Worker, WriteBackError, WrittenBack, MAX_OBJECT,
 };
 
 fn bytes(index: u64, version: u64, len: usize) -> Vec<u8> {
@@ -175,7 +175,7 @@ fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_agai
     let stats = store.backing_stats().unwrap();
     assert_eq!(stats.free, stats.blocks);
     // The lock goes with the last copy of the descriptor.
-    assert_eq!(FileDisk::open(&path, 0).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    assert!(matches!(FileDisk::open(&path, 0), Err(DiskError::InUse)));
     drop((worker, store, fd));
     FileDisk::open(&path, 0).unwrap();
 }
@@ -234,8 +234,8 @@ fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
     let said = attach(&with(3, 39, false));
     assert!(said.starts_with("shelf: checksum of its header is "), "{said}");
     // Somebody else's data, wherever it begins.
-    for at in [0, 1, 16, 31] {
-        let disk = Shelf::new(40);
+    for at in [0, 1, 16, 31, 256, 287, 16_384, 19_968, 19_999] {
+        let disk = Shelf::new(20_000);
         disk.0.blocks.lock().unwrap()[at].0[1080] = 0x53;
         let said = format_backing(&disk, "/dev/sdx1", &store).unwrap_err().to_string();
         assert!(
@@ -245,6 +245,11 @@ fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
             "{said}"
         );
     }
+    // An array's superblock at 4 KiB and the like leave what was in front of them.
+    let taken_over = with(4, 77, true);
+    taken_over.0.blocks.lock().unwrap()[0].0[1080] = 0x53;
+    let said = format_backing(&taken_over, "/dev/sdx1", &store).unwrap_err().to_string();
+    assert!(said.contains("its block 0 has data"), "{said}");
     // One that is left from another store is taken.
     let old = with(4, 77, true);
     format_backing(&old, "shelf", &store).unwrap();
@@ -266,6 +271,166 @@ fn crc32c_of(bytes: &[u8]) -> u32 {
 }
 
 #[test]
+fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
+    let folder = folder("foreign");
+    let store = Store::create(10, options()).unwrap();
+    let path = folder.join("backing");
+    let given = |size| format_backing(&FileDisk::open(&path, size).unwrap(), "it", &store);
+    // Nothing but holes, or nothing: ours to write.
+    given(1 << 20).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    // It was a backing device, and is taken again.
+    given(2 << 20).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    given(0).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    fs::write(&path, []).unwrap();
+    given(8192).unwrap();
+    // Somebody's, though it begins with zeros for as long as one may look; neither written nor made longer.
+    for (at, what) in [(0, &b"mine"[..]), (100, b"mine"), (3 << 20, b"mine"), (40_000, &[0])] {
+        fs::remove_file(&path).unwrap();
+        let file = fs::File::create(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, what, at).unwrap();
+        let before = fs::read(&path).unwrap();
+        let said = given(1 << 30).unwrap_err().to_string();
+        assert!(said.starts_with("it is no backing device and not empty: a file with"), "{said}");
+        assert!(fs::read(&path).unwrap() == before, "{at}");
+    }
+}
+
+#[test]
+fn what_is_no_disk_is_refused_and_nothing_is_made_in_its_place() {
+    // A mistyped name.
+    let wrong = Path::new("/dev/platen-no-such-disk");
+    let refused = FileDisk::open(wrong, 1 << 20).unwrap_err();
+    assert!(matches!(refused, DiskError::NoDevice), "{refused}");
+    assert!(!wrong.exists());
+    assert!(matches!(FileDisk::open(Path::new("/dev/null"), 0), Err(DiskError::Kind)));
+    // A file may be written late, and its file system wants memory for it.
+    let path = folder("for-swap").join("backing");
+    let swap = FileDisk::open(&path, 1 << 20).unwrap().check_for_swap().unwrap_err();
+    assert!(matches!(swap, DiskError::Swap("a file")), "{swap}");
+    let memory = Path::new("/dev/shm/platen-test-backing");
+    if fs::write(memory, []).is_err() {
+        println!("skipped: there is no /dev/shm to write to");
+        return;
+    }
+    let refused = FileDisk::open(memory, 1 << 20);
+    fs::remove_file(memory).unwrap();
+    assert!(matches!(refused, Err(DiskError::Memory("tmpfs"))), "{refused:?}");
+}
+
+/// By a loop device, where one can be made.
+#[test]
+fn a_block_device_that_somebody_has_claimed_is_refused() {
+    let image = folder("claimed").join("image");
+    fs::File::create(&image).unwrap().set_len(80 << 20).unwrap();
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        println!("skipped: no loop device can be made here");
+        return;
+    };
+    let name = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    let result = std::panic::catch_unwind(|| {
+        let path = Path::new(&name);
+        let disk = FileDisk::open(path, 0).unwrap();
+        assert!(matches!(FileDisk::open(path, 0), Err(DiskError::Claimed)));
+        assert!(matches!(disk.check_for_swap(), Err(DiskError::Swap("a loop device"))));
+        // Whoever inherits it is let in, and is no claim of its own.
+        let heir = FileDisk::inherit(disk.fd()).unwrap();
+        assert_eq!(heir.blocks().unwrap(), 20_480);
+        let store = given(10, &heir);
+        store.set_backing(Box::new(heir), &name).unwrap();
+        // Left from another store: it may be taken; with something at its end it may not, once its header is gone.
+        format_backing(&disk, &name, &given(10, &disk)).unwrap();
+        disk.write(0, &[Block::ZERO]).unwrap();
+        disk.write(20_470, &[Block([7; MAX_OBJECT])]).unwrap();
+        let said = format_backing(&disk, &name, &store).unwrap_err().to_string();
+        assert!(said.contains("its block 20470 has data"), "{said}");
+    });
+    Command::new("losetup").args(["--detach", &name]).status().unwrap();
+    result.unwrap();
+}
+
+#[test]
+fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
+    const PAGES: u64 = 20;
+    let disk = Shelf::new(60);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..10).unwrap().pages, 10);
+    let fd = store.fd().try_clone_to_owned().unwrap();
+    drop((worker, store));
+    for foreign in [false, true] {
+        let store = Store::attach(fd.as_fd(), options()).unwrap();
+        disk.0.fail_reads.store(5, Ordering::Relaxed);
+        store.take_backing(disk.boxed(), "shelf").unwrap();
+        let stopped = || store.backing_stats().unwrap().stopped;
+        assert_eq!(stopped(), Some(Stopped::Unread { errno: None }));
+        assert_eq!(store.lost_pages(), 0);
+        let mut worker = store.worker().unwrap();
+        // Nothing is written to what may be somebody else's.
+        assert!(write_back(&mut worker, 10..PAGES).is_err());
+        store.resume_backing();
+        assert_eq!(stopped(), Some(Stopped::Unread { errno: Some(5) }));
+        assert!(write_back(&mut worker, 10..PAGES).is_err());
+        disk.0.fail_reads.store(0, Ordering::Relaxed);
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
+        }
+        let header = disk.0.blocks.lock().unwrap()[0].clone();
+        if foreign {
+            disk.0.blocks.lock().unwrap()[0].0[33] ^= 1;
+        }
+        assert_eq!(store.retry_backing().is_err(), foreign);
+        assert_eq!(stopped(), foreign.then_some(Stopped::Foreign));
+        if foreign {
+            assert!(write_back(&mut worker, 10..PAGES).is_err());
+            disk.0.blocks.lock().unwrap()[0] = header;
+            // One that has lost its end meanwhile: what was there fails, and is not forgotten.
+            let fd = store.fd().try_clone_to_owned().unwrap();
+            drop((worker, store));
+            disk.0.blocks.lock().unwrap().truncate(5);
+            let store = Store::attach(fd.as_fd(), options()).unwrap();
+            store.take_backing(disk.boxed(), "shelf").unwrap();
+            let said = store.retry_backing().unwrap_err().to_string();
+            assert_eq!(said, "shelf has 5 blocks of 4096 bytes, its header says 60");
+            assert_eq!((store.lost_pages(), store.stats().bd_count), (0, PAGES));
+            let worker = store.worker().unwrap();
+            assert_eq!(read(&worker, 0).unwrap(), Some(bytes(0, 1, MAX_OBJECT)));
+            assert!(matches!(read(&worker, 9), Err(GetError::Backing { errno: 0, .. })));
+        } else {
+            assert_eq!(write_back(&mut worker, 10..PAGES).unwrap().pages, 10);
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_is_tried_again_before_the_page_is_given_up() {
+    let disk = Shelf::new(60);
+    let store = given(4, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    worker.put(0, 1, &bytes(0, 1, MAX_OBJECT)).unwrap();
+    assert_eq!(write_back(&mut worker, 0..1).unwrap().pages, 1);
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while store.backing_stats().unwrap().failed_reads < 2 {
+                std::thread::yield_now();
+            }
+            disk.0.fail_reads.store(0, Ordering::Relaxed);
+        });
+        assert_eq!(read(&worker, 0).unwrap(), Some(bytes(0, 1, MAX_OBJECT)));
+    });
+}
+
+#[test]
 fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
     const PAGES: u64 = 64;
     for good in [0, 1, 7, 20] {
@@ -281,7 +446,8 @@ fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
         let stopped = write_back(&mut worker, 0..PAGES).unwrap_err();
         assert!(stopped.to_string().contains("No space left on device"), "{stopped}");
         let stats = store.backing_stats().unwrap();
-        assert_eq!((stats.failed_writes, stats.stopped.unwrap().errno), (1, 28));
+        assert_eq!(stats.failed_writes, 1);
+        assert!(matches!(stats.stopped, Some(Stopped::Write { errno: 28, .. })), "{stats:?}");
         // Whole batches are out; of the one that failed, nothing is.
         assert_eq!(store.stats().bd_count, good / 16 * 16);
         assert_eq!(stats.blocks - stats.free, good / 16 * 16);
@@ -312,10 +478,11 @@ fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
         worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
     }
     assert_eq!(write_back(&mut worker, 0..20).unwrap().pages, 20);
-    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    // A medium that has lost it is not asked again.
+    disk.0.fail_reads.store(61, Ordering::Relaxed);
     for index in 0..PAGES {
         match read(&worker, index) {
-            Err(GetError::Backing { index: page, block, errno: 5 }) if index < 20 => {
+            Err(GetError::Backing { index: page, block, errno: 61 }) if index < 20 => {
                 assert_eq!((page, u64::from(block)), (index, index + 1));
             }
             Ok(Some(page)) if index >= 20 => assert_eq!(page, bytes(index, 1, MAX_OBJECT)),
@@ -392,8 +559,13 @@ fn a_file_system_that_is_full_keeps_what_it_has_and_the_rest_stays_in_memory() {
     }
     let unmount = || Command::new("umount").arg(&folder).status().unwrap();
     let path = folder.join("backing");
-    let disk = FileDisk::open(&path, 2 << 20).unwrap();
-    println!("direct: {}", disk.is_direct());
+    // By its name it would be refused: it is memory. What is full is all that matters here.
+    assert!(matches!(FileDisk::open(&path, 2 << 20), Err(DiskError::Memory("tmpfs"))));
+    assert!(!path.exists());
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(2 << 20).unwrap();
+    let disk = FileDisk::inherit(file.as_fd()).unwrap();
+    println!("direct: {}, killable: {}", disk.is_direct(), disk.is_killable());
     let store = given(PAGES, &disk);
     store.set_backing(Box::new(disk), "backing").unwrap();
     let space = store.backing_space().expect("it is a file");
@@ -417,8 +589,7 @@ fn a_file_system_that_is_full_keeps_what_it_has_and_the_rest_stays_in_memory() {
     File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
     let failed = (0..PAGES).filter(|&index| read(&worker, index).is_err()).count() as u64;
     assert_eq!(failed, out - 1);
-    drop((worker, store));
-    // Made to be read by nobody but its owner.
+    drop((worker, store, file));
     let mut block = [0; 8];
     File::open(&path).unwrap().read_exact_at(&mut block, 0).unwrap();
     assert_eq!(&block, b"platenBK");

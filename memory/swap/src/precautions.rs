@@ -66,10 +66,10 @@ pub fn own() -> Vec<Untaken> {
     untaken
 }
 
-/// Has the threads of this process that are called `name` get memory when others do not any more: the
-/// kernel lets threads of real time take half of what it keeps for emergencies. For those that find memory
-/// for what is swapped out: when they wait like everybody else, nothing is swapped out and everybody waits
-/// for ever.
+/// Has the threads of this process that are called `name`, or `name` and a number (`fetch-3`), get memory when others
+/// do not any more: the kernel lets threads of real time take half of what it keeps for emergencies. For those that
+/// find memory for what is swapped out, and those that get it back from a disk, whose requests take some: when they
+/// wait like everybody else, nothing is swapped out and everybody waits for ever.
 ///
 /// # Errors
 ///
@@ -81,13 +81,19 @@ pub fn prefer(name: &str) -> Result<(), Untaken> {
             // A thread may end meanwhile.
             let Ok(comm) = fs::read_to_string(task.path().join("comm")) else { continue };
             let number = task.file_name().to_string_lossy().parse();
-            if let (true, Ok(number)) = (comm.trim_end() == name, number) {
+            if let (true, Ok(number)) = (is_one_of(comm.trim_end(), name), number) {
                 crate::sys::real_time(number)?;
             }
         }
         Ok(())
     };
     attempt().map_err(|source| Untaken { action: "prefer a thread", source })
+}
+
+fn is_one_of(comm: &str, name: &str) -> bool {
+    let number = comm.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    comm == name || number.is_some_and(is_number)
 }
 
 /// As [`prefer`], for this thread and those that it starts from now on.
@@ -198,3 +204,53 @@ pub const KEEPING: [(&str, &str); 3] = [
     ("MALLOC_MMAP_MAX_", "0"),
     ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// The scheduling policy of a thread: the 41st field of its `stat`.
+    fn policy(thread: i32) -> i32 {
+        let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        let fields = stat.rsplit_once(')').unwrap().1;
+        fields.split_whitespace().nth(38).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn threads_that_are_numbered_are_preferred_as_well() {
+        let names = ["fetch-0", "fetch-3", "fetch", "fetcher", "fetch-", "fetch-x", "other"];
+        let (say, said) = channel();
+        let threads: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let (end, ended) = channel::<()>();
+                let say = say.clone();
+                let thread = std::thread::Builder::new().name((*name).into()).spawn(move || {
+                    say.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+                    let _ = ended.recv();
+                });
+                (said.recv().unwrap(), end, thread.unwrap())
+            })
+            .collect();
+        let before: Vec<i32> = threads.iter().map(|(id, ..)| policy(*id)).collect();
+        let preferred = prefer("fetch");
+        let after: Vec<i32> = threads.iter().map(|(id, ..)| policy(*id)).collect();
+        for (_, end, thread) in threads {
+            drop(end);
+            thread.join().unwrap();
+        }
+        if let Err(untaken) = preferred {
+            println!("skipped: {untaken}: {}", untaken.source);
+            return;
+        }
+        let round_robin = libc::SCHED_RR;
+        for ((name, before), after) in names.iter().zip(before).zip(after) {
+            let expected = match *name {
+                "fetch" | "fetch-0" | "fetch-3" => round_robin,
+                _ => before,
+            };
+            assert_eq!(after, expected, "{name}");
+        }
+    }
+}

@@ -108,6 +108,8 @@ pub(crate) struct Inherited {
     pub(crate) buffers: Option<i32>,
     /// The backing device.
     pub(crate) backing: Option<i32>,
+    /// The text of the policy's settings, as the supervisor has read it.
+    pub(crate) policy: Option<i32>,
     /// The ublk device that there is already.
     pub(crate) device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -129,6 +131,7 @@ impl FromStr for Inherited {
                 "store" => this.store = number()?.into(),
                 "buffers" => this.buffers = Some(number()?.into()),
                 "backing" => this.backing = Some(number()?.into()),
+                "policy" => this.policy = Some(number()?.into()),
                 "device" => this.device = Some(number()?.into()),
                 "disk" => this.disk = Some(value.to_owned()),
                 "standby" => this.standby = number()? == 1,
@@ -150,6 +153,9 @@ impl fmt::Display for Inherited {
         }
         if let Some(backing) = self.backing {
             write!(f, ",backing={backing}")?;
+        }
+        if let Some(policy) = self.policy {
+            write!(f, ",policy={policy}")?;
         }
         if let Some(device) = self.device {
             write!(f, ",device={device}")?;
@@ -185,6 +191,9 @@ pub(crate) struct WritebackArgs {
     /// huge (stored as they are), idle, `huge_idle`, or incompressible (no smaller after recompression)
     #[arg(value_parser = str::parse::<policy::What>)]
     pub(crate) what: policy::What,
+    /// Seconds to wait until it is done; what is not done by then goes on
+    #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
+    pub(crate) timeout: u64,
     #[command(flatten)]
     pub(crate) control: ControlOptions,
 }
@@ -278,6 +287,7 @@ mod tests {
             store: 3,
             buffers: Some(4),
             backing: Some(5),
+            policy: Some(6),
             device: Some(7),
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,

@@ -7,70 +7,131 @@ use anyhow::{bail, Context};
 use policy::Settings;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
-use store::{Disk, FileDisk, Store};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+use store::{BackingError, Disk, DiskError, FileDisk, Store};
 
 /// Opens and locks the device that the settings name, and says on it that it is this store's. `None` if they name none.
-pub(super) fn make(settings: &Settings, store: &Store) -> anyhow::Result<Option<FileDisk>> {
+/// `swap`: what is swapped out is to go there.
+pub(super) fn make(
+    settings: &Settings,
+    store: &Store,
+    swap: bool,
+) -> anyhow::Result<Option<FileDisk>> {
     let Some(path) = &settings.backing_dev else { return Ok(None) };
     let name = path.display().to_string();
-    let disk = open(path, settings.backing_size)?;
+    let disk = open(path, settings.backing_size, swap).map_err(|error| match error {
+        DiskError::InUse => anyhow::anyhow!("backing device {name} is in use by another server"),
+        other => anyhow::Error::from(other).context(format!("backing device {name}")),
+    })?;
     if !disk.is_direct() {
         say(&format!(
             "{name}: no direct I/O there; what is written back takes memory of the page cache on its way"
+        ));
+    }
+    if !disk.is_killable() {
+        say(&format!(
+            "{name}: no io_uring here; a server that waits for it is replaced only when it answers"
         ));
     }
     store::format_backing(&disk, &name, store)?;
     Ok(Some(disk))
 }
 
-fn open(path: &Path, size: u64) -> anyhow::Result<FileDisk> {
-    FileDisk::open(path, size).map_err(|error| match error.kind() {
-        std::io::ErrorKind::WouldBlock => {
-            anyhow::anyhow!("backing device {} is in use by another server", path.display())
-        }
-        _ => anyhow::Error::from(error).context(format!("backing device {}", path.display())),
-    })
+fn open(path: &Path, size: u64, swap: bool) -> Result<FileDisk, DiskError> {
+    let disk = FileDisk::open(path, size)?;
+    if swap {
+        disk.check_for_swap()?;
+    }
+    Ok(disk)
 }
 
+/// The device that the supervisor has left to us, whatever anybody says of it now: pages are on it. One that stands by
+/// does this before it is needed, since it takes memory.
+pub(super) fn inherit(inherited: &Inherited) -> Option<anyhow::Result<FileDisk>> {
+    let number = inherited.backing?;
+    let taken = descriptor(number).and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
+    Some(taken.context("cannot take over the backing device"))
+}
+
+/// Bytes of memory that a server takes for its account of the device's blocks.
+pub(super) fn table(disk: &anyhow::Result<FileDisk>) -> usize {
+    let blocks = disk.as_ref().ok().and_then(|disk| disk.blocks().ok());
+    blocks.map_or(0, |blocks| usize::try_from(blocks.min(1 << 27)).expect("below 2^28"))
+}
+
+/// Why there is no backing device, if somebody has found that out.
+pub(super) type Refused = Arc<OnceLock<String>>;
+
 /// Gives the store its device: the one that the supervisor has made, or without one a new one. One that cannot be used
-/// is an error of a new store; one that has had servers does what can be done without: says why, which it gives.
+/// is an error of a new store; one that has had servers does what can be done without, and says why. Such a one is
+/// not waited for either: it may not answer, and the host waits for what is in memory.
 pub(super) fn attach(
     settings: &Settings,
     store: &Arc<Store>,
-    inherited: Option<&Inherited>,
-) -> anyhow::Result<Option<String>> {
-    let Some(path) = &settings.backing_dev else {
-        return match store.stats().bd_count {
-            0 => Ok(None),
-            pages => Ok(refuse(format!(
-                "{pages} pages are on a backing device that is not named any more"
-            ))),
-        };
+    inherited: Option<Option<anyhow::Result<FileDisk>>>,
+    swap: bool,
+) -> anyhow::Result<Refused> {
+    let refused = Refused::default();
+    let disk = match inherited {
+        None => make(settings, store, swap).transpose(),
+        Some(inherited) => inherited,
     };
-    let name = path.display().to_string();
-    let taken = (|| {
-        let disk = match inherited {
-            None => make(settings, store)?.context("it is named")?,
-            Some(inherited) => {
-                let Some(number) = inherited.backing else {
-                    bail!("{name} was not there when the device was made")
-                };
-                let fd = descriptor(number)?;
-                FileDisk::inherit(fd.as_fd()).with_context(|| format!("cannot open {name}"))?
-            }
-        };
-        Ok(store.set_backing(Box::new(disk), &name)?)
-    })();
-    match taken {
-        Ok(()) => Ok(None),
-        // The first server of a store that a supervisor has made is the second that has had it.
-        Err(error) if store.generation() <= 2 => Err(error),
-        Err(error) => Ok(refuse(format!("{error:#}"))),
+    let Some(disk) = disk else {
+        let pages = store.stats().bd_count;
+        if pages > 0 {
+            refuse(&refused, format!("{pages} pages are on a backing device that is not there"));
+        }
+        return Ok(refused);
+    };
+    let name = settings.backing_dev.as_ref();
+    let name = name.map_or_else(|| "it".to_owned(), |path| path.display().to_string());
+    // The first server of a store that a supervisor has made is the second that has had it.
+    if store.generation() <= 2 {
+        store.set_backing(Box::new(disk?), &name)?;
+        if let Some(stopped) = store.backing_stats().and_then(|stats| stats.stopped) {
+            bail!("{name}: {stopped}");
+        }
+        return Ok(refused);
     }
+    match disk.and_then(|disk| Ok(store.take_backing(Box::new(disk), &name)?)) {
+        Ok(()) => look_at(store, &refused, &name).context("cannot start a thread")?,
+        Err(error) => refuse(&refused, format!("{error:#}")),
+    }
+    Ok(refused)
 }
 
-fn refuse(reason: String) -> Option<String> {
+/// Has a thread look at a device that was taken unseen, again and again until it answers.
+fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result<()> {
+    let (store, refused, name) = (Arc::downgrade(store), Arc::clone(refused), name.to_owned());
+    let look = move || {
+        let mut told = false;
+        while let Some(store) = store.upgrade() {
+            match store.retry_backing() {
+                Ok(()) => return,
+                Err(error @ BackingError::Io { .. }) => {
+                    if !std::mem::replace(&mut told, true) {
+                        say(&format!(
+                            "{name}: {:#}; nothing is written to it until that works",
+                            anyhow::Error::from(error)
+                        ));
+                    }
+                }
+                Err(error) => return refuse(&refused, error.to_string()),
+            }
+            drop(store);
+            thread::sleep(AGAIN);
+        }
+    };
+    thread::Builder::new().name("backing".into()).spawn(look).map(drop)
+}
+
+/// How soon a device is looked at again that did not answer.
+const AGAIN: Duration = Duration::from_secs(1);
+
+fn refuse(refused: &Refused, reason: String) {
     say(&format!("no backing device: {reason}; pages that are on it cannot be read"));
-    Some(reason)
+    // There is one reason for each server.
+    let _ = refused.set(reason);
 }

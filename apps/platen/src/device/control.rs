@@ -1,4 +1,5 @@
-//! The control socket: one line in, one line of JSON out. `stat`, or `writeback` and what.
+//! The control socket: one line in, one line of JSON out. `stat`; `writeback` and what, which gives a ticket, and
+//! `written` and that.
 //!
 //! One client at a time, a second for each, 64 bytes of question: nobody who connects can make the
 //! server wait or grow. It has nothing to do with the I/O path.

@@ -8,11 +8,12 @@ use super::metrics::Metrics;
 use super::say::say;
 use super::status::{Status, Transport};
 use super::supervise;
+use super::writeback;
 use anyhow::{bail, Context};
 use codec::Settings;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
-use policy::{Policy, What};
+use policy::Policy;
 use relay::Listening;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,6 +35,9 @@ const BACKING_HEAP: usize = 4 << 20;
 /// Threads that a server starts, on such a machine.
 const THREADS: usize = 12;
 
+/// Those that it starts more when it writes back: four that fetch, one that looks at the device.
+const BACKING_THREADS: usize = 5;
+
 pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
     if inherited.is_some() {
@@ -41,7 +45,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         swap::ignore_signals()?;
     }
     // While reading a file cannot mean waiting for ourselves.
-    let idle = supervise::policy_settings(args)?;
+    let idle = supervise::policy_settings(args, inherited)?;
     if args.swap {
         for untaken in swap::own() {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
@@ -50,9 +54,13 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let alone = inherited.is_none();
     let supervisor = Arc::new(Supervisor::new(!alone)?);
     let mut inherited = inherited.cloned().unwrap_or_default();
+    let disk_left = backing::inherit(&inherited);
     if inherited.standby {
-        let heap = HEAP + if idle.backing_dev.is_some() { BACKING_HEAP } else { 0 };
-        swap::warm(heap, THREADS).context("cannot get memory to stand by")?;
+        let (heap, threads) = match &disk_left {
+            Some(disk) => (BACKING_HEAP + backing::table(disk), BACKING_THREADS),
+            None => (0, 0),
+        };
+        swap::warm(HEAP + heap, THREADS + threads).context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
             Some(device) => inherited.device = device,
             // Never needed.
@@ -69,7 +77,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
         false => Store::create(supervise::pages(args)?, options)?,
     };
-    let refused = backing::attach(&idle, &store, (!alone).then_some(&inherited))?;
+    let refused = backing::attach(&idle, &store, (!alone).then_some(disk_left), args.swap)?;
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
     if args.swap {
         if let Err(untaken) = swap::prefer("store-keeper") {
@@ -81,6 +89,12 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         options.workers = usize::from(workers);
     }
     let device = Arc::new(Device::new(&store, &options)?);
+    if args.swap {
+        // The kernel takes memory for what they ask of the backing device.
+        if let Err(untaken) = swap::prefer("fetch") {
+            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
+        }
+    }
     let connections = usize::from(args.connections);
     let options =
         ServerOptions { name: args.name.clone(), connections, ..ServerOptions::default() };
@@ -110,14 +124,25 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             });
             let disks = ublk.clone().into_iter().chain(client.clone()).chain(file.clone());
             let ways = disks.chain(nbd);
-            Status::of(&name, &device, ways.collect(), policy.get(), refused.as_deref())
+            Status::of(
+                &name,
+                &device,
+                ways.collect(),
+                policy.get(),
+                refused.get().map(String::as_str),
+            )
         }
     };
     let answer = status.clone();
     let asked = Arc::clone(&policy);
-    let control = Control::start(control, move |question| match question {
-        "stat" => Some(serde_json::to_string(&answer()).expect("numbers and strings")),
-        _ => question.strip_prefix("writeback ").map(|what| write_back(asked.get(), what)),
+    let generation = store.generation();
+    let control = Control::start(control, move |question| match question.split_once(' ') {
+        None if question == "stat" => {
+            Some(serde_json::to_string(&answer()).expect("numbers and strings"))
+        }
+        Some(("writeback", what)) => Some(writeback::ask(asked.get(), generation, what)),
+        Some(("written", ticket)) => Some(writeback::told(asked.get(), generation, ticket)),
+        _ => None,
     })?;
     let metrics = args.prometheus.map(|address| Metrics::start(address, status)).transpose()?;
     let stopping = Arc::new(AtomicBool::new(false));
@@ -177,19 +202,6 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     drop(policy);
     drop((nbd, device, keeper));
     served
-}
-
-/// Asks the policy to write such pages back; JSON.
-fn write_back(policy: Option<&Policy>, what: &str) -> String {
-    let refused = match (what.parse::<What>(), policy) {
-        (Err(error), _) => error,
-        (_, None) => "its policy is off, or not yet there".to_owned(),
-        (Ok(what), Some(policy)) if policy.write_back(what) => {
-            return "{\"asked\":true}".to_owned()
-        }
-        _ => "it has no backing device".to_owned(),
-    };
-    serde_json::json!({ "error": refused }).to_string()
 }
 
 /// Serves until it is told to stop, or cannot go on.

@@ -11,8 +11,9 @@ use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
 use rustix::event::{eventfd, EventfdFlags};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +26,9 @@ const STACK: &str = "262144";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let pages = pages(args)?;
-    // A server would say it too, but later.
-    let idle = policy_settings(args)?;
+    // Read here and nowhere else: servers get the text, and not what has become of the file meanwhile.
+    let text = settings_text(args)?;
+    let idle = settings(args, text.as_deref())?;
     // While there is one thread: children and threads have them from here.
     if args.swap {
         for untaken in swap::inherited() {
@@ -47,10 +49,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     }
     let store = Store::create(pages, store_options(args))?;
     let store_fd = inheritable(store.fd().try_clone_to_owned()?)?;
-    let backing = backing::make(&idle, &store)?;
+    let backing = backing::make(&idle, &store, args.swap)?;
     // Its lock goes with it to all servers.
     let backing = backing.map(|disk| inheritable(disk.fd().try_clone_to_owned()?)).transpose()?;
     drop(store);
+    let policy = text.map(|text| policy_file(&text).and_then(inheritable)).transpose()?;
     let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
     let buffers = buffers.map(inheritable).transpose()?;
     let disk = match (args.swap, args.ublk) {
@@ -69,7 +72,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    let mut service = Serving { args, store: store_fd, buffers, backing, device: None, disk };
+    let mut service =
+        Serving { args, store: store_fd, buffers, backing, policy, device: None, disk };
     let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
     if args.swap {
         swap::leave_cgroup();
@@ -87,12 +91,45 @@ pub(super) fn pages(args: &ServeArgs) -> anyhow::Result<u64> {
     Ok(size / page)
 }
 
-/// What is to become of idle pages.
-pub(super) fn policy_settings(args: &ServeArgs) -> anyhow::Result<policy::Settings> {
-    let Some(path) = &args.policy else { return Ok(policy::Settings::default()) };
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    policy::Settings::read(&text).with_context(|| format!("{}", path.display()))
+/// What is to become of idle pages: what the supervisor has read, or without one what the file says.
+pub(super) fn policy_settings(
+    args: &ServeArgs,
+    inherited: Option<&Inherited>,
+) -> anyhow::Result<policy::Settings> {
+    let text = match inherited {
+        None => settings_text(args)?,
+        Some(inherited) => inherited.policy.map(left_text).transpose()?,
+    };
+    settings(args, text.as_deref())
+}
+
+fn settings(args: &ServeArgs, text: Option<&str>) -> anyhow::Result<policy::Settings> {
+    let Some(text) = text else { return Ok(policy::Settings::default()) };
+    let name = args.policy.as_deref().unwrap_or(Path::new("policy")).display();
+    policy::Settings::read(text).with_context(|| name.to_string())
+}
+
+fn settings_text(args: &ServeArgs) -> anyhow::Result<Option<String>> {
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    args.policy.as_ref().map(read).transpose()
+}
+
+/// A file in memory with the settings.
+fn policy_file(text: &str) -> anyhow::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("policy", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(text.as_bytes())?;
+    Ok(file.into())
+}
+
+/// The text in a descriptor that a supervisor has left.
+fn left_text(number: i32) -> anyhow::Result<String> {
+    let mut file = std::fs::File::from(super::serve::descriptor(number)?);
+    let mut text = String::new();
+    file.read_to_string(&mut text).context("cannot read the policy's settings")?;
+    Ok(text)
 }
 
 /// What the store of these arguments may have.
@@ -142,6 +179,8 @@ struct Serving<'a> {
     buffers: Option<OwnedFd>,
     /// What pages are written back to.
     backing: Option<OwnedFd>,
+    /// The text of the policy's settings.
+    policy: Option<OwnedFd>,
     /// The ublk device, once there is one.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -178,6 +217,7 @@ impl Serving<'_> {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
             backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
+            policy: self.policy.as_ref().map(AsRawFd::as_raw_fd),
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,

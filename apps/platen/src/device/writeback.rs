@@ -1,61 +1,131 @@
 //! `platen device writeback`: by hand what the policy does by itself.
+//!
+//! The server gives a ticket, and says what came of it when it is over. A ticket is of one server: its successor knows
+//! nothing of it, and has another generation.
 
 use super::args::WritebackArgs;
 use super::control;
 use super::stat;
-use super::status::Status;
 use anyhow::{bail, Context};
-use policy::{PolicyStats, What};
+use policy::{Asked, Outcome, Policy, What};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often to look whether it is done.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long nobody may answer: a server that has died is replaced in less.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// What a server says to `writeback` and `written`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Answer {
+    generation: u64,
+    ticket: u64,
+    /// What came of it; none as long as it is not over.
+    outcome: Option<Outcome>,
+    error: Option<String>,
+}
+
+impl Answer {
+    fn say(&self) -> String {
+        serde_json::to_string(self).expect("numbers and strings")
+    }
+}
+
+/// Asks the policy to write such pages back; JSON.
+pub(super) fn ask(policy: Option<&Policy>, generation: u64, what: &str) -> String {
+    let ticket = match (what.parse::<What>(), policy) {
+        (Err(error), _) => Err(error),
+        (_, None) => Err("its policy is off, or not yet there".to_owned()),
+        (Ok(what), Some(policy)) => policy.write_back(what).map_err(|error| error.to_string()),
+    };
+    let answer = Answer { generation, ..Answer::default() };
+    match ticket {
+        Ok(ticket) => Answer { ticket, ..answer }.say(),
+        Err(error) => Answer { error: Some(error), ..answer }.say(),
+    }
+}
+
+/// What came of a ticket; JSON.
+pub(super) fn told(policy: Option<&Policy>, generation: u64, ticket: &str) -> String {
+    let number = ticket.parse().unwrap_or(0);
+    let asked = policy.map_or(Asked::Unknown, |policy| policy.asked(number));
+    let answer = Answer { generation, ticket: number, ..Answer::default() };
+    match asked {
+        Asked::Waiting => answer,
+        Asked::Done(outcome) => Answer { outcome: Some(outcome), ..answer },
+        Asked::Unknown => Answer { error: Some(format!("no ticket {ticket}")), ..answer },
+    }
+    .say()
+}
+
 pub(crate) fn run(args: &WritebackArgs) -> anyhow::Result<()> {
     let folder = control::folder(args.control.run_dir.as_deref())?;
     let path = control::address(&folder, &args.name).path().to_owned();
-    let ask = || -> anyhow::Result<(Status, PolicyStats)> {
-        let status = stat::ask(&path).with_context(|| {
-            format!("device {} is not served (no answer in {})", args.name, folder.display())
-        })?;
-        let policy = status.policy.context("its policy is off, or not yet there")?;
-        Ok((status, policy))
-    };
-    let (_, before) = ask()?;
+    let name = &args.name;
     let (word, _) =
         What::NAMES.into_iter().find(|(_, what)| *what == args.what).expect("each has a name");
-    let answer = control::ask(&path, &format!("writeback {word}"))?;
-    if !answer.contains("\"asked\":true") {
-        bail!("device {}: {}", args.name, answer.trim());
+    let asked = question(&path, &format!("writeback {word}")).with_context(|| {
+        format!("device {name} is not served (no answer in {})", folder.display())
+    })?;
+    if let Some(error) = asked.error {
+        bail!("device {name}: {error}");
     }
-    let (status, after) = loop {
-        let (status, now) = ask()?;
-        if now.writeback_asked != before.writeback_asked {
-            break (status, now);
-        }
-        thread::sleep(LOOK);
-    };
-    let pages = after.pages_written_back - before.pages_written_back;
-    println!("{pages} pages written back, {} on the backing device", status.bd_stat.bd_count);
-    let stopped = status.backing.as_ref().and_then(|backing| backing.stopped.clone());
+    let outcome = wait(&path, &asked, Duration::from_secs(args.timeout))
+        .with_context(|| format!("device {name}"))?;
+    let status = stat::ask(&path).ok();
+    let there = status.as_ref().map_or_else(String::new, |status| {
+        format!(", {} on the backing device", status.bd_stat.bd_count)
+    });
+    println!("{} pages written back{there}", outcome.pages);
     for (ended, why) in [
-        (
-            after.writeback_limited > before.writeback_limited,
-            "today's writeback_limit is spent".to_owned(),
-        ),
-        (
-            after.writeback_no_space > before.writeback_no_space,
-            "its file system has no more than backing_free left".to_owned(),
-        ),
-        (after.writeback_full > before.writeback_full, "no block of it is free".to_owned()),
+        (outcome.limited, "today's writeback_limit is spent"),
+        (outcome.no_space, "its file system has no more than backing_free left"),
+        (outcome.full, "no block of it is free"),
     ] {
         if ended {
             println!("not all: {why}");
         }
     }
-    if after.writeback_failed > before.writeback_failed {
-        bail!("{}", stopped.unwrap_or_else(|| "a write failed".to_owned()));
+    if outcome.failed {
+        let stopped = status.and_then(|status| status.backing?.stopped);
+        bail!("device {name}: {}", stopped.unwrap_or_else(|| "a write failed".to_owned()));
     }
     Ok(())
+}
+
+/// Waits until what was asked is over.
+fn wait(path: &Path, asked: &Answer, limit: Duration) -> anyhow::Result<Outcome> {
+    let begun = Instant::now();
+    let mut heard = begun;
+    loop {
+        match question(path, &format!("written {}", asked.ticket)) {
+            Ok(answer) if answer.generation != asked.generation => bail!(
+                "its server was replaced meanwhile; what had been written is on the backing device, the rest in memory: ask again"
+            ),
+            Ok(Answer { error: Some(error), .. }) => bail!(error),
+            Ok(Answer { outcome: Some(outcome), .. }) => return Ok(outcome),
+            Ok(_) => heard = Instant::now(),
+            Err(error) if heard.elapsed() > SILENCE => {
+                return Err(error.context("it does not answer any more"));
+            }
+            Err(_) => {}
+        }
+        if begun.elapsed() >= limit {
+            bail!(
+                "not done within {} s; it goes on, as far as `cpu` in [policy] lets it: `platen device stat` counts",
+                limit.as_secs()
+            );
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn question(path: &Path, question: &str) -> anyhow::Result<Answer> {
+    let answer = control::ask(path, question)?;
+    serde_json::from_str(&answer).context("the answer is of another version, or none")
 }
