@@ -109,6 +109,14 @@ impl Desk {
         Some(queued)
     }
 
+    /// Forgets a place whose piece has been delivered. So no piece is queued twice, and the queue never grows.
+    pub(crate) fn withdraw(&mut self, number: u64) {
+        if let Some(at) = self.queue.iter().position(|queued| queued.number == number) {
+            let queued = self.queue.remove(at);
+            self.queued_bytes -= queued.map_or(0, |queued| queued.plain_len);
+        }
+    }
+
     /// Forgets the places of a device that goes. All of them are void: none of its slots has a piece.
     pub(crate) fn forget_pinned(&mut self) {
         self.queue.retain(|queued| matches!(queued.place, Place::Plain(_)));

@@ -409,7 +409,10 @@ impl Device {
                 match self.judge(slot, &mut work, status, false, desk) {
                     Ok(len) => {
                         self.errors = 0;
-                        // A place in the software's queue is void from here on.
+                        if redo {
+                            desk.withdraw(self.slots[usize::from(slot)].number);
+                        }
+                        // A place in the software's queue would be void from here on.
                         self.slots[usize::from(slot)].number = 0;
                         desk.deliver(&work, self.channel.output(slot, len), done);
                         self.recycle(slot);

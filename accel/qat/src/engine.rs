@@ -34,6 +34,9 @@ pub struct EngineOptions {
     /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is compared always; this
     /// finds what goes wrong after that, at about 4 µs for a page.
     pub verify_every: u32,
+    /// Look for an instance now and then: when there is none, or the one there is has been of no use for a second.
+    /// That allocates, also pinned memory; nothing else in a `poll` allocates. Default true.
+    pub roam: bool,
 }
 
 impl Default for EngineOptions {
@@ -46,6 +49,7 @@ impl Default for EngineOptions {
             direction: Direction::Both,
             share: true,
             verify_every: 64,
+            roam: true,
         }
     }
 }
@@ -187,10 +191,13 @@ impl Engine {
             options,
         };
         engine.look_for_instance();
+        if !engine.options.roam {
+            engine.claim_at = u64::MAX;
+        }
         engine
     }
 
-    /// Gives an engine that was made without one a device to look for instances on.
+    /// Gives an engine that was made without one a device to look for instances on; the next `poll` does.
     pub fn attach(&mut self, qat: &Arc<Qat>) {
         if self.qat.is_none() {
             self.qat = Some(Arc::clone(qat));

@@ -1,9 +1,9 @@
 //! Units that are one 8-byte word over and over: zero pages, and pages the guest filled.
 
-/// The word that `plain` repeats, if it is nothing else and longer than the word.
+/// The word that `plain` repeats, if it is nothing else and longer than the word, which has 8 bytes.
 ///
 /// Stops at the first block that differs, so ordinary data costs one block of comparisons.
-pub(crate) fn same_filled(plain: &[u8]) -> Option<[u8; WORD]> {
+pub fn same_filled(plain: &[u8]) -> Option<[u8; WORD]> {
     if plain.len() <= WORD || !plain.len().is_multiple_of(WORD) {
         return None;
     }

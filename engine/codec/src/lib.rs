@@ -35,6 +35,7 @@ mod zstd;
 
 pub use decode::{DecodeError, Decoder};
 pub use encode::{Encoded, Encoder};
+pub use fill::same_filled;
 pub use settings::{Settings, SettingsError};
 pub use unit::{checksum, HeaderError, UnitHeader};
 

@@ -4,16 +4,18 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use codec::{Settings, SettingsError};
+use qat::Qat;
 use ring::{EventCount, Ring};
 use store::{Store, MAX_WORKERS};
 
 use crate::engine::{Engine, Fetcher};
 use crate::guard::IoPath;
+use crate::offload::{Offload, OffloadOptions, OffloadStats, Offloader, MAX_OFFLOADERS};
 use crate::pages::Damage;
 use crate::queue::DeviceQueue;
 use crate::request::{Backend, Op};
@@ -54,6 +56,12 @@ pub enum OpenError {
     /// Workers and queues have used up the store's workers.
     #[error("no room for another thread: the store has {MAX_WORKERS} workers")]
     Full,
+    /// A device whose pages are compressed by another codec than QAT's.
+    #[error("a QAT device compresses for codec qatzip, not for {0}")]
+    Offload(codec::Codec),
+    /// No instance could be opened, or the device has some already.
+    #[error("no instance of the QAT device is to be had (`platen qat status` says more)")]
+    NoInstance,
     /// The codec cannot be set up.
     #[error(transparent)]
     Settings(#[from] SettingsError),
@@ -99,6 +107,8 @@ pub(crate) struct Shared {
     pub(crate) workers: usize,
     pub(crate) counters: Box<[Counters]>,
     pub(crate) damage: OnceLock<Damage>,
+    /// Writes for QAT devices.
+    pub(crate) offload: Offload,
     invitations: Ring<Invitation>,
     /// Invitations wait.
     work: EventCount,
@@ -106,7 +116,7 @@ pub(crate) struct Shared {
     fetches: Ring<Fetch>,
     fetching: EventCount,
     pub(crate) fetchers: usize,
-    stop: AtomicBool,
+    pub(crate) stop: AtomicBool,
     /// A queue's place is made when first needed and stays, since an invitation may outlive the queue.
     stations: Box<[OnceLock<Station>]>,
     /// Which of them have a queue.
@@ -158,8 +168,14 @@ impl Shared {
 pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     store: Arc<Store>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     depth: u16,
+}
+
+impl Inner {
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Inner {
@@ -167,7 +183,8 @@ impl Drop for Inner {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.work.notify_all();
         self.shared.fetching.notify_all();
-        for thread in self.threads.drain(..) {
+        self.shared.offload.work.notify_all();
+        for thread in std::mem::take(&mut *self.threads()) {
             // One that panicked has shown its panic.
             let _ = thread.join();
         }
@@ -194,10 +211,11 @@ impl Device {
             pages: store.pages(),
             settings: options.settings,
             workers: options.workers,
-            counters: (0..options.workers + MAX_WORKERS + fetchers)
+            counters: (0..options.workers + MAX_WORKERS + FETCHERS + MAX_OFFLOADERS)
                 .map(|_| Counters::default())
                 .collect(),
             damage: OnceLock::new(),
+            offload: Offload::new(),
             invitations: Ring::new(1024),
             work: EventCount::new(),
             fetches: Ring::new(4096),
@@ -210,10 +228,10 @@ impl Device {
         // The first wait of a process asks for the number of its CPUs, which allocates.
         let _ = shared.work.wait_until(Some(Instant::now()), || None::<()>);
         let _ = shared.fetching.wait_until(Some(Instant::now()), || None::<()>);
-        let mut inner = Inner {
+        let inner = Inner {
             shared: Arc::clone(&shared),
             store: Arc::clone(store),
-            threads: Vec::with_capacity(options.workers + fetchers),
+            threads: Mutex::new(Vec::with_capacity(options.workers + fetchers)),
             depth: options.depth.max(1),
         };
         for number in 0..options.workers {
@@ -222,9 +240,8 @@ impl Device {
             let thread = thread::Builder::new().name(format!("device-{number}"));
             let shared = Arc::clone(&shared);
             let thread = thread.spawn(move || follow(&shared, &mut engine));
-            inner
-                .threads
-                .push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
+            let thread = thread.map_err(|source| OpenError::Io { what: "a thread", source })?;
+            inner.threads().push(thread);
         }
         for number in 0..fetchers {
             let worker = store.worker().ok_or(OpenError::Full)?;
@@ -232,11 +249,52 @@ impl Device {
             let thread = thread::Builder::new().name(format!("fetch-{number}"));
             let shared = Arc::clone(&shared);
             let thread = thread.spawn(move || fetch(&shared, &mut fetcher));
-            inner
-                .threads
-                .push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
+            let thread = thread.map_err(|source| OpenError::Io { what: "a thread", source })?;
+            inner.threads().push(thread);
         }
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Has pages that are written compressed by a QAT device, by threads with an instance each. Gives the number of
+    /// these threads. All memory is taken here.
+    ///
+    /// # Errors
+    ///
+    /// Another codec than qatzip, no free instance, no thread.
+    pub fn offload(&self, qat: &Arc<Qat>, options: &OffloadOptions) -> Result<usize, OpenError> {
+        let Inner { shared, store, .. } = &*self.inner;
+        if shared.settings.codec() != codec::Codec::DeflateQz {
+            return Err(OpenError::Offload(shared.settings.codec()));
+        }
+        // Held to the end: nobody else begins meanwhile.
+        let mut threads = self.inner.threads();
+        let mut ready = Vec::new();
+        let wanted = if shared.offload.is_set_up() { 0 } else { options.threads };
+        for number in 0..wanted.min(MAX_OFFLOADERS) {
+            let engine = options.engine(qat, shared.settings.level());
+            if !engine.on_device() {
+                break;
+            }
+            let worker = store.worker().ok_or(OpenError::Full)?;
+            let counters = shared.workers + MAX_WORKERS + FETCHERS + number;
+            let pages = Engine::new(shared, worker, counters)?;
+            ready.push(Offloader::new(shared, pages, engine));
+        }
+        let number = ready.len();
+        if number == 0 {
+            return Err(OpenError::NoInstance);
+        }
+        for (number, offloader) in ready.into_iter().enumerate() {
+            let thread = thread::Builder::new().name(format!("device-qat-{number}"));
+            let thread = thread.spawn(move || offloader.run());
+            threads.push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
+        }
+        Ok(number)
+    }
+
+    /// What QAT devices have done; `None` before [`offload`](Self::offload).
+    pub fn offload_stats(&self) -> Option<OffloadStats> {
+        self.inner.shared.offload.stats()
     }
 
     /// The store.

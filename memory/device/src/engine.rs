@@ -2,13 +2,21 @@
 
 use std::sync::Arc;
 
-use codec::{Codec, Encoder, SettingsError};
+use codec::{Codec, Encoder, Settings, SettingsError};
 use store::{Change, ModifyError, Page, Worker, MAX_OBJECT};
 
 use crate::device::Shared;
-use crate::pages::{Damage, PageReader};
+use crate::pages::{Damage, PageReader, CRC};
 use crate::request::{Buffer, Errno, Extent, Op, PAGE};
 use crate::stats::{add, Counters};
+
+/// What a thread without an accelerator does for `settings`: a page alone needs no member around its stream.
+fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
+    match settings.codec() {
+        Codec::DeflateQz => Settings::new(Codec::Zlib, Some(settings.level())),
+        _ => Ok(settings),
+    }
+}
 
 /// A page whose compressed form is longer is stored as it is: reading it then costs a copy, where a
 /// decoder would take microseconds to save less than a 32nd of a page.
@@ -39,7 +47,7 @@ impl Engine {
         let mut this = Self {
             shared: Arc::clone(shared),
             worker,
-            encoder: Encoder::new(shared.settings)?,
+            encoder: Encoder::new(in_software(shared.settings)?)?,
             reader: PageReader::new(),
             coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
             object: Box::new([0; MAX_OBJECT]),
@@ -163,6 +171,35 @@ impl Engine {
                 self.worker.put(index, codec.to_wire(), &self.coded[..encoded.len])
             }
             _ => self.worker.put(index, Codec::Raw.to_wire(), plain),
+        };
+        add(&self.counters().pages_written, 1);
+        stored.map_err(|error| self.refused(&error))
+    }
+
+    /// Stores a page that is one word over and over.
+    pub(crate) fn write_same(&mut self, index: u64, word: u64) -> Result<(), Errno> {
+        let stored = self.worker.put_same(index, word);
+        add(&self.counters().pages_written, 1);
+        stored.map_err(|error| self.refused(&error))
+    }
+
+    /// Stores a page of which somebody else has made a deflate stream, with the CRC-32 of what that was made of.
+    #[inline]
+    pub(crate) fn write_offloaded(
+        &mut self,
+        index: u64,
+        plain: &[u8; PAGE],
+        stream: &[u8],
+        crc32: u32,
+    ) -> Result<(), Errno> {
+        let len = stream.len() + CRC;
+        let stored = if len <= LONGEST {
+            let object = &mut self.coded[..len];
+            object[..stream.len()].copy_from_slice(stream);
+            object[stream.len()..].copy_from_slice(&crc32.to_le_bytes());
+            self.worker.put(index, Codec::DeflateQz.to_wire(), object)
+        } else {
+            self.worker.put(index, Codec::Raw.to_wire(), plain)
         };
         add(&self.counters().pages_written, 1);
         stored.map_err(|error| self.refused(&error))

@@ -11,9 +11,9 @@ use crate::sync::{both, strong, AtomicU32, Ordering, Site, UnsafeCell};
 /// A request under way, in a place that its queue uses again and again.
 ///
 /// Ownership rule: `what` belongs to the queue while `invited` is 0 and the flight is not under way;
-/// from the first invitation on everybody may read it and nobody writes it. Those invited say when they
-/// will not look at it again by taking one off `invited`. Pages belong to whoever moved `next` past
-/// them. Who takes the last page off `left` finishes the flight, and says so to the queue; that may be
+/// from the first invitation on everybody may read it and nobody writes it. It is under way while a page is not done.
+/// Those invited say when they will not look at it again by taking one off `invited`; whoever still has pages of it may.
+/// Pages belong to whoever moved `next` past them. Who takes the last page off `left` finishes the flight, and says so to the queue; that may be
 /// before the last invitation is looked at, which is why `invited` is not `left`.
 pub(crate) struct Flight {
     what: UnsafeCell<(u64, Request)>,
@@ -89,19 +89,8 @@ impl Flight {
     ) -> bool {
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
         let (_, ref request) = self.what.with(|what| unsafe { *what });
-        let step = step(request.op);
-        loop {
-            let first = self.next.fetch_add(step, Ordering::Relaxed);
-            if first >= request.pages {
-                // So that a late guest, of 64 at most, cannot bring it around.
-                self.next.store(request.pages, Ordering::Relaxed);
-                return false;
-            }
-            let count = step.min(request.pages - first);
-            // A write that found no memory has failed, and each of its pages would wait for some anew.
-            let hopeless = request.op == Op::Write
-                && self.error.load(Ordering::Relaxed) == Errno::NoSpace.raw().unsigned_abs();
-            let done = match hopeless {
+        while let Some((first, count)) = self.take(request) {
+            let done = match request.op == Op::Write && self.is_hopeless() {
                 true => Some(Ok(())),
                 false => engine.run(request.op, request.page, &request.buffer, first, count),
             };
@@ -114,6 +103,36 @@ impl Flight {
                 return true;
             }
         }
+        false
+    }
+
+    /// The request, for those who do its pages one at a time.
+    ///
+    /// # Safety
+    ///
+    /// The caller was invited and has not left, or has taken a page that is not [done](Self::did).
+    pub(crate) unsafe fn request(&self) -> Request {
+        // SAFETY: by the ownership rule nobody writes it: while a page is not done the flight is under way.
+        self.what.with(|what| unsafe { (*what).1 })
+    }
+
+    /// Takes pages of `request`, which is this flight's: the first, and how many. `None` when all are taken.
+    #[inline]
+    pub(crate) fn take(&self, request: &Request) -> Option<(u32, u32)> {
+        let step = step(request.op);
+        let first = self.next.fetch_add(step, Ordering::Relaxed);
+        if first >= request.pages {
+            // So that a late guest, of 64 at most, cannot bring it around.
+            self.next.store(request.pages, Ordering::Relaxed);
+            return None;
+        }
+        Some((first, step.min(request.pages - first)))
+    }
+
+    /// A write that found no memory has failed, and each of its pages would wait for some anew.
+    #[inline]
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.error.load(Ordering::Relaxed) == Errno::NoSpace.raw().unsigned_abs()
     }
 
     /// One more is invited, for these pages; whether somebody has taken them.
@@ -158,8 +177,9 @@ impl Flight {
         self.did(count, done)
     }
 
-    /// Pages are done; whether they were the last.
-    fn did(&self, count: u32, done: Result<(), Errno>) -> bool {
+    /// Pages that the caller has taken are done; whether they were the last.
+    #[inline]
+    pub(crate) fn did(&self, count: u32, done: Result<(), Errno>) -> bool {
         if let Err(errno) = done {
             let raw = errno.raw().unsigned_abs();
             let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);

@@ -26,6 +26,21 @@
 //! ([`RECOMPRESSED`]), is read in the same way: [`PageReader`] keeps the last group, so that its next page
 //! costs a copy. A page that is written leaves its group.
 //!
+//! # A QAT device
+//!
+//! With codec `qatzip` and [`Device::offload`] writes of any size go to threads that have an instance of a QAT device
+//! each, and nobody else compresses:
+//!
+//! ```text
+//!  submit(tag, write) ═ ring ═► device-qat-n: page to a slot ─► device ─► poll: stream, CRC-32 ─► store
+//!                                │ keeps many in flight, goes on taking pages meanwhile
+//!                                └ refused, failed, late: the driver's own software, from the slot's copy
+//! ```
+//!
+//! While no instance is well, writes are done as if there were none: by all threads, in software. A page that a device has made is
+//! stored with the CRC-32 of what the device was given, and a read that decodes to something else is an error.
+//! Reads are software's: a page is decoded before a device has answered.
+//!
 //! # What is promised
 //!
 //! - A page is written as a whole or not at all. Two writes of a page at once leave one of them.
@@ -72,6 +87,8 @@ pub mod guard;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(not(loom))]
+mod offload;
+#[cfg(not(loom))]
 mod pages;
 #[cfg(not(loom))]
 mod queue;
@@ -85,6 +102,7 @@ pub use request::{Backend, Buffer, Errno, Extent, Op, Queue, Request, PAGE};
 #[cfg(not(loom))]
 pub use {
     device::{Device, DeviceOptions, OpenError},
+    offload::{OffloadOptions, OffloadStats},
     pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED},
     queue::DeviceQueue,
     stats::IoStats,

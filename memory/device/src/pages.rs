@@ -1,6 +1,6 @@
 //! One thread's way from what the store has to plain pages.
 
-use codec::{Codec, DecodeError, Decoder};
+use codec::{qz, Codec, DecodeError, Decoder};
 use store::{BackBuffer, GetError, GroupBuffer, Page, PutError, Worker, MAX_MEMBERS, MAX_OBJECT};
 
 use crate::request::PAGE;
@@ -10,6 +10,11 @@ pub const RECOMPRESSED: u8 = 32;
 
 /// Added to the tag of an object that is no smaller in a group than alone.
 pub const ALONE: u8 = 16;
+
+/// Bytes behind the stream of an object that was made by a QAT device, whose tag is that of
+/// [`Codec::DeflateQz`]: the CRC-32 of the page, little-endian. The store's checksum covers what the device wrote;
+/// this one, what it was given.
+pub(crate) const CRC: usize = 4;
 
 /// The codec that a tag names.
 pub fn codec_of(tag: u8) -> Option<Codec> {
@@ -38,6 +43,16 @@ pub enum Damage {
         index: u64,
         /// What the codec said.
         error: DecodeError,
+    },
+    /// Its bytes are those that were stored, and decode to another page than a QAT device was given.
+    #[error("page {index}: made by a QAT device from bytes of CRC-32 {expected:08x}, decodes to {got:08x}")]
+    Offloaded {
+        /// The page.
+        index: u64,
+        /// CRC-32 of the page when it was written.
+        expected: u32,
+        /// That of what it decodes to.
+        got: u32,
     },
 }
 
@@ -238,6 +253,29 @@ fn unpack(
         }
         Page::Grouped | Page::Backed => return Err(GetError::Lost { index }.into()),
     };
+    if codec == Codec::DeflateQz {
+        return unpack_offloaded(decoder, index, payload, out);
+    }
     let decoded = decoder.decode_payload(codec, payload, out);
     decoded.map_err(|error| Damage::Decode { index, error })
+}
+
+/// The plain page of what a QAT device has made.
+fn unpack_offloaded(
+    decoder: &mut Decoder,
+    index: u64,
+    payload: &[u8],
+    out: &mut [u8; PAGE],
+) -> Result<(), Damage> {
+    let Some((stream, crc)) = payload.split_last_chunk::<CRC>() else {
+        return Err(GetError::Lost { index }.into());
+    };
+    let decoded = decoder.decode_payload(Codec::Zlib, stream, out);
+    decoded.map_err(|error| Damage::Decode { index, error })?;
+    let (expected, got) = (u32::from_le_bytes(*crc), qz::crc32(out));
+    if expected == got {
+        Ok(())
+    } else {
+        Err(Damage::Offloaded { index, expected, got })
+    }
 }

@@ -173,6 +173,23 @@ impl DeviceQueue {
         None
     }
 
+    /// Gives a write to the threads with a QAT device; whether they have room for it.
+    fn offload(&mut self, number: u16, tag: u64, request: Request) -> bool {
+        let shared = &self.inner.shared;
+        let flight = &shared.station(self.number).flights[usize::from(number)];
+        let guests = shared.offload.guests(request.pages);
+        // SAFETY: it was free and idle, and is ours.
+        unsafe { flight.begin(tag, request, guests) };
+        let sent = shared.offload.invite(Invitation { queue: self.number, flight: number }, guests);
+        flight.uninvite(guests - sent);
+        if sent == 0 {
+            self.idle.push_back(number);
+            return false;
+        }
+        self.under_way += 1;
+        true
+    }
+
     /// Waits a little for a flight to be finished; whether it is.
     fn linger(&mut self, number: u16) -> bool {
         let station = self.inner.shared.station(self.number);
@@ -201,6 +218,13 @@ impl Queue for DeviceQueue {
         let _path = IoPath::enter();
         if let Err(errno) = self.check(&request) {
             return Some(Err(errno));
+        }
+        if request.op == Op::Write && request.pages > 0 && self.inner.shared.offload.is_ready() {
+            if let Some(number) = self.flight() {
+                if self.offload(number, tag, request) {
+                    return None;
+                }
+            }
         }
         if request.pages >= self.inner.shared.split_from(request.op) {
             if let Some(number) = self.flight() {

@@ -30,12 +30,22 @@ impl Station {
 
     /// Tells the queue that a flight is finished. For workers.
     pub(crate) fn finish(&self, flight: u16) {
+        self.put(flight);
+        self.notify();
+    }
+
+    /// A flight is finished; the queue is to be [notified](Self::notify) of it.
+    pub(crate) fn put(&self, flight: u16) {
         let mut flight = flight;
         while let Err(back) = self.done.push(flight) {
             // The cell that it needs is being emptied just now.
             flight = back;
             spin();
         }
+    }
+
+    /// Wakes the queue's thread for what was [`put`](Self::put), if it sleeps.
+    pub(crate) fn notify(&self) {
         // Pairs with the fence in `arm`: either we see that it is armed, or it sees the flight.
         fence_seq_cst(Site::FinishFence);
         if self.armed.load(Ordering::Relaxed)

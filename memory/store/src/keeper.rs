@@ -181,13 +181,13 @@ impl Store {
 
     /// Makes slabs until each length in use has its share of the reserve ready.
     fn stock(&self, demand: &[u32; LENGTHS]) {
+        let targets = self.targets(demand);
         for pages in 1..=MAX_PAGES {
             // To be woken for each slab would cost more than to make it.
-            let target = self.target(demand, pages);
-            self.heap.low[pages as usize].store(target / 2, Ordering::Relaxed);
+            self.heap.low[pages as usize].store(targets[pages as usize] / 2, Ordering::Relaxed);
         }
         for pages in 1..=MAX_PAGES {
-            let target = self.target(demand, pages);
+            let target = targets[pages as usize];
             while self.heap.regions.ready_slabs(pages) < target {
                 // Who waits comes first; and what is ready in other lengths is there to be traded.
                 let wanted =
@@ -205,8 +205,7 @@ impl Store {
 
     /// Gives the memory of ready slabs that nobody asks for back; whether the kernel took it.
     fn release_surplus(&self, demand: &[u32; LENGTHS]) -> bool {
-        for pages in 1..=MAX_PAGES {
-            let target = self.target(demand, pages);
+        for (pages, target) in (0..).zip(self.targets(demand)).skip(1) {
             while self.heap.regions.ready_slabs(pages) > target.saturating_mul(2) {
                 // Workers take some meanwhile.
                 if !self.heap.regions.shrink(&self.heap.map, pages)
@@ -219,19 +218,23 @@ impl Store {
         true
     }
 
-    /// How many slabs of `pages` pages are to be ready: their share of the reserve by demand, and
+    /// How many slabs of each number of pages are to be ready: their share of the reserve by demand, and
     /// one for each length that a class has, as far as the reserve goes.
-    fn target(&self, demand: &[u32; LENGTHS], pages: u32) -> u32 {
+    fn targets(&self, demand: &[u32; LENGTHS]) -> [u32; LENGTHS] {
+        let mut targets = [0; LENGTHS];
         let reserve = self.options.reserve / PAGE as u64;
-        let used = TABLE.iter().any(|class| class.pages == pages);
-        if !used || reserve == 0 {
-            return 0;
+        if reserve == 0 {
+            return targets;
         }
-        let weight = |pages: u32| u64::from(demand[pages as usize]) * u64::from(pages);
-        let all: u64 = (1..=MAX_PAGES).map(weight).sum();
-        let share = (reserve * weight(pages)).checked_div(all).unwrap_or(0) / u64::from(pages);
+        let weight = |(pages, demand): (u64, &u32)| u64::from(*demand) * pages;
+        let all: u64 = (0..).zip(demand).map(weight).sum();
         // One of each length takes 300 pages or so.
-        let one = reserve >= 1024;
-        u32::try_from(share).unwrap_or(u32::MAX).max(u32::from(one))
+        let one = u32::from(reserve >= 1024);
+        for class in &TABLE {
+            let share = (reserve * u64::from(demand[class.pages as usize])).checked_div(all);
+            let share = u32::try_from(share.unwrap_or(0)).unwrap_or(u32::MAX);
+            targets[class.pages as usize] = share.max(one);
+        }
+        targets
     }
 }

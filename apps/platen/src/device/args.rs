@@ -41,12 +41,21 @@ pub(crate) struct ServeArgs {
     /// Bytes of the device, 8G for example: what clients see, not what it takes
     #[arg(long)]
     pub(crate) size: Size,
-    /// lz4, zstd or zlib; none keeps pages as they are
+    /// lz4, zstd, zlib or qatzip (deflate, by a QAT device if there is one); none keeps pages as they are
     #[arg(long, default_value = "zstd", value_parser = page_codec)]
     pub(crate) codec: Codec,
-    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19]
+    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) level: Option<i32>,
+    /// Who compresses for codec qatzip: a QAT device if there is one (auto), must be (qat), or software
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) accelerator: PageAccelerator,
+    /// Threads with an instance of the QAT device each [default: an eighth of the cores, at least one]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub(crate) qat_threads: Option<u16>,
+    /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) qat_libraries: Option<PathBuf>,
     /// Bytes of memory that it may take, tables and all [default: any number]; a write that needs more
     /// fails with ENOSPC
     #[arg(long, value_name = "SIZE")]
@@ -101,6 +110,17 @@ pub(crate) struct ServeArgs {
     pub(crate) control: ControlOptions,
 }
 
+/// Who compresses pages for codec qatzip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PageAccelerator {
+    /// A QAT device if there is one, else software.
+    Auto,
+    /// A QAT device, or the device is not served.
+    Qat,
+    /// Software.
+    None,
+}
+
 /// Descriptors and names that a server has from its supervisor: `store=3,buffers=4,device=0,disk=/dev/nbd0`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inherited {
@@ -116,6 +136,8 @@ pub(crate) struct Inherited {
     pub(crate) disk: Option<String>,
     /// Stand by until told to go.
     pub(crate) standby: bool,
+    /// In the place of a server that has gone: nothing that can be done without may keep it from going on.
+    pub(crate) replaces: bool,
 }
 
 impl FromStr for Inherited {
@@ -135,6 +157,7 @@ impl FromStr for Inherited {
                 "device" => this.device = Some(number()?.into()),
                 "disk" => this.disk = Some(value.to_owned()),
                 "standby" => this.standby = number()? == 1,
+                "replaces" => this.replaces = number()? == 1,
                 _ => return Err(wrong()),
             }
         }
@@ -165,6 +188,9 @@ impl fmt::Display for Inherited {
         }
         if self.standby {
             write!(f, ",standby=1")?;
+        }
+        if self.replaces {
+            write!(f, ",replaces=1")?;
         }
         Ok(())
     }
@@ -272,8 +298,8 @@ fn name(text: &str) -> Result<String, String> {
 
 fn page_codec(text: &str) -> Result<Codec, String> {
     match text.parse() {
-        Ok(codec @ (Codec::Raw | Codec::Lz4 | Codec::Zlib | Codec::Zstd)) => Ok(codec),
-        _ => Err(format!("'{text}' is none of none, lz4, zlib, zstd")),
+        Ok(codec) => Ok(codec),
+        _ => Err(format!("'{text}' is none of none, lz4, zlib, zstd, qatzip")),
     }
 }
 
@@ -291,6 +317,7 @@ mod tests {
             device: Some(7),
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,
+            replaces: true,
         };
         assert_eq!(all.to_string().parse(), Ok(all));
         let least = Inherited { store: 5, ..Inherited::default() };
@@ -308,6 +335,7 @@ mod tests {
         }
         assert!(name(&"x".repeat(33)).is_err());
         assert_eq!(page_codec("zlib"), Ok(Codec::Zlib));
-        assert!(page_codec("qatzip").unwrap_err().contains("none of"));
+        assert_eq!(page_codec("qatzip"), Ok(Codec::DeflateQz));
+        assert!(page_codec("same-filled").unwrap_err().contains("none of"));
     }
 }

@@ -123,6 +123,25 @@ pub(crate) fn text(status: &Status) -> String {
         writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name}{labels} {value}")
             .expect("a string takes all");
     }
+    if let Some(accelerated) = &status.accelerator {
+        for (name, value, help, grows) in accelerated.fields() {
+            let (suffix, kind) = if grows { ("_total", "counter") } else { ("", "gauge") };
+            let name = format!("platen_device_accelerator_{name}{suffix}");
+            writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}")
+                .expect("a string takes all");
+        }
+        let name = "platen_device_accelerator_redone_by_reason_total";
+        writeln!(text, "# HELP {name} Pages done in software, by reason\n# TYPE {name} counter")
+            .expect("a string takes all");
+        for (reason, count) in &accelerated.reasons {
+            writeln!(
+                text,
+                "{name}{{device=\"{}\",codec=\"{}\",reason=\"{reason}\"}} {count}",
+                status.name, status.codec
+            )
+            .expect("a string takes all");
+        }
+    }
     let connections: usize = status.transports.iter().map(|way| way.connections).sum();
     let name = "platen_device_connections";
     writeln!(

@@ -5,6 +5,7 @@ mod backing;
 mod check;
 mod control;
 mod metrics;
+mod offload;
 mod say;
 mod serve;
 mod stat;

@@ -5,6 +5,7 @@ use super::args::{Inherited, ServeArgs};
 use super::backing;
 use super::control::{self, Control};
 use super::metrics::Metrics;
+use super::offload::{self, Offload};
 use super::say::say;
 use super::status::{Status, Transport};
 use super::supervise;
@@ -40,6 +41,7 @@ const BACKING_THREADS: usize = 5;
 
 pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
+    offload::check(args)?;
     if inherited.is_some() {
         // Until it listens to its supervisor, which knows what comes first.
         swap::ignore_signals()?;
@@ -95,6 +97,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
+    let offload = Offload::begin(args, &device, inherited.replaces)?;
     let connections = usize::from(args.connections);
     let options =
         ServerOptions { name: args.name.clone(), connections, ..ServerOptions::default() };
@@ -200,6 +203,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         let _ = starting.join();
     }
     drop(policy);
+    offload.end();
     drop((nbd, device, keeper));
     served
 }

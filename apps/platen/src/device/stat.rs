@@ -116,7 +116,9 @@ pub(crate) fn table(all: &[Status]) -> String {
 pub(crate) fn counters(status: &Status) -> String {
     let mut text = table(std::slice::from_ref(status));
     let mut group = |name: &str, fields: &[(&str, u64, &str, bool)]| {
-        writeln!(text, "{name}").expect("a string takes all");
+        if !name.is_empty() {
+            writeln!(text, "{name}").expect("a string takes all");
+        }
         for (name, value, help, _) in fields {
             writeln!(text, "  {name:<16} {value:>16}  {help}").expect("a string takes all");
         }
@@ -127,6 +129,13 @@ pub(crate) fn counters(status: &Status) -> String {
     group("platen", &status.platen.fields());
     if let Some(backing) = &status.backing {
         group(&format!("backing {}", backing.name), &backing.fields());
+    }
+    if let Some(accelerated) = &status.accelerator {
+        group("accelerator", &accelerated.fields());
+        for (reason, count) in &accelerated.reasons {
+            let name = format!("redone/{reason}");
+            group("", &[(&name, *count, "Of those redone", true)]);
+        }
     }
     if let Some(policy) = &status.policy {
         group("policy", &policy.fields());

@@ -1,8 +1,9 @@
 //! What a device holds and what it costs, as the server says it: JSON on the control socket.
 
-use device::{Device, IoStats};
+use device::{Device, IoStats, OffloadStats};
 use policy::{Policy, PolicyStats};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use store::Stats;
 
 /// One device.
@@ -25,6 +26,9 @@ pub(crate) struct Status {
     /// Where pages are written back to; none if nowhere.
     #[serde(default)]
     pub(crate) backing: Option<BackingStatus>,
+    /// What a QAT device has done; none without one.
+    #[serde(default)]
+    pub(crate) accelerator: Option<Accelerated>,
     /// What was done with idle pages; none while they are left alone.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
@@ -124,6 +128,35 @@ impl BackingStatus {
     }
 }
 
+/// What a QAT device has done, and what was done in its stead. Pages that are written while no instance is well are in
+/// none of these: nobody gave them to a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Accelerated {
+    pub(crate) threads: u64,
+    /// Threads whose instance takes pages just now.
+    pub(crate) on_device: u64,
+    /// Pages that a device has compressed.
+    pub(crate) offloaded: u64,
+    /// Pages that were given to a device and done in software, and why.
+    pub(crate) redone: u64,
+    pub(crate) reasons: BTreeMap<String, u64>,
+    /// Pages with a device just now.
+    pub(crate) in_flight: u64,
+    /// Times that the device was full.
+    pub(crate) retries: u64,
+    /// Pages not answered for in time.
+    pub(crate) deadlines: u64,
+    /// Answers that came after their page had been done in software.
+    pub(crate) late: u64,
+    /// Times that an instance was no longer trusted, and was trusted again.
+    pub(crate) suspicions: u64,
+    pub(crate) recoveries: u64,
+    /// Outputs that were decompressed and compared.
+    pub(crate) verified: u64,
+    /// Longest time that a page was under way, microseconds.
+    pub(crate) longest_wait_us: u64,
+}
+
 /// What zram has no name for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Own {
@@ -170,6 +203,7 @@ impl Status {
             bd_stat: BdStat::of(store),
             backing: BackingStatus::of(store, refused),
             platen: Own::of(device),
+            accelerator: device.offload_stats().as_ref().map(Accelerated::from),
             policy: policy.map(Policy::stats),
         }
     }
@@ -199,6 +233,54 @@ impl Own {
             generation: store.generation(),
             damage: device.damage().map(ToString::to_string),
         }
+    }
+}
+
+impl From<&OffloadStats> for Accelerated {
+    fn from(stats: &OffloadStats) -> Self {
+        let engines = &stats.engines;
+        let sum = |of: fn(&qat::Snapshot) -> u64| engines.iter().map(of).sum();
+        let mut reasons = BTreeMap::new();
+        for (reason, count) in engines.iter().flat_map(|engine| &engine.by_software) {
+            let name = serde_json::to_value(reason).ok();
+            let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or("other");
+            *reasons.entry(name.to_owned()).or_default() += count;
+        }
+        Self {
+            threads: engines.len() as u64,
+            on_device: stats.on_device as u64,
+            offloaded: sum(|one| one.by_device),
+            redone: sum(qat::Snapshot::software),
+            reasons,
+            in_flight: sum(|one| one.in_flight),
+            retries: sum(|one| one.retries),
+            deadlines: sum(|one| one.deadlines),
+            late: sum(|one| one.late),
+            suspicions: sum(|one| one.suspicions),
+            recoveries: sum(|one| one.recoveries),
+            verified: sum(|one| one.verified),
+            longest_wait_us: engines.iter().map(|one| one.longest_wait_us).max().unwrap_or(0),
+        }
+    }
+}
+
+impl Accelerated {
+    /// As [`MmStat::fields`], without the reasons.
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 12] {
+        [
+            ("threads", self.threads, "Threads with a QAT instance each", false),
+            ("on_device", self.on_device, "Threads whose instance takes pages now", false),
+            ("offloaded", self.offloaded, "Pages that a QAT device has compressed", true),
+            ("redone", self.redone, "Pages given to a device and done in software", true),
+            ("in_flight", self.in_flight, "Pages with a device now", false),
+            ("retries", self.retries, "Times that a device was full", true),
+            ("deadlines", self.deadlines, "Pages not answered for in time", true),
+            ("late", self.late, "Answers after their page had been redone", true),
+            ("suspicions", self.suspicions, "Times that an instance lost its trust", true),
+            ("recoveries", self.recoveries, "Times that an instance was used again", true),
+            ("verified", self.verified, "Outputs decompressed and compared", true),
+            ("longest_wait_us", self.longest_wait_us, "Longest way of a page, microseconds", false),
+        ]
     }
 }
 

@@ -6,6 +6,7 @@
 use super::args::{Inherited, ServeArgs, SwapTask};
 use super::backing;
 use super::control;
+use super::offload;
 use super::say::say;
 use crate::size::Size;
 use anyhow::{ensure, Context};
@@ -29,6 +30,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // Read here and nowhere else: servers get the text, and not what has become of the file meanwhile.
     let text = settings_text(args)?;
     let idle = settings(args, text.as_deref())?;
+    // A server would say it too, but later.
+    offload::check(args)?;
     // While there is one thread: children and threads have them from here.
     if args.swap {
         for untaken in swap::inherited() {
@@ -212,7 +215,7 @@ fn myself() -> Command {
 }
 
 impl Serving<'_> {
-    fn start(&self, standby: bool) -> Command {
+    fn start(&self, standby: bool, replaces: bool) -> Command {
         let inherited = Inherited {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
@@ -221,6 +224,7 @@ impl Serving<'_> {
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,
+            replaces,
         };
         let mut command = myself();
         command.args(std::env::args_os().skip(1)).arg("--inherited").arg(inherited.to_string());
@@ -229,12 +233,12 @@ impl Serving<'_> {
 }
 
 impl Service for Serving<'_> {
-    fn server(&mut self, _replaces: bool) -> Command {
-        self.start(false)
+    fn server(&mut self, replaces: bool) -> Command {
+        self.start(false, replaces)
     }
 
     fn standby(&mut self) -> Option<Command> {
-        self.args.swap.then(|| self.start(true))
+        self.args.swap.then(|| self.start(true, true))
     }
 
     fn go(&self) -> String {

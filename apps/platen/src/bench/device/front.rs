@@ -5,6 +5,7 @@ use codec::Settings;
 use device::{Buffer, Device, DeviceOptions, DeviceQueue, Op, Queue, Request, PAGE};
 use rustix::event::{poll, PollFd, PollFlags};
 use std::sync::Arc;
+use std::time::Instant;
 use store::{Keeper, Options, Store};
 
 /// Bytes: of the pages stored, of their compressed forms, of all memory for them.
@@ -30,7 +31,7 @@ pub(super) trait Front {
 pub(super) struct Own {
     queue: DeviceQueue,
     store: Arc<Store>,
-    _device: Device,
+    device: Device,
     _keeper: Keeper,
 }
 
@@ -38,8 +39,54 @@ impl Own {
     pub(super) fn new(settings: Settings, pages: u64, workers: usize) -> anyhow::Result<Self> {
         let store = Store::create(pages, Options { reserve: 16 << 20, ..Options::default() })?;
         let keeper = Keeper::start(&store).context("keeper")?;
-        let device = Device::new(&store, &DeviceOptions { settings, workers, depth: 64 })?;
-        Ok(Self { queue: device.queue()?, store, _device: device, _keeper: keeper })
+        let device = Device::new(&store, &DeviceOptions { settings, workers, depth: 256 })?;
+        Ok(Self { queue: device.queue()?, store, device, _keeper: keeper })
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Writes all of `bytes` from page 0 on, `each` pages in a request, at least one request and as many as have
+    /// `under_way` pages together at a time; microseconds from submission to completion go to `times`.
+    #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
+    pub(super) fn write_all(
+        &mut self,
+        bytes: &[u8],
+        each: usize,
+        under_way: usize,
+        times: &mut Vec<f32>,
+    ) -> anyhow::Result<()> {
+        let most = (under_way / each).max(1);
+        let start = Instant::now();
+        let now = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let mut failed = None;
+        let mut requests = bytes.chunks(each * PAGE).zip((0..).step_by(each));
+        let mut next = requests.next();
+        while next.is_some() || self.queue.in_flight() > 0 {
+            let Some((part, page)) = next.filter(|_| self.queue.in_flight() < most) else {
+                if self.queue.arm() {
+                    let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], None);
+                }
+                let ended = now();
+                self.queue.reap(&mut |began, result| {
+                    times.push((ended - began) as f32 / 1e3);
+                    failed = failed.or(result.err());
+                });
+                continue;
+            };
+            // SAFETY: the bytes are borrowed until the last request is over, which the loop waits for; it is a write.
+            let buffer = unsafe { Buffer::new(part.as_ptr().cast_mut(), part.len()) };
+            let pages = u32::try_from(part.len() / PAGE)?;
+            let began = now();
+            let request = Request { op: Op::Write, page, pages, buffer };
+            if let Some(result) = self.queue.submit(began, request) {
+                times.push((now() - began) as f32 / 1e3);
+                failed = failed.or(result.err());
+            }
+            next = requests.next();
+        }
+        failed.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
     pub(super) fn store(&self) -> &Arc<Store> {

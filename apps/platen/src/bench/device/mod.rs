@@ -10,8 +10,10 @@ mod front;
 mod idle;
 mod large;
 mod nbd;
+mod qat;
 mod zram;
 
+use crate::args::QatLibraries;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
 use codec::{Codec, Settings};
@@ -53,8 +55,8 @@ pub(super) struct DeviceBenchArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit), idle
-    /// (recompressed by the policy)
-    #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle")]
+    /// (recompressed by the policy), qat (compressed by a QAT device, simulated unless told otherwise)
+    #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle,qat")]
     parts: Vec<Part>,
     /// Pages in the groups that the part idle makes: 1, or 8 to 32
     #[arg(long, value_delimiter = ',', default_value = "1,8,16,24")]
@@ -62,6 +64,22 @@ pub(super) struct DeviceBenchArgs {
     /// zstd's level for idle pages
     #[arg(long, default_value_t = 14)]
     idle_level: i32,
+    /// Sizes of the requests of the part qat, KiB
+    #[arg(long, value_delimiter = ',', default_value = "4,16,64,256,1024,4096", value_parser = clap::value_parser!(u32).range(4..=32768))]
+    qat_requests: Vec<u32>,
+    /// The part qat on this host's QAT device instead of a simulated one
+    #[arg(long)]
+    qat_device: bool,
+    /// The simulated device's latency, microseconds
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    qat_latency: u32,
+    #[command(flatten)]
+    libraries: QatLibraries,
+    /// One scene of the part qat in this process, its figures to a file
+    #[arg(long, hide = true, requires = "qat_figures")]
+    qat_scene: Option<qat::Scene>,
+    #[arg(long, hide = true)]
+    qat_figures: Option<PathBuf>,
     /// Write the figures to FILE as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -73,6 +91,7 @@ enum Part {
     Large,
     Nbd,
     Idle,
+    Qat,
 }
 
 /// What keeps the pages.
@@ -170,6 +189,7 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
     }
     ensure!(!fronts.is_empty(), "nothing is left to measure");
     let mut results = Vec::new();
+    let mut sets = Vec::new();
     for name in &args.sets {
         let mut plain = Vec::new();
         for part in name.split('+') {
@@ -194,6 +214,10 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         let step = count.div_ceil(args.pages as usize).max(1);
         let chosen: Vec<u8> = plain.chunks_exact(PAGE).step_by(step).flatten().copied().collect();
         let mut pages = Aligned::of(&chosen);
+        if args.qat_scene.is_some() {
+            sets.push((name.clone(), pages));
+            continue;
+        }
         let pages = &*pages.all();
         if args.parts.contains(&Part::Pages) {
             results.push(single_pages(args, &fronts, name, pages)?);
@@ -204,6 +228,13 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         if args.parts.contains(&Part::Idle) {
             results.push(idle::measure(args, &fronts, name, pages)?);
         }
+    }
+    if let (Some(scene), Some(file)) = (args.qat_scene, &args.qat_figures) {
+        let figures = qat::scene(args, scene, &mut sets)?;
+        return Ok(std::fs::write(file, figures.to_string())?);
+    }
+    if args.parts.contains(&Part::Qat) {
+        results.push(qat::measure(args)?);
     }
     if args.parts.contains(&Part::Nbd) {
         if let Some(result) = nbd::measure(args)? {

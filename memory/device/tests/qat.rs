@@ -1,0 +1,478 @@
+//! Pages compressed by the simulated QAT device, with every fault of its script, against plain memory; with an allocator
+//! that aborts when the I/O path allocates.
+#![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, and seeds that may be cut")]
+
+#[path = "../../../accel/qat/tests/simulated/matrix.rs"]
+mod matrix;
+#[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
+#[path = "../../../accel/qat/tests/simulated/sim.rs"]
+mod sim;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use codec::{Codec, Settings};
+use device::{
+    Buffer, Damage, Device, DeviceOptions, DeviceQueue, Errno, OffloadOptions, OffloadStats, Op,
+    OpenError, Queue, Request, PAGE,
+};
+use matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
+use qat::{Direction, Engine, EngineOptions, Qat, Snapshot};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use sim::{Sim, HANG};
+use store::{Options, Page, Store};
+
+#[global_allocator]
+static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
+
+/// Pages of each client.
+const PART: u64 = 160;
+const CLIENTS: u64 = 3;
+
+/// As many as a fault may need to show: verified outputs, no sharing, a deadline that the fault says.
+fn offload(threads: usize, deadline: Duration) -> OffloadOptions {
+    OffloadOptions { threads, depth: 32, share: false, verify_every: 1, deadline }
+}
+
+fn device(store: &Arc<Store>, workers: usize) -> Device {
+    let settings = Settings::new(Codec::DeflateQz, Some(1)).unwrap();
+    Device::new(store, &DeviceOptions { settings, workers, depth: 64 }).unwrap()
+}
+
+/// Waits until so many threads have the device's attention.
+fn await_ready(device: &Device, on_device: usize) {
+    let start = Instant::now();
+    while stats(device).on_device != on_device {
+        assert!(start.elapsed() < HANG, "not {on_device}: {:#?}", stats(device));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn stats(device: &Device) -> OffloadStats {
+    device.offload_stats().expect("it is offloading")
+}
+
+fn total(device: &Device) -> Snapshot {
+    sum(&stats(device).engines)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 20) % end
+    }
+
+    /// A page like text, like a heap, of one word, or of noise. Never two alike.
+    fn page(&mut self, out: &mut [u8]) {
+        match self.below(8) {
+            0 => {
+                let word = self.next().to_le_bytes();
+                out.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&word));
+            }
+            1 => out.iter_mut().for_each(|byte| *byte = self.next().to_le_bytes()[5]),
+            2..=4 => {
+                out.iter_mut().for_each(|byte| *byte = b"etaoin shrdlu"[self.below(13) as usize])
+            }
+            _ => {
+                out.fill(0);
+                out.chunks_mut(24).for_each(|chunk| chunk[0] = self.next().to_le_bytes()[4]);
+            }
+        }
+    }
+}
+
+/// A client with its own pages of the device, and what they should hold.
+struct Client {
+    queue: DeviceQueue,
+    base: u64,
+    model: Vec<u8>,
+    random: Random,
+}
+
+impl Client {
+    fn new(device: &Device, number: u64, seed: u64) -> Self {
+        let model = vec![0; (PART as usize) * PAGE];
+        let random = Random((seed << 8 | number) * 2 + 1);
+        Self { queue: device.queue().unwrap(), base: number * PART, model, random }
+    }
+
+    /// Waits until no more than `left` requests are under way.
+    fn wait(&mut self, left: usize, results: &mut Vec<(u64, Result<(), Errno>)>) {
+        let start = Instant::now();
+        while self.queue.in_flight() > left {
+            if self.queue.arm() {
+                let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+                let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], Some(&second));
+            }
+            self.queue.reap(&mut |tag, result| results.push((tag, result)));
+            assert!(start.elapsed() < HANG, "requests that are not done");
+        }
+    }
+
+    fn read(&mut self, page: u64, out: &mut [u8]) -> Result<(), Errno> {
+        self.queue.read_now(self.base + page, out)
+    }
+
+    /// Writes runs of pages that do not overlap, all under way at once; meanwhile changes and reads others.
+    fn round(&mut self) {
+        let mut data = self.model.clone();
+        let mut free: Vec<(u64, u64)> = Vec::new();
+        let mut writes = Vec::new();
+        let mut at = 0;
+        while at < PART {
+            let most = if self.random.below(3) == 0 { 60 } else { 4 };
+            let pages = (1 + self.random.below(most)).min(PART - at);
+            if self.random.below(4) > 0 {
+                let bytes = at as usize * PAGE..(at + pages) as usize * PAGE;
+                for page in data[bytes].chunks_mut(PAGE) {
+                    self.random.page(page);
+                }
+                writes.push((at, pages));
+            } else {
+                free.push((at, pages));
+            }
+            at += pages;
+        }
+        let mut results = Vec::new();
+        for (number, &(page, pages)) in writes.iter().enumerate() {
+            let bytes = &mut data[page as usize * PAGE..(page + pages) as usize * PAGE];
+            // SAFETY: `data` lives until every request is over, and nobody writes it meanwhile.
+            let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) };
+            let page = self.base + page;
+            let request = Request { op: Op::Write, page, pages: pages as u32, buffer };
+            if let Some(result) = self.queue.submit(number as u64, request) {
+                results.push((number as u64, result));
+            }
+            self.wait(24, &mut results);
+        }
+        for &(page, pages) in &free {
+            match self.random.below(3) {
+                0 => {
+                    let request = Request {
+                        op: Op::Discard,
+                        page: self.base + page,
+                        pages: pages as u32,
+                        buffer: Buffer::NONE,
+                    };
+                    assert_eq!(self.queue.submit(0, request), Some(Ok(())));
+                    data[page as usize * PAGE..(page + pages) as usize * PAGE].fill(0);
+                }
+                1 => {
+                    let at = self.random.below(PAGE as u64 - 40) as usize;
+                    let bytes = [self.random.next().to_le_bytes()[3]; 40];
+                    self.queue.patch(self.base + page, at, &bytes).unwrap();
+                    data[page as usize * PAGE + at..][..40].copy_from_slice(&bytes);
+                }
+                _ => {
+                    let mut out = vec![1; PAGE];
+                    self.read(page, &mut out).unwrap();
+                    assert!(out == data[page as usize * PAGE..][..PAGE], "page {page}");
+                }
+            }
+        }
+        self.wait(0, &mut results);
+        results.sort_unstable_by_key(|result| result.0);
+        let expected: Vec<_> = (0..writes.len() as u64).map(|number| (number, Ok(()))).collect();
+        assert_eq!(results, expected, "each request is over once, and well");
+        self.model = data;
+    }
+
+    /// Compares every page.
+    fn check(&mut self) {
+        let mut out = vec![0; self.model.len()];
+        self.read(0, &mut out).unwrap();
+        for (page, (got, expected)) in out.chunks(PAGE).zip(self.model.chunks(PAGE)).enumerate() {
+            assert!(got == expected, "page {page} of the client at {}", self.base);
+        }
+    }
+}
+
+#[test]
+fn every_page_is_what_was_written_last_whatever_the_device_does() {
+    let sim = Sim::turn();
+    for fault in &FAULTS {
+        for threads in [1, 2] {
+            run_case(&sim, fault, threads);
+        }
+    }
+}
+
+fn run_case(sim: &Sim, fault: &Fault, threads: usize) {
+    let case = &format!("{}, {threads} threads", fault.name);
+    sim.script("reset");
+    sim.script("instances 4; latency 30; seed 7");
+    let store = Store::create(CLIENTS * PART, Options::default()).unwrap();
+    let device = device(&store, 1);
+    let qat = sim.start().unwrap();
+    assert_eq!(
+        device.offload(&qat, &offload(threads, fault.deadline())).unwrap(),
+        threads,
+        "{case}"
+    );
+    await_ready(&device, threads);
+    sim.script(fault.script);
+    std::thread::scope(|scope| {
+        let run = |number| {
+            let mut client = Client::new(&device, number, threads as u64);
+            (0..3).for_each(|_| client.round());
+            client.check();
+            // A device that works may have done all of it before its event arrives.
+            let start = Instant::now();
+            while fault.script.contains("restarting") && sim.counters().events == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+                assert!(start.elapsed() < HANG, "{case}: no event");
+            }
+            (0..3).for_each(|_| client.round());
+            client.check();
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || run(number))).collect();
+        clients.into_iter().for_each(|client| client.join().unwrap_or_else(|_| panic!("{case}")));
+    });
+    let all = stats(&device);
+    for engine in &all.engines {
+        let wait = Duration::from_micros(engine.longest_wait_us);
+        assert!(wait < LONGEST_WAIT, "{case}: a page waited {wait:?}\n{all:#?}");
+        assert_eq!(engine.delivered, engine.submitted, "{case}\n{all:#?}");
+        assert_eq!(engine.by_device + engine.software(), engine.delivered, "{case}\n{all:#?}");
+    }
+    assert!(
+        (fault.met)(&total(&device)),
+        "{case}: not met as meant\n{all:#?}\n{:#?}",
+        sim.counters()
+    );
+    assert_eq!(device.stats().failed_writes + device.stats().failed_reads, 0, "{case}");
+    drop((device, qat));
+    assert_eq!(sim.counters().violations, 0, "{case}");
+}
+
+#[test]
+fn an_output_that_nobody_verified_is_an_error_when_it_is_read_and_never_a_wrong_byte() {
+    let sim = Sim::turn();
+    sim.script("instances 1; seed 3");
+    let store = Store::create(PART, Options::default()).unwrap();
+    let device = device(&store, 0);
+    let qat = sim.start().unwrap();
+    let options = OffloadOptions { verify_every: 0, ..offload(1, Duration::from_secs(60)) };
+    device.offload(&qat, &options).unwrap();
+    await_ready(&device, 1);
+    sim.script("every 2 flip 1");
+    let mut client = Client::new(&device, 0, 5);
+    client.round();
+    let (mut right, mut refused) = (0, 0);
+    let mut out = vec![0; PAGE];
+    for page in 0..PART {
+        match client.read(page, &mut out) {
+            Ok(()) => {
+                assert!(out == client.model[page as usize * PAGE..][..PAGE], "page {page}");
+                right += 1;
+            }
+            Err(errno) => {
+                assert_eq!(errno, Errno::Io);
+                refused += 1;
+            }
+        }
+    }
+    assert!(right > 10 && refused > 10, "{right} right, {refused} refused");
+    assert_eq!(device.stats().failed_reads, refused);
+    let damage = device.damage().unwrap();
+    assert!(matches!(damage, Damage::Offloaded { .. } | Damage::Decode { .. }), "{damage}");
+}
+
+#[test]
+fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
+    let sim = Sim::turn();
+    for script in ["now silence", "now fatal"] {
+        sim.script("reset");
+        sim.script("instances 1; latency 20");
+        let store = Store::create(PART, Options::default()).unwrap();
+        let device = device(&store, 1);
+        let qat = sim.start().unwrap();
+        device.offload(&qat, &offload(1, Duration::from_millis(60))).unwrap();
+        await_ready(&device, 1);
+        let mut client = Client::new(&device, 0, 9);
+        client.round();
+        let before = total(&device);
+        assert!(before.by_device > 0 && before.software() == 0, "{script}: {before:#?}");
+        sim.script(script);
+        let start = Instant::now();
+        while stats(&device).on_device > 0 {
+            client.round();
+            assert!(start.elapsed() < HANG, "{script}: {:#?}", stats(&device));
+        }
+        // Nobody asks the device now.
+        let lost = total(&device);
+        assert!(lost.software() > 0, "{script}: {lost:#?}");
+        let written = device.stats().pages_written;
+        (0..3).for_each(|_| client.round());
+        client.check();
+        let gone = total(&device);
+        assert_eq!(
+            (gone.by_device, gone.software()),
+            (lost.by_device, lost.software()),
+            "{script}"
+        );
+        assert!(device.stats().pages_written > written);
+        if script == "now silence" {
+            sim.script("now revive");
+        } else {
+            let events = sim.counters().events;
+            sim.script("now restarting");
+            while sim.counters().events == events {
+                assert!(start.elapsed() < HANG, "no event");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sim.script("now restarted");
+        }
+        await_ready(&device, 1);
+        client.round();
+        client.check();
+        assert!(total(&device).by_device > gone.by_device, "{script}: {:#?}", stats(&device));
+    }
+}
+
+#[test]
+fn what_the_device_makes_software_reads_and_the_reverse() {
+    let sim = Sim::turn();
+    sim.script("instances 2");
+    let store = Store::create(PART, Options::default()).unwrap();
+    let device = device(&store, 0);
+    let mut client = Client::new(&device, 0, 11);
+    let mut object = Box::new([0; PAGE]);
+    let worker = store.worker().unwrap();
+    let qat = sim.start().unwrap();
+    // In software, and the device decompresses.
+    client.round();
+    let options =
+        EngineOptions { max_plain: PAGE, direction: Direction::Both, ..EngineOptions::default() };
+    let mut engine = Engine::new(Some(&qat), options);
+    let mut by_device = 0;
+    for page in 0..PART {
+        let Ok(Page::Object { tag, len }) = worker.look(page, &mut object) else { continue };
+        if tag != Codec::Zlib.to_wire() {
+            continue;
+        }
+        let lease = engine.take(PAGE).unwrap();
+        engine.source(&lease)[..len].copy_from_slice(&object[..len]);
+        engine.submit(lease, len, qat::Op::Decompress { plain_len: PAGE }, page);
+        while engine.in_flight() > 0 {
+            engine.poll(|page, plain| {
+                let plain = plain.unwrap();
+                assert!(plain.bytes == &client.model[page as usize * PAGE..][..PAGE]);
+                by_device += u64::from(plain.by == qat::By::Device);
+            });
+            engine.wait();
+        }
+    }
+    assert!(by_device > 20, "{by_device}");
+    drop(engine);
+    // By the device, and an inflater that is not ours reads it.
+    device.offload(&qat, &offload(1, Duration::from_secs(60))).unwrap();
+    await_ready(&device, 1);
+    client.round();
+    let mut offloaded = 0;
+    for page in 0..PART {
+        let Ok(Page::Object { tag, len }) = worker.look(page, &mut object) else { continue };
+        if tag != Codec::DeflateQz.to_wire() {
+            continue;
+        }
+        offloaded += 1;
+        let (stream, crc32) = object[..len].split_last_chunk::<4>().unwrap();
+        let plain = sim::inflate(stream).unwrap();
+        assert!(plain == client.model[page as usize * PAGE..][..PAGE], "page {page}");
+        let mut crc = flate2::Crc::new();
+        crc.update(&plain);
+        assert_eq!(u32::from_le_bytes(*crc32), crc.sum());
+    }
+    assert!(offloaded > 20, "{offloaded}");
+    // And so does a device that has no accelerator and another codec.
+    let other =
+        Device::new(&store, &DeviceOptions { workers: 1, ..DeviceOptions::default() }).unwrap();
+    drop(std::mem::replace(&mut client.queue, other.queue().unwrap()));
+    drop(device);
+    client.check();
+}
+
+#[test]
+fn a_limit_fails_writes_and_keeps_what_is_stored() {
+    let sim = Sim::turn();
+    sim.script("instances 1");
+    let limit = 6 << 20;
+    let store = Store::create(8192, Options { mem_limit: limit, ..Options::default() }).unwrap();
+    let device = device(&store, 1);
+    let qat = sim.start().unwrap();
+    device.offload(&qat, &offload(1, Duration::from_secs(60))).unwrap();
+    await_ready(&device, 1);
+    let mut client = Client::new(&device, 0, 13);
+    client.round();
+    let mut noise = vec![0; 1024 * PAGE];
+    let mut random = Random(77);
+    noise.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+    let mut results = Vec::new();
+    for number in 0..4 {
+        // SAFETY: `noise` lives until every request is over, and nobody writes it meanwhile.
+        let buffer = unsafe { Buffer::new(noise.as_mut_ptr(), noise.len()) };
+        let page = 1024 * (number + 1);
+        let request = Request { op: Op::Write, page, pages: 1024, buffer };
+        assert_eq!(client.queue.submit(number, request), None);
+    }
+    client.wait(0, &mut results);
+    assert_eq!(results.len(), 4);
+    assert!(results.iter().any(|result| result.1 == Err(Errno::NoSpace)), "{results:?}");
+    client.check();
+    assert_eq!(total(&device).by_device, stats(&device).engines[0].delivered);
+}
+
+#[test]
+fn a_queue_that_goes_waits_for_what_the_device_has() {
+    let sim = Sim::turn();
+    sim.script("instances 1; latency 5000");
+    let store = Store::create(64, Options::default()).unwrap();
+    let device = device(&store, 0);
+    let qat = sim.start().unwrap();
+    device.offload(&qat, &offload(1, Duration::from_secs(60))).unwrap();
+    await_ready(&device, 1);
+    let mut bytes = vec![0; 64 * PAGE];
+    let mut random = Random(5);
+    bytes.chunks_mut(PAGE).for_each(|page| random.page(page));
+    let mut queue = device.queue().unwrap();
+    // SAFETY: `bytes` lives until the queue has gone.
+    let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) };
+    let request = Request { op: Op::Write, page: 0, pages: 64, buffer };
+    assert_eq!(queue.submit(1, request), None);
+    drop(queue);
+    let expected = bytes.clone();
+    drop(bytes);
+    let mut out = vec![0; 64 * PAGE];
+    device.queue().unwrap().read_now(0, &mut out).unwrap();
+    assert!(out == expected);
+}
+
+#[test]
+fn what_cannot_be_offloaded_is_refused_with_the_reason() {
+    let sim = Sim::turn();
+    sim.script("instances 2");
+    let store = Store::create(64, Options::default()).unwrap();
+    let qat: Arc<Qat> = sim.start().unwrap();
+    let options = offload(8, Duration::from_secs(60));
+    let zstd =
+        Device::new(&store, &DeviceOptions { workers: 0, ..DeviceOptions::default() }).unwrap();
+    let error = zstd.offload(&qat, &options).unwrap_err();
+    assert!(matches!(error, OpenError::Offload(Codec::Zstd)), "{error}");
+    assert!(zstd.offload_stats().is_none());
+    let first = device(&store, 0);
+    assert_eq!(first.offload(&qat, &options).unwrap(), 2, "as many as there are instances");
+    assert!(matches!(first.offload(&qat, &options), Err(OpenError::NoInstance)));
+    let second = device(&store, 0);
+    assert!(matches!(second.offload(&qat, &options), Err(OpenError::NoInstance)));
+    drop(first);
+    assert_eq!(second.offload(&qat, &options).unwrap(), 2, "the first has given them back");
+}
