@@ -80,6 +80,29 @@ impl Model {
         }
     }
 
+    /// What a thread with a QAT device does: takes all pages, leaves, and does them later, the last one first; whether
+    /// the last of all was among them. What they are it reads from the request, each time.
+    fn offload(&self) {
+        let flight = &self.station.flights[0];
+        // SAFETY: it is invited, and leaves below.
+        let request = unsafe { flight.request() };
+        let mut taken = Vec::new();
+        while let Some((number, _)) = flight.take(&request) {
+            taken.push(number);
+        }
+        flight.leave();
+        let mut last = false;
+        while let Some(number) = taken.pop() {
+            // SAFETY: it has taken this page, which is done below.
+            let Request { page: tag, .. } = unsafe { flight.request() };
+            last |= flight.did(1, self.write(tag, number));
+        }
+        if last {
+            self.station.put(0);
+            self.station.notify();
+        }
+    }
+
     /// What a worker does with an invitation.
     fn follow(&self) {
         let last = self.work();
@@ -190,5 +213,47 @@ fn a_page_that_is_handed_over_is_waited_for_like_any_other() {
         if let Some(fetcher) = fetcher {
             fetcher.join().unwrap();
         }
+    });
+}
+
+#[test]
+fn a_device_does_pages_after_its_thread_has_left_and_the_queue_sleeps_until_then() {
+    explore(3, || {
+        let model = Model::new();
+        model.begin(1);
+        let guest = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.offload())
+        };
+        model.wait();
+        model.check(1);
+        if model.station.flights[0].is_free() {
+            model.begin(2);
+            assert!(model.work(), "pages of the second request have gone to the first one's guest");
+            model.check(2);
+        }
+        guest.join().unwrap();
+    });
+}
+
+#[test]
+fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
+    explore(2, || {
+        let model = Model::new();
+        let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
+        // SAFETY: it is free and not under way.
+        unsafe { model.station.flights[0].begin(1, request, 2) };
+        let guests = [(); 2].map(|()| {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.offload())
+        });
+        model.wait();
+        model.check(1);
+        if model.station.flights[0].is_free() {
+            model.begin(2);
+            assert!(model.work(), "pages of the second request have gone to guests of the first");
+            model.check(2);
+        }
+        guests.into_iter().for_each(|guest| guest.join().unwrap());
     });
 }

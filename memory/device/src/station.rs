@@ -67,7 +67,7 @@ impl Station {
         // What it says is looked at below.
         self.wake.clear();
         self.armed.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `finish`.
+        // Pairs with the fence in `notify`.
         fence_seq_cst(Site::ArmFence);
         if early.is_empty() {
             early.extend(self.done.pop());

@@ -12,15 +12,15 @@ pub(crate) enum Site {
     FreeAcquire,
     /// `Flight::leave`: we look at the request no more.
     LeaveRelease,
-    /// `Flight::work`: what the others did is done.
+    /// `Flight::did`: what the others did is done.
     LeftAcquire,
-    /// `Flight::work`: what we did is done.
+    /// `Flight::did`: what we did is done.
     LeftRelease,
-    /// `Station::finish`: between the flight in the ring and looking whether the queue sleeps.
+    /// `Station::notify`: between the flight in the ring and looking whether the queue sleeps.
     FinishFence,
     /// `Station::arm`: between saying that the queue sleeps and looking into the ring.
     ArmFence,
-    /// `Station::finish`: a queue that sleeps is woken.
+    /// `Station::notify`: a queue that sleeps is woken.
     Wakes,
 }
 
