@@ -257,3 +257,20 @@ fn a_server_that_is_killed_is_replaced_and_the_next_one_has_the_device_too() {
     drop(client);
     served.end();
 }
+
+#[test]
+fn a_device_that_falls_silent_keeps_neither_writes_nor_the_end_waiting() {
+    let served = Served::new(Some("instances 1; at 100 silence"), &["--accelerator", "qat"]);
+    let plain = pages(500, 11);
+    let mut client = served.client();
+    client.write(&plain);
+    assert!(client.read(plain.len()) == plain);
+    let stat = served.numbers();
+    let accelerator = &stat["accelerator"];
+    assert_eq!(accelerator["on_device"], 0, "{stat:#}");
+    assert!(accelerator["reasons"]["late"].as_u64() > Some(0), "{stat:#}");
+    drop(client);
+    let start = Instant::now();
+    served.end();
+    assert!(start.elapsed() < HANG, "it took {:?} to end", start.elapsed());
+}

@@ -72,7 +72,8 @@
 //!
 //! # Limits
 //!
-//! Workers and queues together take one of the store's 64 workers each. A queue has
+//! Workers, queues, threads with an instance of a QAT device and, with a backing device, the four that wait for it take
+//! one of the store's 64 workers each. A queue has
 //! [`DeviceOptions::depth`] split requests under way at a time; one more is done by its own thread.
 
 #![cfg_attr(loom, expect(dead_code, reason = "the models use a part"))]

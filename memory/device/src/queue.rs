@@ -272,6 +272,10 @@ impl Queue for DeviceQueue {
         self.inner.shared.station(self.number).arm(&mut self.early)
     }
 
+    fn defers_writes(&self) -> bool {
+        self.inner.shared.offload.is_ready()
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.inner.shared.station(self.number).wake().fd()
     }

@@ -212,6 +212,12 @@ pub trait Queue: Send + 'static {
     /// reap already, and then nothing will wake it. Needed again before the next sleep.
     fn arm(&mut self) -> bool;
 
+    /// Whether a write, however small, is better not waited for before the next one is begun: somebody has many under way
+    /// who takes long over each. It may change at any time.
+    fn defers_writes(&self) -> bool {
+        false
+    }
+
     /// An eventfd that becomes readable when there is something to reap and the queue was
     /// [armed](Self::arm). It is for waiting on; nobody needs to read it, and it may be readable
     /// once for nothing.

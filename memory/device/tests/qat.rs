@@ -5,6 +5,9 @@
 
 #[path = "../../../accel/qat/tests/simulated/matrix.rs"]
 mod matrix;
+#[allow(dead_code, reason = "made for the store's tests, which use all of it")]
+#[path = "../../store/tests/shelf/mod.rs"]
+mod shelf;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
 #[path = "../../../accel/qat/tests/simulated/sim.rs"]
 mod sim;
@@ -20,8 +23,9 @@ use device::{
 use matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
 use qat::{Direction, Engine, EngineOptions, Qat, Snapshot};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use shelf::Shelf;
 use sim::{Sim, HANG};
-use store::{Options, Page, Store};
+use store::{format_backing, Added, Batch, Options, Page, Seen, Store, MAX_OBJECT};
 
 #[global_allocator]
 static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
@@ -454,6 +458,123 @@ fn a_queue_that_goes_waits_for_what_the_device_has() {
     let mut out = vec![0; 64 * PAGE];
     device.queue().unwrap().read_now(0, &mut out).unwrap();
     assert!(out == expected);
+}
+
+#[test]
+fn a_page_that_changes_while_the_device_has_it_is_one_or_the_other_as_a_whole() {
+    const PAGES: usize = 24;
+    let sim = Sim::turn();
+    sim.script("instances 1; latency 20000");
+    let store = Store::create(PAGES as u64, Options::default()).unwrap();
+    let device = device(&store, 1);
+    let qat = sim.start().unwrap();
+    let options = OffloadOptions { depth: 64, ..offload(1, Duration::from_secs(60)) };
+    device.offload(&qat, &options).unwrap();
+    await_ready(&device, 1);
+    let mut client = Client::new(&device, 0, 21);
+    let mut versions = vec![vec![0; PAGES * PAGE]; 3];
+    for version in &mut versions {
+        for page in version.chunks_mut(PAGE) {
+            page.iter_mut().for_each(|b| *b = b"etaoin shrdlu"[client.random.below(13) as usize]);
+        }
+    }
+    let mut submit = |client: &mut Client, version: usize, number: usize| {
+        let bytes = &mut versions[version][number * PAGE..][..PAGE];
+        // SAFETY: the versions live until every request is over, and nobody writes them meanwhile.
+        let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), PAGE) };
+        let request = Request { op: Op::Write, page: number as u64, pages: 1, buffer };
+        assert_eq!(client.queue.submit(number as u64, request), None);
+    };
+    (0..PAGES).for_each(|number| submit(&mut client, 0, number));
+    for number in 0..PAGES {
+        match number % 3 {
+            0 => submit(&mut client, 1, number),
+            1 => {
+                let (op, page) = (Op::Discard, number as u64);
+                let request = Request { op, page, pages: 1, buffer: Buffer::NONE };
+                assert_eq!(client.queue.submit(0, request), Some(Ok(())));
+            }
+            _ => client.queue.patch(number as u64, 100, b"patched").unwrap(),
+        }
+    }
+    assert!(client.queue.in_flight() > 0, "the device has answered before anything was changed");
+    let mut results = Vec::new();
+    client.wait(0, &mut results);
+    assert!(results.iter().all(|result| result.1.is_ok()), "{results:?}");
+    let mut out = vec![0; PAGE];
+    for number in 0..PAGES {
+        client.read(number as u64, &mut out).unwrap();
+        let first = &versions[0][number * PAGE..][..PAGE];
+        let other = match number % 3 {
+            0 => versions[1][number * PAGE..][..PAGE].to_vec(),
+            1 => vec![0; PAGE],
+            _ => [&first[..100], b"patched", &first[107..]].concat(),
+        };
+        assert!(out == first || out == other, "page {number}");
+    }
+    // What comes after them is what is there.
+    let mut submit = |client: &mut Client, number: usize| {
+        let bytes = &mut versions[2][number * PAGE..][..PAGE];
+        // SAFETY: as above.
+        let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), PAGE) };
+        let request = Request { op: Op::Write, page: number as u64, pages: 1, buffer };
+        assert_eq!(client.queue.submit(number as u64, request), None);
+    };
+    (0..PAGES).for_each(|number| submit(&mut client, number));
+    client.wait(0, &mut results);
+    for number in 0..PAGES {
+        client.read(number as u64, &mut out).unwrap();
+        assert!(out == versions[2][number * PAGE..][..PAGE], "page {number}");
+    }
+    assert_eq!(total(&device).by_device, stats(&device).engines[0].delivered);
+}
+
+#[test]
+fn what_the_device_made_goes_to_a_backing_device_and_comes_back_and_is_written_again() {
+    let sim = Sim::turn();
+    sim.script("instances 1; latency 30");
+    let store = Store::create(PART, Options { reserve: 0, ..Options::default() }).unwrap();
+    let disk = Shelf::pausing(PART as usize, std::thread::yield_now);
+    format_backing(&disk, "shelf", &store).unwrap();
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let device = device(&store, 1);
+    let qat = sim.start().unwrap();
+    device.offload(&qat, &offload(1, Duration::from_secs(60))).unwrap();
+    await_ready(&device, 1);
+    let mut client = Client::new(&device, 0, 31);
+    let mut worker = store.worker().unwrap();
+    let (mut batch, mut object) = (Batch::new(8), Box::new([0; MAX_OBJECT]));
+    for round in 0..6 {
+        client.round();
+        let (mut offloaded, mut index) = (0, 0);
+        while index < PART {
+            let added = match worker.look(index, &mut object).unwrap() {
+                Page::Object { tag, len } => {
+                    offloaded += u64::from(tag == Codec::DeflateQz.to_wire());
+                    batch.add(&Seen { index, tag, bytes: &object[..len] })
+                }
+                _ => Added::Unfit,
+            };
+            index += u64::from(added != Added::Full);
+            if added == Added::Full || index == PART {
+                worker.write_back(&mut batch).unwrap();
+            }
+        }
+        assert!(offloaded > 20, "{offloaded} in round {round}");
+        assert!(store.stats().bd_count > offloaded / 2, "{}", store.stats().bd_count);
+        // Small reads and the one of all, while nothing or something of it is in memory.
+        client.check();
+        let mut out = vec![0; client.model.len()];
+        // SAFETY: `out` is left alone until the request is over.
+        let buffer = unsafe { Buffer::new(out.as_mut_ptr(), out.len()) };
+        let request = Request { op: Op::Read, page: 0, pages: PART as u32, buffer };
+        let mut results: Vec<_> =
+            client.queue.submit(1, request).map(|result| (1, result)).into_iter().collect();
+        client.wait(0, &mut results);
+        assert_eq!(results, [(1, Ok(()))]);
+        assert!(out == client.model);
+    }
+    assert_eq!(device.stats().failed_reads, 0);
 }
 
 #[test]

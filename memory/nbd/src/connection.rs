@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  socket ─► input (128 KiB) ─┬─ up to 32 KiB: done straight from input, or into output ─► output ─► socket
-//!                             │    a read of what is not in memory ─╮
+//!                             │    a read of what is not in memory ─╮ a write that the device defers
 //!                             └─ longer: in slices of 256 KiB, 8 at most on the way
 //!                                  write: slice filled, submitted, answered with the last one
 //!                                  read: noted, and submitted when a slice is free; sent when it is over
@@ -319,7 +319,8 @@ impl<Q: Queue> Connection<'_, Q> {
             }
             return Ok(None);
         }
-        if len > SMALL && write {
+        // Waited for on the spot, a write would wait for all of a device's latency, and the next one with it.
+        if write && (len > SMALL || len > 0 && self.queue.defers_writes()) {
             let large = self.enter(cookie, true);
             self.input.take(REQUEST);
             self.current = Some(Current::Write { large, offset, left: len, slice: None });

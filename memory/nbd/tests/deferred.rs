@@ -1,0 +1,160 @@
+//! A device that takes long over a write, and has many under way: small writes of one connection must not wait for each
+//! other.
+
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use device::{
+    Backend, Device, DeviceOptions, DeviceQueue, Errno, Extent, Op, Queue, Request, PAGE,
+};
+use nbd::{Server, ServerOptions};
+use store::{Options, Store};
+
+/// What hangs, hangs for longer.
+const LONG: Duration = Duration::from_secs(120);
+/// A connection's slices.
+const TOGETHER: usize = 8;
+
+/// A device that begins no write before it has so many.
+struct Patient(Device);
+
+struct PatientQueue {
+    queue: DeviceQueue,
+    held: Vec<(u64, Request)>,
+    over: Vec<(u64, Result<(), Errno>)>,
+}
+
+impl Backend for Patient {
+    type Queue = PatientQueue;
+
+    fn pages(&self) -> u64 {
+        self.0.pages()
+    }
+
+    fn open(&self) -> io::Result<PatientQueue> {
+        // No allocation while requests are done.
+        let (held, over) = (Vec::with_capacity(TOGETHER), Vec::with_capacity(TOGETHER));
+        Ok(PatientQueue { queue: self.0.open()?, held, over })
+    }
+}
+
+impl Queue for PatientQueue {
+    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        if request.op != Op::Write {
+            return self.queue.submit(tag, request);
+        }
+        self.held.push((tag, request));
+        if self.held.len() == TOGETHER {
+            for (tag, request) in self.held.drain(..) {
+                self.over.extend(self.queue.submit(tag, request).map(|result| (tag, result)));
+            }
+        }
+        None
+    }
+
+    fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
+        let number = self.over.len();
+        self.over.drain(..).for_each(|(tag, result)| each(tag, result));
+        number + self.queue.reap(each)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.held.len() + self.over.len() + self.queue.in_flight()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.over.is_empty() && self.queue.arm()
+    }
+
+    fn defers_writes(&self) -> bool {
+        true
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.fd()
+    }
+
+    fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+        self.queue.patch(page, at, bytes)
+    }
+
+    fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
+        self.queue.extent(page, most)
+    }
+}
+
+fn client(path: &std::path::Path) -> UnixStream {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&[&[0, 0, 0, 3], &b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream
+}
+
+fn ask(stream: &mut UnixStream, kind: u8, cookie: u64, offset: usize, len: usize) {
+    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+    request.extend([0, 0, 0, kind]);
+    request.extend(cookie.to_be_bytes());
+    request.extend((offset as u64).to_be_bytes());
+    request.extend(u32::try_from(len).unwrap().to_be_bytes());
+    stream.write_all(&request).unwrap();
+}
+
+fn answer(stream: &mut UnixStream) -> u64 {
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply).expect("an answer, though others are not done");
+    assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    u64::from_be_bytes(reply[8..].try_into().unwrap())
+}
+
+#[test]
+fn small_writes_of_one_connection_are_under_way_together() {
+    let store = Store::create(256, Options::default()).unwrap();
+    let device = Device::new(&store, &DeviceOptions::default()).unwrap();
+    let server =
+        Arc::new(Server::new(Arc::new(Patient(device)), ServerOptions::default()).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nbd");
+    let listener = UnixListener::bind(&path).unwrap();
+    let running = {
+        let server = Arc::clone(&server);
+        thread::spawn(move || server.run(&listener, |_| ()).unwrap())
+    };
+    let mut stream = client(&path);
+    let mut model = vec![0; 256 * PAGE];
+    // Whole pages, parts of them on either side, parts alone: these need nobody.
+    let shapes = [(0, PAGE), (0, 3 * PAGE), (17, 2 * PAGE), (4000, PAGE + 100), (9, 50)];
+    let mut cookie = 0;
+    for round in 0..10 {
+        let (mut asked, mut held) = (Vec::new(), 0);
+        while held < TOGETHER {
+            let (at, len) = shapes[(cookie as usize + round) % shapes.len()];
+            let offset = cookie as usize * 5 % 252 * PAGE + at;
+            let bytes: Vec<u8> = (0..len).map(|n| (n * 7 + round + offset / 512) as u8).collect();
+            held += usize::from((offset + len) / PAGE > offset.div_ceil(PAGE));
+            model[offset..offset + len].copy_from_slice(&bytes);
+            ask(&mut stream, 1, cookie, offset, len);
+            stream.write_all(&bytes).unwrap();
+            asked.push(cookie);
+            cookie += 1;
+        }
+        let mut answered: Vec<u64> = asked.iter().map(|_| answer(&mut stream)).collect();
+        answered.sort_unstable();
+        assert_eq!(answered, asked);
+    }
+    for (offset, expected) in (0..).step_by(16 * PAGE).zip(model.chunks(16 * PAGE)) {
+        ask(&mut stream, 0, 0, offset, expected.len());
+        answer(&mut stream);
+        let mut got = vec![0; expected.len()];
+        stream.read_exact(&mut got).unwrap();
+        assert!(got == expected, "at byte {offset}");
+    }
+    drop(stream);
+    server.stop();
+    running.join().unwrap();
+}
