@@ -1,7 +1,7 @@
 //! A payload back to the plain bytes that its header promises, or an error.
 
 use crate::fill::{fill, WORD};
-use crate::{checksum, qz, zstd, Codec, HeaderError, UnitHeader};
+use crate::{checksum, qz, zstd, Codec, Dictionary, HeaderError, UnitHeader};
 
 /// Decompresses units of any codec; owned by one thread.
 pub struct Decoder {
@@ -100,6 +100,28 @@ impl Decoder {
                 out.len()
             }
         };
+        if got != out.len() {
+            return Err(DecodeError::Length { codec, expected: plain_len, got });
+        }
+        Ok(())
+    }
+
+    /// As [`decode_payload`](Self::decode_payload) of a payload of [`Codec::Zstd`] that was made with `dictionary`. One
+    /// made with another gives other bytes, or an error.
+    ///
+    /// # Errors
+    ///
+    /// Every payload that does not decode to exactly as many bytes as `out` has; a dictionary that is empty.
+    pub fn decode_with(
+        &mut self,
+        dictionary: &Dictionary,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        let codec = Codec::Zstd;
+        let plain_len = u32::try_from(out.len()).unwrap_or(u32::MAX);
+        let bad = |reason| DecodeError::Payload { codec, plain_len, reason };
+        let got = self.zstd.decompress_with(dictionary, payload, out).map_err(bad)?;
         if got != out.len() {
             return Err(DecodeError::Length { codec, expected: plain_len, got });
         }

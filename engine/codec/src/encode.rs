@@ -3,6 +3,9 @@
 use libdeflater::CompressionLvl;
 use lz4_flex::block::{compress_into_with_table, get_maximum_output_size, CompressTable};
 
+use std::sync::Arc;
+
+use crate::dictionary::{Compressed, Dictionary, WithDictionary};
 use crate::fill::same_filled;
 use crate::{qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
 
@@ -26,6 +29,8 @@ pub struct Encoder {
     /// For levels that need little memory, and for the others: a context that is changed to and fro between them would
     /// give memory back and take it again.
     zstd: [Option<zstd::Compressor>; 2],
+    /// For pages with a dictionary.
+    with_dictionary: Option<WithDictionary>,
 }
 
 impl Encoder {
@@ -35,8 +40,23 @@ impl Encoder {
     ///
     /// [`SettingsError::Context`] if a context cannot be made.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
-        let mut this = Self { settings, lz4: None, deflate: None, zstd: [None, None] };
+        let mut this =
+            Self { settings, lz4: None, deflate: None, zstd: [None, None], with_dictionary: None };
         this.set(settings)?;
+        Ok(this)
+    }
+
+    /// An encoder for `settings` that can compress pages with a dictionary too, if that is zstd's level from the
+    /// beginning to the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_dictionaries(settings: Settings) -> Result<Self, SettingsError> {
+        let mut this = Self::new(settings)?;
+        if settings.codec() == Codec::Zstd {
+            this.with_dictionary = Some(WithDictionary::new(settings.level())?);
+        }
         Ok(this)
     }
 
@@ -125,6 +145,43 @@ impl Encoder {
         match len {
             Some(len) if len <= room => Encoded { codec, len },
             _ => raw,
+        }
+    }
+
+    /// As [`encode`](Self::encode), with `dictionary` if there is one, it is for compression, and this encoder was made
+    /// for any ([`with_dictionaries`](Self::with_dictionaries)): whether it was used is the other part of the answer.
+    /// Only for a page of 4096 bytes at most.
+    ///
+    /// # Panics
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_with(
+        &mut self,
+        dictionary: Option<&Arc<Dictionary>>,
+        plain: &[u8],
+        out: &mut [u8],
+    ) -> (Encoded, bool) {
+        if let (Some(dictionary), Some(context)) = (dictionary, &mut self.with_dictionary) {
+            assert!(out.len() >= plain.len(), "{} bytes of room for {}", out.len(), plain.len());
+            if plain.len() >= MIN_PLAIN && same_filled(plain).is_none() {
+                // As in `encode`.
+                let room = plain.len() - 1;
+                match context.compress(dictionary, plain, &mut out[..room]) {
+                    Compressed::Fits(len) => return (Encoded { codec: Codec::Zstd, len }, true),
+                    Compressed::NoGain => {
+                        return (Encoded { codec: Codec::Raw, len: plain.len() }, false);
+                    }
+                    Compressed::Unfit => {}
+                }
+            }
+        }
+        (self.encode(plain, out), false)
+    }
+
+    /// Lets go of the dictionary that was used last.
+    pub fn forget_dictionary(&mut self) {
+        if let Some(context) = &mut self.with_dictionary {
+            context.forget();
         }
     }
 

@@ -21,11 +21,14 @@
 //! nothing there panics, and the work and the bytes written are bounded by the stated plain length.
 //! After a failed decode the output buffer holds no particular bytes.
 //!
+//! Single pages may be compressed with a [`Dictionary`]; who keeps them says with which.
+//!
 //! Limits: a unit holds at most [`MAX_PLAIN`] bytes (1 MiB: 256 pages of 4 KiB) and its payload is
 //! never longer than its plain bytes. The 64-bit checksum finds accidents, not forgery: a peer that
 //! can write the stream can write its checksums.
 
 mod decode;
+mod dictionary;
 mod encode;
 mod fill;
 pub mod qz;
@@ -34,6 +37,7 @@ mod unit;
 mod zstd;
 
 pub use decode::{DecodeError, Decoder};
+pub use dictionary::{train, Dictionary, DictionaryError, MAX_DICTIONARY};
 pub use encode::{Encoded, Encoder};
 pub use fill::same_filled;
 pub use settings::{Settings, SettingsError};

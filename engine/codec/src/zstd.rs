@@ -29,8 +29,9 @@
 //! +15 % to encode and +4 to +18 % to decode), a wider search step (-3.6 % ratio, -5 % time), dfast
 //! with the same table (+1 % ratio, +15 % time).
 
-use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective};
+use zstd_safe::{CCtx, CParameter, FrameFormat, ResetDirective};
 
+use crate::dictionary::{Context, Dictionary};
 use crate::{Codec, SettingsError, MAX_PLAIN};
 
 /// Compression contexts at one level at a time, one per class of unit sizes.
@@ -108,16 +109,12 @@ const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, MAX_PLAIN];
 
 /// A decompression context.
 pub(crate) struct Decompressor {
-    context: DCtx<'static>,
+    context: Context,
 }
 
 impl Decompressor {
     pub(crate) fn new() -> Self {
-        let mut context = DCtx::create();
-        context
-            .set_parameter(DParameter::Format(FrameFormat::Magicless))
-            .expect("a fresh context takes the format");
-        Self { context }
+        Self { context: Context::new() }
     }
 
     /// Decompresses into `out` and returns how many bytes it wrote there. The window is `out`
@@ -127,7 +124,17 @@ impl Decompressor {
         payload: &[u8],
         out: &mut [u8],
     ) -> Result<usize, &'static str> {
-        self.context.decompress(out, payload).map_err(zstd_safe::get_error_name)
+        self.context.decompress(None, payload, out)
+    }
+
+    /// The same of a frame that was made with a dictionary.
+    pub(crate) fn decompress_with(
+        &mut self,
+        dictionary: &Dictionary,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, &'static str> {
+        self.context.decompress(Some(dictionary), payload, out)
     }
 }
 

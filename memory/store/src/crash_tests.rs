@@ -15,6 +15,7 @@ use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
 use crate::backing::format_backing;
+use crate::dictionary::{dictionary_of, DICTIONARIES, DICTIONARY_TAG, MAX_DICTIONARY};
 use crate::disk::FileDisk;
 use crate::group::{GroupBuffer, Seen};
 use crate::inject;
@@ -38,6 +39,8 @@ enum Op {
     /// What of so many pages from here on is in memory goes to the backing device.
     WriteBack(u64, u64),
     BringBack(u64, usize),
+    /// So many bytes.
+    Dictionary(usize),
     Compact,
     Trim,
     Rest,
@@ -119,13 +122,23 @@ fn script() -> Vec<Op> {
         Op::Discard(26, 1),
         Op::WriteBack(15, 30),
         Op::Trim,
+        Op::Dictionary(5000),
+        Op::Put(30, 1700),
+        Op::Dictionary(MAX_DICTIONARY),
+        Op::Put(31, 1800),
+        Op::Put(30, 900),
+        Op::Compact,
+        Op::Trim,
     ]
 }
 
 fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
     match op {
         Op::Put(index, len) => {
-            worker.put(index, 3, &bytes(index, number, len)).expect("there is no limit");
+            // With the newest dictionary, if there is one.
+            let newest = store.dictionaries().checked_sub(1).and_then(|at| u8::try_from(at).ok());
+            let tag = newest.map_or(3, |at| DICTIONARY_TAG + at);
+            worker.put(index, tag, &bytes(index, number, len)).expect("there is no limit");
         }
         Op::Same(index, word) => worker.put_same(index, word).expect("there is no limit"),
         Op::Discard(from, count) => worker.discard(from..from + count),
@@ -191,6 +204,9 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
             assert_eq!(worker.bring_back(index, &buffer, 3, &new), Ok(true));
         }
         Op::Get(index) => drop(read(worker, index)),
+        Op::Dictionary(len) => {
+            store.install_dictionary(&bytes(0, number, len), 7).expect("there is room");
+        }
         Op::Compact => drop(store.compact()),
         Op::Trim => drop(store.trim()),
         Op::Rest => worker.rest(),
@@ -217,7 +233,7 @@ fn expect(held: &mut Held, number: usize, op: Op) {
         | Op::BringBack(index, len) => drop(held.insert(index, bytes(index, number, len))),
         Op::Same(index, word) => drop(held.insert(index, word.to_le_bytes().repeat(512))),
         Op::Discard(from, count) => held.retain(|page, _| !(from..from + count).contains(page)),
-        Op::Get(_) | Op::Compact | Op::Trim | Op::Rest => {}
+        Op::Get(_) | Op::Dictionary(_) | Op::Compact | Op::Trim | Op::Rest => {}
     }
 }
 
@@ -352,6 +368,30 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         }
         let stats = store.stats();
         assert_eq!(stats.mem_used_total, store.resident().unwrap(), "step {at}");
+        let installs = |done: &[Op]| {
+            let all = done.iter().filter_map(|op| match op {
+                Op::Dictionary(len) => Some(*len),
+                _ => None,
+            });
+            all.collect::<Vec<usize>>()
+        };
+        let (least, most) =
+            (installs(&script[..count]), installs(&script[..(count + 1).min(script.len())]));
+        let places = store.dictionaries();
+        assert!(places == least.len() || places == most.len(), "step {at}: {places} dictionaries");
+        for (place, len) in most[..places].iter().enumerate() {
+            let mut out = [0; MAX_DICTIONARY];
+            let found = store.dictionary(place, &mut out).expect("none is damaged");
+            let number =
+                script.iter().enumerate().filter(|(_, op)| matches!(op, Op::Dictionary(_)));
+            let number = number.map(|(number, _)| number).nth(place).expect("it was installed");
+            assert!(found.len == *len && out[..*len] == bytes(0, number, *len), "step {at}");
+        }
+        let with: u64 = store.dictionary_pages().iter().sum();
+        let named = store.heap.map.table().iter().filter(|slot| {
+            matches!(slot.load().state(), Some(State::Object(of)) if dictionary_of(of.tag).is_some())
+        });
+        assert_eq!(with, named.count() as u64, "step {at}");
         let sum: u64 = sum_of_objects(&store);
         assert_eq!(stats.compr_data_size, sum, "step {at}");
         // It goes on: every page can be written, read and given back.
@@ -368,7 +408,9 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         worker.discard(0..PAGES);
         worker.rest();
         store.trim();
-        assert_eq!(store.stats().mem_used_total, store.heap.map.layout().fixed_pages() * 4096);
+        assert_eq!(store.dictionary_pages(), [0; DICTIONARIES]);
+        let fixed = store.heap.map.layout().fixed_pages() + 4 * places as u64;
+        assert_eq!(store.stats().mem_used_total, fixed * 4096);
         assert_eq!(store.resident().unwrap(), store.stats().mem_used_total, "step {at}");
         if signal.is_none() {
             assert_eq!(count, script.len());

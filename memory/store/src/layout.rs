@@ -4,6 +4,7 @@
 //!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation
 //!  4096   slot table: 8 bytes a page
 //!  ...    records of groups: 64 bytes each, one for every 8 pages, sparse
+//!  ...    dictionaries: 4 places of 16 KiB, sparse (`dictionary.rs`)
 //!  ...    (up to a multiple of 2 MiB)
 //!  region 0, region 1, ...: 2 MiB each, sparse
 //!
@@ -16,6 +17,7 @@
 //! that page tables and the page cache's tree stay at 0.4 % of the data.
 
 use crate::class::{Class, LENGTHS, MAX_PAGES, SUM, WHOLE};
+use crate::dictionary::{DICTIONARIES, PLACE_PAGES};
 use crate::record::{PIECES, RECORD};
 use crate::slot::MAX_REGIONS;
 
@@ -76,6 +78,8 @@ pub(crate) struct Layout {
     pub(crate) records: usize,
     /// Where they begin.
     pub(crate) records_at: usize,
+    /// Where the places of dictionaries begin.
+    pub(crate) dictionaries_at: usize,
     /// Regions.
     pub(crate) regions: u32,
     /// Where the first one begins.
@@ -95,9 +99,11 @@ impl Layout {
         let records_at = (TABLE + table).next_multiple_of(PAGE);
         let records = usize::try_from(pages.div_ceil(PAGES_A_RECORD)).ok()?;
         let records = records.next_multiple_of(RECORDS_A_PAGE);
-        let regions_at = (records_at + records * RECORD).next_multiple_of(REGION);
+        let dictionaries_at = records_at + records * RECORD;
+        let regions_at =
+            (dictionaries_at + DICTIONARIES * PLACE_PAGES * PAGE).next_multiple_of(REGION);
         let len = regions_at + regions as usize * REGION;
-        Some(Self { pages, records, records_at, regions, regions_at, len })
+        Some(Self { pages, records, records_at, dictionaries_at, regions, regions_at, len })
     }
 
     /// Pages of all records.
@@ -109,6 +115,12 @@ impl Layout {
     pub(crate) fn record_page(&self, page: u64) -> usize {
         debug_assert!(page <= self.record_pages());
         self.records_at + usize::try_from(page).expect("they are mapped") * PAGE
+    }
+
+    /// Where the place of a dictionary begins; the one behind the last for their end.
+    pub(crate) fn dictionary(&self, place: usize) -> usize {
+        debug_assert!(place <= DICTIONARIES);
+        self.dictionaries_at + place * PLACE_PAGES * PAGE
     }
 
     /// What stands for the page number in the checksum of an object of a group.
@@ -217,7 +229,9 @@ mod tests {
             let layout = Layout::of(pages).unwrap();
             let table = TABLE + usize::try_from(pages).unwrap() * 8;
             let records_end = layout.records_at + layout.records * RECORD;
-            assert!(layout.records_at >= table && records_end <= layout.regions_at, "{pages}");
+            assert!(layout.records_at >= table && records_end <= layout.dictionary(0), "{pages}");
+            assert!(layout.dictionary(DICTIONARIES) <= layout.regions_at, "{pages}");
+            assert_eq!(layout.dictionary(0) % PAGE, 0);
             assert!(layout.records as u64 * PAGES_A_RECORD >= pages, "{pages}");
             assert_eq!(layout.records_at % PAGE, 0);
         }

@@ -43,6 +43,11 @@
 //! which decides who may claim; anybody may free (`slab.rs`). Waiting for a pin is waiting for one copy
 //! of 4 KiB; waiting for a class's lock is waiting for a list operation, once in a slab or so.
 //!
+//! # Dictionaries
+//!
+//! What compresses may need more than an object to read it: up to [`DICTIONARIES`] dictionaries lie in the file, each
+//! for good, and an object's tag may name one ([`dictionary_of`]). See `dictionary.rs`.
+//!
 //! # A server killed at any instruction
 //!
 //! What a killed process has stored in shared memory stays, in the order of its instructions. The table
@@ -61,6 +66,7 @@
 //! | discarding a range | each page is there or not |
 //! | getting memory, or giving it back | memory where nothing is stored: given back |
 //! | taking over | the same table: taking over begins again |
+//! | installing a dictionary | before it is counted: memory that is given back; later: it is there |
 //! | making the store | a file without its magic number: refused |
 //!
 //! [`Store::attach`] makes everything else anew from the table. It refuses a file that another server has
@@ -114,6 +120,8 @@ mod compact;
 #[cfg(all(test, not(loom)))]
 mod crash_tests;
 #[cfg(not(loom))]
+mod dictionary;
+#[cfg(not(loom))]
 mod disk;
 #[cfg(not(loom))]
 mod group;
@@ -156,6 +164,10 @@ mod writeback;
 pub use {
     backing::{format_backing, BackingError, BackingStats, Stopped},
     compact::Compacted,
+    dictionary::{
+        dictionary_of, stored_len, DictionaryError, Installed, DICTIONARIES, DICTIONARY_TAG,
+        MAX_DICTIONARY,
+    },
     disk::{Block, Disk, DiskError, FileDisk},
     group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
     keeper::Keeper,

@@ -14,12 +14,14 @@
 use std::io;
 
 use crate::class::TABLE;
+use crate::dictionary::{dictionary_of, DICTIONARIES};
 use crate::heap::{class_word, Heap};
 use crate::inject;
 use crate::layout::SLAB_BITS;
 use crate::slab::{Role, MAX_OBJECTS};
 use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE};
 use crate::store::{checksum, is_huge, locate};
+use crate::superblock;
 
 /// What the table holds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,6 +34,7 @@ pub(crate) struct Found {
     pub(crate) groups: u64,
     pub(crate) backed: u64,
     pub(crate) lost: u64,
+    pub(crate) dictionary: [u64; DICTIONARIES],
 }
 
 /// Two words contradict each other: one of them is damaged.
@@ -62,6 +65,8 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
     let mut bytes = [0; MAX_OBJECT];
     let mut kinds = vec![0; heap.map.layout().regions as usize];
     heap.groups.adopt(&heap.map, &heap.regions)?;
+    let places = superblock::dictionaries(heap.map.superblock());
+    heap.regions.adopt_dictionaries(&heap.map, places)?;
     for (index, slot) in (0_u64..).zip(heap.map.table()) {
         let word = slot.load();
         if word == Word::ABSENT {
@@ -89,6 +94,14 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
             }
             continue;
         }
+        if matches!(state, Some(State::Object(object)) if dictionary_of(object.tag).is_some_and(|at| at >= places))
+        {
+            // Another dictionary would make something else of it.
+            found.lost += 1;
+            slot.store(Word::LOST);
+            inject::step();
+            continue;
+        }
         let object = match examine(heap, &mut kinds, (index, slot), strict, &mut bytes)? {
             Ok(Some(object)) => object,
             Ok(None) => {
@@ -100,6 +113,9 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
         found.bytes += u64::from(object.len);
         found.huge += u64::from(is_huge(word, &object));
         found.same += u64::from(object.tag == RARE);
+        if let Some(place) = dictionary_of(object.tag) {
+            found.dictionary[place] += 1;
+        }
     }
     for (group, record) in (0_u32..).zip(heap.groups.records(&heap.map)) {
         let mut sound = true;

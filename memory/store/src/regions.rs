@@ -14,6 +14,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::class::{LENGTHS, MAX_PAGES};
+use crate::dictionary::{DICTIONARIES, PLACE_PAGES};
 use crate::inject;
 use crate::layout::{CUTS, SLAB_BITS};
 use crate::map::Map;
@@ -344,6 +345,25 @@ impl Regions {
         let rest = usize::try_from(layout.record_pages() - pages).expect("they are mapped");
         map.punch(layout.record_page(pages), rest)?;
         self.force_charge(pages);
+        Ok(())
+    }
+
+    /// Memory for a dictionary.
+    pub(crate) fn grow_dictionary(&self, map: &Map, place: usize) -> Result<(), NoMemory> {
+        let at = map.layout().dictionary(place);
+        self.charge(PLACE_PAGES as u64).and_then(|()| {
+            let pages = u32::try_from(PLACE_PAGES).expect("a few");
+            self.populate(map, at, pages)
+        })
+    }
+
+    /// For recovery: the first `places` places of dictionaries have memory, the others none.
+    pub(crate) fn adopt_dictionaries(&self, map: &Map, places: usize) -> io::Result<()> {
+        let layout = map.layout();
+        let pages = u32::try_from(places * PLACE_PAGES).expect("a few");
+        map.populate(layout.dictionary(0), pages)?;
+        map.punch(layout.dictionary(places), (DICTIONARIES - places) * PLACE_PAGES)?;
+        self.force_charge(u64::from(pages));
         Ok(())
     }
 

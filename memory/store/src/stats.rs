@@ -1,5 +1,6 @@
 //! Counters, by the names of zram's `mm_stat`.
 
+use crate::dictionary::DICTIONARIES;
 use crate::sync::{AtomicU64, Ordering};
 
 /// What a store holds and what it costs, by zram's names and in zram's meaning; taken while others
@@ -49,6 +50,8 @@ pub(crate) struct Counters {
     pub(crate) grouped: AtomicU64,
     pub(crate) groups: AtomicU64,
     pub(crate) backed: AtomicU64,
+    /// Pages made with each dictionary.
+    pub(crate) dictionary: [AtomicU64; DICTIONARIES],
     /// Objects freed, for compaction to know when to look.
     pub(crate) freed: AtomicU64,
 }

@@ -1,5 +1,6 @@
 //! The store as a whole: made, taken over, counted.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use crate::backing::Backing;
 use crate::class::{fitting, CLASSES, WHOLE};
 use crate::compact::Sweep;
+use crate::dictionary;
 use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
@@ -106,6 +108,9 @@ pub struct Store {
     /// Set before there are workers, or not at all.
     pub(crate) backing: OnceLock<Backing>,
     pub(crate) lost: AtomicU64,
+    /// Held while a dictionary is installed.
+    pub(crate) installing: Mutex<()>,
+    pub(crate) beside: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Store {
@@ -164,6 +169,7 @@ impl Store {
         first.grouped.store(found.grouped, Ordering::Relaxed);
         first.groups.store(found.groups, Ordering::Relaxed);
         first.backed.store(found.backed, Ordering::Relaxed);
+        dictionary::set_counters(first, found.dictionary);
         Ok(store)
     }
 
@@ -179,6 +185,8 @@ impl Store {
             options,
             backing: OnceLock::new(),
             lost: AtomicU64::new(lost),
+            installing: Mutex::new(()),
+            beside: OnceLock::new(),
         })
     }
 

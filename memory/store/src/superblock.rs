@@ -4,6 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
 use crate::class::fingerprint;
+use crate::dictionary::DICTIONARIES;
 use crate::layout::{Layout, PAGE};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -11,7 +12,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
 
 /// Changes with anything that another version would read wrongly.
-pub(crate) const VERSION: u64 = 3;
+pub(crate) const VERSION: u64 = 4;
 
 /// Words that never change after the file is made, the checksum behind them.
 const FIXED: usize = 8;
@@ -24,6 +25,9 @@ const RECORD_PAGES: usize = 10;
 /// The day, and how many blocks were written to the backing device in it.
 const DAY: usize = 11;
 const WRITTEN: usize = 12;
+
+/// Dictionaries that were installed, and in the upper half the same with its bits turned; 0 for none ever.
+const DICTIONARIES_AT: usize = 13;
 
 /// Writes a new superblock; the magic number last, so that half of one is none.
 pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
@@ -85,6 +89,27 @@ pub(crate) fn record_pages(words: &[AtomicU64], layout: &Layout) -> u64 {
 /// Changes that number: before they get memory, and after it is given back.
 pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
     words[RECORD_PAGES].store(pages, Ordering::Relaxed);
+}
+
+/// Dictionaries that were installed. All, where that cannot be known: then no place is taken for free.
+pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
+    let word = words[DICTIONARIES_AT].load(Ordering::Acquire);
+    let low = usize::try_from(word & 0xffff_ffff).expect("32 bits");
+    match word {
+        0 => 0,
+        _ if low <= DICTIONARIES && word == twice(low) => low,
+        _ => DICTIONARIES,
+    }
+}
+
+/// Counts them, when the last one is there as a whole.
+pub(crate) fn set_dictionaries(words: &[AtomicU64], count: usize) {
+    words[DICTIONARIES_AT].store(twice(count), Ordering::Release);
+}
+
+fn twice(count: usize) -> u64 {
+    let count = count as u64;
+    count | (!count & 0xffff_ffff) << 32
 }
 
 /// Blocks written to the backing device on `day`, whichever server did.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::class::{fitting, CLASSES};
+use crate::dictionary;
 use crate::group::GroupBuffer;
 use crate::heap::{Claimed, Full, Heap};
 use crate::inject;
@@ -498,6 +499,7 @@ impl Worker {
         match word.state() {
             Some(State::Object(object)) => {
                 add(&counters.bytes, u64::from(object.len));
+                dictionary::count(counters, object.tag, 1);
                 if object.tag == RARE {
                     add(&counters.same, 1);
                 }
@@ -521,6 +523,7 @@ impl Worker {
         match old.state() {
             Some(State::Same(_)) => sub(&counters.same, 1),
             Some(State::Object(object)) => {
+                dictionary::count(counters, object.tag, 1_u64.wrapping_neg());
                 if object.tag == RARE {
                     sub(&counters.same, 1);
                 }

@@ -1,0 +1,539 @@
+//! Dictionaries of zstd for single pages: digested once, used by all threads, and nothing allocated after that.
+//!
+//! ```text
+//!  samples ──► train (another process) ──► bytes ──► Dictionary::digest, into memory that is there already
+//!                                                        │ shared by Arc
+//!          Encoder::encode_with ◄────────────────────────┴───────────────────► Decoder::decode_with
+//! ```
+//!
+//! A dictionary's bytes may come from a process that nobody trusts: [`Dictionary::digest`] refuses what is not one, and
+//! whatever else it holds, a payload decodes within the bounds of its output. That a payload was made with *this*
+//! dictionary is for the caller to know: another one gives other bytes without an error.
+//!
+//! zstd is told to work in memory of ours ("static" contexts): it never asks for any, and says so when it would have to.
+#![expect(unsafe_code, reason = "zstd's static contexts, which the safe bindings leave out")]
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use zstd_safe::get_error_name;
+use zstd_sys as sys;
+
+use crate::{Codec, SettingsError};
+
+/// The longest plain bytes that a dictionary is used for: a page.
+pub(crate) const MAX_DICTIONARY_PLAIN: usize = 4096;
+
+/// The most bytes of a dictionary.
+pub const MAX_DICTIONARY: usize = 16 << 10;
+
+/// What each dictionary begins with (RFC 8878, section 5).
+const MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
+
+/// Why bytes are no dictionary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DictionaryError {
+    /// Too short, or longer than [`MAX_DICTIONARY`].
+    #[error("dictionary of {0} bytes, expected 256 to {MAX_DICTIONARY}")]
+    Length(usize),
+    /// It begins with something else.
+    #[error("not a dictionary: it begins with {0:02x?}")]
+    Magic([u8; 4]),
+    /// zstd cannot read it.
+    #[error("zstd cannot read the dictionary")]
+    Unsound,
+    /// The memory has one already.
+    #[error("there is a dictionary already")]
+    Taken,
+}
+
+/// Memory of ours for zstd to work in, aligned to 8 bytes.
+struct Memory {
+    start: NonNull<u64>,
+    words: usize,
+}
+
+impl Memory {
+    fn new(bytes: usize) -> Self {
+        let words = vec![0_u64; bytes.div_ceil(8)].into_boxed_slice();
+        let len = words.len();
+        Self { start: NonNull::from(Box::leak(words)).cast(), words: len }
+    }
+
+    fn bytes(&self) -> usize {
+        self.words * 8
+    }
+
+    fn start(&self) -> *mut c_void {
+        self.start.as_ptr().cast()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let words = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.words);
+        // SAFETY: pointer and length are those of the box that `new` leaked, and it is freed once.
+        drop(unsafe { Box::from_raw(words) });
+    }
+}
+
+/// A dictionary in memory of its own, or that memory, empty.
+pub struct Dictionary {
+    /// The level that it compresses at, and the memory for that; none if it is for decompression only.
+    compress: Option<(c_int, Memory)>,
+    decompress: Memory,
+    /// Both null while it is empty. They point into the two memories.
+    for_encoder: *const sys::ZSTD_CDict,
+    for_decoder: *const sys::ZSTD_DDict,
+    len: usize,
+}
+
+// SAFETY: no thread has a part in the memory; after `digest`, which has the whole to itself, nothing writes it: zstd's
+// digested dictionaries may be used by any number of contexts at once.
+unsafe impl Send for Dictionary {}
+// SAFETY: as above.
+unsafe impl Sync for Dictionary {}
+
+impl Dictionary {
+    /// Memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression, and for compression at `level`
+    /// if one is given.
+    pub fn room(level: Option<i32>) -> Self {
+        let compress = level.map(|level| {
+            // A shorter one may be given larger tables: zstd has others for sizes below 16 KiB.
+            let bytes = [MAX_DICTIONARY, MAX_DICTIONARY - 1024]
+                .map(|len| {
+                    let params = params(level, len);
+                    // SAFETY: takes and gives numbers.
+                    unsafe { sys::ZSTD_estimateCDictSize_advanced(MAX_DICTIONARY, params, BY_COPY) }
+                })
+                .into_iter()
+                .max();
+            (level, Memory::new(bytes.unwrap_or(0)))
+        });
+        // SAFETY: as above.
+        let bytes = unsafe { sys::ZSTD_estimateDDictSize(MAX_DICTIONARY, BY_COPY) };
+        Self {
+            compress,
+            decompress: Memory::new(bytes),
+            for_encoder: ptr::null(),
+            for_decoder: ptr::null(),
+            len: 0,
+        }
+    }
+
+    /// Reads a dictionary into the memory, which has none.
+    ///
+    /// # Errors
+    ///
+    /// [`DictionaryError`]; it is empty as before then.
+    pub fn digest(&mut self, bytes: &[u8]) -> Result<(), DictionaryError> {
+        if !self.is_empty() {
+            return Err(DictionaryError::Taken);
+        }
+        if !(256..=MAX_DICTIONARY).contains(&bytes.len()) {
+            return Err(DictionaryError::Length(bytes.len()));
+        }
+        let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
+        if magic != MAGIC {
+            return Err(DictionaryError::Magic(magic));
+        }
+        let (dict, len) = (bytes.as_ptr().cast(), bytes.len());
+        let (to, room) = (self.decompress.start(), self.decompress.bytes());
+        // SAFETY: `to` is aligned, has `room` bytes, is ours alone while we have `&mut self`, and lives as long as the
+        // pointer; `dict` is copied.
+        let for_decoder = unsafe { sys::ZSTD_initStaticDDict(to, room, dict, len, BY_COPY, FULL) };
+        if for_decoder.is_null() {
+            return Err(DictionaryError::Unsound);
+        }
+        let mut for_encoder = ptr::null();
+        if let Some((level, memory)) = &self.compress {
+            let (to, room) = (memory.start(), memory.bytes());
+            let params = params(*level, len);
+            // SAFETY: as above.
+            for_encoder =
+                unsafe { sys::ZSTD_initStaticCDict(to, room, dict, len, BY_COPY, FULL, params) };
+            if for_encoder.is_null() {
+                return Err(DictionaryError::Unsound);
+            }
+        }
+        (self.for_encoder, self.for_decoder, self.len) = (for_encoder, for_decoder, len);
+        Ok(())
+    }
+
+    /// Forgets the dictionary: the memory is there for another.
+    pub fn clear(&mut self) {
+        (self.for_encoder, self.for_decoder, self.len) = (ptr::null(), ptr::null(), 0);
+    }
+
+    /// Whether there is no dictionary in it.
+    pub fn is_empty(&self) -> bool {
+        self.for_decoder.is_null()
+    }
+
+    /// Bytes of the dictionary; 0 without one.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes of the memory.
+    pub fn memory(&self) -> usize {
+        self.decompress.bytes() + self.compress.as_ref().map_or(0, |(_, memory)| memory.bytes())
+    }
+}
+
+impl fmt::Debug for Dictionary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dictionary")
+            .field("len", &self.len)
+            .field("memory", &self.memory())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What came of compressing a page with a dictionary.
+pub(crate) enum Compressed {
+    /// So many bytes.
+    Fits(usize),
+    /// More than there was room for.
+    NoGain,
+    /// The page is too long, or the dictionary is none for compression.
+    Unfit,
+}
+
+/// A compression context for single pages with a dictionary, in memory of its own.
+pub(crate) struct WithDictionary {
+    context: NonNull<sys::ZSTD_CCtx>,
+    /// What `context` refers to.
+    of: Option<Arc<Dictionary>>,
+    _memory: Memory,
+}
+
+// SAFETY: the context is in memory that is its own, and has no part in any thread.
+unsafe impl Send for WithDictionary {}
+
+impl WithDictionary {
+    /// For dictionaries of `level`.
+    pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
+        let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
+        // A context that has a dictionary attached takes its parameters, cut down to the page.
+        let bytes = [0, 1024, MAX_DICTIONARY - 1024, MAX_DICTIONARY].map(|len| {
+            let params = params(level, len);
+            // SAFETY: takes and gives numbers.
+            let params = unsafe { sys::ZSTD_adjustCParams(params, MAX_DICTIONARY_PLAIN as u64, 0) };
+            // SAFETY: as above.
+            unsafe { sys::ZSTD_estimateCCtxSize_usingCParams(params) }
+        });
+        let memory = Memory::new(bytes.into_iter().max().unwrap_or(0) + SLACK);
+        // SAFETY: the memory is aligned, of this length, ours alone, and lives as long as the context.
+        let context = unsafe { sys::ZSTD_initStaticCCtx(memory.start(), memory.bytes()) };
+        let context = NonNull::new(context).ok_or_else(|| failed("too little memory"))?;
+        let mut this = Self { context, of: None, _memory: memory };
+        this.set(sys::ZSTD_cParameter::ZSTD_c_experimentalParam2, 1).map_err(failed)?;
+        for flag in [
+            sys::ZSTD_cParameter::ZSTD_c_contentSizeFlag,
+            sys::ZSTD_cParameter::ZSTD_c_checksumFlag,
+            sys::ZSTD_cParameter::ZSTD_c_dictIDFlag,
+        ] {
+            this.set(flag, 0).map_err(failed)?;
+        }
+        this.set(sys::ZSTD_cParameter::ZSTD_c_compressionLevel, level).map_err(failed)?;
+        Ok(this)
+    }
+
+    fn set(&mut self, parameter: sys::ZSTD_cParameter, value: c_int) -> Result<(), &'static str> {
+        // SAFETY: the context is sound, and ours alone.
+        checked(unsafe { sys::ZSTD_CCtx_setParameter(self.context.as_ptr(), parameter, value) })
+            .map(drop)
+    }
+
+    /// Compresses a page at most into `out`.
+    pub(crate) fn compress(
+        &mut self,
+        dictionary: &Arc<Dictionary>,
+        plain: &[u8],
+        out: &mut [u8],
+    ) -> Compressed {
+        if plain.len() > MAX_DICTIONARY_PLAIN || dictionary.for_encoder.is_null() {
+            return Compressed::Unfit;
+        }
+        if !self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, dictionary)) {
+            self.forget();
+            // SAFETY: both are sound. The dictionary is not changed as long as there is an `Arc` of it beside its
+            // owner's, and `of` has one until the context refers to another or to none.
+            let refused = checked(unsafe {
+                sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), dictionary.for_encoder)
+            });
+            if refused.is_err() {
+                return Compressed::Unfit;
+            }
+            self.of = Some(Arc::clone(dictionary));
+        }
+        let context = self.context.as_ptr();
+        let (to, room) = (out.as_mut_ptr().cast(), out.len());
+        // SAFETY: the context and what it refers to are sound; both buffers have the lengths said, and do not overlap.
+        let result =
+            unsafe { sys::ZSTD_compress2(context, to, room, plain.as_ptr().cast(), plain.len()) };
+        // SAFETY: takes and gives numbers.
+        match unsafe { sys::ZSTD_getErrorCode(result) } {
+            sys::ZSTD_ErrorCode::ZSTD_error_no_error => Compressed::Fits(result),
+            sys::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall => Compressed::NoGain,
+            _ => Compressed::Unfit,
+        }
+    }
+
+    /// Refers to no dictionary any more.
+    pub(crate) fn forget(&mut self) {
+        // SAFETY: the context is sound; null is "none".
+        let refused = unsafe { sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), ptr::null()) };
+        // Refused only in the middle of a frame, and `compress` leaves none begun but by an error, which is reset here.
+        if checked(refused).is_err() {
+            let only = sys::ZSTD_ResetDirective::ZSTD_reset_session_only;
+            // SAFETY: the context is sound.
+            unsafe { sys::ZSTD_CCtx_reset(self.context.as_ptr(), only) };
+            // SAFETY: as above.
+            let refused = unsafe { sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), ptr::null()) };
+            assert!(checked(refused).is_ok(), "a context between frames takes no dictionary");
+        }
+        self.of = None;
+    }
+}
+
+/// A decompression context, for frames with and without a dictionary.
+pub(crate) struct Context(NonNull<sys::ZSTD_DCtx>);
+
+// SAFETY: the context has no part in any thread.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// # Panics
+    ///
+    /// If there is no memory for it.
+    pub(crate) fn new() -> Self {
+        // SAFETY: takes nothing.
+        let context = NonNull::new(unsafe { sys::ZSTD_createDCtx() }).expect("there is memory");
+        let this = Self(context);
+        let format = sys::ZSTD_dParameter::ZSTD_d_experimentalParam1;
+        // SAFETY: the context was just made.
+        checked(unsafe { sys::ZSTD_DCtx_setParameter(context.as_ptr(), format, 1) })
+            .expect("a fresh context takes the format");
+        this
+    }
+
+    /// Decompresses one payload into `out`, and gives how many bytes it is.
+    pub(crate) fn decompress(
+        &mut self,
+        dictionary: Option<&Dictionary>,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, &'static str> {
+        let context = self.0.as_ptr();
+        let (to, room) = (out.as_mut_ptr().cast(), out.len());
+        let (from, len) = (payload.as_ptr().cast(), payload.len());
+        let Some(dictionary) = dictionary else {
+            // SAFETY: the context is sound and ours alone; both buffers have the lengths said.
+            return checked(unsafe { sys::ZSTD_decompressDCtx(context, to, room, from, len) });
+        };
+        if dictionary.is_empty() {
+            return Err("there is no dictionary");
+        }
+        let of = dictionary.for_decoder;
+        // SAFETY: as above; the dictionary is sound, and is not changed while it is borrowed.
+        checked(unsafe { sys::ZSTD_decompress_usingDDict(context, to, room, from, len, of) })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sizeof(&self) -> usize {
+        // SAFETY: the context is sound.
+        unsafe { sys::ZSTD_sizeof_DCtx(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it is ours, and freed once.
+        unsafe { sys::ZSTD_freeDCtx(self.0.as_ptr()) };
+    }
+}
+
+/// Parameters of `level` for a dictionary of so many bytes.
+fn params(level: c_int, len: usize) -> sys::ZSTD_compressionParameters {
+    // SAFETY: takes and gives numbers.
+    let params = unsafe { sys::ZSTD_getCParams(level, 0, len) };
+    // For what comes with it zstd itself takes 513 bytes where nobody says how much.
+    // SAFETY: as above.
+    unsafe { sys::ZSTD_adjustCParams(params, 513, len) }
+}
+
+fn checked(result: usize) -> Result<usize, &'static str> {
+    // SAFETY: takes and gives numbers.
+    if unsafe { sys::ZSTD_isError(result) } == 0 {
+        Ok(result)
+    } else {
+        Err(get_error_name(result))
+    }
+}
+
+/// Makes a dictionary of at most `most` bytes from samples of `each` bytes. `None` if there is too little to go by.
+///
+/// Takes tens of MiB of memory and a good part of a second: not for a process that may not wait for memory.
+pub fn train(samples: &[u8], each: usize, most: usize) -> Option<Vec<u8>> {
+    let sizes = vec![each; samples.len() / each.max(1)];
+    let mut dictionary = Vec::with_capacity(most.min(MAX_DICTIONARY));
+    let samples = &samples[..sizes.len() * each];
+    zstd_safe::train_from_buffer(&mut dictionary, samples, &sizes).ok()?;
+    (dictionary.len() <= most).then_some(dictionary)
+}
+
+/// zstd's estimate is exact; what an allocation's alignment may add is small.
+const SLACK: usize = 1024;
+
+const BY_COPY: sys::ZSTD_dictLoadMethod_e = sys::ZSTD_dictLoadMethod_e::ZSTD_dlm_byCopy;
+const FULL: sys::ZSTD_dictContentType_e = sys::ZSTD_dictContentType_e::ZSTD_dct_fullDict;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Decoder, Encoder, Settings};
+
+    /// A page of made records: long names that all pages have, each once, and values that none has.
+    fn page(number: u64) -> Vec<u8> {
+        let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut page = Vec::with_capacity(4200);
+        for field in 0_u64.. {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let name = (field % 80 + 1).wrapping_mul(0x2545_f491_4f6c_dd1d);
+            page.extend_from_slice(format!("{name:020x}=<{state:016x}>").as_bytes());
+            if page.len() >= 4096 {
+                break;
+            }
+        }
+        page.truncate(4096);
+        page
+    }
+
+    fn trained(most: usize) -> Vec<u8> {
+        let samples: Vec<u8> = (0..400).flat_map(page).collect();
+        train(&samples, 4096, most).expect("there is much in common")
+    }
+
+    #[test]
+    fn pages_come_back_at_every_level_and_size_and_get_smaller() {
+        let mut out = vec![0; 8192];
+        let mut back = vec![0; 4096];
+        let mut decoder = Decoder::new();
+        for most in [1024, 5000, 15 << 10, MAX_DICTIONARY] {
+            let bytes = trained(most);
+            for level in -5..=19 {
+                let settings = Settings::new(Codec::Zstd, Some(level)).unwrap();
+                let mut encoder = Encoder::with_dictionaries(settings).unwrap();
+                let mut dictionary = Dictionary::room(Some(level));
+                dictionary.digest(&bytes).unwrap();
+                let dictionary = Arc::new(dictionary);
+                let (mut with, mut without) = (0, 0);
+                for number in 1000..1020 {
+                    let plain = page(number);
+                    without += encoder.encode(&plain, &mut out).len;
+                    let (encoded, used) = encoder.encode_with(Some(&dictionary), &plain, &mut out);
+                    assert!(used && encoded.codec == Codec::Zstd, "{level} {most}");
+                    with += encoded.len;
+                    decoder.decode_with(&dictionary, &out[..encoded.len], &mut back).unwrap();
+                    assert!(back == plain, "level {level}, {most} bytes");
+                    // Without one in between, on the same contexts.
+                    let encoded = encoder.encode(&plain, &mut out);
+                    decoder.decode_payload(Codec::Zstd, &out[..encoded.len], &mut back).unwrap();
+                    assert!(back == plain);
+                }
+                println!("level {level}, {most} bytes: {with} of {without}");
+                let gains = level < 1 || most < 5000 || with * 100 < without * 97;
+                assert!(gains, "level {level}: {with} of {without}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_dictionary_is_refused_and_the_memory_stays_usable() {
+        let good = trained(8192);
+        let mut room = Dictionary::room(Some(1));
+        assert_eq!(room.digest(&[]), Err(DictionaryError::Length(0)));
+        assert_eq!(
+            room.digest(&vec![0; MAX_DICTIONARY + 1]),
+            Err(DictionaryError::Length(MAX_DICTIONARY + 1))
+        );
+        assert_eq!(room.digest(&[7; 300]), Err(DictionaryError::Magic([7; 4])));
+        let mut bad = good.clone();
+        bad[8..100].fill(0xff);
+        assert_eq!(room.digest(&bad), Err(DictionaryError::Unsound));
+        assert!(room.is_empty());
+        let mut out = [0; 4096];
+        let error = Decoder::new().decode_with(&room, &[1, 2, 3], &mut out).unwrap_err();
+        assert!(error.to_string().contains("no dictionary"), "{error}");
+        room.digest(&good).unwrap();
+        assert_eq!((room.len(), room.digest(&good)), (good.len(), Err(DictionaryError::Taken)));
+        room.clear();
+        room.digest(&good).unwrap();
+    }
+
+    #[test]
+    fn one_for_decoding_only_is_not_compressed_with() {
+        let mut room = Dictionary::room(None);
+        room.digest(&trained(8192)).unwrap();
+        let room = Arc::new(room);
+        let mut encoder = Encoder::with_dictionaries(Settings::default()).unwrap();
+        let mut out = vec![0; 8192];
+        let (encoded, used) = encoder.encode_with(Some(&room), &page(1), &mut out);
+        assert!(!used && encoded.codec == Codec::Zstd);
+        let mut back = vec![0; 4096];
+        Decoder::new().decode_payload(Codec::Zstd, &out[..encoded.len], &mut back).unwrap();
+        assert!(back == page(1));
+    }
+
+    #[test]
+    fn what_does_not_compress_is_raw_and_one_word_is_found() {
+        let mut room = Dictionary::room(Some(1));
+        room.digest(&trained(8192)).unwrap();
+        let room = Arc::new(room);
+        let mut encoder = Encoder::with_dictionaries(Settings::default()).unwrap();
+        let mut out = vec![0; 8192];
+        let mut state = 1_u64;
+        let noise: Vec<u8> = (0..512)
+            .flat_map(|_| {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(99);
+                (state ^ state >> 29).to_le_bytes()
+            })
+            .collect();
+        for _ in 0..3 {
+            let (encoded, used) = encoder.encode_with(Some(&room), &noise, &mut out);
+            assert!(encoded.codec == Codec::Raw && !used);
+            let (encoded, used) = encoder.encode_with(Some(&room), &[7; 4096], &mut out);
+            assert!(encoded.codec == Codec::SameFilled && !used);
+            assert!(encoder.encode_with(Some(&room), &page(3), &mut out).1);
+            encoder.forget_dictionary();
+        }
+    }
+
+    #[test]
+    fn payloads_that_nobody_made_are_errors() {
+        let mut room = Dictionary::room(Some(1));
+        room.digest(&trained(8192)).unwrap();
+        let room = Arc::new(room);
+        let mut encoder = Encoder::with_dictionaries(Settings::default()).unwrap();
+        let (mut out, mut back) = (vec![0; 8192], vec![0; 4096]);
+        let plain = page(77);
+        let (encoded, _) = encoder.encode_with(Some(&room), &plain, &mut out);
+        let mut decoder = Decoder::new();
+        for at in 0..encoded.len {
+            let mut bent = out[..encoded.len].to_vec();
+            bent[at] ^= 1 << (at % 8);
+            // Whatever it says, it says it: an error, or bytes within `back`.
+            let _ = decoder.decode_with(&room, &bent, &mut back);
+            assert!(decoder.decode_with(&room, &bent[..at], &mut back).is_err());
+        }
+        decoder.decode_with(&room, &out[..encoded.len], &mut back).unwrap();
+        assert!(back == plain);
+    }
+}

@@ -1,0 +1,307 @@
+//! Dictionaries in the file: at most [`DICTIONARIES`], each for good.
+//!
+//! ```text
+//!  place: 4 pages, sparse  | checksum (4) | 0 (4) | len (8) | gain (8) | generation (8) | bytes |
+//! ```
+//!
+//! The store does not compress, and a dictionary is bytes to it. It keeps them because without them the objects that
+//! were made with one are worth nothing, and because of what it does with tags: an object whose tag's lower four bits
+//! are [`DICTIONARY_TAG`] and more was made with that place's. Places are taken in their order and never given back:
+//! who is about to store an object, or has one on the backing device, need not be asked.
+//!
+//! A dictionary is written, then counted in the superblock, then named by objects. A server killed before it is counted
+//! leaves memory that the next one gives back; a place that is counted is never written again, whatever is found in it:
+//! with other bytes there, objects would be read as something else.
+
+use std::any::Any;
+use std::sync::{Arc, PoisonError};
+
+use crate::class::{fitting, SUM, TABLE, WHOLE};
+use crate::inject;
+use crate::layout::PAGE;
+use crate::store::Store;
+use crate::superblock;
+use crate::sync::Ordering;
+
+/// The most dictionaries that a store ever has.
+pub const DICTIONARIES: usize = 4;
+
+/// The lower four bits of the tag of an object that was made with the first one; the next are the next one's.
+pub const DICTIONARY_TAG: u8 = 8;
+
+/// The lower four bits of a tag.
+const KIND: u8 = 15;
+
+/// Pages of a place.
+pub(crate) const PLACE_PAGES: usize = 4;
+
+/// Checksum and a gap, then three words.
+const HEADER: usize = 24;
+const BODY: usize = PLACE_PAGES * PAGE - 2 * SUM;
+
+/// The most bytes of a dictionary.
+pub const MAX_DICTIONARY: usize = BODY - HEADER;
+
+/// The place of the dictionary that an object with this tag was made with, if it was made with one.
+#[inline]
+pub fn dictionary_of(tag: u8) -> Option<usize> {
+    let place = usize::from((tag & KIND).wrapping_sub(DICTIONARY_TAG));
+    (place < DICTIONARIES).then_some(place)
+}
+
+/// What a store says of a dictionary that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// Bytes.
+    pub len: usize,
+    /// What its maker said of it; a number to the store.
+    pub gain: u64,
+    /// The server that installed it.
+    pub generation: u64,
+}
+
+/// Why a dictionary could not be installed or read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DictionaryError {
+    /// All places are taken.
+    #[error("the store has {DICTIONARIES} dictionaries, and no place for another")]
+    Full,
+    /// No memory within the limit, or of the kernel's.
+    #[error("no memory for a dictionary")]
+    Memory,
+    /// None, or more than a place has.
+    #[error("dictionary of {0} bytes, expected 1 to {MAX_DICTIONARY}")]
+    Length(usize),
+    /// There is no such dictionary.
+    #[error("the store has no dictionary {0}")]
+    None(usize),
+    /// Its bytes are not those that were installed.
+    #[error("dictionary {place} has checksum {got:08x}, installed with {expected:08x}")]
+    Damaged {
+        /// Its place.
+        place: usize,
+        /// The checksum it was installed with.
+        expected: u32,
+        /// The one its bytes have.
+        got: u32,
+    },
+}
+
+/// Bytes of memory that an object of this length takes in its slab, checksum and all. For 1 to 4096.
+pub fn stored_len(len: usize) -> usize {
+    let class = fitting(len.clamp(1, PAGE));
+    TABLE[class].bytes as usize + if class == WHOLE { SUM } else { 0 }
+}
+
+impl Store {
+    /// Dictionaries that there are: places below this are taken, whether what is in them is sound or not.
+    pub fn dictionaries(&self) -> usize {
+        superblock::dictionaries(self.heap.map.superblock())
+    }
+
+    /// Installs a dictionary, and gives its place. From then on it is there for good.
+    ///
+    /// # Errors
+    ///
+    /// [`DictionaryError`]; nothing has changed then.
+    pub fn install_dictionary(&self, bytes: &[u8], gain: u64) -> Result<usize, DictionaryError> {
+        if !(1..=MAX_DICTIONARY).contains(&bytes.len()) {
+            return Err(DictionaryError::Length(bytes.len()));
+        }
+        let _alone = self.installing.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = &self.heap.map;
+        let place = self.dictionaries();
+        if place >= DICTIONARIES {
+            return Err(DictionaryError::Full);
+        }
+        self.heap.regions.grow_dictionary(map, place).map_err(|_| DictionaryError::Memory)?;
+        inject::step();
+        let mut body = [0; BODY];
+        for (at, word) in [bytes.len() as u64, gain, self.generation()].into_iter().enumerate() {
+            body[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+        body[HEADER..][..bytes.len()].copy_from_slice(bytes);
+        let used = HEADER + bytes.len();
+        map.write(parts(map.layout().dictionary(place)), sum(place, &body[..used]), &body[..used]);
+        inject::step();
+        superblock::set_dictionaries(map.superblock(), place + 1);
+        inject::step();
+        Ok(place)
+    }
+
+    /// Copies a dictionary to the beginning of `out`, checked.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or it is damaged.
+    pub fn dictionary(
+        &self,
+        place: usize,
+        out: &mut [u8; MAX_DICTIONARY],
+    ) -> Result<Installed, DictionaryError> {
+        if place >= self.dictionaries() {
+            return Err(DictionaryError::None(place));
+        }
+        let map = &self.heap.map;
+        let mut body = [0; BODY];
+        // Nobody writes a place that is taken.
+        let expected = map.read(parts(map.layout().dictionary(place)), &mut body);
+        let word =
+            |at: usize| body[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let len = usize::try_from(word(0)).unwrap_or(usize::MAX);
+        let bytes = body.get(..HEADER.saturating_add(len)).unwrap_or(&body);
+        let got = sum(place, bytes);
+        if got != expected || !(1..=MAX_DICTIONARY).contains(&len) {
+            return Err(DictionaryError::Damaged { place, expected, got });
+        }
+        out[..len].copy_from_slice(&body[HEADER..][..len]);
+        Ok(Installed { len, gain: word(1), generation: word(2) })
+    }
+
+    /// Pages in memory whose objects were made with each dictionary.
+    pub fn dictionary_pages(&self) -> [u64; DICTIONARIES] {
+        std::array::from_fn(|place| crate::stats::sum(&self.counters, |c| &c.dictionary[place]))
+    }
+
+    /// Objects that were written over, discarded or replaced since this server has the store.
+    pub fn objects_freed(&self) -> u64 {
+        crate::stats::sum(&self.counters, |c| &c.freed)
+    }
+
+    /// Something that all users of the store share, and that goes with it: made when it is first asked for. `None` if
+    /// there is something of another type. The store does not look at it.
+    pub fn beside<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Option<Arc<T>> {
+        let shared = self.beside.get_or_init(|| make());
+        Arc::clone(shared).downcast().ok()
+    }
+}
+
+/// Where a place's checksum and its body lie.
+fn parts(at: usize) -> (usize, usize) {
+    (at, at + 2 * SUM)
+}
+
+fn sum(place: usize, body: &[u8]) -> u32 {
+    let seed = u32::try_from(place).unwrap_or(u32::MAX) ^ 0x6463_7470;
+    crc32c::crc32c_append(seed, body)
+}
+
+/// Adds to the counter of the dictionary that this tag names, if it names one.
+#[inline]
+pub(crate) fn count(counters: &crate::stats::Counters, tag: u8, n: u64) {
+    if let Some(place) = dictionary_of(tag) {
+        crate::stats::add(&counters.dictionary[place], n);
+    }
+}
+
+/// As the counters of what there was already.
+pub(crate) fn set_counters(counters: &crate::stats::Counters, pages: [u64; DICTIONARIES]) {
+    for (counter, pages) in counters.dictionary.iter().zip(pages) {
+        counter.store(pages, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Options;
+    use std::os::fd::AsFd;
+
+    fn store() -> Arc<Store> {
+        Store::create(100, Options { reserve: 0, ..Options::default() }).unwrap()
+    }
+
+    #[test]
+    fn tags_name_their_dictionary_whatever_else_is_in_them() {
+        for tag in 0..=63_u8 {
+            let expected = usize::from(tag % 16).checked_sub(8).filter(|&place| place < 4);
+            assert_eq!(dictionary_of(tag), expected, "{tag}");
+        }
+    }
+
+    #[test]
+    fn places_are_taken_in_order_and_outlive_their_server() {
+        let first = store();
+        let mut out = [0; MAX_DICTIONARY];
+        assert_eq!(first.dictionary(0, &mut out), Err(DictionaryError::None(0)));
+        assert_eq!(first.install_dictionary(&[], 1), Err(DictionaryError::Length(0)));
+        let longest = vec![7; MAX_DICTIONARY];
+        let before = first.stats().mem_used_total;
+        assert_eq!(first.install_dictionary(b"abc", 31), Ok(0));
+        assert_eq!(first.install_dictionary(&longest, 32), Ok(1));
+        assert_eq!(first.stats().mem_used_total, before + 8 * 4096);
+        assert_eq!(first.stats().mem_used_total, first.resident().unwrap());
+        let fd = first.fd().try_clone_to_owned().unwrap();
+        drop(first);
+        let second = Store::attach(fd.as_fd(), Options::default()).unwrap();
+        assert_eq!(second.dictionaries(), 2);
+        let found = second.dictionary(0, &mut out).unwrap();
+        assert_eq!(
+            (found, &out[..3]),
+            (Installed { len: 3, gain: 31, generation: 1 }, &b"abc"[..])
+        );
+        assert_eq!(second.dictionary(1, &mut out).unwrap().len, MAX_DICTIONARY);
+        assert_eq!(out[..], longest[..]);
+        assert_eq!(second.install_dictionary(b"c", 0), Ok(2));
+        assert_eq!(second.install_dictionary(b"d", 0), Ok(3));
+        assert_eq!(second.install_dictionary(b"e", 0), Err(DictionaryError::Full));
+        assert_eq!(second.stats().mem_used_total, second.resident().unwrap());
+    }
+
+    #[test]
+    fn a_damaged_one_is_said_to_be_and_its_place_stays_taken() {
+        use std::os::unix::fs::FileExt;
+        let store = store();
+        store.install_dictionary(&[5; 1000], 1).unwrap();
+        let at = store.heap.map.layout().dictionary(0) as u64;
+        let file = std::fs::File::from(store.fd().try_clone_to_owned().unwrap());
+        drop(store);
+        let mut out = [0; MAX_DICTIONARY];
+        // Checksum, length, gain, bytes; then the superblock's count, in both of its halves.
+        for (offset, place) in [(0, 0), (8, 0), (9, 0), (15, 0), (16, 0), (900, 0)] {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at + offset).unwrap();
+            file.write_all_at(&[byte[0] ^ 0x40], at + offset).unwrap();
+            let store = Store::attach(file.as_fd(), Options::default()).unwrap();
+            let found = store.dictionary(place, &mut out);
+            assert!(matches!(found, Err(DictionaryError::Damaged { place: 0, .. })), "{offset}");
+            assert_eq!(store.dictionaries(), 1);
+            file.write_all_at(&byte, at + offset).unwrap();
+        }
+        for offset in [13 * 8, 13 * 8 + 5] {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, offset).unwrap();
+            file.write_all_at(&[byte[0] ^ 2], offset).unwrap();
+            let store = Store::attach(file.as_fd(), Options::default()).unwrap();
+            // Nothing more is installed where objects may name it; what is sound is read.
+            assert_eq!(store.dictionaries(), DICTIONARIES);
+            assert_eq!(store.dictionary(0, &mut out).unwrap().len, 1000);
+            assert!(store.dictionary(1, &mut out).is_err());
+            file.write_all_at(&byte, offset).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_entry_that_names_a_dictionary_that_never_was_is_lost() {
+        let store = store();
+        let mut worker = store.worker().unwrap();
+        worker.put(1, DICTIONARY_TAG, b"abc").unwrap();
+        worker.put(2, 4, b"abc").unwrap();
+        assert_eq!(store.dictionary_pages(), [1, 0, 0, 0]);
+        let fd = store.fd().try_clone_to_owned().unwrap();
+        drop((worker, store));
+        let store = Store::attach(fd.as_fd(), Options::default()).unwrap();
+        assert_eq!((store.lost_pages(), store.dictionary_pages()), (1, [0; 4]));
+        assert!(store.worker().unwrap().get(1, &mut [0; 4096]).is_err());
+    }
+
+    #[test]
+    fn no_memory_is_an_error_and_costs_none() {
+        let least = Store::create(100, Options { reserve: 0, ..Options::default() }).unwrap();
+        let used = least.stats().mem_used_total;
+        least.set_mem_limit(used + 3 * 4096);
+        assert_eq!(least.install_dictionary(b"abc", 1), Err(DictionaryError::Memory));
+        assert_eq!((least.stats().mem_used_total, least.dictionaries()), (used, 0));
+    }
+}
