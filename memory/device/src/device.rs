@@ -13,6 +13,7 @@ use qat::Qat;
 use ring::{EventCount, Ring};
 use store::{Store, MAX_WORKERS};
 
+use crate::dictionaries::Dictionaries;
 use crate::engine::{Engine, Fetcher};
 use crate::guard::IoPath;
 use crate::offload::{Offload, OffloadOptions, OffloadStats, Offloader, MAX_OFFLOADERS};
@@ -32,6 +33,9 @@ pub struct DeviceOptions {
     pub workers: usize,
     /// Requests that are split, or wait for the backing device, that a queue may have under way.
     pub depth: u16,
+    /// Whether there is memory for dictionaries that may be installed: 0.1 to 0.3 MB each. Those that the store has are
+    /// used anyway, if the codec is zstd.
+    pub dictionaries: bool,
 }
 
 impl Default for DeviceOptions {
@@ -39,7 +43,12 @@ impl Default for DeviceOptions {
     /// 256 requests.
     fn default() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
-        Self { settings: Settings::default(), workers: (cpus - 1).min(32), depth: 256 }
+        Self {
+            settings: Settings::default(),
+            workers: (cpus - 1).min(32),
+            depth: 256,
+            dictionaries: false,
+        }
     }
 }
 
@@ -104,6 +113,7 @@ struct Fetch {
 pub(crate) struct Shared {
     pub(crate) pages: u64,
     pub(crate) settings: Settings,
+    pub(crate) dictionaries: Arc<Dictionaries>,
     pub(crate) workers: usize,
     pub(crate) counters: Box<[Counters]>,
     pub(crate) damage: OnceLock<Damage>,
@@ -206,10 +216,12 @@ impl Device {
         if options.workers > 32 {
             return Err(OpenError::Workers(options.workers));
         }
+        let dictionaries = Dictionaries::of(store, Some(options.settings), options.dictionaries);
         let fetchers = if store.has_backing() { FETCHERS } else { 0 };
         let shared = Arc::new(Shared {
             pages: store.pages(),
             settings: options.settings,
+            dictionaries,
             workers: options.workers,
             counters: (0..options.workers + MAX_WORKERS + FETCHERS + MAX_OFFLOADERS)
                 .map(|_| Counters::default())
@@ -305,6 +317,11 @@ impl Device {
     /// Codec and level of what is written.
     pub fn settings(&self) -> Settings {
         self.inner.shared.settings
+    }
+
+    /// The dictionaries.
+    pub fn dictionaries(&self) -> &Dictionaries {
+        &self.inner.shared.dictionaries
     }
 
     /// Threads beside the transports' own.

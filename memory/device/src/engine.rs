@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use codec::{Codec, Encoder, Settings, SettingsError};
+use codec::{Codec, Encoded, Encoder, Settings, SettingsError};
 use store::{Change, ModifyError, Page, Worker, MAX_OBJECT};
 
 use crate::device::Shared;
+use crate::dictionaries::Dictionaries;
 use crate::pages::{Damage, PageReader, CRC};
 use crate::request::{Buffer, Errno, Extent, Op, PAGE};
 use crate::stats::{add, Counters};
@@ -46,9 +47,13 @@ impl Engine {
     ) -> Result<Self, SettingsError> {
         let mut this = Self {
             shared: Arc::clone(shared),
+            encoder: if shared.dictionaries.may_be() {
+                Encoder::with_dictionaries(in_software(shared.settings)?)?
+            } else {
+                Encoder::new(in_software(shared.settings)?)?
+            },
+            reader: PageReader::new(worker.store()),
             worker,
-            encoder: Encoder::new(in_software(shared.settings)?)?,
-            reader: PageReader::new(),
             coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
             object: Box::new([0; MAX_OBJECT]),
             plain: Box::new([0; PAGE]),
@@ -161,14 +166,15 @@ impl Engine {
     /// Stores a page.
     #[inline]
     pub(crate) fn write(&mut self, index: u64, plain: &[u8; PAGE]) -> Result<(), Errno> {
-        let encoded = self.encoder.encode(plain, &mut self.coded);
+        let dictionaries = &self.shared.dictionaries;
+        let (encoded, tag) = encode(&mut self.encoder, dictionaries, plain, &mut self.coded);
         let stored = match encoded.codec {
             Codec::SameFilled => {
                 let word = self.coded.first_chunk().expect("longer than a word");
                 self.worker.put_same(index, u64::from_le_bytes(*word))
             }
             codec if codec != Codec::Raw && encoded.len <= LONGEST => {
-                self.worker.put(index, codec.to_wire(), &self.coded[..encoded.len])
+                self.worker.put(index, tag, &self.coded[..encoded.len])
             }
             _ => self.worker.put(index, Codec::Raw.to_wire(), plain),
         };
@@ -228,7 +234,7 @@ impl Engine {
     /// One try to change a part of a page; damage is counted.
     fn edit(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), ModifyError> {
         let range = at..at + bytes.len();
-        let Self { worker, encoder, reader, coded, object, plain, .. } = self;
+        let Self { shared, worker, encoder, reader, coded, object, plain, .. } = self;
         let mut damage = None;
         let modified = worker.modify(index, object, |page, object| {
             if let Err(found) = reader.unpack(index, page, object, plain) {
@@ -236,19 +242,19 @@ impl Engine {
                 return None;
             }
             plain[range.clone()].copy_from_slice(bytes);
-            let encoded = encoder.encode(&plain[..], coded);
+            let (encoded, tag) = encode(encoder, &shared.dictionaries, plain, coded);
             let (tag, payload) = match encoded.codec {
                 Codec::SameFilled => {
                     let word = coded.first_chunk().expect("longer than a word");
                     return Some(Change::Same(u64::from_le_bytes(*word)));
                 }
                 codec if codec != Codec::Raw && encoded.len <= LONGEST => {
-                    (codec, &coded[..encoded.len])
+                    (tag, &coded[..encoded.len])
                 }
-                _ => (Codec::Raw, &plain[..]),
+                _ => (Codec::Raw.to_wire(), &plain[..]),
             };
             object[..payload.len()].copy_from_slice(payload);
-            Some(Change::Object { tag: tag.to_wire(), len: payload.len() })
+            Some(Change::Object { tag, len: payload.len() })
         });
         if let Some(damage) = damage {
             self.damaged(damage);
@@ -266,10 +272,11 @@ impl Engine {
             Ok(_) => return Ok(()),
             Err(damage) => return Err(self.damaged(damage)),
         };
-        let encoded = self.encoder.encode(&self.plain[..], &mut self.coded);
+        let dictionaries = &self.shared.dictionaries;
+        let (encoded, tag) = encode(&mut self.encoder, dictionaries, &self.plain, &mut self.coded);
         let form = match encoded.codec {
             codec if codec != Codec::SameFilled && encoded.len <= LONGEST => {
-                (codec.to_wire(), &self.coded[..encoded.len])
+                (tag, &self.coded[..encoded.len])
             }
             _ => (Codec::Raw.to_wire(), &self.plain[..]),
         };
@@ -322,6 +329,24 @@ fn damaged(counters: &Counters, shared: &Shared, damage: Damage) -> Errno {
     Errno::Io
 }
 
+/// Compresses a page, with the newest dictionary if there is one, and gives the tag of what came of it.
+#[inline]
+fn encode(
+    encoder: &mut Encoder,
+    dictionaries: &Dictionaries,
+    plain: &[u8; PAGE],
+    coded: &mut [u8],
+) -> (Encoded, u8) {
+    let Some((tag, dictionary)) = dictionaries.newest() else {
+        let encoded = encoder.encode(plain, coded);
+        return (encoded, encoded.codec.to_wire());
+    };
+    match encoder.encode_with(Some(dictionary), plain, coded) {
+        (encoded, true) => (encoded, tag),
+        (encoded, false) => (encoded, encoded.codec.to_wire()),
+    }
+}
+
 /// Reads `count` pages of a request from its page `first` on, wherever they are.
 fn fetch(
     reader: &mut PageReader,
@@ -354,7 +379,8 @@ pub(crate) struct Fetcher {
 impl Fetcher {
     /// One for the counters `number`, with all its memory.
     pub(crate) fn new(shared: &Arc<Shared>, worker: Worker, number: usize) -> Self {
-        Self { shared: Arc::clone(shared), worker, reader: PageReader::new(), number }
+        let reader = PageReader::new(worker.store());
+        Self { shared: Arc::clone(shared), worker, reader, number }
     }
 
     /// As [`Engine::wait`].

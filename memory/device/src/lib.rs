@@ -41,6 +41,9 @@
 //! stored with the CRC-32 of what the device was given, and a read that decodes to something else is an error.
 //! Reads are software's: a page is decoded before a device has answered.
 //!
+//! With a dictionary in the store ([`Dictionaries`]) pages are compressed with it, and their tags name it. Its memory is
+//! there from the beginning ([`DeviceOptions::dictionaries`]); who installs one is `memory/policy`.
+//!
 //! # What is promised
 //!
 //! - A page is written as a whole or not at all. Two writes of a page at once leave one of them.
@@ -81,6 +84,8 @@
 #[cfg(not(loom))]
 mod device;
 #[cfg(not(loom))]
+mod dictionaries;
+#[cfg(not(loom))]
 mod engine;
 mod flight;
 #[cfg(not(loom))]
@@ -103,6 +108,7 @@ pub use request::{Backend, Buffer, Errno, Extent, Op, Queue, Request, PAGE};
 #[cfg(not(loom))]
 pub use {
     device::{Device, DeviceOptions, OpenError},
+    dictionaries::Dictionaries,
     offload::{OffloadOptions, OffloadStats},
     pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED},
     queue::DeviceQueue,

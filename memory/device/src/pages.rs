@@ -1,8 +1,14 @@
 //! One thread's way from what the store has to plain pages.
 
-use codec::{qz, Codec, DecodeError, Decoder};
-use store::{BackBuffer, GetError, GroupBuffer, Page, PutError, Worker, MAX_MEMBERS, MAX_OBJECT};
+use std::sync::Arc;
 
+use codec::{qz, Codec, DecodeError, Decoder};
+use store::{
+    dictionary_of, BackBuffer, GetError, GroupBuffer, Page, PutError, Store, Worker, MAX_MEMBERS,
+    MAX_OBJECT,
+};
+
+use crate::dictionaries::Dictionaries;
 use crate::request::PAGE;
 
 /// Added to the tag of an object that was compressed once more: by a codec for idle pages.
@@ -16,8 +22,11 @@ pub const ALONE: u8 = 16;
 /// this one, what it was given.
 pub(crate) const CRC: usize = 4;
 
-/// The codec that a tag names.
+/// The codec that a tag names; zstd also for an object that was made with a dictionary.
 pub fn codec_of(tag: u8) -> Option<Codec> {
+    if dictionary_of(tag).is_some() {
+        return Some(Codec::Zstd);
+    }
     Codec::from_wire(tag & !(RECOMPRESSED | ALONE))
 }
 
@@ -35,6 +44,14 @@ pub enum Damage {
         index: u64,
         /// The tag.
         tag: u8,
+    },
+    /// Its bytes are those that were stored, and the dictionary that they were made with is not there, or damaged.
+    #[error("page {index}: compressed with dictionary {place}, which is not there")]
+    Dictionary {
+        /// The page.
+        index: u64,
+        /// The dictionary's place.
+        place: usize,
     },
     /// Its bytes are those that were stored, and do not decode.
     #[error("page {index}: {error}")]
@@ -59,6 +76,7 @@ pub enum Damage {
 /// A decoder and buffers. The last group that was read is kept, so that the next page of it costs a copy.
 pub struct PageReader {
     decoder: Decoder,
+    dictionaries: Arc<Dictionaries>,
     /// What the store gave for a page of its own.
     object: Box<[u8; MAX_OBJECT]>,
     group: GroupBuffer,
@@ -70,10 +88,11 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// One with all its memory, about 0.4 MiB.
-    pub fn new() -> Self {
+    /// One for this store's pages with all its memory, about 0.4 MiB.
+    pub fn new(store: &Store) -> Self {
         Self {
             decoder: Decoder::new(),
+            dictionaries: Dictionaries::of(store, None, false),
             object: Box::new([0; MAX_OBJECT]),
             group: GroupBuffer::new(),
             plain: vec![0; MAX_MEMBERS * PAGE].into_boxed_slice(),
@@ -108,7 +127,7 @@ impl PageReader {
                 return Ok(page);
             }
             if page != Page::Grouped {
-                unpack(&mut self.decoder, index, page, &self.object, out)?;
+                unpack(&mut self.decoder, &self.dictionaries, index, page, &self.object, out)?;
                 return Ok(page);
             }
             // If it is something else by now, that is to be read.
@@ -137,7 +156,7 @@ impl PageReader {
             }
             // If it is something else by now, that is to be read.
             if let Some(page) = worker.read_back(index, &mut self.block, &mut self.object)? {
-                unpack(&mut self.decoder, index, page, &self.object, out)?;
+                unpack(&mut self.decoder, &self.dictionaries, index, page, &self.object, out)?;
                 return Ok(Page::Backed);
             }
         }
@@ -166,7 +185,7 @@ impl PageReader {
         object: &[u8; MAX_OBJECT],
         out: &mut [u8; PAGE],
     ) -> Result<(), Damage> {
-        unpack(&mut self.decoder, index, page, object, out)
+        unpack(&mut self.decoder, &self.dictionaries, index, page, object, out)
     }
 
     #[cold]
@@ -186,7 +205,9 @@ impl PageReader {
         if !grouped.had || self.decoded == 0 {
             self.decoded = 0;
             let tag = grouped.tag;
-            let codec = codec_of(tag).ok_or(Damage::Tag { index, tag })?;
+            // Groups are made without.
+            let codec = codec_of(tag).filter(|_| dictionary_of(tag).is_none());
+            let codec = codec.ok_or(Damage::Tag { index, tag })?;
             let plain = &mut self.plain[..grouped.members * PAGE];
             self.decoder
                 .decode_payload(codec, self.group.payload(), plain)
@@ -196,6 +217,11 @@ impl PageReader {
         let at = grouped.position * PAGE;
         out.copy_from_slice(&self.plain[..self.decoded * PAGE][at..at + PAGE]);
         Ok(true)
+    }
+
+    /// The store's dictionaries.
+    pub fn dictionaries(&self) -> &Arc<Dictionaries> {
+        &self.dictionaries
     }
 
     /// The bytes that the store had for the page that was read last, if it was an object.
@@ -214,12 +240,6 @@ impl PageReader {
     }
 }
 
-impl Default for PageReader {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl std::fmt::Debug for PageReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PageReader").field("group", &self.group).finish_non_exhaustive()
@@ -230,6 +250,7 @@ impl std::fmt::Debug for PageReader {
 #[inline]
 fn unpack(
     decoder: &mut Decoder,
+    dictionaries: &Dictionaries,
     index: u64,
     page: Page,
     object: &[u8; MAX_OBJECT],
@@ -248,6 +269,12 @@ fn unpack(
             return Ok(());
         }
         Page::Object { tag, len } => {
+            if let Some(place) = dictionary_of(tag) {
+                let dictionary =
+                    dictionaries.at(place).ok_or(Damage::Dictionary { index, place })?;
+                let decoded = decoder.decode_with(dictionary, &object[..len], out);
+                return decoded.map_err(|error| Damage::Decode { index, error });
+            }
             let codec = codec_of(tag).ok_or(Damage::Tag { index, tag })?;
             (codec, &object[..len])
         }

@@ -153,7 +153,8 @@ fn follow(queue: &mut impl Queue, base: u64, model: &mut [u8], steps: &[Step]) {
 fn device(pages: u64, codec: Codec, workers: usize) -> Device {
     let store = Store::create(pages, Options::default()).unwrap();
     let settings = Settings::new(codec, None).unwrap();
-    Device::new(&store, &DeviceOptions { settings, workers, depth: 4 }).unwrap()
+    Device::new(&store, &DeviceOptions { settings, workers, depth: 4, ..DeviceOptions::default() })
+        .unwrap()
 }
 
 proptest! {
@@ -366,7 +367,11 @@ fn a_full_device_says_so_and_loses_nothing() {
     let options = Options { mem_limit: 2 << 20, reserve: 0, ..Options::default() };
     let store = Store::create(4096, options).unwrap();
     let settings = Settings::new(Codec::Zstd, None).unwrap();
-    let device = Device::new(&store, &DeviceOptions { settings, workers: 2, depth: 4 }).unwrap();
+    let device = Device::new(
+        &store,
+        &DeviceOptions { settings, workers: 2, depth: 4, ..DeviceOptions::default() },
+    )
+    .unwrap();
     let mut queue = device.queue().unwrap();
     let mut page = vec![0; PAGE];
     let mut stored = Vec::new();

@@ -41,7 +41,8 @@ fn offload(threads: usize, deadline: Duration) -> OffloadOptions {
 
 fn device(store: &Arc<Store>, workers: usize) -> Device {
     let settings = Settings::new(Codec::DeflateQz, Some(1)).unwrap();
-    Device::new(store, &DeviceOptions { settings, workers, depth: 64 }).unwrap()
+    Device::new(store, &DeviceOptions { settings, workers, depth: 64, ..DeviceOptions::default() })
+        .unwrap()
 }
 
 /// Waits until so many threads have the device's attention.

@@ -866,7 +866,12 @@ mod tests {
     /// before the server looked.
     fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>) {
         let store = Store::create(256, Options::default()).unwrap();
-        let options = DeviceOptions { settings: Settings::default(), workers: 0, depth: 4 };
+        let options = DeviceOptions {
+            settings: Settings::default(),
+            workers: 0,
+            depth: 4,
+            ..DeviceOptions::default()
+        };
         let device = Device::new(&store, &options).unwrap();
         let mut queue = device.queue().unwrap();
         let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -12,7 +12,6 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use codec::Settings;
 use device::{Device, DeviceOptions, Queue, PAGE};
 use nbd::{Server, ServerOptions};
 use shelf::Shelf;
@@ -116,7 +115,7 @@ fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
     let store = Store::create(PAGES, Options::default()).unwrap();
     format_backing(&disk, "shelf", &store).unwrap();
     store.set_backing(disk.boxed(), "shelf").unwrap();
-    let options = DeviceOptions { settings: Settings::default(), workers: 1, depth: 64 };
+    let options = DeviceOptions { workers: 1, depth: 64, ..DeviceOptions::default() };
     let device = Arc::new(Device::new(&store, &options).unwrap());
     let mut queue = device.queue().unwrap();
     for index in 0..PAGES {

@@ -29,7 +29,12 @@ struct Served {
 impl Served {
     fn new(options: ServerOptions) -> Self {
         let store = Store::create(SIZE / PAGE as u64, Options::default()).unwrap();
-        let device = DeviceOptions { settings: Settings::default(), workers: 2, depth: 8 };
+        let device = DeviceOptions {
+            settings: Settings::default(),
+            workers: 2,
+            depth: 8,
+            ..DeviceOptions::default()
+        };
         let device = Device::new(&store, &device).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd");

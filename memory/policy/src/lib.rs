@@ -40,21 +40,29 @@
 //! Groups have up to 32 pages and 28 KiB. A group keeps its memory until half of its pages have left and a pass
 //! has come by. Ages are three bits: a page is at most 7 periods old.
 
+mod ground;
 mod pressure;
 mod settings;
 mod stats;
 mod sweep;
 mod thread;
+mod trainer;
+mod training;
+#[cfg(test)]
+mod training_tests;
 mod writeback;
 
 use std::sync::Arc;
 
 use store::Store;
 
+pub use ground::Ground;
 pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};
 pub use sweep::Step;
 pub use thread::{AskError, Asked, Outcome, Policy, StartError};
+pub use trainer::train;
+pub use training::Trainer;
 pub use writeback::What;
 
 /// The policy without its thread: for who decides himself when and how fast, as benchmarks do.

@@ -81,8 +81,8 @@ impl Sweep {
         let wrong =
             |_| SettingsError::Codec { codec: settings.codec.clone(), level: settings.level };
         let mut this = Self {
+            reader: PageReader::new(worker.store()),
             worker,
-            reader: PageReader::new(),
             encoder: Encoder::new(codec).map_err(wrong)?,
             group: GroupBuffer::new(),
             objects: boxed(),

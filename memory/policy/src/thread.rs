@@ -17,6 +17,7 @@ use crate::pressure::Gauge;
 use crate::settings::{Settings, SettingsError};
 use crate::stats::{add, Counters, PolicyStats};
 use crate::sweep::{Step, Sweep};
+use crate::training::{Trainer, Training};
 use crate::writeback::{Wanted, What, WriteBack};
 
 /// Entries made older at a time: less than a millisecond.
@@ -35,6 +36,9 @@ pub enum StartError {
     /// The settings cannot be used.
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// The codec of the device's pages cannot be set up.
+    #[error(transparent)]
+    Codec(codec::SettingsError),
     /// All of the store's workers are taken.
     #[error("no room for another thread: the store has {MAX_WORKERS} workers")]
     Full,
@@ -149,6 +153,20 @@ impl Policy {
     ///
     /// [`StartError`].
     pub fn start(store: &Arc<Store>, settings: &Settings) -> Result<Self, StartError> {
+        Self::start_with(store, settings, None)
+    }
+
+    /// As [`start`](Self::start), with somebody who starts processes that train dictionaries. The device was made
+    /// with memory for them ([`device::DeviceOptions::dictionaries`]).
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`].
+    pub fn start_with(
+        store: &Arc<Store>,
+        settings: &Settings,
+        trainer: Option<Trainer>,
+    ) -> Result<Self, StartError> {
         let counters = Arc::new(Counters::default());
         let worker = store.worker().ok_or(StartError::Full)?;
         let sweep = Sweep::new(worker, settings, &counters)?;
@@ -167,8 +185,13 @@ impl Policy {
                 Some(Arc::new(Desk::new(wake)))
             }
         };
+        let training = match trainer {
+            Some(trainer) => Training::new(store, settings, trainer, &counters)?,
+            None => None,
+        };
         let mut turns = Turns {
             sweep,
+            training,
             back,
             desk: desk.clone(),
             gauge,
@@ -248,6 +271,7 @@ struct Stopped;
 
 struct Turns {
     sweep: Sweep,
+    training: Option<Training>,
     back: Option<WriteBack>,
     desk: Option<Arc<Desk>>,
     gauge: Gauge,
@@ -279,7 +303,8 @@ impl Turns {
                 add(&self.counters.pressed_passes, 1);
                 self.pass().and_then(|()| self.write_back())
             } else {
-                self.sleep((due - now).min(LOOK), true)
+                let wait = self.training.as_ref().map_or(LOOK, Training::wait);
+                self.paced(|_, _| ()).and_then(|()| self.sleep((due - now).min(wait), true))
             };
             if done.is_err() {
                 return;
@@ -352,6 +377,9 @@ impl Turns {
         let Settings { cpu, cpu_pressed, .. } = self.settings;
         let cpu = if pressed { cpu_pressed } else { cpu };
         let before = thread_cpu();
+        if let Some(training) = &mut self.training {
+            training.step();
+        }
         let result = work(self, pressed);
         let used = thread_cpu().saturating_sub(before);
         add(&self.counters.cpu_us, u64::try_from(used.as_micros()).unwrap_or(0));

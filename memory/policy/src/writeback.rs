@@ -87,7 +87,7 @@ impl WriteBack {
             |_| SettingsError::Codec { codec: settings.codec.clone(), level: settings.level };
         let mut this = Self {
             worker: store.worker().ok_or(StartError::Full)?,
-            reader: PageReader::new(),
+            reader: PageReader::new(store),
             encoder: Encoder::new(settings.codec()?).map_err(wrong)?,
             batch: Batch::new(settings.writeback_batch_size as usize),
             plain: Box::new([0; PAGE]),

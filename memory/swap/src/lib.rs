@@ -27,5 +27,6 @@ mod sys;
 
 pub use check::{all_required_met, check, Item, Subject, Weight};
 pub use precautions::{
-    ignore_signals, inherited, leave_cgroup, own, prefer, prefer_this, warm, Untaken, KEEPING,
+    apart, ignore_signals, inherited, leave_cgroup, own, prefer, prefer_this, warm, Untaken,
+    KEEPING,
 };

@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::mm::{mlockall, MlockAllFlags};
 use rustix::process::{
     configure_io_flusher_behavior, set_dumpable_behavior, setrlimit, DumpableBehavior, Resource,
-    Rlimit,
+    Rlimit, Signal,
 };
 
 /// A precaution that could not be taken. Serving goes on or not, as the caller decides; the check shows it.
@@ -113,6 +113,37 @@ pub fn prefer_this() -> Result<(), Untaken> {
 /// The kernel's.
 pub fn ignore_signals() -> Result<(), Untaken> {
     crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
+}
+
+/// Takes off what a process has from its supervisor and must not have when nobody needs it to go on: for a trainer,
+/// which needs memory and takes its time. To be called when it begins, with one thread and no descriptor of its own.
+///
+/// * no I/O flusher, nice 19, `oom_score_adj` 1000: it waits for memory, and is the first to be killed.
+/// * `memory` bytes of address space, and so many seconds of CPU; it ends with the supervisor.
+/// * every descriptor but the first three is closed: store, buffers and backing device are none of its business.
+pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
+    let mut untaken = Vec::new();
+    let mut attempt = |action, result: io::Result<()>| {
+        if let Err(source) = result {
+            untaken.push(Untaken { action, source });
+        }
+    };
+    attempt("close what is not its own", crate::sys::close_inherited());
+    let death = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    attempt("end with the supervisor", death.map_err(Into::into));
+    // Only who may be one may say so, and it is none then.
+    let _ = configure_io_flusher_behavior(false);
+    attempt("be nice", rustix::process::nice(19).map(drop).map_err(Into::into));
+    attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "1000"));
+    for (action, resource, limit) in [
+        ("limit its memory", Resource::As, memory),
+        ("limit its CPU", Resource::Cpu, cpu),
+        ("turn core dumps off", Resource::Core, 0),
+    ] {
+        let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
+        attempt(action, setrlimit(resource, limit).map_err(Into::into));
+    }
+    untaken
 }
 
 fn own_mounts() -> io::Result<()> {

@@ -6,7 +6,8 @@
 //!     │  holds the descriptors of store        ◄──── "end" ─────────────────────
 //!     │  and buffers, hands them on
 //!     ├─ one that stands by: has its memory, waits for "go ..."
-//!     └─ helpers: processes that do what may take long or be killed (swapon, swapoff)
+//!     └─ helpers: processes that do what may take long or be killed (swapon, swapoff), or need memory (a trainer, when
+//!        the server says "train")
 //! ```
 //!
 //! A server that dies is replaced at once; one that dies again and again after a growing pause, and in the
@@ -63,6 +64,12 @@ pub trait Service {
 
     /// How long `down` may take.
     fn down_limit(&self) -> Duration;
+
+    /// What is to be run when the server asks for training, and how long it may take. Nobody waits for it, and what
+    /// comes of it is the server's to see.
+    fn train(&mut self) -> Option<(Command, Duration)> {
+        None
+    }
 
     /// Gives up what servers left behind, when no more will be started.
     fn abandon(&mut self);
@@ -138,6 +145,7 @@ struct Server {
 enum Task {
     Up { first: bool },
     Down,
+    Train,
 }
 
 struct Helper {
@@ -370,6 +378,10 @@ impl Supervisor<'_> {
             }
             let line = String::from_utf8_lossy(&server.line).into_owned();
             server.line.clear();
+            if line == "train" {
+                self.train();
+                return Ok(());
+            }
             if line != "ready" {
                 self.service.said(&line);
                 continue;
@@ -408,6 +420,18 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Starts what the server wants to have trained; one that cannot be started is one that says nothing.
+    fn train(&mut self) {
+        if self.ending || self.stopping {
+            return;
+        }
+        if let Some((command, limit)) = self.service.train() {
+            if let Err(error) = self.help(command, Task::Train, Some(limit)) {
+                self.service.say(&with_cause(&error));
+            }
+        }
+    }
+
     fn help(
         &mut self,
         mut command: Command,
@@ -442,6 +466,7 @@ impl Supervisor<'_> {
 
     fn helper_ended(&mut self, task: Task, status: ExitStatus) -> Result<(), SuperviseError> {
         match (task, status.success()) {
+            (Task::Train, _) => {}
             (Task::Up { first }, true) => self.been_up |= first,
             (Task::Up { first: true }, false) => {
                 self.end_server();
@@ -505,6 +530,10 @@ impl Supervisor<'_> {
         (self.restart, self.stand_by, self.up_again) = (None, None, None);
         if let Some(standby) = self.standby.take() {
             self.dismiss(standby.child);
+        }
+        if let Some(nth) = self.helpers.iter().position(|helper| helper.task == Task::Train) {
+            let trainer = self.helpers.swap_remove(nth);
+            self.dismiss(trainer.child);
         }
         if let Some(server) = &mut self.server {
             // One that is dying just now needs no telling.
@@ -612,6 +641,7 @@ mod tests {
         standby: Option<String>,
         up: Option<String>,
         down: Option<String>,
+        train: Option<(String, Duration)>,
         log: RefCell<Vec<String>>,
         folder: tempfile::TempDir,
     }
@@ -620,7 +650,15 @@ mod tests {
         fn new(script: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let log = RefCell::new(Vec::new());
-            Self { script: script.into(), standby: None, up: None, down: None, log, folder }
+            Self {
+                script: script.into(),
+                standby: None,
+                up: None,
+                down: None,
+                train: None,
+                log,
+                folder,
+            }
         }
 
         fn note(&self) -> PathBuf {
@@ -667,6 +705,9 @@ mod tests {
         }
         fn down_limit(&self) -> Duration {
             Duration::from_secs(20)
+        }
+        fn train(&mut self) -> Option<(Command, Duration)> {
+            self.train.as_ref().map(|(script, limit)| (self.sh(script), *limit))
         }
         fn abandon(&mut self) {
             self.log.borrow_mut().push("abandoned".into());
@@ -814,6 +855,32 @@ mod tests {
         // Asked at any moment after "up" was noted, also before that is known to have succeeded.
         run(&mut shell, "up\n").unwrap();
         assert_eq!(shell.noted(), "up\ndown\nfailed\nagain\nend\n");
+    }
+
+    #[test]
+    fn a_trainer_that_hangs_or_dies_or_is_asked_for_again_harms_nobody() {
+        // Killed at its limit, replaced by the next, and gone with the server: nothing waits for the sleeps.
+        let mut shell = Shell::new(
+            "echo ready >&0; echo train >&0; until grep -q began $NOTE; do sleep 0.01; done; \
+             echo train >&0; until [ $(grep -c began $NOTE) = 2 ]; do sleep 0.01; done; \
+             echo both >> $NOTE; read line; echo $line >> $NOTE",
+        );
+        shell.train = Some(("echo began >> $NOTE; sleep 1000".into(), Duration::from_secs(500)));
+        let begun = Instant::now();
+        run(&mut shell, "both").unwrap();
+        assert_eq!(shell.noted(), "began\nbegan\nboth\nend\n");
+        // One past its limit is killed, and may be started again; one that cannot be started is said.
+        let mut shell = Shell::new(
+            "echo ready >&0; echo train >&0; until grep -q began $NOTE; do sleep 0.01; done; \
+             PID=$(sed -n 's/began //p' $NOTE); \
+             while kill -0 $PID 2> /dev/null; do sleep 0.01; done; echo killed >> $NOTE; \
+             read line; echo $line >> $NOTE",
+        );
+        shell.train =
+            Some(("echo began $$ >> $NOTE; exec sleep 1000".into(), Duration::from_millis(100)));
+        run(&mut shell, "killed").unwrap();
+        assert!(shell.noted().ends_with("killed\nend\n"), "{}", shell.noted());
+        assert!(begun.elapsed() < Duration::from_secs(400));
     }
 
     #[test]

@@ -111,6 +111,7 @@ pub(crate) fn text(status: &Status) -> String {
         .chain(status.io_stat.fields())
         .chain(status.bd_stat.fields())
         .chain(status.platen.fields())
+        .chain(status.dictionaries.iter().flat_map(|dictionaries| dictionaries.fields()))
         .chain(status.backing.iter().flat_map(|backing| backing.fields()));
     for (name, value, help, grows) in fields {
         let (suffix, kind) = if grows { ("_total", "counter") } else { ("", "gauge") };
@@ -185,7 +186,7 @@ pub(crate) mod tests {
                 samples += 1;
             }
         }
-        assert_eq!(samples, 25 + 2 + 21);
+        assert_eq!(samples, 25 + 2 + 27);
         assert!(
             text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
         );

@@ -12,6 +12,7 @@ mod stat;
 mod status;
 mod supervise;
 mod swap_helper;
+mod train;
 mod writeback;
 
 pub(crate) use args::DeviceArgs;
@@ -27,6 +28,7 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
         DeviceCommand::Stat(args) => stat::run(&args),
         DeviceCommand::Writeback(args) => writeback::run(&args),
         DeviceCommand::Check(args) => return check::run(&args),
+        DeviceCommand::Train => train::run(),
         DeviceCommand::SwapHelper(args) => swap_helper::run(&args),
     };
     done.map(|()| ExitCode::SUCCESS)

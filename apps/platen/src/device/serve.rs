@@ -14,8 +14,9 @@ use anyhow::{bail, Context};
 use codec::Settings;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
-use policy::Policy;
+use policy::{Ground, Policy, Trainer};
 use relay::Listening;
+use rustix::net::SendFlags;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -32,6 +33,9 @@ const HEAP: usize = 12 << 20;
 
 /// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger codec's context.
 const BACKING_HEAP: usize = 4 << 20;
+
+/// What it allocates more for dictionaries: tables of those that may come, and a context for each thread.
+const DICTIONARY_HEAP: usize = 4 << 20;
 
 /// Threads that a server starts, on such a machine.
 const THREADS: usize = 12;
@@ -62,7 +66,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             Some(disk) => (BACKING_HEAP + backing::table(disk), BACKING_THREADS),
             None => (0, 0),
         };
-        swap::warm(HEAP + heap, THREADS + threads).context("cannot get memory to stand by")?;
+        let dictionaries = if inherited.ground.is_some() { DICTIONARY_HEAP } else { 0 };
+        swap::warm(HEAP + heap + dictionaries, THREADS + threads)
+            .context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
             Some(device) => inherited.device = device,
             // Never needed.
@@ -86,7 +92,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    let mut options = DeviceOptions { settings, ..DeviceOptions::default() };
+    let trainer = trainer(&supervisor, &inherited, settings)?;
+    let mut options =
+        DeviceOptions { settings, dictionaries: trainer.is_some(), ..DeviceOptions::default() };
     if let Some(workers) = args.workers {
         options.workers = usize::from(workers);
     }
@@ -183,7 +191,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let starting = idle.enabled.then(|| {
         let (store, policy) = (Arc::clone(&store), Arc::clone(&policy));
         thread::Builder::new().name("policy-start".into()).spawn(move || {
-            match Policy::start(&store, &idle) {
+            match Policy::start_with(&store, &idle, trainer) {
                 Ok(started) => drop(policy.set(started)),
                 Err(error) => {
                     say(&format!("idle pages stay as they are: {:#}", anyhow::Error::from(error)));
@@ -206,6 +214,23 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     offload.end();
     drop((nbd, device, keeper));
     served
+}
+
+/// Who starts processes that train dictionaries: the supervisor, if it has something to share with them.
+fn trainer(
+    supervisor: &Supervisor,
+    inherited: &Inherited,
+    settings: Settings,
+) -> anyhow::Result<Option<Trainer>> {
+    let (Some(number), Some(stream)) = (inherited.ground, &supervisor.0) else { return Ok(None) };
+    let ground = Ground::open(descriptor(number)?)?;
+    let stream = stream.try_clone()?;
+    let start = Box::new(move || {
+        // Neither waits nor allocates. One that is not heard is one that trains nothing.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(&stream, b"train\n", flags);
+    });
+    Ok(Some(Trainer { ground, settings, start }))
 }
 
 /// Serves until it is told to stop, or cannot go on.

@@ -127,6 +127,13 @@ pub(crate) fn counters(status: &Status) -> String {
     group("io_stat", &status.io_stat.fields());
     group("bd_stat", &status.bd_stat.fields());
     group("platen", &status.platen.fields());
+    match &status.dictionaries {
+        Some(dictionaries) => group("dictionaries", &dictionaries.fields()),
+        None if status.codec == "zstd" => {
+            group("dictionaries: none (dictionary = \"off\", or no supervisor)", &[]);
+        }
+        None => {}
+    }
     if let Some(backing) = &status.backing {
         group(&format!("backing {}", backing.name), &backing.fields());
     }

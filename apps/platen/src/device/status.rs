@@ -29,6 +29,9 @@ pub(crate) struct Status {
     /// What a QAT device has done; none without one.
     #[serde(default)]
     pub(crate) accelerator: Option<Accelerated>,
+    /// The dictionaries; none without.
+    #[serde(default)]
+    pub(crate) dictionaries: Option<DictionaryStatus>,
     /// What was done with idle pages; none while they are left alone.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
@@ -157,6 +160,70 @@ pub(crate) struct Accelerated {
     pub(crate) longest_wait_us: u64,
 }
 
+/// Dictionaries of zstd, trained from the device's own pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DictionaryStatus {
+    /// How many there are.
+    pub(crate) dictionaries: u64,
+    /// How many there may be yet.
+    pub(crate) dictionary_places: u64,
+    /// Bytes of the one that pages are written with.
+    pub(crate) dictionary_size: u64,
+    /// What that saved of pages held out from training, of 10000.
+    pub(crate) dictionary_gain: u64,
+    /// Pages in memory that need one to be read.
+    pub(crate) dictionary_pages: u64,
+    /// Bytes of the server's memory for their tables, of those that may come too.
+    pub(crate) dictionary_tables: u64,
+    /// Those that were damaged when the store was taken over.
+    pub(crate) dictionaries_lost: u64,
+}
+
+impl DictionaryStatus {
+    fn of(device: &Device) -> Option<Self> {
+        let (store, all) = (device.store(), device.dictionaries());
+        let there = store.dictionaries();
+        if there == 0 && all.rooms() == 0 {
+            return None;
+        }
+        let mut bytes = Box::new([0; store::MAX_DICTIONARY]);
+        let newest = all.newest().map(|(tag, _)| usize::from(tag - store::DICTIONARY_TAG));
+        let newest = newest.and_then(|place| store.dictionary(place, &mut bytes).ok());
+        Some(Self {
+            dictionaries: there as u64,
+            dictionary_places: all.rooms() as u64,
+            dictionary_size: newest.map_or(0, |newest| newest.len as u64),
+            dictionary_gain: newest.map_or(0, |newest| newest.gain),
+            dictionary_pages: store.dictionary_pages().iter().sum(),
+            dictionary_tables: all.memory() as u64,
+            dictionaries_lost: (0..there).filter(|&place| all.at(place).is_none()).count() as u64,
+        })
+    }
+
+    /// As [`MmStat::fields`].
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
+        [
+            ("dictionaries", self.dictionaries, "Dictionaries in the store", false),
+            ("dictionary_places", self.dictionary_places, "Those that may be trained yet", false),
+            ("dictionary_size", self.dictionary_size, "Bytes of the one in use", false),
+            (
+                "dictionary_gain",
+                self.dictionary_gain,
+                "What it saved of pages held out from training, of 10000",
+                false,
+            ),
+            ("dictionary_pages", self.dictionary_pages, "Pages that need one to be read", false),
+            (
+                "dictionary_tables",
+                self.dictionary_tables,
+                "Bytes of memory for their tables",
+                false,
+            ),
+            ("dictionaries_lost", self.dictionaries_lost, "Those found damaged", false),
+        ]
+    }
+}
+
 /// What zram has no name for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Own {
@@ -204,6 +271,7 @@ impl Status {
             backing: BackingStatus::of(store, refused),
             platen: Own::of(device),
             accelerator: device.offload_stats().as_ref().map(Accelerated::from),
+            dictionaries: DictionaryStatus::of(device),
             policy: policy.map(Policy::stats),
         }
     }

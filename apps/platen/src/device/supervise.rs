@@ -11,11 +11,12 @@ use super::say::say;
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
+use policy::Ground;
 use rustix::event::{eventfd, EventfdFlags};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
@@ -24,6 +25,9 @@ use ublk::Buffers;
 
 /// Stacks of a server's threads: memory that is locked is all there, and a guest of 256 MB has none to spare.
 const STACK: &str = "262144";
+
+/// How long a trainer may take: the server does not wait longer either.
+const TRAINING: Duration = Duration::from_secs(150);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let pages = pages(args)?;
@@ -57,6 +61,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let backing = backing.map(|disk| inheritable(disk.fd().try_clone_to_owned()?)).transpose()?;
     drop(store);
     let policy = text.map(|text| policy_file(&text).and_then(inheritable)).transpose()?;
+    let ground = trains(args, &idle).then(Ground::make).transpose()?;
+    let ground = ground.map(|ground| inheritable(ground.share()?)).transpose()?;
     let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
     let buffers = buffers.map(inheritable).transpose()?;
     let disk = match (args.swap, args.ublk) {
@@ -76,7 +82,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         }
     }
     let mut service =
-        Serving { args, store: store_fd, buffers, backing, policy, device: None, disk };
+        Serving { args, store: store_fd, buffers, backing, policy, ground, device: None, disk };
     let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
     if args.swap {
         swap::leave_cgroup();
@@ -135,6 +141,11 @@ fn left_text(number: i32) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// Whether dictionaries are trained.
+pub(super) fn trains(args: &ServeArgs, idle: &policy::Settings) -> bool {
+    args.codec == codec::Codec::Zstd && idle.trains()
+}
+
 /// What the store of these arguments may have.
 pub(super) fn store_options(args: &ServeArgs) -> store::Options {
     let mut options = store::Options::default();
@@ -184,6 +195,8 @@ struct Serving<'a> {
     backing: Option<OwnedFd>,
     /// The text of the policy's settings.
     policy: Option<OwnedFd>,
+    /// What servers and trainers share.
+    ground: Option<OwnedFd>,
     /// The ublk device, once there is one.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -221,6 +234,7 @@ impl Serving<'_> {
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
             backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
             policy: self.policy.as_ref().map(AsRawFd::as_raw_fd),
+            ground: self.ground.as_ref().map(AsRawFd::as_raw_fd),
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,
@@ -270,6 +284,13 @@ impl Service for Serving<'_> {
 
     fn down_limit(&self) -> Duration {
         Duration::from_secs(self.args.swapoff_timeout)
+    }
+
+    fn train(&mut self) -> Option<(Command, Duration)> {
+        let ground = self.ground.as_ref()?.try_clone().ok()?;
+        let mut command = myself();
+        command.args(["device", "train"]).stdout(Stdio::from(ground));
+        Some((command, TRAINING))
     }
 
     fn abandon(&mut self) {

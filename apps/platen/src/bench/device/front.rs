@@ -39,7 +39,10 @@ impl Own {
     pub(super) fn new(settings: Settings, pages: u64, workers: usize) -> anyhow::Result<Self> {
         let store = Store::create(pages, Options { reserve: 16 << 20, ..Options::default() })?;
         let keeper = Keeper::start(&store).context("keeper")?;
-        let device = Device::new(&store, &DeviceOptions { settings, workers, depth: 256 })?;
+        let device = Device::new(
+            &store,
+            &DeviceOptions { settings, workers, depth: 256, ..DeviceOptions::default() },
+        )?;
         Ok(Self { queue: device.queue()?, store, device, _keeper: keeper })
     }
 

@@ -1,0 +1,113 @@
+//! The process that trains: a dictionary from two thirds of the samples, judged by the rest.
+//!
+//! It may take tens of MiB, wait for memory, be killed, or hang: nobody waits for it.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use codec::{Codec, Dictionary, Encoder};
+use device::PAGE;
+use store::{stored_len, MAX_DICTIONARY};
+
+use crate::ground::{Answer, Ground, Phase, Question};
+
+/// How long the server may take to write its samples: it does so beside other work, with little of a CPU.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A dictionary has to save so much of the memory for what was held out, of 10000.
+pub(crate) const WORTH: u64 = 300;
+
+/// Fewer pages held out say nothing.
+pub(crate) const FEWEST: usize = 128;
+
+/// A page whose compressed form is longer is stored as it is (`device`).
+const LONGEST: usize = PAGE - PAGE / 32;
+
+/// Whether a sample is held out from training.
+pub(crate) fn is_held_out(number: usize) -> bool {
+    number % 3 == 2
+}
+
+/// Bytes of memory for a page that compresses to so many.
+pub(crate) fn cost(codec: Codec, len: usize) -> u64 {
+    let len = if codec == Codec::Raw || len > LONGEST { PAGE } else { len };
+    stored_len(len) as u64
+}
+
+/// By how much `after` is below `before`, of 10000; 0 if it is not.
+pub(crate) fn gain(before: u64, after: u64) -> u64 {
+    before.saturating_sub(after).saturating_mul(10_000) / before.max(1)
+}
+
+/// Answers the question in the file, once; to be called in a process of its own, at low priority, which somebody kills
+/// when it takes long.
+///
+/// # Errors
+///
+/// No question, a server that does not go on with it, no memory.
+pub fn train(ground: &Ground) -> io::Result<()> {
+    let nothing = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let asked = ground.question().filter(|question| question.phase == Phase::Asked);
+    let asked = asked.ok_or_else(|| nothing("nobody asks for a dictionary"))?;
+    ground.populate()?;
+    let ready = Answer { phase: Phase::Ready, len: 0, gain: 0 };
+    ground.answer(asked.round, &ready, &[])?;
+    let deadline = Instant::now() + PATIENCE;
+    let given = loop {
+        match ground.question() {
+            Some(question) if question.round != asked.round => {
+                return Err(nothing("the server has given this round up"));
+            }
+            Some(question) if question.phase == Phase::Given => break question,
+            // Being written, perhaps.
+            _ if Instant::now() >= deadline => return Err(nothing("there are no samples")),
+            _ => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let samples = ground.samples(given.samples)?;
+    let current = ground.current(given.current)?;
+    let found = best(&samples, &current, &given).filter(|(_, gain)| *gain >= WORTH);
+    let (dictionary, answer) = match found {
+        Some((dictionary, gain)) => {
+            let len = dictionary.len();
+            (dictionary, Answer { phase: Phase::Done, len, gain })
+        }
+        None => (Vec::new(), Answer { phase: Phase::NoGain, len: 0, gain: 0 }),
+    };
+    ground.answer(given.round, &answer, &dictionary)
+}
+
+/// A dictionary, and what it brings.
+fn best(samples: &[u8], current: &[u8], question: &Question) -> Option<(Vec<u8>, u64)> {
+    let pages = || samples.chunks_exact(PAGE).enumerate();
+    let training: Vec<u8> = pages()
+        .filter(|(number, _)| !is_held_out(*number))
+        .flat_map(|(_, page)| page.iter().copied())
+        .collect();
+    let held_out: Vec<&[u8]> =
+        pages().filter(|(number, _)| is_held_out(*number)).map(|(_, page)| page).collect();
+    if held_out.len() < FEWEST {
+        return None;
+    }
+    let settings = codec::Settings::new(Codec::Zstd, Some(question.level)).ok()?;
+    let mut encoder = Encoder::with_dictionaries(settings).ok()?;
+    let mut out = vec![0; Encoder::roomy(PAGE)];
+    let mut sum = |dictionary: Option<&Arc<Dictionary>>| -> u64 {
+        let page = |page: &&[u8]| {
+            let (encoded, _) = encoder.encode_with(dictionary, page, &mut out);
+            cost(encoded.codec, encoded.len)
+        };
+        held_out.iter().map(page).sum()
+    };
+    let digest = |bytes: &[u8]| {
+        let mut room = Dictionary::room(Some(question.level));
+        room.digest(bytes).ok().map(|()| Arc::new(room))
+    };
+    let dictionary = codec::train(&training, PAGE, MAX_DICTIONARY)?;
+    let with = sum(Some(&digest(&dictionary)?));
+    // A dictionary that there is already is what a new one has to be better than.
+    let without = sum(None).min(digest(current).map_or(u64::MAX, |current| sum(Some(&current))));
+    Some((dictionary, gain(without, with)))
+}
