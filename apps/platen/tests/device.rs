@@ -374,9 +374,7 @@ fn a_file_by_fuse_is_served_again_when_its_server_was_killed() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
     let name = disk.to_str().unwrap();
-    let mount = Command::new("unshare").args(["--mount", "test", "-r", "/dev/fuse"]).output();
-    if !mount.is_ok_and(|tried| tried.status.success()) {
-        println!("skipped: no /dev/fuse, or nobody here may mount it");
+    if !may_mount() {
         return;
     }
     let served = Served::new(&["--size", "64M", "--fuse", name]);
@@ -396,6 +394,63 @@ fn a_file_by_fuse_is_served_again_when_its_server_was_killed() {
     assert!(got == image);
     served.end();
     assert_eq!(fs::metadata(&disk).unwrap().len(), 0, "unmounted");
+}
+
+/// More often than servers that die in a row are replaced.
+#[test]
+fn a_file_that_somebody_unmounts_is_mounted_again_and_has_lost_nothing() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    if !may_mount() || !have(&["umount"]) {
+        return;
+    }
+    let served = Served::new(&["--size", "64M", "--fuse", disk.to_str().unwrap()]);
+    let image = image(MIB);
+    let open = || fs::File::options().read(true).write(true).open(&disk);
+    open().unwrap().write_all_at(&image, 12345).unwrap();
+    let pid = served.stat()["pid"].clone();
+    let start = Instant::now();
+    let is_mounted = || fs::metadata(&disk).is_ok_and(|file| file.len() == 64 * MIB as u64);
+    let wait = |what: &dyn Fn() -> bool| {
+        while !what() {
+            assert!(start.elapsed() < Duration::from_secs(120), "{}", served.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    for again in 1..=10 {
+        run(Command::new("umount").arg(&disk));
+        wait(&|| served.log().matches("is mounted again").count() == again);
+        let mut got = vec![0; image.len()];
+        open().unwrap().read_exact_at(&mut got, 12345).unwrap();
+        assert!(got == image);
+    }
+    // Now with a file in its place that it must not hide: sooner or later this one is first.
+    wait(&|| {
+        output(Command::new("umount").arg(&disk));
+        fs::write(&disk, b"mine").is_ok_and(|()| !is_mounted())
+            && served.log().contains("holds 4 bytes")
+    });
+    assert_eq!(fs::read(&disk).unwrap(), b"mine");
+    fs::write(&disk, b"").unwrap();
+    wait(&is_mounted);
+    let mut got = vec![0; image.len()];
+    open().unwrap().read_exact_at(&mut got, 12345).unwrap();
+    assert!(got == image);
+    assert_eq!(served.stat()["pid"], pid, "another server: {}", served.log());
+    let log = served.end();
+    assert!(!log.contains("has died"), "{log}");
+    assert!(!is_mounted());
+}
+
+/// Whether FUSE can be mounted here.
+fn may_mount() -> bool {
+    let tried = Command::new("unshare").args(["--mount", "test", "-r", "/dev/fuse"]).output();
+    let may = tried.is_ok_and(|tried| tried.status.success());
+    if !may {
+        println!("skipped: no /dev/fuse, or nobody here may mount it");
+    }
+    may
 }
 
 #[test]

@@ -8,7 +8,9 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use std::io;
+use std::process;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long the kernel need not ask again: what there is to know changes never.
@@ -19,6 +21,17 @@ const LARGEST: u32 = 1 << 20;
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
+
+/// Ends the process when a request panics: its disk would be lost, and a request half done.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            process::abort();
+        }
+    }
+}
 
 /// The file; with as many disks as there are threads, so that one of them is always free.
 pub(crate) struct File<Q> {
@@ -37,6 +50,7 @@ impl<Q: Queue> File<Q> {
         &self,
         work: impl FnOnce(&mut Disk<Q>) -> Result<T, device::Errno>,
     ) -> Result<T, Errno> {
+        let _abort = AbortOnPanic;
         let lock = || self.disks.lock().unwrap_or_else(PoisonError::into_inner);
         let disk = lock().pop();
         let mut disk = disk.ok_or(Errno::EIO)?;

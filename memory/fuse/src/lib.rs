@@ -15,7 +15,8 @@
 //! # What fails
 //! A read of a damaged page is EIO, a write without memory ENOSPC, beyond the end EFBIG or nothing; another size of the
 //! file, EINVAL. When the process is killed the file answers ENOTCONN until it is served again, which takes
-//! the dead mount away first; whoever had it open has to open it again.
+//! the dead mount away first; whoever had it open has to open it again. A panic in a request ends the process: a thread
+//! less, and what it had in its hands, would not be seen by anybody.
 //!
 //! # Limits
 //! [`THREADS`] requests at a time at most. fuser allocates for requests, so that a debug build's guard of I/O threads
@@ -26,15 +27,21 @@ mod file;
 
 use device::Backend;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use rustix::io::Errno;
 use rustix::mount::{unmount, UnmountFlags};
 use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The most session threads: what loop devices have under way is seldom more.
 pub const THREADS: usize = 8;
+
+/// How long who has the file open is waited for when it is unmounted.
+const LETTING_GO: Duration = Duration::from_secs(1);
 
 /// Why it cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -116,40 +123,40 @@ impl Server {
         &self.path
     }
 
-    /// Whether it is served no more: somebody has unmounted it.
+    /// Whether it is served no more: somebody has unmounted it, or its threads have failed. [`Server::stop`] says which.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
     }
 
-    /// Unmounts it. True if somebody still had it open, who gets errors from when this process ends.
+    /// Unmounts it, unless somebody has. True if somebody still had it open, who gets errors from when this process ends.
     ///
     /// # Errors
-    /// The kernel's; the session's.
+    /// The kernel's, of unmounting; those of the threads that have served it.
     pub fn stop(self) -> io::Result<bool> {
-        if self.has_ended() {
-            return self.session.join().map(|()| false);
-        }
-        match unmount(&self.path, UnmountFlags::empty()) {
-            Err(rustix::io::Errno::PERM) => {
-                take_away(&self.path)?;
-                self.session.join().map(|()| false)
+        if !self.has_ended() {
+            match take_away(&self.path) {
+                // Nothing is mounted there: somebody has just unmounted it, or did while others had it open.
+                Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+                done => done?,
             }
-            Ok(()) => self.session.join().map(|()| false),
-            Err(rustix::io::Errno::BUSY) => {
-                take_away(&self.path)?;
-                // Its threads go on for who has it open.
-                std::mem::forget(self.session);
-                Ok(true)
+            let start = Instant::now();
+            while !self.has_ended() {
+                if start.elapsed() > LETTING_GO {
+                    // Its threads go on for who has it open, perhaps by a copy of the mount in another namespace.
+                    std::mem::forget(self.session);
+                    return Ok(true);
+                }
+                thread::sleep(Duration::from_millis(5));
             }
-            Err(error) => Err(error.into()),
         }
+        self.session.join().map(|()| false)
     }
 }
 
 /// Unmounts `path` even if somebody has it open; by fusermount3, which mounted it, for those who are not root.
 fn take_away(path: &Path) -> io::Result<()> {
     match unmount(path, UnmountFlags::DETACH) {
-        Err(rustix::io::Errno::PERM) => {
+        Err(Errno::PERM) => {
             let done = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(path).output()?;
             if done.status.success() {
                 return Ok(());
@@ -165,7 +172,7 @@ fn take_away(path: &Path) -> io::Result<()> {
 fn prepare(path: &Path) -> Result<(), MountError> {
     let failed = |source| MountError::Prepare { path: path.into(), source };
     let found = match fs::metadata(path) {
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
+        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
             // Of a server that was killed.
             take_away(path).map_err(failed)?;
             fs::metadata(path)

@@ -3,11 +3,15 @@
 use device::{Device, DeviceOptions, PAGE};
 use fuse::{MountError, Server};
 use rustix::fs::{fallocate, FallocateFlags};
+use rustix::mount::UnmountFlags;
 use std::fs::{self, File, OpenOptions};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use store::{Options, Store};
 
 const PAGES: u64 = 4096;
@@ -143,6 +147,134 @@ fn what_a_file_of_one_size_cannot_do_is_refused() {
     // Somebody has it open: it is taken away all the same, and said.
     assert!(server.stop().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+}
+
+#[test]
+fn what_somebody_has_unmounted_has_ended_and_can_be_served_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    if !can_mount(&path) {
+        return;
+    }
+    let device = device();
+    let umount = |how| {
+        rustix::mount::unmount(&path, how).or_else(|error| {
+            let by = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(&path).status();
+            if by.is_ok_and(|status| status.success()) {
+                Ok(())
+            } else {
+                Err(error)
+            }
+        })
+    };
+    let server = Server::mount(&device, &path, 3).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"held", 4094).unwrap();
+    umount(UnmountFlags::empty()).unwrap();
+    let start = Instant::now();
+    while !server.has_ended() {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!server.stop().unwrap());
+    // Taken away from under somebody who has it open: served for him until that is over.
+    let server = Server::mount(&device, &path, 3).unwrap();
+    let file = File::open(&path).unwrap();
+    umount(UnmountFlags::DETACH).unwrap();
+    let mut got = [0; 4];
+    file.read_exact_at(&mut got, 4094).unwrap();
+    assert_eq!(&got, b"held");
+    assert!(!server.has_ended());
+    assert!(server.stop().unwrap(), "somebody had it open");
+    file.read_exact_at(&mut got, 4094).unwrap();
+}
+
+/// A device whose reads panic.
+struct Broken;
+
+struct BrokenQueue;
+
+impl device::Backend for Broken {
+    type Queue = BrokenQueue;
+
+    fn pages(&self) -> u64 {
+        PAGES
+    }
+
+    fn open(&self) -> std::io::Result<BrokenQueue> {
+        Ok(BrokenQueue)
+    }
+}
+
+impl device::Queue for BrokenQueue {
+    fn submit(&mut self, _: u64, _: device::Request) -> Option<Result<(), device::Errno>> {
+        panic!("broken, as it should be")
+    }
+
+    fn reap(&mut self, _: &mut dyn FnMut(u64, Result<(), device::Errno>)) -> usize {
+        0
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        unreachable!("nothing is under way")
+    }
+
+    fn patch(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), device::Errno> {
+        Ok(())
+    }
+
+    fn extent(&mut self, _: u64, _: u64) -> Result<device::Extent, device::Errno> {
+        Err(device::Errno::Invalid)
+    }
+}
+
+/// In a process of its own: this test again, which finds the file named in its environment. It is not the one that
+/// reads: the kernel does not let a process go that waits for an answer of its own.
+#[test]
+fn a_panic_in_a_request_ends_the_process() {
+    const NAME: &str = "PLATEN_TEST_BROKEN_FILE";
+    if let Some(path) = std::env::var_os(NAME) {
+        let _server = Server::mount(&Broken, Path::new(&path), 4).unwrap();
+        // Until the other one has seen enough.
+        let _ = std::io::stdin().read(&mut [0]);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    if !can_mount(&path) {
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_panic_in_a_request_ends_the_process", "--nocapture"]);
+    child.env(NAME, &path).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let start = Instant::now();
+    while fs::metadata(&path).map_or(0, |file| file.len()) != BYTES {
+        assert!(start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What a request gets whose thread is gone comes with the end of the process, or of its standard input.
+    let reading = std::thread::spawn({
+        let path = path.clone();
+        move || File::open(path).unwrap().read_at(&mut [0; 4096], 0)
+    });
+    while child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let ended = child.wait_with_output().unwrap();
+    assert!(reading.join().unwrap().is_err());
+    // Its dead mount goes with the next.
+    Server::mount(&device(), &path, 1).unwrap().stop().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("broken, as it should be"), "{said}");
+    assert_eq!(ended.status.signal(), Some(6), "{ended:?}");
 }
 
 #[test]

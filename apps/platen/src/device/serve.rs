@@ -113,8 +113,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
 
     let disk = args.ublk.then(|| disk(args, &inherited, &device, &supervisor)).transpose()?;
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    let file = args.fuse.as_deref().map(|path| fuse::Server::mount(&*device, path, threads));
-    let file = file.transpose()?;
+    let mount = |path: &Path| fuse::Server::mount(&*device, path, threads);
+    let file = args.fuse.as_deref().map(mount).transpose()?;
 
     let policy = Arc::new(OnceLock::new());
     let status = {
@@ -201,7 +201,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     });
     let starting = starting.transpose().context("cannot start the policy")?;
     let served = match file {
-        Some(file) => serve_file(file, listening, &nbd, &stopping),
+        Some(file) => serve_file(file, mount, listening, &nbd, &stopping),
         None => serve(args, listening, &nbd, disk, &stopping),
     };
     // Nobody may ask what is being taken down.
@@ -277,30 +277,57 @@ fn serve(
     })
 }
 
-/// The same with a file of FUSE's.
+/// The same with a file of FUSE's, which is mounted again when somebody unmounts it: what the device holds is to be
+/// there until it is told to end, and that is another word.
 fn serve_file(
     file: fuse::Server,
+    mount: impl Fn(&Path) -> Result<fuse::Server, fuse::MountError>,
     listening: Option<Listening>,
     nbd: &Server<Device>,
     stopping: &AtomicBool,
 ) -> anyhow::Result<()> {
+    let path = file.path().to_owned();
+    let name = path.display();
     thread::scope(|scope| {
         let other =
             listening.map(|listening| scope.spawn(move || nbd.run(&listening.listener, say)));
-        while !stopping.load(Ordering::Acquire) && !file.has_ended() {
-            thread::sleep(Duration::from_millis(100));
-        }
-        let gone = file.has_ended();
+        let (mut file, mut told) = (Some(file), false);
+        let served = loop {
+            if stopping.load(Ordering::Acquire) {
+                break Ok(());
+            }
+            if file.as_ref().is_some_and(|file| !file.has_ended()) {
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+            if let Some(Err(error)) = file.take().map(fuse::Server::stop) {
+                break Err(error).with_context(|| format!("serving {name}"));
+            }
+            match mount(&path) {
+                Ok(again) => {
+                    let end = "SIGTERM to its server is what ends a device";
+                    say(&format!("{name} was unmounted, and is mounted again: {end}"));
+                    (file, told) = (Some(again), false);
+                }
+                // Somebody else has the place: what is stored stays, and has its other ways in.
+                Err(error) => {
+                    if !told {
+                        let error = anyhow::Error::from(error);
+                        say(&format!("{name} was unmounted; trying to mount it again: {error:#}"));
+                    }
+                    told = true;
+                    thread::sleep(Duration::from_secs(1));
+                }
+            }
+        };
         nbd.stop();
-        let path = file.path().display().to_string();
-        let stopped = file.stop().with_context(|| format!("cannot unmount {path}"));
+        let stopped = file.map_or(Ok(false), fuse::Server::stop);
         if let Some(other) = other {
             other.join().expect("its panic ends the process").context("serving NBD")?;
         }
-        match stopped? {
-            _ if gone => bail!("{path} is no longer mounted"),
-            true => say(&format!("{path} was in use: who has it open gets errors from now on")),
-            false => {}
+        served?;
+        if stopped.with_context(|| format!("cannot unmount {name}"))? {
+            say(&format!("{name} was in use: who has it open gets errors from now on"));
         }
         Ok(())
     })
