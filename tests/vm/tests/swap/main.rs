@@ -37,8 +37,16 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario { name: "swap by the kernel's NBD client: the same", run: swapping::by_nbd },
     Scenario {
-        name: "what is swapped out goes on to a disk and comes back, the server killed meanwhile",
-        run: swapping::written_back,
+        name: "what is swapped out by ublk goes on to a disk and comes back, the server killed meanwhile",
+        run: swapping::written_back_by_ublk,
+    },
+    Scenario {
+        name: "what is swapped out by NBD goes on to a disk and comes back: the same",
+        run: swapping::written_back_by_nbd,
+    },
+    Scenario {
+        name: "a server that waits for a disk that does not answer is killed and replaced",
+        run: disk::hung_backing,
     },
     Scenario { name: "a memory limit that is reached costs no byte", run: limits::memory_limit },
     Scenario { name: "a full swap device costs no byte", run: limits::device_full },
