@@ -129,18 +129,19 @@ fn small_writes_of_one_connection_are_under_way_together() {
     let mut model = vec![0; 256 * PAGE];
     // Whole pages, parts of them on either side, parts alone: these need nobody.
     let shapes = [(0, PAGE), (0, 3 * PAGE), (17, 2 * PAGE), (4000, PAGE + 100), (9, 50)];
-    let mut cookie = 0;
+    let mut cookie = 0_usize;
     for round in 0..10 {
         let (mut asked, mut held) = (Vec::new(), 0);
         while held < TOGETHER {
-            let (at, len) = shapes[(cookie as usize + round) % shapes.len()];
-            let offset = cookie as usize * 5 % 252 * PAGE + at;
-            let bytes: Vec<u8> = (0..len).map(|n| (n * 7 + round + offset / 512) as u8).collect();
+            let (at, len) = shapes[(cookie + round) % shapes.len()];
+            let offset = cookie * 5 % 252 * PAGE + at;
+            let bytes: Vec<u8> =
+                (0..len).map(|n| (n * 7 + round + offset / 512).to_le_bytes()[0]).collect();
             held += usize::from((offset + len) / PAGE > offset.div_ceil(PAGE));
             model[offset..offset + len].copy_from_slice(&bytes);
-            ask(&mut stream, 1, cookie, offset, len);
+            ask(&mut stream, 1, cookie as u64, offset, len);
             stream.write_all(&bytes).unwrap();
-            asked.push(cookie);
+            asked.push(cookie as u64);
             cookie += 1;
         }
         let mut answered: Vec<u64> = asked.iter().map(|_| answer(&mut stream)).collect();
