@@ -102,16 +102,11 @@ impl Dictionary {
     /// if one is given.
     pub fn room(level: Option<i32>) -> Self {
         let compress = level.map(|level| {
-            // A shorter one may be given larger tables: zstd has others for sizes below 16 KiB.
-            let bytes = [MAX_DICTIONARY, MAX_DICTIONARY - 1024]
-                .map(|len| {
-                    let params = params(level, len);
-                    // SAFETY: takes and gives numbers.
-                    unsafe { sys::ZSTD_estimateCDictSize_advanced(MAX_DICTIONARY, params, BY_COPY) }
-                })
-                .into_iter()
-                .max();
-            (level, Memory::new(bytes.unwrap_or(0)))
+            let params = params(level);
+            // SAFETY: takes and gives numbers.
+            let bytes =
+                unsafe { sys::ZSTD_estimateCDictSize_advanced(MAX_DICTIONARY, params, BY_COPY) };
+            (level, Memory::new(bytes))
         });
         // SAFETY: as above.
         let bytes = unsafe { sys::ZSTD_estimateDDictSize(MAX_DICTIONARY, BY_COPY) };
@@ -151,7 +146,7 @@ impl Dictionary {
         let mut for_encoder = ptr::null();
         if let Some((level, memory)) = &self.compress {
             let (to, room) = (memory.start(), memory.bytes());
-            let params = params(*level, len);
+            let params = params(*level);
             // SAFETY: as above.
             for_encoder =
                 unsafe { sys::ZSTD_initStaticCDict(to, room, dict, len, BY_COPY, FULL, params) };
@@ -219,14 +214,12 @@ impl WithDictionary {
     pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
         let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
         // A context that has a dictionary attached takes its parameters, cut down to the page.
-        let bytes = [0, 1024, MAX_DICTIONARY - 1024, MAX_DICTIONARY].map(|len| {
-            let params = params(level, len);
-            // SAFETY: takes and gives numbers.
-            let params = unsafe { sys::ZSTD_adjustCParams(params, MAX_DICTIONARY_PLAIN as u64, 0) };
-            // SAFETY: as above.
-            unsafe { sys::ZSTD_estimateCCtxSize_usingCParams(params) }
-        });
-        let memory = Memory::new(bytes.into_iter().max().unwrap_or(0) + SLACK);
+        let params = params(level);
+        // SAFETY: takes and gives numbers.
+        let params = unsafe { sys::ZSTD_adjustCParams(params, MAX_DICTIONARY_PLAIN as u64, 0) };
+        // SAFETY: as above.
+        let bytes = unsafe { sys::ZSTD_estimateCCtxSize_usingCParams(params) };
+        let memory = Memory::new(bytes + SLACK);
         // SAFETY: the memory is aligned, of this length, ours alone, and lives as long as the context.
         let context = unsafe { sys::ZSTD_initStaticCCtx(memory.start(), memory.bytes()) };
         let context = NonNull::new(context).ok_or_else(|| failed("too little memory"))?;
@@ -358,13 +351,14 @@ impl Drop for Context {
     }
 }
 
-/// Parameters of `level` for a dictionary of so many bytes.
-fn params(level: c_int, len: usize) -> sys::ZSTD_compressionParameters {
+/// Parameters of `level` for a dictionary of the largest size: zstd has tables two to four times as large for those just
+/// below it, which bring nothing.
+fn params(level: c_int) -> sys::ZSTD_compressionParameters {
     // SAFETY: takes and gives numbers.
-    let params = unsafe { sys::ZSTD_getCParams(level, 0, len) };
+    let params = unsafe { sys::ZSTD_getCParams(level, 0, MAX_DICTIONARY) };
     // For what comes with it zstd itself takes 513 bytes where nobody says how much.
     // SAFETY: as above.
-    unsafe { sys::ZSTD_adjustCParams(params, 513, len) }
+    unsafe { sys::ZSTD_adjustCParams(params, 513, MAX_DICTIONARY) }
 }
 
 fn checked(result: usize) -> Result<usize, &'static str> {
@@ -452,6 +446,17 @@ mod tests {
                 let gains = level < 1 || most < 5000 || with * 100 < without * 97;
                 assert!(gains, "level {level}: {with} of {without}");
             }
+        }
+    }
+
+    #[test]
+    fn what_a_thread_and_a_dictionary_take_is_little_at_the_levels_for_memory() {
+        for (level, most) in [(1, 400_000), (3, 600_000), (19, 3_000_000)] {
+            let (room, context) =
+                (Dictionary::room(Some(level)), WithDictionary::new(level).unwrap());
+            let (room, thread) = (room.memory(), context._memory.bytes());
+            println!("level {level}: {room} a dictionary, {thread} a thread");
+            assert!(room + thread < most, "level {level}");
         }
     }
 

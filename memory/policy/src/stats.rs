@@ -60,7 +60,7 @@ counters! {
     writeback_failed "Passes that ended because a write to the backing device failed, now or before",
     dictionary_rounds "Times that somebody was asked to train a dictionary",
     dictionary_installed "Dictionaries that saved 3 % or more of pages held out, and are used",
-    dictionary_no_gain "Dictionaries that saved less, and were dropped",
+    dictionary_no_gain "Dictionaries that saved less or cost too much CPU, and were dropped",
     dictionary_late "Trainers that said nothing in time: killed, or never started",
     dictionary_refused "Trainers whose answer was no dictionary",
     dictionary_put_off "Rounds without memory, samples or room",

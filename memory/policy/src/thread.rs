@@ -303,13 +303,20 @@ impl Turns {
                 add(&self.counters.pressed_passes, 1);
                 self.pass().and_then(|()| self.write_back())
             } else {
-                let wait = self.training.as_ref().map_or(LOOK, Training::wait);
-                self.paced(|_, _| ()).and_then(|()| self.sleep((due - now).min(wait), true))
+                self.train().and_then(|wait| self.sleep((due - now).min(wait), true))
             };
             if done.is_err() {
                 return;
             }
         }
+    }
+
+    /// A bit of training, and how long there is nothing to do for it.
+    fn train(&mut self) -> Result<Duration, Stopped> {
+        if self.training.is_some() {
+            self.paced(|_, _| ())?;
+        }
+        Ok(self.training.as_ref().map_or(LOOK, Training::wait))
     }
 
     /// What somebody wants written back.
@@ -371,7 +378,7 @@ impl Turns {
         }
     }
 
-    /// Does a bit of work, then sleeps until it is no more than its share of the time.
+    /// Does a bit of work, of training too, then sleeps until it is no more than its share of the time.
     fn paced<R>(&mut self, work: impl FnOnce(&mut Self, bool) -> R) -> Result<R, Stopped> {
         let pressed = self.gauge.is_pressed();
         let Settings { cpu, cpu_pressed, .. } = self.settings;
@@ -419,7 +426,7 @@ impl Turns {
 }
 
 /// CPU that this thread has used.
-fn thread_cpu() -> Duration {
+pub(crate) fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))

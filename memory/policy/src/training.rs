@@ -20,8 +20,8 @@ use store::{Page, Store, Worker, MAX_DICTIONARY};
 use crate::ground::{Ground, Phase, Question, SAMPLES};
 use crate::settings::Settings;
 use crate::stats::{add as count, Counters};
-use crate::thread::StartError;
-use crate::trainer::{cost, gain, is_held_out, FEWEST, PATIENCE, WORTH};
+use crate::thread::{thread_cpu, StartError};
+use crate::trainer::{cost, gain, is_held_out, pays, FEWEST, PATIENCE};
 
 /// Entries of the table that a step looks at.
 const LOOK_AT: u64 = 4096;
@@ -71,10 +71,18 @@ enum State {
         room: Arc<Dictionary>,
         len: usize,
         next: usize,
-        tried: usize,
-        before: u64,
-        after: u64,
+        had: Had,
     },
+}
+
+/// What pages cost without the new dictionary, and with it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Had {
+    pages: usize,
+    before: u64,
+    after: u64,
+    cpu_before: Duration,
+    cpu_after: Duration,
 }
 
 /// Contexts, buffers and access to the store for training.
@@ -186,9 +194,7 @@ impl Training {
             State::Asked(since) => self.look_for_trainer(since),
             State::Gathering { cursor, skip } => self.gather(cursor, skip),
             State::Given(since) => self.look_for_dictionary(since),
-            State::Trying { room, len, next, tried, before, after } => {
-                self.try_out(room, len, next, (tried, before, after));
-            }
+            State::Trying { room, len, next, had } => self.try_out(room, len, next, had),
         }
     }
 
@@ -305,8 +311,8 @@ impl Training {
                     self.dictionaries.give_back(room);
                     return self.lied();
                 }
-                self.state =
-                    State::Trying { room, len: answer.len, next: 0, tried: 0, before: 0, after: 0 };
+                let had = Had::default();
+                self.state = State::Trying { room, len: answer.len, next: 0, had };
             }
             Some(Ok(answer)) if answer.phase == Phase::NoGain => {
                 count(&self.counters.dictionary_no_gain, 1);
@@ -319,13 +325,7 @@ impl Training {
         }
     }
 
-    fn try_out(
-        &mut self,
-        room: Arc<Dictionary>,
-        len: usize,
-        from: usize,
-        (mut tried, mut before, mut after): (usize, u64, u64),
-    ) {
+    fn try_out(&mut self, room: Arc<Dictionary>, len: usize, from: usize, mut had: Had) {
         let to = (from + 3 * AT_ONCE).min(self.found);
         for number in (from..to).filter(|&number| is_held_out(number)) {
             let index = self.indices[number];
@@ -335,10 +335,14 @@ impl Training {
                 continue;
             }
             let newest = self.dictionaries.newest().map(|(_, newest)| newest);
+            let begun = thread_cpu();
             let (encoded, _) = self.encoder.encode_with(newest, &self.plain[..], &mut self.coded);
-            let now = cost(encoded.codec, encoded.len);
+            let between = thread_cpu();
+            had.before += cost(encoded.codec, encoded.len);
             let (encoded, used) =
                 self.encoder.encode_with(Some(&room), &self.plain[..], &mut self.coded);
+            had.cpu_after += thread_cpu().saturating_sub(between);
+            had.cpu_before += between.saturating_sub(begun);
             if used {
                 let payload = &self.coded[..encoded.len];
                 let decoded = self.decoder.decode_with(&room, payload, &mut self.again[..]);
@@ -347,16 +351,15 @@ impl Training {
                     return self.lied();
                 }
             }
-            before += now;
-            after += cost(encoded.codec, encoded.len);
-            tried += 1;
+            had.after += cost(encoded.codec, encoded.len);
+            had.pages += 1;
         }
         if to < self.found {
-            self.state = State::Trying { room, len, next: to, tried, before, after };
+            self.state = State::Trying { room, len, next: to, had };
             return;
         }
-        let gain = gain(before, after);
-        if tried < FEWEST || gain < WORTH {
+        let gain = gain(had.before, had.after);
+        if had.pages < FEWEST || !pays(gain, had.cpu_before, had.cpu_after) {
             self.drop_room(room);
             count(&self.counters.dictionary_no_gain, 1);
             self.last = self.this;

@@ -180,6 +180,36 @@ fn records_are_compressed_with_a_dictionary_and_read_back_by_the_next_server() {
 }
 
 #[test]
+fn pages_with_a_dictionary_become_groups_and_leave_them() {
+    let page = |number| record(1, number);
+    let mut made = made(page);
+    made.round(train);
+    for index in (0..PAGES).filter(|index| index % 100 < 60 || index % 100 == 80) {
+        made.queue.write_now(index, &page(index)).unwrap();
+    }
+    let before = made.store.dictionary_pages()[0];
+    let mut passes = crate::Passes::new(&made.store, &Settings { level: 3, ..settings() }).unwrap();
+    passes.grow_older();
+    passes.grow_older();
+    for index in (0..PAGES).filter(|index| index % 100 == 90) {
+        made.queue.write_now(index, &page(index)).unwrap();
+    }
+    while passes.step(2) != crate::Step::Done {}
+    assert!(made.store.stats().grouped_pages > PAGES / 4, "{:?}", made.store.stats());
+    assert!(made.store.dictionary_pages()[0] < before);
+    made.is_unharmed(page);
+    // Those that were read have left again.
+    while passes.step(2) != crate::Step::Done {}
+    assert_eq!(made.store.stats().grouped_pages, 0);
+    made.is_unharmed(page);
+    for index in 0..PAGES {
+        made.queue.write_now(index, &page(index + 1)).unwrap();
+    }
+    assert_eq!(made.store.dictionary_pages()[0], PAGES);
+    made.is_unharmed(|index| page(index + 1));
+}
+
+#[test]
 fn a_dictionary_that_is_damaged_costs_its_pages_an_error_and_nothing_wrong_is_read() {
     let page = |number| record(1, number);
     let mut made = made(page);
@@ -435,6 +465,15 @@ fn only_zstd_and_only_auto_trains() {
         let training = Training::new(&store, &word, trainer, &Arc::default()).unwrap();
         assert_eq!(training.is_some(), expected, "{codec}");
     }
+}
+
+#[test]
+fn memory_is_worth_four_times_as_much_cpu_and_no_more() {
+    let ms = Duration::from_millis;
+    assert!(trainer::pays(300, ms(100), ms(112)) && trainer::pays(300, ms(100), ms(80)));
+    assert!(!trainer::pays(300, ms(100), ms(113)) && !trainer::pays(299, ms(100), ms(80)));
+    assert!(trainer::pays(2000, ms(100), ms(180)) && !trainer::pays(2000, ms(100), ms(181)));
+    assert!(trainer::pays(10_000, Duration::ZERO, Duration::ZERO));
 }
 
 #[test]

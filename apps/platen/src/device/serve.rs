@@ -35,7 +35,7 @@ const HEAP: usize = 12 << 20;
 const BACKING_HEAP: usize = 4 << 20;
 
 /// What it allocates more for dictionaries: tables of those that may come, and a context for each thread.
-const DICTIONARY_HEAP: usize = 4 << 20;
+const DICTIONARY_HEAP: usize = 3 << 20;
 
 /// Threads that a server starts, on such a machine.
 const THREADS: usize = 12;
