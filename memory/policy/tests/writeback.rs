@@ -199,10 +199,14 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     let mut asked = Settings { period: 3600, ..by_itself };
     asked.writeback_pressed_only = true;
     let policy = Policy::start(&made.store, &asked).unwrap();
+    // Forty that are stored as they are.
+    for index in (0..160).step_by(4) {
+        queue.write_now(index, &page(index)).unwrap();
+    }
     let before = made.store.stats().bd_count;
     assert_eq!(policy.asked(1), Asked::Unknown);
     // Three at once, the first of whom leaves nothing for the second: each is told what its own pass did.
-    let tickets = [What::Idle, What::Idle, What::Huge].map(|what| policy.write_back(what).unwrap());
+    let tickets = [What::Huge, What::Huge, What::Idle].map(|what| policy.write_back(what).unwrap());
     assert_eq!(tickets, [1, 2, 3]);
     wait(&policy, &|| matches!(policy.asked(3), Asked::Done(_)));
     let pages = tickets.map(|ticket| match policy.asked(ticket) {
@@ -211,7 +215,7 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     });
     let stats = policy.stats();
     assert_eq!((stats.writeback_passes, stats.writeback_asked), (3, 3));
-    assert!(pages[0] > 0 && pages[1] == 0, "{pages:?}");
+    assert!(pages[0] >= 40 && pages[1] == 0, "{pages:?}");
     assert_eq!(pages.iter().sum::<u64>(), stats.pages_written_back);
     assert_eq!((policy.asked(0), policy.asked(4)), (Asked::Unknown, Asked::Unknown));
     assert_eq!(made.store.stats().bd_count, before + stats.pages_written_back);
