@@ -5,7 +5,6 @@
 
 #[path = "../../../accel/qat/tests/simulated/matrix.rs"]
 mod matrix;
-#[allow(dead_code, reason = "made for the store's tests, which use all of it")]
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
@@ -297,7 +296,8 @@ fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
     let sim = Sim::turn();
     for script in ["now silence", "now fatal"] {
         sim.script("reset");
-        sim.script("instances 1; latency 20");
+        // The other one is free: to take it would allocate.
+        sim.script("instances 2; latency 20");
         let store = Store::create(PART, Options::default()).unwrap();
         let device = device(&store, 1);
         let qat = sim.start().unwrap();
@@ -326,6 +326,8 @@ fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
             "{script}"
         );
         assert!(device.stats().pages_written > written);
+        // An engine that may exchange its instance does so after a second.
+        std::thread::sleep(Duration::from_millis(1500));
         if script == "now silence" {
             sim.script("now revive");
         } else {
@@ -590,6 +592,11 @@ fn what_cannot_be_offloaded_is_refused_with_the_reason() {
     let error = zstd.offload(&qat, &options).unwrap_err();
     assert!(matches!(error, OpenError::Offload(Codec::Zstd)), "{error}");
     assert!(zstd.offload_stats().is_none());
+    let once = device(&store, 0);
+    assert_eq!(once.offload(&qat, &offload(1, Duration::from_secs(60))).unwrap(), 1);
+    let again = once.offload(&qat, &options);
+    assert!(matches!(again, Err(OpenError::NoInstance)), "though an instance is free");
+    drop(once);
     let first = device(&store, 0);
     assert_eq!(first.offload(&qat, &options).unwrap(), 2, "as many as there are instances");
     assert!(matches!(first.offload(&qat, &options), Err(OpenError::NoInstance)));
