@@ -108,13 +108,13 @@ fn clients_see_their_own_pages_while_dictionaries_are_installed() {
                 }
                 while !over.load(Ordering::Relaxed) {
                     // Few, done where they arrive, and many, shared with the workers.
-                    let count =
-                        1 + next(&mut state) % if next(&mut state) % 4 == 0 { 64 } else { 3 };
+                    let count = 1 + next(&mut state)
+                        % if next(&mut state).is_multiple_of(4) { 64 } else { 3 };
                     let from = next(&mut state) % (PART - count + 1);
                     let range =
                         usize::try_from(from).unwrap()..usize::try_from(from + count).unwrap();
                     let len = range.len() * PAGE;
-                    if next(&mut state) % 2 == 0 {
+                    if next(&mut state).is_multiple_of(2) {
                         for (chunk, held) in bytes.chunks_exact_mut(PAGE).zip(&mut held[range]) {
                             *held = (next(&mut state) % 5, next(&mut state) >> 8);
                             chunk.copy_from_slice(&page(held.0, held.1));
