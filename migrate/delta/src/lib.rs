@@ -18,8 +18,8 @@
 //! # Limits
 //! A cache takes its memory as slots are used, a segment of 256 pages at a time. Where the kernel refuses some the sender
 //! does without; the receiver, which cannot, says so. Whoever sizes a cache sees to it that the host has the memory: a
-//! kernel that overcommits refuses nothing and kills somebody later. Addresses are offsets in a RAM block, so that pages of
-//! two blocks (NUMA nodes) at the same offset take each other's slot. A table is at most [`TABLE_ROOM`] bytes: pages for which it has
+//! kernel that overcommits refuses nothing and kills somebody later. Two pages of one
+//! address take each other's slot: whoever has addresses in several RAM blocks makes them one. A table is at most [`TABLE_ROOM`] bytes: pages for which it has
 //! no room go as they are and leave the caches alone.
 
 mod cache;

@@ -1,4 +1,4 @@
-//! The table's numbers: LEB128 varints (seven bits a byte, low ones first, 32 bits in all), and zigzag for signed ones.
+//! The table's parts: numbers of 32 bits ([`varint`]), and bits.
 
 use crate::TABLE_ROOM;
 
@@ -25,22 +25,15 @@ impl<'a> Writer<'a> {
         self.out.len() - self.len
     }
 
-    pub(crate) fn byte(&mut self, byte: u8) {
-        self.out[self.len] = byte;
-        self.len += 1;
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "masked to seven bits")]
-    pub(crate) fn varint(&mut self, mut value: u32) {
-        while value >= 0x80 {
-            self.byte(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.byte(value as u8);
+    /// There has to be [room](Self::room) for it.
+    pub(crate) fn varint(&mut self, value: u32) {
+        let len = varint::put(value.into(), &mut self.out[self.len..]);
+        self.len += len.expect("a run begins where there is room for it");
     }
 
     pub(crate) fn signed(&mut self, value: i32) {
-        self.varint(((value << 1) ^ (value >> 31)).cast_unsigned());
+        // Of 32 bits again.
+        self.varint(u32::try_from(varint::zigzag(value.into())).unwrap_or(u32::MAX));
     }
 
     /// Where the next `n` bytes are, zeros for now.
@@ -56,7 +49,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Reads a table; every failure is the offset at which it is.
+/// Reads a table; what cannot be read is `None`.
 pub(crate) struct Reader<'a> {
     table: &'a [u8],
     pub(crate) at: usize,
@@ -72,21 +65,13 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn varint(&mut self) -> Option<u32> {
-        let mut value = 0_u64;
-        for shift in (0..35).step_by(7) {
-            let byte = *self.table.get(self.at)?;
-            self.at += 1;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return u32::try_from(value).ok();
-            }
-        }
-        None
+        let (value, len) = varint::get(&self.table[self.at..]).ok()?;
+        self.at += len;
+        u32::try_from(value).ok()
     }
 
     pub(crate) fn signed(&mut self) -> Option<i32> {
-        let value = self.varint()?;
-        Some((value >> 1).cast_signed() ^ -((value & 1).cast_signed()))
+        i32::try_from(varint::unzigzag(self.varint()?.into())).ok()
     }
 
     pub(crate) fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {

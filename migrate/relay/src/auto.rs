@@ -253,17 +253,7 @@ impl Auto {
     fn see(&self, plain: u64, wire: u64, explain: Option<&Sender<Decision>>) {
         let now = Instant::now();
         let decision = self.controller.current();
-        // Begun only where there is clearly more link time than CPU time in a byte, and ended where there is clearly less:
-        // the mix tends to where both are the same, and what goes while there are none is not kept.
-        let (link, cpu) = (decision.link_ns, decision.cpu_ns);
-        match decision.bottleneck {
-            Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
-                self.wants_deltas.store(true, Ordering::Relaxed);
-            }
-            Bottleneck::Workers => self.wants_deltas.store(false, Ordering::Relaxed),
-            _ if cpu > ROOM_FOR_DELTAS * link => self.wants_deltas.store(false, Ordering::Relaxed),
-            _ => {}
-        }
+        self.judge_deltas(decision.bottleneck, decision.link_ns, decision.cpu_ns);
         let mut seen = lock(&self.seen);
         if let Some((then, before)) =
             seen.before.replace((now, plain)).filter(|_| !decision.stopped)
@@ -296,6 +286,19 @@ impl Auto {
         }
         drop(seen);
         self.tell(explain);
+    }
+
+    /// Deltas are begun only where there is clearly more link time than CPU time in a byte, and ended where there is
+    /// clearly less: the mix tends to where both are the same, and what goes while there are none is not kept.
+    pub(crate) fn judge_deltas(&self, bottleneck: Bottleneck, link: f64, cpu: f64) {
+        match bottleneck {
+            Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
+                self.wants_deltas.store(true, Ordering::Relaxed);
+            }
+            Bottleneck::Workers => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ if cpu > ROOM_FOR_DELTAS * link => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ => {}
+        }
     }
 
     fn tell(&self, explain: Option<&Sender<Decision>>) {

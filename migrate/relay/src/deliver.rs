@@ -2,6 +2,7 @@
 
 use crate::decode::Arrived;
 use crate::destination::{Event, Shared};
+use crate::intake::release;
 use pages::Slot;
 use pipeline::{Popped, Reorder, Results};
 use session::{FrameType, Header, RunningHash, SessionError};
@@ -172,8 +173,9 @@ impl Delivery<'_> {
 
     fn data(&mut self, header: Header, mut chunk: Slot) -> Result<(), Stop> {
         if header.table_len > 0 {
-            if self.kind != Some(Kind::Main) {
-                let detail = "a delta table on a stream that is not the main one".into();
+            if self.kind != Some(Kind::Main) || self.tokeniser.facts().postcopy_running {
+                let detail =
+                    "a delta table on a stream that is not the main one, or in postcopy".into();
                 return Err(SessionError::Sequence {
                     stream: header.stream,
                     seq: header.seq,
@@ -202,6 +204,9 @@ impl Delivery<'_> {
         let (page_size, switched) = (facts.page_size, facts.switched);
         self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
         self.shared.postcopy.fetch_or(facts.postcopy_running, Ordering::AcqRel);
+        if facts.postcopy_running {
+            release(self.deltas.take());
+        }
         let markers = self.markers_in(page_size);
         if !self.is_main() {
             self.write_channel(bytes)?;

@@ -181,10 +181,15 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         let urgent = kind == Kind::Preempt;
         let mut header = session.credits().issue_data(permit, len, checksum, channels);
         let mut checksum = checksum;
-        // In postcopy no page is sent twice.
-        let wanted = !postcopy && page_size == shared.page_size && shared.wants_deltas();
+        if postcopy {
+            // No page is sent twice.
+            release(deltas.take());
+        }
+        let wanted = page_size == shared.page_size && shared.wants_deltas();
         if let Some(sender) = deltas.as_mut().filter(|_| wanted) {
-            let (table_len, counts) = take_differences(sender, &mut chunk, len, &tokens, page_size);
+            let blocks = tokeniser.blocks();
+            let (table_len, counts) =
+                take_differences(sender, &mut chunk, len, (&tokens, blocks), page_size);
             header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
             counters.deltas(counts);
             if counts.deltas > 0 {
@@ -226,18 +231,30 @@ fn take_differences(
     sender: &mut delta::Sender,
     chunk: &mut [u8],
     len: usize,
-    tokens: &[Token],
+    (tokens, blocks): (&[Token], &[(usize, u64)]),
     page_size: usize,
 ) -> (usize, delta::Counts) {
     let mut pass = sender.begin(chunk, len);
-    let mut at = 0;
+    let mut blocks = blocks.iter().copied().peekable();
+    let (mut at, mut block) = (0, 0);
     for token in tokens {
+        while let Some((_, place)) = blocks.next_if(|(from, _)| *from <= at) {
+            block = place;
+        }
         if let Token::Pages { first, count } = *token {
-            pass.records(at, first, count as usize);
+            pass.records(at, first.wrapping_add(block), count as usize);
         }
         at += token.len(page_size);
     }
     pass.finish()
+}
+
+/// Gives a cache's memory back, which takes the kernel milliseconds, while a VM may be stopped.
+pub(crate) fn release(cache: Option<impl Send + 'static>) {
+    if let Some(cache) = cache {
+        // Where no thread can be had it is done here, as the closure is dropped.
+        let _ = crate::source::thread("release", move || drop(cache));
+    }
 }
 
 struct EncodeInput {
@@ -365,7 +382,71 @@ pub(crate) fn is_open(socket: &UnixStream) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auto::{Auto, AutoConfig};
+    use controller::Bottleneck;
     use std::io::Write;
+    use stream::synth::{Configuration, MainStream, Section};
+
+    /// A stream whose bottleneck turns, chunk by chunk as `read_all` has them go, and a receiver that knows of none of it.
+    #[test]
+    fn deltas_that_auto_turns_on_and_off_and_on_again_are_followed() {
+        const PAGE: usize = 4096;
+        let config = AutoConfig::default();
+        let candidates = vec![codec::Settings::new(Codec::Zstd, None).unwrap()];
+        let auto = Auto::new(&config, candidates, 2);
+        let (mut sender, mut receiver) =
+            (delta::Sender::new(1 << 20, PAGE), delta::Receiver::new(1 << 20, PAGE));
+        let mut tokeniser = Tokeniser::new(Kind::Main, PAGE);
+        let mut main = MainStream::new(PAGE);
+        main.file_header();
+        main.configuration(&Configuration { machine: "pc", ..Configuration::default() });
+        main.section(Section::Start).block_table(&[("pc.ram", 20 * PAGE as u64)]);
+        main.page("pc.ram", 0, &[1; PAGE]).end_of_section();
+        let turns = [
+            (Bottleneck::Unknown, 9.0, 1.0, false),
+            (Bottleneck::Link, 1.4, 1.0, false),
+            (Bottleneck::Link, 1.6, 1.0, true),
+            // What ends it is more than what does not begin it.
+            (Bottleneck::Source, 1.0, 1.4, true),
+            (Bottleneck::Source, 1.0, 1.6, false),
+            (Bottleneck::Destination, 9.0, 1.0, false),
+            (Bottleneck::Link, 2.0, 1.0, true),
+            (Bottleneck::Workers, 2.0, 1.0, false),
+            (Bottleneck::Link, 2.0, 1.0, true),
+        ];
+        let (mut wanted, mut differences) = (Vec::new(), Vec::new());
+        for (changed, (bottleneck, link, cpu, _)) in (2..).zip(turns) {
+            auto.judge_deltas(bottleneck, link, cpu);
+            wanted.push(auto.wants_deltas());
+            // The chunk of this turn, and one that is the same but for a byte a page.
+            for again in 0..2 {
+                main.section(Section::Part);
+                for number in 1..20_u8 {
+                    let mut page = [number; PAGE];
+                    (page[100], page[200]) = (changed, again);
+                    main.page("pc.ram", u64::from(number) * PAGE as u64, &page);
+                }
+                main.end_of_section();
+                let plain = main.take();
+                let mut tokens = Vec::new();
+                tokeniser.feed(&plain, &mut tokens);
+                let mut chunk = plain.clone();
+                chunk.resize(plain.len() + delta::TABLE_ROOM, 0);
+                if auto.wants_deltas() {
+                    let known = (&tokens[..], tokeniser.blocks());
+                    let (table, counts) =
+                        take_differences(&mut sender, &mut chunk, plain.len(), known, PAGE);
+                    let (bytes, tables) = chunk.split_at_mut(plain.len());
+                    assert_eq!(receiver.apply(bytes, &tables[..table]), Ok(counts));
+                    differences.push(counts.deltas);
+                }
+                assert!(chunk[..plain.len()] == plain, "turn {changed}");
+            }
+        }
+        assert_eq!(wanted, turns.map(|turn| turn.3));
+        // All but what was never seen: what went while there were none is older than it was, and known all the same.
+        assert_eq!(differences, [&[0][..], &[19; 7]].concat());
+    }
 
     #[test]
     fn a_chunk_is_what_is_there() {

@@ -29,6 +29,7 @@
 //! keeps about 1 KiB of state and never a copy of page data. Streams under TLS, RDMA and
 //! mapped-ram files are opaque. Structure is understood as QEMU 7.2 to 10.x write it.
 
+mod blocks;
 mod cursor;
 mod facts;
 mod handlers;

@@ -4,6 +4,7 @@
 //! (page bodies, blobs, names) are skipped by count and never kept. Every transition that needs no
 //! more bytes is made at once, so that [`Facts`] are current at the end of each feed.
 
+use crate::blocks::Blocks;
 use crate::cursor::{be32, be64, Feed, Gather};
 use crate::handlers::{self, At, Handler, Step};
 use crate::resync::{Found, Scan};
@@ -43,6 +44,7 @@ pub(crate) struct Main {
     block_page_sizes: u64,
     /// Bytes of RAM blocks the block table has yet to name.
     table_left: u64,
+    blocks: Blocks,
     form: Form,
 }
 
@@ -142,6 +144,7 @@ impl Default for Main {
             footer: 0,
             block_page_sizes: 0,
             table_left: 0,
+            blocks: Blocks::default(),
             form: Form::Whole,
         }
     }
@@ -162,7 +165,13 @@ impl Main {
         }
     }
 
+    /// Where in the last feed records of which block begin, by the block's place among all.
+    pub(crate) fn blocks(&self) -> &[(usize, u64)] {
+        &self.blocks.seen
+    }
+
     pub(crate) fn run(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) {
+        self.blocks.begin();
         while feed.skip(&mut self.skip) && self.step(feed, facts).is_some() {}
     }
 
@@ -477,7 +486,9 @@ impl Main {
                 }
             }
             State::RecordNameLen { kind } => {
-                self.skip = u64::from(self.gather.field(feed, 1)?[0]);
+                let n = usize::from(self.gather.field(feed, 1)?[0]);
+                let name = &self.gather.field(feed, 1 + n)?[1..];
+                self.blocks.named(name, feed.pos());
                 return self.next(Self::body_state(kind));
             }
             State::RecordBody { kind: FLAG_ZERO } => {
@@ -501,13 +512,15 @@ impl Main {
                 }
             }
             State::TableNameLen => {
-                self.skip = u64::from(self.gather.field(feed, 1)?[0]);
+                let n = usize::from(self.gather.field(feed, 1)?[0]);
+                self.blocks.listed(&self.gather.field(feed, 1 + n)?[1..]);
                 return self.next(State::TableLength);
             }
             State::TableLength => {
                 let used = be64(self.gather.field(feed, 8)?);
                 if let Some(left) = self.table_left.checked_sub(used) {
                     self.table_left = left;
+                    self.blocks.length(used);
                     let state = match (facts.ignore_shared, self.block_page_sizes) {
                         (false, 0) => self.table_entry_done(),
                         (true, 0) => State::TableAddress,
@@ -519,9 +532,9 @@ impl Main {
                 }
             }
             State::TableNext => {
-                let n = self.gather.field(feed, 1)?[0];
+                let n = usize::from(self.gather.field(feed, 1)?[0]);
                 if n != 0 {
-                    self.skip = u64::from(n);
+                    self.blocks.listed(&self.gather.field(feed, 1 + n)?[1..]);
                     return self.next(State::TableLength);
                 }
                 let value = be64(self.gather.field(feed, 8)?);

@@ -113,6 +113,15 @@ impl Tokeniser {
         }
     }
 
+    /// Main: from which byte of the last feed on records are of which RAM block, as the sum of the lengths of the blocks
+    /// before it in the block table. A hint: with it added, addresses of pages are the VM's and not their block's.
+    pub fn blocks(&self) -> &[(usize, u64)] {
+        match &self.parser {
+            Parser::Main(main) => main.blocks(),
+            Parser::Multifd(_) | Parser::Other => &[],
+        }
+    }
+
     /// What the connection told so far.
     pub fn facts(&self) -> &Facts {
         &self.facts

@@ -7,7 +7,7 @@ use common::{barriers, check, raw_bytes, Outcome};
 use stream::synth::{
     main_stream, multifd_streams, ChannelStream, Configuration, MainStream, Section, Style,
 };
-use stream::{Kind, Token};
+use stream::{Kind, Token, Tokeniser};
 
 const PAGE: usize = 4096;
 
@@ -742,4 +742,49 @@ fn same_filled_pages_leave_only_their_word() {
     let whole = check(Kind::Main, PAGE, &bytes, &[1 << 20]);
     assert_eq!(stream::saving(&bytes, &whole.tokens, PAGE), 100 * 4104 - 8);
     assert!(!stream::worth_packing_without_codec(&whole.tokens));
+}
+
+/// Two NUMA nodes: the same addresses in two blocks, and a block that nobody listed.
+#[test]
+fn records_are_of_the_block_that_was_named_last_wherever_the_stream_is_cut() {
+    let mut main = begun(&plain());
+    main.block_table(&[("ram-node0", 1 << 30), ("ram-node1", 1 << 30), ("vga.vram", 1 << 24)]);
+    main.end_of_section().section(Section::Part);
+    let mut expected = Vec::new();
+    let places = [("ram-node0", 0), ("vga.vram", 2 << 30), ("new", 0), ("ram-node1", 1 << 30)];
+    for (block, place) in places {
+        for (nth, address) in [0x5000, 0x9000, 0xa000].into_iter().enumerate() {
+            main.page(block, address, &[7; PAGE]);
+            // The first names its block, and is no run.
+            if nth > 0 {
+                expected.push(place + address);
+            }
+        }
+    }
+    main.end_of_section();
+    let bytes = main.take();
+    for size in [1, 7, 333, 5000, 20_000, 1 << 20] {
+        let mut tokeniser = Tokeniser::new(Kind::Main, PAGE);
+        let (mut seen, mut tokens) = (Vec::new(), Vec::new());
+        for piece in bytes.chunks(size) {
+            tokens.clear();
+            tokeniser.feed(piece, &mut tokens);
+            let blocks = tokeniser.blocks();
+            assert!(
+                blocks.is_sorted() && blocks[0].0 == 0 && blocks.iter().all(|(at, _)| *at <= size)
+            );
+            let mut at = 0;
+            for token in &tokens {
+                if let Token::Pages { first, count } = token {
+                    let place = blocks.iter().rfind(|(from, _)| *from <= at).unwrap().1;
+                    let page = |i| (first & !0xfff) + i * PAGE as u64 + place;
+                    seen.extend((0..u64::from(*count)).map(page));
+                }
+                at += token.len(PAGE);
+            }
+        }
+        // Runs are made of pages that a feed has whole.
+        assert!(seen.iter().all(|page| expected.contains(page)), "{size}: {seen:x?}");
+        assert!(size < 1 << 20 || seen == expected, "{seen:x?}");
+    }
 }

@@ -14,6 +14,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use stream::synth::MainStream;
 
 fn hello() -> Hello {
     Hello {
@@ -320,6 +321,16 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
             liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
         });
         assert!(error.contains("not the main one"), "{error}");
+        // No page is sent twice in postcopy, and the cache is gone.
+        let error = caught(|liar| {
+            let mut main = MainStream::new(PAGE);
+            main.file_header().packaged(&[7; 100]);
+            let bytes = main.take();
+            liar.bare(FrameType::Open, 0, 0);
+            liar.data(0, 1, 0, &bytes);
+            liar.data_with_table(0, 2, bytes.len() as u64, &record, &[8, 1, 0, 0]);
+        });
+        assert!(error.contains("or in postcopy"), "{error}");
         // One stream has the cache, whatever a peer opens.
         let error = caught(|liar| {
             for stream in 0..2 {

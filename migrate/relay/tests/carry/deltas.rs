@@ -2,12 +2,15 @@
 
 use crate::cutter::{Plan, Way};
 use crate::harness::{
-    assert_same, bounded, bounded_by, destination_qemu, source_qemu, Noise, Options, Reader,
-    Receiving, Sending, Streams, DELTA_CACHE, PAGE,
+    assert_same, bounded, bounded_by, by_device, destination_qemu, read_exactly, source_qemu,
+    Noise, Options, Reader, Receiving, Sending, Streams, DELTA_CACHE, PAGE,
 };
 use crate::resume::{survives_with, MANY, RESUME};
+use crate::sim::Sim;
 use codec::Codec;
+use relay::Accelerator;
 use session::Grants;
+use std::io::Write;
 use stream::synth::{Configuration, MainStream, Section};
 
 /// A single stream that sends the same pages `passes` times, each time with a word changed in most of them, all of it in
@@ -15,12 +18,7 @@ use stream::synth::{Configuration, MainStream, Section};
 fn again_and_again(count: usize, passes: usize) -> Streams {
     let mut noise = Noise(41);
     let mut memory: Vec<Vec<u8>> = (0..count).map(|_| noise.bytes(PAGE)).collect();
-    let mut main = MainStream::new(PAGE);
-    main.file_header();
-    main.configuration(&Configuration { machine: "pc-q35-7.2", ..Configuration::default() });
-    main.command(1, &[]);
-    main.section(Section::Start).block_table(&[("pc.ram", (count * PAGE) as u64)]);
-    main.end_of_section();
+    let mut main = begun(&[("pc.ram", count * PAGE)]);
     for _ in 0..passes {
         main.section(Section::Part);
         for (number, page) in memory.iter_mut().enumerate() {
@@ -41,6 +39,18 @@ fn again_and_again(count: usize, passes: usize) -> Streams {
     main.section(Section::End).end_of_section();
     main.device_tail(5000);
     Streams { main: main.take(), channels: Vec::new() }
+}
+
+/// Up to behind the block table.
+fn begun(blocks: &[(&str, usize)]) -> MainStream {
+    let mut main = MainStream::new(PAGE);
+    main.file_header();
+    main.configuration(&Configuration { machine: "pc-q35-7.2", ..Configuration::default() });
+    main.command(1, &[]);
+    let blocks: Vec<_> = blocks.iter().map(|(name, len)| (*name, *len as u64)).collect();
+    main.section(Section::Start).block_table(&blocks);
+    main.end_of_section();
+    main
 }
 
 /// Carries it; gives pages kept, pages that went as differences, and bytes sent.
@@ -83,6 +93,110 @@ fn pages_that_are_sent_again_come_out_as_they_were_with_every_codec() {
             assert!(deltas < stored / 2, "{codec}: {stored} {deltas}");
             with(3_000_000, 10_007);
         }
+    });
+}
+
+/// Two RAM blocks whose pages have the same addresses (NUMA nodes), and room for the pages of both.
+#[test]
+fn blocks_do_not_take_each_others_slots() {
+    bounded(|| {
+        let mut noise = Noise(5);
+        let memory: Vec<Vec<u8>> = (0..400).map(|_| noise.bytes(PAGE)).collect();
+        let mut main = begun(&[("ram-node0", 200 * PAGE), ("ram-node1", 200 * PAGE)]);
+        for _ in 0..2 {
+            main.section(Section::Part);
+            for (number, page) in memory.iter().enumerate() {
+                let block = ["ram-node0", "ram-node1"][number / 200];
+                main.page(block, (number % 200 * PAGE) as u64, page);
+            }
+            main.end_of_section();
+        }
+        main.section(Section::End).end_of_section();
+        main.device_tail(5000);
+        let streams = Streams { main: main.take(), channels: Vec::new() };
+        let cache = 400 * PAGE as u64;
+        let (_, deltas, _) = carried(&Receiving::new(), &streams, options(Codec::Raw, cache), 0);
+        // Not those that name their block, or that a chunk ends in.
+        assert!(deltas > 350, "{deltas}");
+    });
+}
+
+#[test]
+fn in_postcopy_no_page_goes_as_a_difference() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, options(Codec::Zstd, 12 << 20));
+        let source = sending.connect();
+        let pages = |main: &mut MainStream, changed: u8| {
+            main.section(Section::Part);
+            for number in 0..600_u16 {
+                let mut page = vec![number.to_le_bytes()[0]; PAGE];
+                page[1] = changed;
+                page[9] = number.to_le_bytes()[1];
+                main.page("pc.ram", u64::from(number) * PAGE as u64, &page);
+            }
+            main.end_of_section();
+        };
+        let mut main = MainStream::new(PAGE);
+        main.file_header();
+        main.configuration(&Configuration { machine: "pc-q35-10.0", ..Configuration::default() });
+        main.command(1, &[]).command(2, &[0, 0, 0, 1]).advise_postcopy(PAGE as u64);
+        main.section(Section::Start).block_table(&[("pc.ram", 600 * PAGE as u64)]);
+        main.end_of_section();
+        let mut destination = None;
+        let mut pass = |main: &mut MainStream| {
+            let (to, bytes) = (source.try_clone().unwrap(), main.take());
+            let sent = bytes.clone();
+            let writer = std::thread::spawn(move || (&to).write_all(&sent).unwrap());
+            let got = destination.get_or_insert_with(|| listener.accept().unwrap().0);
+            assert_same(&read_exactly(got, bytes.len()), &bytes, "main");
+            writer.join().unwrap();
+        };
+        pages(&mut main, 0);
+        pages(&mut main, 1);
+        pass(&mut main);
+        let before = sending.deltas();
+        assert!(before.0 > 1000 && before.1 > 500, "{before:?}");
+        main.packaged(&[7; 70_000]).command(2, &[0, 0, 0, 4]);
+        for changed in 2..5 {
+            pages(&mut main, changed);
+        }
+        pass(&mut main);
+        assert_eq!(sending.deltas(), before);
+        drop((source, destination));
+        sending.result().unwrap_err();
+        receiving.result().unwrap_err();
+    });
+}
+
+/// Both ends' codec threads have a simulated QAT device, whose units carry delta tables behind them.
+#[test]
+fn units_made_and_read_by_a_device_have_their_tables() {
+    // Before the watchdog looks: it may have to be built.
+    qat_sim::libraries();
+    bounded(|| {
+        let sim = Sim::turn();
+        sim.script("instances 4; latency 30; seed 7");
+        let qat = sim.start().unwrap();
+        let streams = again_and_again(1500, 6);
+        for fault in ["", "every 7 fail 1; every 9 status -11 1"] {
+            sim.script(fault);
+            let receiving = Receiving::on_device(qat.clone());
+            let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
+            let accelerator = Some(Accelerator::Qat(qat.clone()));
+            let options = Options { accelerator, ..options(Codec::DeflateQz, 12 << 20) };
+            let sending = Sending::new(&receiving, receiving.address, options);
+            let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+            assert_same(&destination.join().unwrap().main, &streams.main, "main");
+            source.join().unwrap();
+            let ((_, deltas), made) = (sending.deltas(), sending.by_device());
+            let read = by_device(&receiving.server.accelerators());
+            assert!(deltas > 4000 && made > 0 && read > 0, "{deltas} pages, {made} {read} pieces");
+            sending.result().unwrap();
+            receiving.result().unwrap();
+        }
+        assert_eq!(sim.counters().violations, 0);
     });
 }
 

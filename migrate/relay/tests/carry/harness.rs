@@ -1,9 +1,10 @@
 //! Made QEMUs and the real relays between them.
 
 use codec::{Codec, Settings};
+use qat::Qat;
 use relay::{
-    Destination, DestinationEnd, Host, RelayError, Server, ServerConfig, Source, SourceConfig,
-    SourceEnd, UnixAddress,
+    Accelerator, AcceleratorSnapshot, Destination, DestinationEnd, Host, RelayError, Server,
+    ServerConfig, Source, SourceConfig, SourceEnd, UnixAddress,
 };
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{FrameType, Grants, Header, Hello, Link, Setup};
@@ -97,6 +98,21 @@ impl Receiving {
         acceptor: Option<Acceptor>,
         resume: Duration,
     ) -> Self {
+        Self::made(names, grants, acceptor, resume, None)
+    }
+
+    /// One whose codec threads have a device.
+    pub(crate) fn on_device(qat: Arc<Qat>) -> Self {
+        Self::made(&[None], Grants::default(), None, Duration::ZERO, Some(qat))
+    }
+
+    fn made(
+        names: &[Option<&str>],
+        grants: Grants,
+        acceptor: Option<Acceptor>,
+        resume: Duration,
+        qat: Option<Arc<Qat>>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
         let targets = names
@@ -107,7 +123,7 @@ impl Receiving {
         let host =
             Arc::new(TestHost { ended: Mutex::new(sender), notices: Mutex::new(Vec::new()) });
         let config = ServerConfig {
-            qat: None,
+            qat,
             targets,
             acceptor,
             decompress_threads: 2,
@@ -172,6 +188,7 @@ pub(crate) struct Options {
     pub(crate) connector: Option<Connector>,
     pub(crate) resume: Duration,
     pub(crate) delta_cache: u64,
+    pub(crate) accelerator: Option<Accelerator>,
 }
 
 impl Default for Options {
@@ -185,6 +202,7 @@ impl Default for Options {
             connector: None,
             resume: Duration::ZERO,
             delta_cache: 0,
+            accelerator: None,
         }
     }
 }
@@ -210,7 +228,9 @@ impl Sending {
     pub(crate) fn new(to: &Receiving, peer: SocketAddr, options: Options) -> Self {
         let unique = options.name.clone().unwrap_or("src".into());
         let path = to.folder.path().join(format!("{unique}-source"));
-        let source = Arc::new(Source::connect(&config(peer, options)).unwrap());
+        let accelerator = options.accelerator.clone();
+        let source = Source::connect_with(&config(peer, options), accelerator.as_ref());
+        let source = Arc::new(source.unwrap());
         source.listen(&UnixAddress::from(path.clone())).unwrap();
         let (sender, notices) = mpsc::channel();
         let handle = source.handle();
@@ -238,6 +258,11 @@ impl Sending {
         (load(&counters.delta_stored), load(&counters.delta_pages))
     }
 
+    /// Pieces that a device has done.
+    pub(crate) fn by_device(&self) -> u64 {
+        by_device(&self.source.accelerators())
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }
@@ -245,6 +270,15 @@ impl Sending {
     pub(crate) fn result(self) -> Result<SourceEnd, RelayError> {
         self.thread.join().unwrap()
     }
+}
+
+/// Pieces that a device has done for these codec threads.
+pub(crate) fn by_device(threads: &[AcceleratorSnapshot]) -> u64 {
+    let pieces = threads.iter().map(|thread| match thread {
+        AcceleratorSnapshot::Qat(snapshot) => snapshot.by_device,
+        AcceleratorSnapshot::QatZip(snapshot) => snapshot.by_device,
+    });
+    pieces.sum()
 }
 
 /// Whether `socket` becomes readable (or ends) within `wait`.

@@ -16,3 +16,6 @@ mod postcopy;
 mod proxy;
 mod resume;
 mod secured;
+#[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
+#[path = "../../../../accel/qat/tests/simulated/sim.rs"]
+mod sim;

@@ -1,6 +1,7 @@
 //! Variable-length integers, written into and read from bounded slices.
 
 use super::UnpackError;
+use varint::Broken;
 
 /// Writes into a slice; `None` when it is full.
 pub(crate) struct Writer<'a> {
@@ -24,24 +25,15 @@ impl<'a> Writer<'a> {
         Some(())
     }
 
-    /// LEB128: seven bits a byte, low ones first, the top bit set on all but the last.
     #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "masked to seven bits")]
-    pub(crate) fn varint(&mut self, mut value: u64) -> Option<()> {
-        while value >= 0x80 {
-            *self.out.get_mut(self.len)? = value as u8 | 0x80;
-            self.len += 1;
-            value >>= 7;
-        }
-        *self.out.get_mut(self.len)? = value as u8;
-        self.len += 1;
+    pub(crate) fn varint(&mut self, value: u64) -> Option<()> {
+        self.len += varint::put(value, &mut self.out[self.len..])?;
         Some(())
     }
 
     #[inline]
     pub(crate) fn signed(&mut self, value: i64) -> Option<()> {
-        // Zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
-        self.varint(((value << 1) ^ (value >> 63)).cast_unsigned())
+        self.varint(varint::zigzag(value))
     }
 }
 
@@ -77,26 +69,18 @@ impl<'a> Reader<'a> {
     #[inline]
     pub(crate) fn varint(&mut self) -> Result<u64, UnpackError> {
         let at = self.pos;
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = *self.bytes.get(self.pos).ok_or(UnpackError::StructureEnds { at })?;
-            self.pos += 1;
-            let bits = u64::from(byte & 0x7f);
-            if shift == 63 && bits > 1 {
-                break;
-            }
-            value |= bits << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(UnpackError::Varint { at })
+        let read = varint::get(&self.bytes[at..]).map_err(|broken| match broken {
+            Broken::Ends => UnpackError::StructureEnds { at },
+            Broken::TooLarge => UnpackError::Varint { at },
+        });
+        let (value, len) = read?;
+        self.pos += len;
+        Ok(value)
     }
 
     #[inline]
     pub(crate) fn signed(&mut self) -> Result<i64, UnpackError> {
-        let value = self.varint()?;
-        Ok((value >> 1).cast_signed() ^ -((value & 1).cast_signed()))
+        Ok(varint::unzigzag(self.varint()?))
     }
 
     /// A varint that must fit 32 bits.
