@@ -71,6 +71,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         put(&root, "backing_header", &[&[48][..], &change].concat())?;
     }
     put(&root, "nbd_parse", &nbd_client())?;
+    for (id, said) in MONITOR.iter().enumerate() {
+        put(&root, "qmp_replies", &[b"\x01{\"return\": ", said.as_bytes(), b", \"id\": 2}\n"].concat())?;
+        let event = r#"{"event": "MIGRATION", "data": {"status": "active"}, "timestamp": {"seconds": 1}}"#;
+        let error = r#"{"error": {"class": "GenericError", "desc": "no"}, "id": 3}"#;
+        let reply = format!("\x01{event}\n{error}\n{{\"return\": {said}, \"id\": {}}}\n", id + 2);
+        put(&root, "qmp_replies", reply.as_bytes())?;
+    }
+    put(&root, "qmp_replies", b"\0{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 2, \"major\": 7}}}}\n{\"return\": {}, \"id\": 1}\n")?;
+    put(&root, "swap_nbd", &[b"\x01\0NBDMAGICIHAVEOPT\0\x03", &(1_u64 << 30).to_be_bytes()[..], &[1, 0x6d]].concat())?;
+    let attribute = [8_u16.to_ne_bytes(), 1_u16.to_ne_bytes(), [7, 0], [0, 0]].concat();
+    for (kind, body) in [(0x1c_u16, [&[1, 2, 0, 0][..], &attribute].concat()), (2, vec![0; 20])] {
+        let len = u32::try_from(16 + body.len())?.to_ne_bytes();
+        put(&root, "swap_nbd", &[b"\x01\0", &len[..], &kind.to_ne_bytes(), &[0; 10], &body].concat())?;
+    }
+    put(&root, "policy_settings", b"[policy]\nenabled = true\nidle = 3\nidle_pressed = 2\nperiod = 60\ncodec = 'zlib'\nlevel = 6\ngroup = 8\ngain = 5\ncpu = 7\ncpu_pressed = 9\n[policy.pressure]\nfile = '/x'\nstall = 70\nwindow = 500\n")?;
+    put(&root, "policy_settings", b"some avg10=12.34 avg60=0.00 avg300=0.00 total=7\nfull avg10=99.00\n")?;
     for bytes in streams {
         let kind = classify(&bytes).unwrap_or(Kind::Other);
         let number = match kind {
@@ -104,6 +120,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     Ok(())
 }
+
+/// What commands return.
+const MONITOR: [&str; 5] = [
+    "{}",
+    r#"{"status": "running", "running": true, "singlestep": false}"#,
+    r#"{"name": "vm", "UUID": "550e8400-e29b-41d4-a716-446655440000"}"#,
+    r#"{"status": "completed", "total-time": 9, "downtime": 3, "setup-time": 1, "error-desc": "x", "ram": {"transferred": 4096, "remaining": 0, "total": 8192, "duplicate": 1, "normal": 1, "page-size": 4096, "mbps": 1.5}, "compression": {"pages": 1, "busy": 0, "busy-rate": 0.5, "compressed-size": 3, "compression-rate": 1.25}}"#,
+    r#"{"multifd-channels": 2, "max-bandwidth": 0}"#,
+];
 
 /// A client with all options, and one request of each kind.
 fn nbd_client() -> Vec<u8> {

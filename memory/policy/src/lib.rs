@@ -65,6 +65,12 @@ pub use trainer::train;
 pub use training::Trainer;
 pub use writeback::What;
 
+/// What a pressure stall file says, as hundredths of a per cent: for the fuzz target.
+#[cfg(fuzzing)]
+pub fn stalled(text: &[u8]) -> Option<u32> {
+    pressure::average(text)
+}
+
 /// The policy without its thread: for who decides himself when and how fast, as benchmarks do.
 #[derive(Debug)]
 pub struct Passes {

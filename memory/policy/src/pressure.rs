@@ -96,7 +96,7 @@ fn source(settings: &Pressure) -> Source {
 }
 
 /// The share of the last ten seconds in which some task waited, in hundredths of a per cent.
-fn average(text: &[u8]) -> Option<u32> {
+pub(crate) fn average(text: &[u8]) -> Option<u32> {
     let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"some "))?;
     let field = line.split(|&byte| byte == b' ').find_map(|word| word.strip_prefix(b"avg10="))?;
     let (whole, part) = std::str::from_utf8(field).ok()?.split_once('.')?;

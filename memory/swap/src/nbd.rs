@@ -343,6 +343,32 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     None
 }
 
+/// What the fuzz target calls.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    use super::*;
+
+    /// A netlink answer in one piece: the identifier in it, if it is whole and acknowledged or goes on.
+    ///
+    /// # Errors
+    ///
+    /// One that is cut short, or says so.
+    pub fn answer(bytes: &[u8], wanted: u16) -> io::Result<(bool, Option<Vec<u8>>)> {
+        let mut found = None;
+        let ended = parse(bytes, wanted, &mut found)?;
+        Ok((ended, found))
+    }
+
+    /// A server's hello: size and flags of its disk.
+    ///
+    /// # Errors
+    ///
+    /// One that breaks off, or is none.
+    pub fn hello(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
+        handshake(stream).map(|export| (export.size, export.flags))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,6 +25,7 @@ pub use migration::{CompressionStats, MigrationInfo, RamStats, RunStatus};
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -54,7 +55,25 @@ impl Qmp {
     /// another may hold the monitor), or a greeting that is not QMP.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let deadline = Instant::now() + timeout;
-        let mut socket = LineSocket::connect(path, deadline, timeout)?;
+        Self::negotiate(LineSocket::connect(path, deadline, timeout)?, path, deadline, timeout)
+    }
+
+    /// As [`Qmp::connect`], over a connection to a monitor that there is already.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::connect`]; the path that they name is `connection`.
+    pub fn over(stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
+        let (socket, deadline) = (LineSocket::over(stream), Instant::now() + timeout);
+        Self::negotiate(socket, Path::new("connection"), deadline, timeout)
+    }
+
+    fn negotiate(
+        mut socket: LineSocket,
+        path: &Path,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Self, QmpError> {
         let line = socket.read_line(deadline).map_err(|failure| match failure {
             ReadFailure::TimedOut => {
                 QmpError::NoGreeting { path: path.to_owned(), seconds: timeout.as_secs_f64() }

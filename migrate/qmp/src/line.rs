@@ -104,7 +104,12 @@ impl LineSocket {
         }
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(false).map_err(failed)?;
-        Ok(Self { stream, buffer: Vec::new(), searched: 0, torn: false })
+        Ok(Self::over(stream))
+    }
+
+    /// Over a connection that there is already.
+    pub(crate) fn over(stream: UnixStream) -> Self {
+        Self { stream, buffer: Vec::new(), searched: 0, torn: false }
     }
 
     /// The next line without its end; empty lines are skipped.
