@@ -7,6 +7,7 @@
 //! over are left out: neither side compresses them, and the kernel's swap never sends zeros.
 
 mod front;
+mod fuse;
 mod idle;
 mod large;
 mod nbd;
@@ -55,8 +56,9 @@ pub(super) struct DeviceBenchArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit), idle
-    /// (recompressed by the policy), qat (compressed by a QAT device, simulated unless told otherwise)
-    #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle,qat")]
+    /// (recompressed by the policy), qat (compressed by a QAT device, simulated unless told otherwise), fuse (the same jobs
+    /// on a loop device over FUSE as on zram's disk)
+    #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle,qat,fuse")]
     parts: Vec<Part>,
     /// Pages in the groups that the part idle makes: 1, or 8 to 32
     #[arg(long, value_delimiter = ',', default_value = "1,8,16,24")]
@@ -92,6 +94,7 @@ enum Part {
     Nbd,
     Idle,
     Qat,
+    Fuse,
 }
 
 /// What keeps the pages.
@@ -227,6 +230,9 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         }
         if args.parts.contains(&Part::Idle) {
             results.push(idle::measure(args, &fronts, name, pages)?);
+        }
+        if args.parts.contains(&Part::Fuse) {
+            results.extend(fuse::measure(args, &fronts, name, pages)?);
         }
     }
     if let (Some(scene), Some(file)) = (args.qat_scene, &args.qat_figures) {

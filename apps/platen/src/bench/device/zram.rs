@@ -39,7 +39,7 @@ impl Zram {
         }
         fs::write(this.sys.join("comp_algorithm"), algorithm)?;
         fs::write(this.sys.join("disksize"), bytes.to_string()).context("disksize")?;
-        let node = PathBuf::from(format!("/dev/zram{number}"));
+        let node = this.disk();
         let direct = OFlags::DIRECT.bits().cast_signed();
         let start = Instant::now();
         this.file = Some(loop {
@@ -54,6 +54,11 @@ impl Zram {
             }
         });
         Ok(this)
+    }
+
+    /// The block device.
+    pub(super) fn disk(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/zram{}", self.number))
     }
 
     fn file(&self) -> &File {
