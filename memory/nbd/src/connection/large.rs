@@ -1,0 +1,233 @@
+//! Longer requests, and those that have to wait, slice by slice.
+
+use super::*;
+
+impl<Q: Queue> Connection<'_, Q> {
+    pub(super) fn skip(&mut self, left: usize) -> Option<Need> {
+        let here = left.min(self.input.len());
+        self.input.take(here);
+        self.current = (left > here).then_some(Current::Skip { left: left - here });
+        self.current.map(|_| Need::Input)
+    }
+
+    pub(super) fn free_slice(&self) -> Option<usize> {
+        self.uses.iter().position(Option::is_none)
+    }
+
+    /// Fills slices from the input and submits them.
+    pub(super) fn take_in(
+        &mut self,
+        large: usize,
+        offset: u64,
+        left: usize,
+        slice: Option<(usize, usize)>,
+    ) -> Option<Need> {
+        let Some((slice, filled)) = slice.or_else(|| Some((self.free_slice()?, 0))) else {
+            return Some(Need::Room);
+        };
+        // A slice ends where a page does, but for the last one.
+        let size = left.min(SLICE - split(offset).1);
+        let used = Use {
+            large,
+            offset,
+            start: 0,
+            len: size,
+            first: false,
+            last: size == left,
+            over: None,
+        };
+        self.uses[slice] = Some(used);
+        let here = (size - filled).min(self.input.len());
+        self.slices.bytes_mut(slice)[filled..filled + here]
+            .copy_from_slice(&self.input.front()[..here]);
+        self.input.take(here);
+        let filled = filled + here;
+        if filled < size {
+            self.current =
+                Some(Current::Write { large, offset, left, slice: Some((slice, filled)) });
+            return Some(Need::Input);
+        }
+        self.current = (left > size).then_some(Current::Write {
+            large,
+            offset: offset + size as u64,
+            left: left - size,
+            slice: None,
+        });
+        let parts = Parts::of(offset, size);
+        let patched = parts.patch(self.queue, self.slices.bytes(slice)).map_err(Error::from);
+        let of = self.larges[large].as_mut().expect("it is being taken in");
+        of.slices += 1;
+        of.complete = left == size;
+        of.error = of.error.or(patched.err());
+        let done = if parts.pages == 0 {
+            Some(Ok(()))
+        } else {
+            let buffer = self.slices.lend(slice, parts.body.clone());
+            let pages = u32::try_from(parts.pages).expect("a slice");
+            let request = device::Request { op: Op::Write, page: parts.page, pages, buffer };
+            self.queue.submit(slice as u64, request)
+        };
+        if let Some(done) = done {
+            self.over(slice, done);
+        }
+        None
+    }
+
+    /// Notes a request that goes in slices.
+    pub(super) fn enter(&mut self, cookie: u64, write: bool) -> usize {
+        let free = self.larges.iter().position(Option::is_none);
+        let large = free.expect("each has a slice, is taken in, or is the first that waits");
+        self.larges[large] = Some(Large { cookie, write, slices: 0, complete: false, error: None });
+        large
+    }
+
+    /// Submits slices of reads that wait for one; whether there were any.
+    pub(super) fn give_out(&mut self) -> bool {
+        let mut any = false;
+        while let Some(&Waiting { cookie, offset, left, large }) = self.waiting.front() {
+            let free = self.free_slice().filter(|_| self.outgoing.len() < READS);
+            let Some(slice) = free else { break };
+            any = true;
+            let first = large.is_none();
+            let large = large.unwrap_or_else(|| self.enter(cookie, false));
+            let (page, at) = split(offset);
+            let size = left.min(SLICE - at);
+            let last = size == left;
+            self.uses[slice] =
+                Some(Use { large, offset, start: at, len: size, first, last, over: None });
+            let of = self.larges[large].as_mut().expect("it was entered");
+            of.slices += 1;
+            of.complete = last;
+            self.outgoing.push_back(slice);
+            if last {
+                self.waiting.pop_front();
+            } else {
+                let (offset, left) = (offset + size as u64, left - size);
+                self.waiting[0] = Waiting { cookie, offset, left, large: Some(large) };
+            }
+            let pages = (at + size).div_ceil(PAGE);
+            let buffer = self.slices.lend(slice, 0..pages * PAGE);
+            let pages = u32::try_from(pages).expect("a slice");
+            let request = device::Request { op: Op::Read, page, pages, buffer };
+            if let Some(done) = self.queue.submit(slice as u64, request) {
+                self.over(slice, done);
+            }
+        }
+        any
+    }
+
+    /// The device is done with a slice.
+    pub(super) fn over(&mut self, slice: usize, done: Result<(), Errno>) {
+        self.slices.give_back(slice);
+        let used = self.uses[slice].as_mut().expect("it was submitted");
+        used.over = Some(done.map_err(Error::from));
+        let Use { large, .. } = *used;
+        self.settle(large, slice);
+    }
+
+    /// Answers a write whose last slice is over; whether it was a write's slice.
+    pub(super) fn settle(&mut self, large: usize, slice: usize) -> bool {
+        let of = self.larges[large].as_mut().expect("it has slices on the way");
+        if !of.write {
+            return false;
+        }
+        let over = self.uses[slice].take().and_then(|used| used.over).expect("it is over");
+        of.slices -= 1;
+        of.error = of.error.or(over.err());
+        if of.complete && of.slices == 0 {
+            let Large { cookie, error, .. } = *of;
+            self.larges[large] = None;
+            self.output.put(&simple_reply(cookie, error));
+        }
+        true
+    }
+
+    /// Notes what is over; whether anything was.
+    pub(super) fn reap(&mut self) -> bool {
+        let (slices, uses) = (&mut self.slices, &mut self.uses);
+        let mut any = false;
+        if self.queue.in_flight() > 0 {
+            any = self.queue.reap(&mut |tag, result| arrived(slices, uses, tag, result)) > 0;
+        }
+        // Those that `now` saw, too.
+        for slice in 0..SLICES {
+            if let Some(Use { large, over: Some(_), .. }) = self.uses[slice] {
+                any |= self.settle(large, slice);
+            }
+        }
+        any
+    }
+
+    /// The first slice of a read that is over and may be sent: the next one of its read, and no other reply is half
+    /// sent.
+    pub(super) fn next_to_send(&self) -> Option<usize> {
+        let mut behind = [false; LARGES];
+        (0..self.outgoing.len()).find(|&at| {
+            let used = self.uses[self.outgoing[at]].expect("it is outgoing");
+            let turn = !std::mem::replace(&mut behind[used.large], true);
+            let others = self.within.is_none_or(|within| within == used.large);
+            turn && others && used.over.is_some() && (!used.first || self.may_begin(used.large))
+        })
+    }
+
+    /// Whether the reply to a read may begin. A simple one must then come to its end before any other, and waits for
+    /// as much of it as there are slices for.
+    pub(super) fn may_begin(&self, large: usize) -> bool {
+        if self.session.structured {
+            return true;
+        }
+        let complete = self.larges[large].is_some_and(|of| of.complete);
+        let mut of = self.outgoing.iter().filter_map(|&slice| self.uses[slice]);
+        let over = of.all(|used| used.large != large || used.over.is_some());
+        over && (complete || self.outgoing.len() >= READS)
+    }
+
+    /// Sends the slices of reads that are over and whose turn it is; whether there were any.
+    pub(super) fn send_slices(&mut self) -> Result<bool, ConnectionError> {
+        let mut any = false;
+        while let Some(at) = self.next_to_send() {
+            let Some(slice) = self.outgoing.remove(at) else { unreachable!("it is outgoing") };
+            let Some((used, over)) = self.uses[slice].and_then(|used| Some((used, used.over?)))
+            else {
+                unreachable!("it is over")
+            };
+            any = true;
+            let of = self.larges[used.large].as_mut().expect("it has slices on the way");
+            of.slices -= 1;
+            let cookie = of.cookie;
+            of.error = of.error.or(over.err());
+            let error = of.error;
+            if self.session.structured {
+                if over.is_ok() {
+                    let last = used.last && error.is_none();
+                    let length = u32::try_from(used.len).expect("a slice");
+                    self.output.put(&data_chunk(cookie, last, used.offset, length));
+                    self.send(Some((slice, used)))?;
+                }
+                if let Some(error) = error.filter(|_| used.last) {
+                    self.output.put(&error_chunk(cookie, error));
+                }
+            } else {
+                match error {
+                    None => {
+                        if used.first {
+                            self.output.put(&simple_reply(cookie, None));
+                        }
+                        self.send(Some((slice, used)))?;
+                        self.within = (!used.last).then_some(used.large);
+                    }
+                    // Nothing of it was sent; later slices are not either.
+                    Some(error) if used.first && used.last => {
+                        self.output.put(&simple_reply(cookie, Some(error)));
+                    }
+                    Some(_) => return Err(ConnectionError::Late { offset: used.offset }),
+                }
+            }
+            if used.last {
+                self.larges[used.large] = None;
+            }
+            self.uses[slice] = None;
+        }
+        Ok(any)
+    }
+}
