@@ -73,10 +73,10 @@ pub(crate) fn written_back_by_nbd(stage: &Stage) -> Result<()> {
     written_back(stage.boot_with_disk("back-nbd", 256, 160)?, "--nbd unix:/run/platen.nbd")
 }
 
-/// Ages of a second, so that what the eater leaves alone for a few goes to the disk.
+/// Ages of a second, so that what the eater leaves alone for two goes to the disk.
 fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     let keys = "backing_dev = \"/dev/vda\"\\nperiod = 1\\ncpu = 50\\nlevel = 3\\nwriteback_pressed_only = false\\n\
-                writeback_huge_idle = 1\\nwriteback_idle = 2\\nwriteback_idle_pressed = 2\\n";
+                idle = 7\\nidle_pressed = 7\\nwriteback_limit = 4000\\nwriteback_huge_idle = 1\\nwriteback_idle = 2\\nwriteback_idle_pressed = 2\\n";
     guest.vm.sh(&format!("printf '[policy]\\n{keys}' > /tmp/policy.toml"), SHORT)?;
     let arguments = format!("--size 512M {way} --swap --policy /tmp/policy.toml");
     // Somebody's disk: in use, then not in use but not empty either.
@@ -92,10 +92,12 @@ fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     guest.serve(&arguments, "page-cluster")?;
     let check = guest.vm.sh("platen device check", SHORT)?;
     ensure!(!check.contains("NOT MET"), "{check}");
-    let eat = guest.available_mib()? + 60;
-    guest.background("eat", &format!("guest swap eat mib={eat} until=/tmp/enough"))?;
+    let eat = guest.available_mib()? + 30;
+    let eater = format!("guest swap eat mib={eat} after=/tmp/go until=/tmp/enough");
+    guest.background("eat", &eater)?;
     guest.wait_for("eat", "filled pages", LONG)?;
     guest.wait_for_stat("bd_count", 2000)?;
+    guest.vm.sh("touch /tmp/go", SHORT)?;
     // Pages are out, and read, when it dies.
     guest.wait_for_stat("bd_reads", 20)?;
     let took = guest.kill_server()?;
