@@ -41,7 +41,7 @@ fuzz_target!(|input: &[u8]| {
         let (index, arg) = (u64::from(op[1]), u16::from_le_bytes([op[2], op[3]]));
         match op[0] % 16 {
             0..=7 => {
-                let (len, tag) = (1 + usize::from(arg) % MAX_OBJECT, (arg >> 12) as u8);
+                let (len, tag) = (1 + usize::from(arg) % MAX_OBJECT, (arg >> 12) as u8 & 7);
                 match worker.put(index, tag, &bytes(number, len)[..len]) {
                     Ok(()) => drop(oracle.insert(index, Held::Object { tag, len, number })),
                     Err(PutError::Full { .. }) => assert!(mem_limit > 0),

@@ -10,14 +10,19 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use shelf::Shelf;
 use store::{
-    format_backing, Added, BackBuffer, Batch, GroupBuffer, GroupError, Options, Page, PutError,
-    Seen, Store, Worker, MAX_MEMBERS, MAX_OBJECT, WHOLE_TAG,
+    dictionary_of, format_backing, Added, BackBuffer, Batch, GroupBuffer, GroupError, Options,
+    Page, PutError, Seen, Store, Worker, DICTIONARY_TAG, MAX_MEMBERS, MAX_OBJECT, WHOLE_TAG,
 };
 
 const PAGES: u64 = 600;
 
 /// Blocks of the backing device: fewer than there may be pages for.
 const BLOCKS: usize = 60;
+
+/// A tag that names no dictionary: there is none, and the next server would take the page for damaged.
+fn plain(tag: u8) -> u8 {
+    dictionary_of(tag).map_or(tag, |_| tag & !DICTIONARY_TAG)
+}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -104,11 +109,11 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let word = prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), any::<u32>().prop_map(u64::from)];
     let op = prop_oneof![
         60 => (0..2_usize, index.clone(), len, 0..store::TAGS)
-            .prop_map(|(worker, index, len, tag)| Op::Put { worker, index, len, tag }),
+            .prop_map(|(worker, index, len, tag)| Op::Put { worker, index, len, tag: plain(tag) }),
         6 => (index.clone(), word).prop_map(|(index, word)| Op::Same { index, word }),
         10 => index.clone().prop_map(|index| Op::Get { index }),
         10 => (index.clone(), 1..=MAX_OBJECT, 0..store::TAGS)
-            .prop_map(|(index, len, tag)| Op::Replace { index, len, tag }),
+            .prop_map(|(index, len, tag)| Op::Replace { index, len, tag: plain(tag) }),
         6 => (index.clone(), 1..260_u64, 1..=MAX_MEMBERS, 1..=store::MAX_PAYLOAD, 0..64_usize)
             .prop_map(|(from, every, members, len, stale)| {
                 // Near each other, mostly.
