@@ -368,29 +368,28 @@ impl Supervisor<'_> {
             Ok(got) => got,
             Err(_) => return Ok(()),
         };
+        let mut lines = Vec::new();
         for &byte in &bytes[..got] {
-            if byte != b'\n' {
+            if byte == b'\n' {
+                lines.push(String::from_utf8_lossy(&server.line).into_owned());
+                server.line.clear();
+            } else if server.line.len() < 128 {
                 // A line that is longer than any we know is none.
-                if server.line.len() < 128 {
-                    server.line.push(byte);
+                server.line.push(byte);
+            }
+        }
+        for line in lines {
+            match line.as_str() {
+                "ready" => {
+                    if let Some(server) = &mut self.server {
+                        server.ready = Some(Instant::now());
+                    }
+                    self.up()?;
+                    self.stand_by();
                 }
-                continue;
+                "train" => self.train(),
+                _ => self.service.said(&line),
             }
-            let line = String::from_utf8_lossy(&server.line).into_owned();
-            server.line.clear();
-            if line == "train" {
-                self.train();
-                return Ok(());
-            }
-            if line != "ready" {
-                self.service.said(&line);
-                continue;
-            }
-            server.ready = Some(Instant::now());
-            self.up()?;
-            // Nothing else comes with it.
-            self.stand_by();
-            return Ok(());
         }
         Ok(())
     }

@@ -237,13 +237,13 @@ fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
 
 #[test]
 fn a_trainer_that_hangs_or_dies_or_is_asked_for_again_harms_nobody() {
-    // Killed at its limit, replaced by the next, and gone with the server: nothing waits for the sleeps.
+    // Killed at its limit, replaced by the next, and gone with the server.
     let mut shell = Shell::new(
-        "echo ready >&0; echo train >&0; until grep -q began $NOTE; do sleep 0.01; done; \
+        "printf 'ready\\ntrain\\n' >&0; until grep -q began $NOTE; do sleep 0.01; done; \
          echo train >&0; until [ $(grep -c began $NOTE) = 2 ]; do sleep 0.01; done; \
          echo both >> $NOTE; read line; echo $line >> $NOTE",
     );
-    shell.train = Some(("echo began >> $NOTE; sleep 1000".into(), Duration::from_secs(500)));
+    shell.train = Some(("echo began >> $NOTE; exec sleep 1000".into(), Duration::from_secs(500)));
     let begun = Instant::now();
     run(&mut shell, "both").unwrap();
     assert_eq!(shell.noted(), "began\nbegan\nboth\nend\n");
@@ -254,8 +254,7 @@ fn a_trainer_that_hangs_or_dies_or_is_asked_for_again_harms_nobody() {
          while kill -0 $PID 2> /dev/null; do sleep 0.01; done; echo killed >> $NOTE; \
          read line; echo $line >> $NOTE",
     );
-    shell.train =
-        Some(("echo began $$ >> $NOTE; exec sleep 1000".into(), Duration::from_millis(100)));
+    shell.train = Some(("echo began $$ >> $NOTE; exec sleep 1000".into(), Duration::from_secs(2)));
     run(&mut shell, "killed").unwrap();
     assert!(shell.noted().ends_with("killed\nend\n"), "{}", shell.noted());
     assert!(begun.elapsed() < Duration::from_secs(400));
