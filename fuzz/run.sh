@@ -1,12 +1,12 @@
 #!/bin/sh
 # fuzz/run.sh [SECONDS [TARGET...]]: builds the fuzz targets on the pinned stable toolchain, seeds
-# their corpora and runs each for SECONDS (default 10). Fails on the first crash, leak or hang; the
+# their corpora and runs each for SECONDS (default 5). Fails on the first crash, leak or hang; the
 # input is then in fuzz/artifacts/TARGET. Needs a C++ compiler (libFuzzer). Corpora grow in fuzz/corpus and are kept between runs.
 set -eu
 cd "$(dirname "$0")"
 
 TARGETS="tokenise unpack delta_apply codec_decode wire_frame return_path store_ops store_attach nbd_parse backing_header qmp_replies swap_nbd policy_settings"
-seconds=${1:-10}
+seconds=${1:-5}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] && TARGETS="$*"
 
