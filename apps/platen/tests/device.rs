@@ -268,6 +268,9 @@ fn what_was_written_back_outlives_its_server() {
     );
     assert_eq!(before["mm_stat"]["huge_pages"], 0);
     assert_eq!(before["backing"]["bd_written_today"], huge);
+    // As the supervisor has opened it, which says so where there is no direct I/O.
+    let direct = !served.log().contains("no direct I/O");
+    assert_eq!(before["backing"]["direct"], direct);
     let compare = || {
         run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
         assert!(

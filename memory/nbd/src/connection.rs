@@ -74,8 +74,9 @@ const LARGES: usize = SLICES + 2;
 const SMALL: usize = 32 << 10;
 const INPUT: usize = 128 << 10;
 const OUTPUT: usize = 256 << 10;
-/// Room in `output` kept for the replies to large requests on the way.
-const RESERVE: usize = SLICES * 2 * DATA_CHUNK;
+/// Room in `output` kept for the headers of replies to large requests on the way, and to reads that wait, all of which may
+/// fail at once.
+const RESERVE: usize = (2 * SLICES + WAITING) * DATA_CHUNK;
 /// Extents in one reply of block status.
 const EXTENTS: usize = 512;
 /// Pages looked at for one reply of block status.

@@ -13,6 +13,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -32,6 +33,9 @@ const VERSION: u64 = 1;
 
 /// Words of the header, the checksum behind them.
 const WORDS: usize = 6;
+
+/// How long reads that fail are tried again, from the first of them on until one succeeds.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Blocks that have to be zero on a device that is not ours yet, at a time: its first ones (partition tables, file
 /// systems, swap, LVM, arrays, btrfs at 64 KiB), and its last (partition tables' second copy, arrays of the old kinds).
@@ -231,6 +235,8 @@ pub(crate) struct Backing {
     writes: AtomicU64,
     failed_reads: AtomicU64,
     failed_writes: AtomicU64,
+    /// When the first of the reads failed since which none has succeeded.
+    failing: Mutex<Option<Instant>>,
 }
 
 /// What the one thread has that writes.
@@ -275,7 +281,12 @@ fn was_ours(block: &Block) -> bool {
 
 /// Refuses a block device that has something on it.
 fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
-    let have = blocks(disk, name)?;
+    // The end of the disk, which may be behind what entries can name.
+    let have = disk.blocks().map_err(io_error("find the size of", name))?;
+    let have = u32::try_from(have).map_err(|_| {
+        let error = io::Error::new(io::ErrorKind::Unsupported, "it has 16 TiB or more");
+        io_error("examine the end of", name)(error)
+    })?;
     let mut block = Block::ZERO;
     let first = 0..EMPTY;
     let partition = FIRST_PARTITION..FIRST_PARTITION + EMPTY;
@@ -362,6 +373,7 @@ impl Store {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             failed_reads: AtomicU64::new(0),
+            failing: Mutex::new(None),
             failed_writes: AtomicU64::new(u64::from(matches!(
                 stopped,
                 Some(Stopped::Write { .. })
@@ -472,7 +484,22 @@ impl Backing {
     /// Reads a block that an entry names; the kernel's number if that fails.
     pub(crate) fn read(&self, block: u32, out: &mut Block) -> Result<(), i32> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.disk.read(block, out).map_err(|error| number_of(&error))
+        let read = self.disk.read(block, out).map_err(|error| number_of(&error));
+        if read.is_ok() {
+            *self.failing() = None;
+        }
+        read
+    }
+
+    /// After a read that failed: whether it is worth while to ask again. A disk that answers nobody for
+    /// some time does not make everybody wait for as long again.
+    #[cold]
+    pub(crate) fn may_recover(&self) -> bool {
+        self.failing().get_or_insert_with(Instant::now).elapsed() < PATIENCE
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A read failed, and not because the page was written meanwhile.

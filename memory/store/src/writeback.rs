@@ -395,7 +395,8 @@ impl Worker {
             }
             if let Err(errno) = read {
                 backing.count_failed_read();
-                if let Some(&pause) = pauses.next().filter(|_| may_pass(errno)) {
+                let pause = pauses.next().filter(|_| may_pass(errno) && backing.may_recover());
+                if let Some(&pause) = pause {
                     thread::sleep(pause);
                     continue;
                 }

@@ -431,6 +431,31 @@ fn a_read_that_fails_is_tried_again_before_the_page_is_given_up() {
 }
 
 #[test]
+fn a_device_that_answers_nobody_is_not_waited_for_by_each_reader_anew() {
+    let disk = Shelf::new(60);
+    let store = given(4, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..3 {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..3).unwrap().pages, 3);
+    let failed = || store.backing_stats().unwrap().failed_reads;
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    read(&worker, 0).unwrap_err();
+    let first = failed();
+    assert!(first > 1, "it was not tried again");
+    read(&worker, 1).unwrap_err();
+    assert_eq!(failed(), first + 1);
+    // One that succeeds is as good as none that failed.
+    disk.0.fail_reads.store(0, Ordering::Relaxed);
+    assert_eq!(read(&worker, 2).unwrap(), Some(bytes(2, 1, MAX_OBJECT)));
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    read(&worker, 0).unwrap_err();
+    assert!(failed() > first + 2, "it was not tried again");
+}
+
+#[test]
 fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
     const PAGES: u64 = 64;
     for good in [0, 1, 7, 20] {

@@ -106,6 +106,11 @@ pub enum SuperviseError {
     },
 }
 
+/// The status that a server ends with because the kernel's NBD client has given up a connection, which it does when a
+/// request takes long. That is a disk's or a host's trouble and ends some time: however often it comes, another
+/// server is started.
+pub const CLIENT_LOST: u8 = 75;
+
 /// How long to wait before another server is started.
 #[derive(Debug, Default)]
 pub struct Backoff {
@@ -571,7 +576,11 @@ impl Supervisor<'_> {
         if !self.been_up && self.started == 1 && ready.is_none() {
             return Err(SuperviseError::Start(status));
         }
-        let Some(pause) = self.backoff.died(ready.unwrap_or_default()) else {
+        let pause = match status.code() {
+            Some(code) if code == i32::from(CLIENT_LOST) && ready.is_some() => Some(Duration::ZERO),
+            _ => self.backoff.died(ready.unwrap_or_default()),
+        };
+        let Some(pause) = pause else {
             self.tell_to_end();
             self.service.abandon();
             return Err(SuperviseError::GaveUp { crashes: Backoff::MOST, last: status });

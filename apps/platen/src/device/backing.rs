@@ -2,10 +2,10 @@
 
 use super::args::Inherited;
 use super::say::say;
-use super::serve::descriptor;
 use anyhow::{bail, Context};
 use policy::Settings;
-use std::os::fd::AsFd;
+use rustix::process::{getpid, pidfd_getfd, pidfd_open, PidfdFlags, PidfdGetfdFlags};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -51,8 +51,16 @@ fn open(path: &Path, size: u64, swap: bool) -> Result<FileDisk, DiskError> {
 /// does this before it is needed, since it takes memory.
 pub(super) fn inherit(inherited: &Inherited) -> Option<anyhow::Result<FileDisk>> {
     let number = inherited.backing?;
-    let taken = descriptor(number).and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
+    let taken = same(number).and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
     Some(taken.context("cannot take over the backing device"))
+}
+
+/// A descriptor of what number `number` is opened as. Opening it by its path would wait for a disk that does not
+/// answer, and forget that it is opened for direct I/O.
+fn same(number: i32) -> anyhow::Result<OwnedFd> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let fd = pidfd_getfd(own, number, PidfdGetfdFlags::empty());
+    fd.with_context(|| format!("the supervisor has not left descriptor {number}"))
 }
 
 /// Bytes of memory that a server takes for its account of the device's blocks.

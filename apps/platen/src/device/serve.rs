@@ -92,7 +92,11 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
-    let trainer = trainer(&supervisor, &inherited, settings)?;
+    // Without one it serves all the same.
+    let trainer = trainer(&supervisor, &inherited, settings).unwrap_or_else(|error| {
+        say(&format!("no dictionaries are trained: {error:#}"));
+        None
+    });
     let mut options =
         DeviceOptions { settings, dictionaries: trainer.is_some(), ..DeviceOptions::default() };
     if let Some(workers) = args.workers {
@@ -478,7 +482,7 @@ impl Watch {
                 thread::park_timeout(Duration::from_secs(1));
                 if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
                     say(&format!("the kernel has given up a connection of {}", client.disk));
-                    std::process::exit(1);
+                    std::process::exit(swap::supervisor::CLIENT_LOST.into());
                 }
                 let Some(device) = device.upgrade() else { return };
                 if let Some(damage) = device.damage().filter(|_| !told) {

@@ -130,7 +130,7 @@ pub(crate) fn counters(status: &Status) -> String {
     match &status.dictionaries {
         Some(dictionaries) => group("dictionaries", &dictionaries.fields()),
         None if status.codec == "zstd" => {
-            group("dictionaries: none (dictionary = \"off\", or no supervisor)", &[]);
+            group("dictionaries: none (swapped to, dictionary = \"off\", or no supervisor)", &[]);
         }
         None => {}
     }

@@ -141,9 +141,11 @@ fn left_text(number: i32) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Whether dictionaries are trained.
+/// Whether dictionaries are trained. Not while the host swaps to the disk: server and trainer share a file, and a
+/// trainer that waits for memory, which it may have from that very disk, holds the file's lock meanwhile; a server
+/// that waits for that lock could not be killed and replaced.
 pub(super) fn trains(args: &ServeArgs, idle: &policy::Settings) -> bool {
-    args.codec == codec::Codec::Zstd && idle.trains()
+    args.codec == codec::Codec::Zstd && idle.trains() && !args.swap
 }
 
 /// What the store of these arguments may have.

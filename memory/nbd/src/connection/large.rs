@@ -177,9 +177,13 @@ impl<Q: Queue> Connection<'_, Q> {
             return true;
         }
         let complete = self.larges[large].is_some_and(|of| of.complete);
-        let mut of = self.outgoing.iter().filter_map(|&slice| self.uses[slice]);
-        let over = of.all(|used| used.large != large || used.over.is_some());
-        over && (complete || self.outgoing.len() >= READS)
+        let of = self.outgoing.iter().filter_map(|&slice| self.uses[slice]);
+        let (mut slices, mut over) = (0, 0);
+        for used in of.filter(|used| used.large == large) {
+            slices += 1;
+            over += usize::from(used.over.is_some());
+        }
+        over == slices && (complete || slices >= READS)
     }
 
     /// Sends the slices of reads that are over and whose turn it is; whether there were any.

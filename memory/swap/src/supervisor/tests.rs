@@ -236,6 +236,16 @@ fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
 }
 
 #[test]
+fn servers_that_the_kernel_s_client_has_left_are_replaced_however_many() {
+    let mut shell = Shell::new(&format!(
+        "echo ready >&0; echo x >> $NOTE; if [ $(wc -l < $NOTE) -lt 12 ]; then exit {CLIENT_LOST}; fi; \
+         echo steady >> $NOTE; read line",
+    ));
+    run(&mut shell, "steady").unwrap();
+    assert_eq!(shell.noted().matches('x').count(), 12);
+}
+
+#[test]
 fn a_trainer_that_hangs_or_dies_or_is_asked_for_again_harms_nobody() {
     // Killed at its limit, replaced by the next, and gone with the server.
     let mut shell = Shell::new(
