@@ -315,7 +315,9 @@ impl<Q: Queue> Connection<'_, Q> {
                 return Ok(Some(Need::Room));
             }
             self.input.take(REQUEST);
-            if command == (Command::Read { whole: true }) && len > SLICE {
+            // A slice ends where a page does.
+            let one = split(offset).1 + len <= SLICE;
+            if command == (Command::Read { whole: true }) && !one {
                 self.fail(cookie, Error::Overflow, true);
             } else if len > SMALL || !self.read_small(cookie, offset, len) {
                 self.waiting.push_back(Waiting { cookie, offset, left: len, large: None });
@@ -548,6 +550,129 @@ mod tests {
         let mut page = vec![0; PAGE];
         queue.read_now(3, &mut page).unwrap();
         (served, page)
+    }
+
+    /// A queue whose pages from [`BAD`] on have to be waited for, and fail as soon as that is tried.
+    struct Failing(device::DeviceQueue);
+
+    const BAD: u64 = 128;
+
+    impl Queue for Failing {
+        fn submit(&mut self, tag: u64, request: device::Request) -> Option<Result<(), Errno>> {
+            match request.op {
+                Op::Read if request.page >= BAD => Some(Err(Errno::Io)),
+                _ => self.0.submit(tag, request),
+            }
+        }
+
+        fn read_at_once(&mut self, request: device::Request) -> Option<Result<(), Errno>> {
+            if request.page >= BAD {
+                return None;
+            }
+            self.0.read_at_once(request)
+        }
+
+        fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
+            self.0.reap(each)
+        }
+
+        fn in_flight(&self) -> usize {
+            self.0.in_flight()
+        }
+
+        fn arm(&mut self) -> bool {
+            self.0.arm()
+        }
+
+        fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+            self.0.fd()
+        }
+
+        fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+            self.0.patch(page, at, bytes)
+        }
+
+        fn extent(&mut self, page: u64, most: u64) -> Result<device::Extent, Errno> {
+            self.0.extent(page, most)
+        }
+    }
+
+    /// All that wait, as many as may, fail while the output is as full as it gets by what is answered on the spot.
+    #[test]
+    fn there_is_room_for_the_answers_of_all_that_fail_at_once() {
+        let store = Store::create(256, Options::default()).unwrap();
+        let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
+        let device = Device::new(&store, &options).unwrap();
+        for structured in [false, true] {
+            let head = if structured { DATA_CHUNK } else { simple_reply(0, None).len() };
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let mut asked = Vec::new();
+            let mut ask = |offset: u64, length: usize| {
+                asked.extend([&0x2560_9513_u32.to_be_bytes()[..], &[0; 4], &[0; 8]].concat());
+                asked.extend(offset.to_be_bytes());
+                asked.extend(u32::try_from(length).unwrap().to_be_bytes());
+            };
+            let fails = WAITING + READS - 1;
+            (0..fails).for_each(|_| ask(BAD * PAGE as u64, PAGE));
+            // The last one finds just the room that it needs to be done.
+            let mut answers = 0;
+            let spare = OUTPUT - (RESERVE + DATA_CHUNK + SMALL);
+            let mut left = spare;
+            while left > head {
+                let length = (left - head).min(SMALL);
+                ask(0, length);
+                answers += head + length;
+                left -= head + length;
+            }
+            ask(0, SMALL);
+            answers += head + SMALL;
+            let failed = if structured { error_chunk(0, Error::Io).len() } else { head };
+            theirs.write_all(&asked).unwrap();
+            theirs.shutdown(Shutdown::Write).unwrap();
+            let reader = std::thread::spawn(move || {
+                let mut all = Vec::new();
+                theirs.read_to_end(&mut all).map(|_| all.len())
+            });
+            let session = Session { size: 1 << 20, structured, allocation: false };
+            serve(&ours, &mut Failing(device.queue().unwrap()), session, &[], &|| ()).unwrap();
+            drop(ours);
+            assert_eq!(reader.join().unwrap().unwrap(), answers + fails * failed);
+        }
+    }
+
+    /// Exactly one chunk, or refused: also where the same number of bytes begins within a page.
+    #[test]
+    fn a_read_that_may_not_be_in_parts_is_not() {
+        let store = Store::create(256, Options::default()).unwrap();
+        let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
+        let device = Device::new(&store, &options).unwrap();
+        for (offset, length, one) in [
+            (0, SLICE, true),
+            (512, SLICE, false),
+            (512, SLICE - 512, true),
+            (0, SLICE + 512, false),
+        ] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let mut asked = 0x2560_9513_u32.to_be_bytes().to_vec();
+            // The flag DF, and a read.
+            asked.extend([0, 4, 0, 0]);
+            asked.extend(7_u64.to_be_bytes());
+            asked.extend(u64::try_from(offset).unwrap().to_be_bytes());
+            asked.extend(u32::try_from(length).unwrap().to_be_bytes());
+            theirs.write_all(&asked).unwrap();
+            theirs.shutdown(Shutdown::Write).unwrap();
+            let reader = std::thread::spawn(move || {
+                let mut all = Vec::new();
+                theirs.read_to_end(&mut all).map(|_| all)
+            });
+            let session = Session { size: 1 << 20, structured: true, allocation: false };
+            serve(&ours, &mut device.queue().unwrap(), session, &[], &|| ()).unwrap();
+            drop(ours);
+            let answer = reader.join().unwrap().unwrap();
+            let chunks =
+                if one { DATA_CHUNK + length } else { error_chunk(7, Error::Overflow).len() };
+            assert_eq!(answer.len(), chunks, "{length} bytes from {offset}");
+        }
     }
 
     #[test]

@@ -181,6 +181,20 @@ fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
         assert_eq!(error, 0, "{number} pages from {at}");
         assert!(bytes == pages(at, number), "{number} pages from {at}");
     }
+    // A long one whose end is on the device does not begin before all of it is there, whatever else waits: begun, it
+    // would keep every other answer back.
+    assert_eq!((client.write(300, 256, 300), client.answer().1), (client.cookie, 0));
+    set_gate(false);
+    let reads = [client.read(1, 1), client.read(2, 1), client.read(300, 320)];
+    let write = client.write(OUT + 10, 1, OUT + 10);
+    assert_eq!(client.answer(), (write, 0, vec![]));
+    set_gate(true);
+    for _ in reads {
+        let (cookie, error, bytes) = client.answer();
+        let (at, number) =
+            [(1, 1), (2, 1), (300, 320)][usize::try_from(cookie - reads[0]).unwrap()];
+        assert!(error == 0 && bytes == pages(at, number), "{number} pages from {at}: {error}");
+    }
     // One that fails is told so, and only that.
     disk.0.fail_reads.store(61, Ordering::Relaxed);
     let (bad, good) = (client.read(3, 1), client.read(OUT + 3, 1));

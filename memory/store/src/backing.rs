@@ -258,7 +258,9 @@ pub fn format_backing(disk: &dyn Disk, name: &str, store: &Store) -> Result<(), 
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
         Err(error) => return Err(io_error("read", name)(error)),
     };
-    if !ours {
+    if ours {
+        look_for_new_owners(disk, name)?;
+    } else {
         match disk.is_hole().map_err(io_error("examine", name))? {
             Some(true) => {}
             Some(false) => return Err(BackingError::ForeignFile { name: name.to_owned() }),
@@ -277,6 +279,41 @@ fn was_ours(block: &Block) -> bool {
     let words = words(block);
     let rest = &block.0[(WORDS + 1) * 8..];
     words[0] == MAGIC && words[WORDS] == sum(&words[..WORDS]) && rest.iter().all(|&byte| byte == 0)
+}
+
+/// Marks of those who leave the first 4096 bytes as they were: block, byte, and what is there. In front of them a header of
+/// ours stays though the disk is somebody else's by now.
+const NEW_OWNERS: [(u32, usize, &[u8]); 3] = [
+    // Linux's md, metadata 1.2: its magic number.
+    (1, 0, &0xa92b_4efc_u32.to_le_bytes()),
+    // bcachefs and bcache: UUIDs of theirs.
+    (1, 24, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
+    (1, 24, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
+];
+
+/// ZFS's uberblocks: 128 KiB behind as many, every 1024 bytes at most.
+const UBERBLOCKS: Range<u32> = 32..64;
+const UBERBLOCK: u64 = 0x00ba_b10c;
+
+/// Refuses what was ours, and has the mark of somebody who has taken it since.
+fn look_for_new_owners(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
+    let have = blocks(disk, name)?;
+    let mut block = Block::ZERO;
+    for at in [1].into_iter().chain(UBERBLOCKS).filter(|&at| at < have) {
+        disk.read(at, &mut block).map_err(io_error("read", name))?;
+        let marked = NEW_OWNERS
+            .iter()
+            .any(|&(of, byte, mark)| of == at && block.0[byte..].starts_with(mark));
+        let words = block.0.chunks(1024).map(|part| part.first_chunk::<8>());
+        let zfs = UBERBLOCKS.contains(&at)
+            && words.flatten().any(|&word| {
+                u64::from_le_bytes(word) == UBERBLOCK || u64::from_be_bytes(word) == UBERBLOCK
+            });
+        if marked || zfs {
+            return Err(BackingError::Foreign { name: name.to_owned(), block: at });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a block device that has something on it.

@@ -270,6 +270,72 @@ fn crc32c_of(bytes: &[u8]) -> u32 {
     !crc
 }
 
+/// One of 1 TiB, empty but for one block.
+#[derive(Debug)]
+struct Long(u32);
+
+impl Disk for Long {
+    fn blocks(&self) -> std::io::Result<u64> {
+        Ok(1 << 28)
+    }
+
+    fn read(&self, block: u32, out: &mut Block) -> std::io::Result<()> {
+        out.0.fill(u8::from(block == self.0));
+        Ok(())
+    }
+
+    fn write(&self, block: u32, _: &[Block]) -> std::io::Result<()> {
+        assert_eq!((block, self.0), (0, 1 << 20), "written to, though it is somebody's");
+        Ok(())
+    }
+
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_direct(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn marks_at_the_end_of_a_long_disk_and_behind_an_old_header_are_seen() {
+    let store = Store::create(10, options()).unwrap();
+    for block in [0, 31, 256, 16_384, (1 << 28) - 32, (1 << 28) - 1] {
+        let refused = format_backing(&Long(block), "it", &store).unwrap_err();
+        assert!(
+            matches!(refused, BackingError::Foreign { block: b, .. } if b == block),
+            "{refused}"
+        );
+    }
+    // Nobody leaves a mark there.
+    format_backing(&Long(1 << 20), "it", &store).unwrap();
+
+    // What was ours is taken again, unless somebody has it who left the header where it was.
+    let disk = Shelf::new(80);
+    format_backing(&disk, "it", &store).unwrap();
+    disk.0.blocks.lock().unwrap()[1].0.fill(7);
+    format_backing(&disk, "it", &store).unwrap();
+    let bcachefs = 0xeff7_3d80_cf60_6ad9_a990_ce66_f673_85c6_u128.to_le_bytes();
+    let marks: [(usize, usize, &[u8]); 4] = [
+        (1, 0, &[0xfc, 0x4e, 0x2b, 0xa9]),
+        (1, 24, &bcachefs),
+        (32, 0, &[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0]),
+        (63, 3072, &[0, 0, 0, 0, 0, 0xba, 0xb1, 0x0c]),
+    ];
+    for (block, byte, mark) in marks {
+        let before = disk.0.blocks.lock().unwrap()[block].clone();
+        disk.0.blocks.lock().unwrap()[block].0[byte..][..mark.len()].copy_from_slice(mark);
+        let refused = format_backing(&disk, "it", &store).unwrap_err();
+        assert!(
+            matches!(refused, BackingError::Foreign { block: b, .. } if b as usize == block),
+            "{refused}"
+        );
+        disk.0.blocks.lock().unwrap()[block] = before;
+    }
+    format_backing(&disk, "it", &store).unwrap();
+}
+
 #[test]
 fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
     let folder = folder("foreign");
