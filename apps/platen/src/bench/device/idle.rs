@@ -2,10 +2,11 @@
 //! costs then.
 
 use super::front::{Front, Own};
-use super::{percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, Random};
+use super::{median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, Random};
 use anyhow::{bail, Context};
 use device::PAGE;
 use policy::{Passes, Settings, Step};
+use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;
 
@@ -16,7 +17,10 @@ pub(super) fn measure(
     pages: &[u8],
 ) -> anyhow::Result<serde_json::Value> {
     let count = pages.len() / PAGE;
-    println!("\n{name}: {count} pages, all idle; ratios in memory, microseconds of CPU a page");
+    println!(
+        "\n{name}: {count} pages, all idle, {} runs in turns; ratios in memory, microseconds of CPU a page",
+        args.runs
+    );
     let mut best = 0.0_f64;
     for front in fronts.iter().filter(|front| matches!(front, Kind::Zram(_))) {
         let mut kept = front.open(count as u64, 0)?;
@@ -41,16 +45,55 @@ pub(super) fn measure(
         "grouped",
         "no room"
     );
+    let settings = |group: usize| Settings { group, level: args.idle_level, ..Settings::default() };
+    let mut runs: Vec<Vec<Figures>> = vec![Vec::new(); args.groups.len()];
+    for _ in 0..args.runs {
+        for (&group, runs) in args.groups.iter().zip(&mut runs) {
+            let figures = one(&settings(group), pages);
+            runs.push(figures.with_context(|| format!("groups of {group}"))?);
+        }
+    }
     let mut rows = Vec::new();
-    for group in &args.groups {
-        let settings = Settings { group: *group, level: args.idle_level, ..Settings::default() };
-        let row = one(&settings, pages, best).with_context(|| format!("groups of {group}"))?;
-        rows.push(row);
+    for (&group, runs) in args.groups.iter().zip(&runs) {
+        let of = |field: fn(&Figures) -> f64| median(runs.iter().map(field).collect());
+        let after = of(|f| f.after);
+        let of_best = after / best.max(f64::MIN_POSITIVE);
+        println!(
+            "{:<16}{:>7.3}{:>8.3}{after:>8.3}{of_best:>8.2}{:>10.1}{:>10.1}{:>10.1}{:>10.1}{:>9.1}{:>9}{:>9}",
+            format!("{}:{} x{group}", settings(group).codec, args.idle_level),
+            of(|f| f.before),
+            of(|f| f.coded),
+            of(|f| f.recompress_cpu),
+            of(|f| f.read_cpu),
+            of(|f| f.read_p50),
+            of(|f| f.read_p99),
+            of(|f| f.read_in_order_cpu),
+            of(|f| f.pages_grouped as f64),
+            of(|f| f.no_room as f64),
+        );
+        rows.push(
+            json!({ "group": group, "level": args.idle_level, "of_best": of_best, "runs": runs }),
+        );
     }
     Ok(json!({ "part": "idle", "set": name, "pages": count, "zram_best": best, "groups": rows }))
 }
 
-fn one(settings: &Settings, pages: &[u8], best: f64) -> anyhow::Result<serde_json::Value> {
+/// One run: ratios in memory before and after, of what is compressed alone; CPU and times in microseconds a page.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Figures {
+    before: f64,
+    after: f64,
+    coded: f64,
+    recompress_cpu: f64,
+    read_cpu: f64,
+    read_p50: f64,
+    read_p99: f64,
+    read_in_order_cpu: f64,
+    pages_grouped: u64,
+    no_room: u64,
+}
+
+fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
     let count = (pages.len() / PAGE) as u64;
     let mut kept = Own::new(codec::Settings::default(), count, 0)?;
     fill(&mut kept, pages)?;
@@ -94,20 +137,18 @@ fn one(settings: &Settings, pages: &[u8], best: f64) -> anyhow::Result<serde_jso
     let (alone, p50, p99) = read(&Random(7).order(count))?;
     let (in_order, ..) = read(&(0..count).collect::<Vec<_>>())?;
     let stats = passes.stats();
-    println!(
-        "{:<16}{before:>7.3}{coded:>8.3}{after:>8.3}{:>8.2}{recompressed:>10.1}{alone:>10.1}{p50:>10.1}{p99:>10.1}{in_order:>9.1}{:>9}{:>9}",
-        format!("{}:{} x{}", settings.codec, settings.level, settings.group),
-        after / best.max(f64::MIN_POSITIVE),
-        stats.pages_grouped,
-        stats.no_room,
-    );
-    Ok(json!({
-        "group": settings.group, "level": settings.level, "before": before, "coded": coded, "after": after,
-        "of_best": after / best.max(f64::MIN_POSITIVE), "recompress_cpu": recompressed,
-        "read_cpu": alone, "read_p50": p50, "read_p99": p99, "read_in_order_cpu": in_order,
-        "pages_grouped": stats.pages_grouped, "groups_made": stats.groups_made,
-        "pages_recompressed": stats.pages_recompressed,
-    }))
+    Ok(Figures {
+        before,
+        after,
+        coded,
+        recompress_cpu: recompressed,
+        read_cpu: alone,
+        read_p50: p50,
+        read_p99: p99,
+        read_in_order_cpu: in_order,
+        pages_grouped: stats.pages_grouped,
+        no_room: stats.no_room,
+    })
 }
 
 /// Compacts until that brings nothing more: what a device that is left alone comes to.

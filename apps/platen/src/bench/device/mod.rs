@@ -11,6 +11,7 @@ mod fuse;
 mod idle;
 mod large;
 mod nbd;
+mod nbd_client;
 mod qat;
 mod zram;
 
@@ -231,6 +232,9 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         if args.parts.contains(&Part::Idle) {
             results.push(idle::measure(args, &fronts, name, pages)?);
         }
+        if args.parts.contains(&Part::Nbd) {
+            results.extend(nbd::pages(args, name, pages)?);
+        }
         if args.parts.contains(&Part::Fuse) {
             results.extend(fuse::measure(args, &fronts, name, pages)?);
         }
@@ -243,9 +247,7 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         results.push(qat::measure(args)?);
     }
     if args.parts.contains(&Part::Nbd) {
-        if let Some(result) = nbd::measure(args)? {
-            results.push(result);
-        }
+        results.extend(nbd::made(args)?);
     }
     if let Some(path) = &args.json {
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

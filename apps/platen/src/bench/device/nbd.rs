@@ -1,10 +1,12 @@
-//! NBD, random 4 KiB, 16 on the way: platen beside nbdkit's memory plugin with its zstd allocator.
+//! NBD, random 4 KiB, 16 on the way: platen beside nbdkit's memory plugin with its zstd allocator. Real pages by a client
+//! of ours, and fio's engine with the data it makes.
 
-use super::{median, DeviceBenchArgs};
+use super::nbd_client::Client;
+use super::{median, percentiles, DeviceBenchArgs, Random, PAGE};
 use anyhow::{bail, ensure, Context};
 use serde_json::{json, Value};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 struct Server {
     name: &'static str,
     child: Child,
-    uri: String,
+    socket: PathBuf,
 }
 
 impl Drop for Server {
@@ -23,58 +25,124 @@ impl Drop for Server {
     }
 }
 
-/// What is measured of one run: requests a second, server's CPU microseconds a page.
-type Run = [f64; 2];
+/// What is measured of one run: requests a second, server's CPU microseconds a page, microseconds of a request (p50, p99).
+type Run = [f64; 4];
 
-pub(super) fn measure(args: &DeviceBenchArgs) -> anyhow::Result<Option<Value>> {
-    for tool in ["fio", "nbdkit"] {
-        let mut command = Command::new(tool);
-        let found = command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if found.is_err() {
-            println!("\nNBD is left out: {tool} is not installed");
-            return Ok(None);
-        }
+/// Requests on the way.
+const DEPTH: usize = 16;
+
+/// Real pages: written in order once, then in random order, then read so.
+pub(super) fn pages(
+    args: &DeviceBenchArgs,
+    name: &str,
+    pages: &[u8],
+) -> anyhow::Result<Option<Value>> {
+    if !is_there("nbdkit") {
+        return Ok(None);
+    }
+    let count = (pages.len() / PAGE) as u64;
+    let title = format!("{name}: {count} pages by NBD on a unix socket");
+    let folder = tempfile::tempdir()?;
+    let servers = [platen(folder.path())?, nbdkit(folder.path())?];
+    for server in &servers {
+        let order: Vec<u64> = (0..count).collect();
+        Client::new(&server.socket)?.run(pages, &order, true, DEPTH)?;
+    }
+    let mut random = Random(5);
+    in_turns(args, &title, &servers, count, &mut |server, write| {
+        let order = random.order(count);
+        let (start, before) = (Instant::now(), cpu(&server.child)?);
+        let mut times = Client::new(&server.socket)?.run(pages, &order, write, DEPTH)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let used = cpu(&server.child)? - before;
+        let (p50, p99) = percentiles(&mut times);
+        Ok([count as f64 / seconds, used / count as f64, p50, p99])
+    })
+    .map(Some)
+}
+
+/// fio's data.
+pub(super) fn made(args: &DeviceBenchArgs) -> anyhow::Result<Option<Value>> {
+    if !is_there("nbdkit") || !is_there("fio") {
+        return Ok(None);
     }
     let engines = Command::new("fio").arg("--enghelp").output().context("fio")?;
     if !String::from_utf8_lossy(&engines.stdout).contains("nbd") {
-        println!("\nNBD is left out: this fio has no nbd engine");
+        println!("\nNBD with fio's data is left out: this fio has no nbd engine");
         return Ok(None);
     }
     let folder = tempfile::tempdir()?;
     let servers = [platen(folder.path())?, nbdkit(folder.path())?];
+    for server in &servers {
+        fio(server, "write", folder.path())?;
+    }
+    let title = "NBD on a unix socket, fio's data (60 % compressible)";
+    in_turns(args, title, &servers, PAGES, &mut |server, write| {
+        fio(server, if write { "randwrite" } else { "randread" }, folder.path())
+    })
+    .map(Some)
+}
+
+fn is_there(tool: &str) -> bool {
+    let mut command = Command::new(tool);
+    let found = command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if found.is_err() {
+        println!("\nNBD is left out: {tool} is not installed");
+    }
+    found.is_ok()
+}
+
+fn in_turns(
+    args: &DeviceBenchArgs,
+    title: &str,
+    servers: &[Server; 2],
+    pages: u64,
+    run: &mut dyn FnMut(&Server, bool) -> anyhow::Result<Run>,
+) -> anyhow::Result<Value> {
     let mut runs: [[Vec<Run>; 2]; 2] = Default::default();
     let mut ratios = [0.0; 2];
     for _ in 0..args.runs {
         for ((server, runs), ratio) in servers.iter().zip(&mut runs).zip(&mut ratios) {
-            for (direction, runs) in ["randwrite", "randread"].iter().zip(runs) {
-                runs.push(fio(server, direction, folder.path())?);
+            for (write, runs) in [true, false].into_iter().zip(runs) {
+                runs.push(run(server, write)?);
             }
             // Resident memory, what is not data included: the only measure that both have.
-            *ratio = PAGES as f64 * 4096.0 / resident(&server.child)?.max(1) as f64;
+            *ratio = pages as f64 * PAGE as f64 / resident(&server.child)?.max(1) as f64;
         }
     }
-    println!("\nNBD on a unix socket, fio (60 % compressible), 4 KiB at random, 16 on the way, {} runs in turns", args.runs);
+    println!("\n{title}, 4 KiB at random, {DEPTH} on the way, {} runs in turns", args.runs);
     println!(
-        "{:<14}{:>14}{:>12}{:>14}{:>12}{:>20}",
-        "", "writes a s", "us CPU", "reads a s", "us CPU", "plain by resident"
+        "{:<14}{:>12}{:>8}{:>8}{:>8}{:>12}{:>8}{:>8}{:>8}{:>20}",
+        "",
+        "writes a s",
+        "us CPU",
+        "p50",
+        "p99",
+        "reads a s",
+        "us CPU",
+        "p50",
+        "p99",
+        "plain by resident"
     );
     let mut rows = Vec::new();
     for ((server, runs), ratio) in servers.iter().zip(&runs).zip(ratios) {
         let of = |direction: usize, field: usize| {
             median(runs[direction].iter().map(|run| run[field]).collect())
         };
-        println!(
-            "{:<14}{:>14.0}{:>12.2}{:>14.0}{:>12.2}{:>20.2}",
-            server.name,
-            of(0, 0),
-            of(0, 1),
-            of(1, 0),
-            of(1, 1),
-            ratio
-        );
+        let side = |direction: usize| {
+            format!(
+                "{:>12.0}{:>8.2}{:>8.0}{:>8.0}",
+                of(direction, 0),
+                of(direction, 1),
+                of(direction, 2),
+                of(direction, 3)
+            )
+        };
+        println!("{:<14}{}{}{ratio:>20.2}", server.name, side(0), side(1));
         rows.push(json!({
-            "server": server.name, "write_iops": of(0, 0), "write_cpu": of(0, 1),
-            "read_iops": of(1, 0), "read_cpu": of(1, 1), "plain_by_resident": ratio, "runs": runs,
+            "server": server.name, "write_iops": of(0, 0), "write_cpu": of(0, 1), "write_p50": of(0, 2),
+            "write_p99": of(0, 3), "read_iops": of(1, 0), "read_cpu": of(1, 1), "read_p50": of(1, 2),
+            "read_p99": of(1, 3), "plain_by_resident": ratio, "runs": runs,
         }));
     }
     let value = |row: usize, field: &str| rows[row][field].as_f64().unwrap_or(f64::NAN);
@@ -83,10 +151,10 @@ pub(super) fn measure(args: &DeviceBenchArgs) -> anyhow::Result<Option<Value>> {
         value(0, "write_iops") / value(1, "write_iops"),
         value(0, "read_iops") / value(1, "read_iops")
     );
-    Ok(Some(json!({ "part": "nbd", "servers": rows })))
+    Ok(json!({ "part": "nbd", "title": title, "servers": rows }))
 }
 
-/// Pages of the part of the device that is used: all are written before anything is measured.
+/// Pages of the part of the device that fio uses: all are written before anything is measured.
 const PAGES: u64 = 64 << 10;
 
 fn platen(folder: &Path) -> anyhow::Result<Server> {
@@ -109,8 +177,7 @@ fn nbdkit(folder: &Path) -> anyhow::Result<Server> {
 fn start(name: &'static str, mut command: Command, socket: &Path) -> anyhow::Result<Server> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let child = child.with_context(|| format!("cannot start {name}"))?;
-    let uri = format!("nbd+unix:///?socket={}", socket.display());
-    let mut server = Server { name, child, uri };
+    let mut server = Server { name, child, socket: socket.to_owned() };
     let start = Instant::now();
     while std::os::unix::net::UnixStream::connect(socket).is_err() {
         if let Some(status) = server.child.try_wait()? {
@@ -119,7 +186,6 @@ fn start(name: &'static str, mut command: Command, socket: &Path) -> anyhow::Res
         ensure!(start.elapsed() < Duration::from_secs(10), "{name} does not begin");
         std::thread::sleep(Duration::from_millis(10));
     }
-    fio(&server, "write", socket.parent().unwrap_or(Path::new("/")))?;
     Ok(server)
 }
 
@@ -135,7 +201,7 @@ fn fio(server: &Server, direction: &str, folder: &Path) -> anyhow::Result<Run> {
             "--randrepeat=0",
             "--norandommap",
         ])
-        .arg(format!("--uri={}", server.uri))
+        .arg(format!("--uri=nbd+unix:///?socket={}", server.socket.display()))
         .arg(format!("--rw={direction}"))
         .arg(format!("--size={bytes}"))
         .arg("--output")
@@ -153,7 +219,10 @@ fn fio(server: &Server, direction: &str, folder: &Path) -> anyhow::Result<Run> {
     let side = if direction.contains("read") { "read" } else { "write" };
     let side = &result["jobs"][0][side];
     let iops = side["iops"].as_f64().context("no figure from fio")?;
-    Ok([iops, used / side["total_ios"].as_f64().unwrap_or(1.0).max(1.0)])
+    // In buckets of 1.5 %, nanoseconds: since it was handed to the engine.
+    let at = |part: &str| side["clat_ns"]["percentile"][part].as_f64().unwrap_or(f64::NAN) / 1e3;
+    let pages = side["total_ios"].as_f64().unwrap_or(1.0).max(1.0);
+    Ok([iops, used / pages, at("50.000000"), at("99.000000")])
 }
 
 /// Microseconds of CPU that a process has used, to 10 ms.
