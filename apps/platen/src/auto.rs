@@ -1,5 +1,6 @@
 //! `--codec auto` as a person sees it: `--explain`, its part of the report, and a word where QEMU alone would do.
 
+use crate::say::say;
 use controller::{Bottleneck, Decision};
 use relay::{AutoReport, Source};
 use serde::Serialize;
@@ -13,7 +14,7 @@ pub(crate) fn explainer(explain: bool) -> anyhow::Result<Option<Sender<Decision>
     let (sender, receiver) = mpsc::channel::<Decision>();
     std::thread::Builder::new()
         .name("explain".into())
-        .spawn(move || receiver.iter().for_each(|decision| eprintln!("platen: {decision}")))?;
+        .spawn(move || receiver.iter().for_each(|decision| say(&decision.to_string())))?;
     Ok(Some(sender))
 }
 

@@ -1,5 +1,6 @@
 //! `platen cert`: a small CA for the hosts between which VMs move.
 
+use crate::say::show;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use tls::{Authority, DEFAULT_DIR};
@@ -50,24 +51,23 @@ pub(crate) fn run(args: &CertArgs) -> anyhow::Result<()> {
         What::Init(args) => {
             Authority::at(&args.dir).init(args.force)?;
             let dir = args.dir.display();
-            println!(
+            show(&format!(
                 "Made a CA in {dir}. Whoever has {dir}/ca-key.pem can deliver VMs to your hosts and take theirs:\n\
                  keep the folder on one safe host. Next, for each host, by the name or address that --peer will give:\n  \
-                 platen cert issue NAME --dir {dir}"
-            );
+                 platen cert issue NAME --dir {dir}\n"
+            ))
         }
         What::Issue(args) => {
             let issued = Authority::at(&args.dir).issue(&args.names, args.days, args.force)?;
             let (dir, name) = (issued.dir.display(), &args.names[0]);
-            println!(
+            show(&format!(
                 "Made a certificate for {}, good until {}. Next, put it on that host for root alone:\n  \
                  ssh root@{name} mkdir -p -m 700 {DEFAULT_DIR}\n  \
                  scp {dir}/*.pem root@{name}:{DEFAULT_DIR}/\n\
-                 or for another user anywhere, with --tls-dir; then delete {dir}/key.pem here.",
+                 or for another user anywhere, with --tls-dir; then delete {dir}/key.pem here.\n",
                 args.names.join(", "),
                 issued.until
-            );
+            ))
         }
     }
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! The process beside a source relay that outlives it (`relay::Keeper`).
 
+use crate::say::say;
 use anyhow::Context;
 use relay::Keeper;
 use std::os::fd::AsFd;
@@ -15,6 +16,6 @@ pub(crate) fn start() -> anyhow::Result<Keeper> {
 /// Is one.
 pub(crate) fn run() -> anyhow::Result<()> {
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
-    relay::keep(&UnixStream::from(control), |notice| eprintln!("platen: {notice}"))
+    relay::keep(&UnixStream::from(control), |notice| say(&notice.to_string()))
         .context("this command is for the use of platen itself")
 }

@@ -17,6 +17,7 @@ mod qat_status;
 mod receive;
 mod relay_command;
 mod report;
+mod say;
 mod size;
 
 use clap::{Parser, Subcommand};
@@ -80,7 +81,7 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("platen: {error:#}");
+            say::say(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -134,7 +134,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     report.qemu = Some(version.to_string());
     report.name.clone_from(&options.name);
     fill(&mut report, info.as_ref(), &result, interrupts.load(Ordering::Acquire) > 0);
-    report.publish(options.json.as_deref())?;
+    report.publish(options.json.as_deref());
     match result {
         _ if report.status == "completed" => Ok(()),
         _ if report.status == "cancelled" => bail!("cancelled; the source VM goes on"),

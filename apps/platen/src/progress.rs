@@ -1,5 +1,6 @@
 //! The progress bar of `migrate`.
 
+use crate::say::say;
 use indicatif::{ProgressBar, ProgressStyle};
 use qmp::MigrationInfo;
 use relay::Progress;
@@ -47,7 +48,7 @@ impl Bar {
     }
 
     pub(crate) fn note(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("platen: {text}"));
+        self.bar.suspend(|| say(text));
     }
 
     pub(crate) fn done(&self) {

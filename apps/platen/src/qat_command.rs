@@ -2,6 +2,7 @@
 
 use crate::args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
 use crate::qat_status;
+use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use codec::{Codec, Settings};
 use qat::{Libraries, Location, Qat, StartOptions};
@@ -56,7 +57,7 @@ pub(crate) fn accelerator(
             // With codec auto a device would only be one choice more.
             Err(_) if settings.is_none() => Ok(None),
             Err(error) => {
-                eprintln!("platen: codec qatzip in software: {error}");
+                say(&format!("codec qatzip in software: {error}"));
                 Ok(None)
             }
         },
@@ -87,7 +88,7 @@ pub(crate) fn receiver(
         Accelerator::Auto => match libraries.start() {
             Ok(qat) => Ok(Some(qat)),
             Err(error) => {
-                eprintln!("platen: codec qatzip will be decompressed in software: {error}");
+                say(&format!("codec qatzip will be decompressed in software: {error}"));
                 Ok(None)
             }
         },

@@ -1,6 +1,7 @@
 //! `platen qat status`: what there is of QAT on this host, what it does, and what is missing.
 
 use crate::args::StatusArgs;
+use crate::say::show;
 use qat::status::{Function, InstanceStatus, Status};
 use qat::{Libraries, Qat, StartOptions};
 use std::path::Path;
@@ -23,11 +24,10 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let device = device.as_ref().map(|device| device.as_ref().map(AsRef::as_ref));
     let status = Status::collect(Path::new("/"), libraries.as_ref(), device);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        show(&(serde_json::to_string_pretty(&status)? + "\n"))
     } else {
-        print!("{}", text(&status));
+        show(&text(&status))
     }
-    Ok(())
 }
 
 /// A line for each thing there is, and two for each that is missing.

@@ -5,6 +5,7 @@ use crate::cpus::Cpus;
 use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
+use crate::say::{say, show};
 use anyhow::{bail, Context};
 use qmp::Qmp;
 use relay::{Destination, Host, Server, ServerConfig, UnixAddress};
@@ -43,8 +44,7 @@ impl Receiver {
 
     fn write(&self, report: &Report) -> anyhow::Result<()> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        print!("{}", report.text());
-        let _ = std::io::stdout().flush();
+        show(&report.text()).unwrap_or_else(|error| say(&format!("{error:#}")));
         if let Some(path) = &self.json {
             let open = File::options().create(true).append(true).open(path);
             let mut file =
@@ -104,7 +104,7 @@ impl Host for Receiver {
 
     fn serve(&self, target: &Option<String>, destination: &Destination) {
         let peer = destination.session().peer.clone();
-        eprintln!("platen: migration from {peer} to {} begins", shown(target));
+        say(&format!("migration from {peer} to {} begins", shown(target)));
         let started = Instant::now();
         let cpu = process_cpu();
         let measured = || {
@@ -132,19 +132,19 @@ impl Host for Receiver {
                 report.status = "failed".into();
                 report.error = Some(error.to_string());
                 self.any_failed.store(true, Ordering::Release);
-                eprintln!("platen: migration from {peer} to {} failed: {error}", shown(target));
+                say(&format!("migration from {peer} to {} failed: {error}", shown(target)));
             }
         }
         if let Some(monitor) = self.monitor(target) {
             report.vm = Some(vm_state(monitor, result.is_ok()));
         }
         if let Err(error) = self.write(&report) {
-            eprintln!("platen: {error:#}");
+            say(&format!("{error:#}"));
         }
     }
 
     fn notice(&self, text: &str) {
-        eprintln!("platen: {text}");
+        say(text);
     }
 }
 
@@ -210,10 +210,10 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         stopper.stop();
     })
     .context("cannot handle signals")?;
-    eprintln!("platen: listening on {}", listener.local_addr()?);
+    say(&format!("listening on {}", listener.local_addr()?));
     server.run(&listener, args.once)?;
     if server.strangers() > 0 {
-        eprintln!("platen: connections turned away: {}", server.strangers());
+        say(&format!("connections turned away: {}", server.strangers()));
     }
     if args.once && receiver.succeeded.load(Ordering::Acquire) == 0 {
         bail!("the migration did not succeed");

@@ -5,6 +5,7 @@ use crate::keeper;
 use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
+use crate::say::say;
 use anyhow::Context;
 use relay::{Source, SourceConfig};
 use session::Setup;
@@ -38,12 +39,12 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     source.listen(&args.listen)?;
     let handle = source.handle();
     ctrlc::set_handler(move || handle.stop()).context("cannot handle signals")?;
-    eprintln!("platen: listening on {} for QEMU, peer {}", args.listen, options.peer);
+    say(&format!("listening on {} for QEMU, peer {}", args.listen, options.peer));
     let started = Instant::now();
     let cpu = process_cpu();
     let measured = || Report::of_source(&source, settings, started.elapsed(), process_cpu() - cpu);
     let result = source.run(
-        |notice| eprintln!("platen: {notice}"),
+        |notice| say(&notice.to_string()),
         || {
             let mut report = measured();
             report.status = "completed".into();
@@ -56,10 +57,8 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
             report.status = "completed".into();
             report.set_end(end);
             if !end.return_path {
-                eprintln!(
-                    "platen: the source QEMU used no return path: it has called the migration completed without \
-                     hearing from the destination. Turn the capability return-path on"
-                );
+                say("the source QEMU used no return path: it has called the migration completed without hearing from \
+                     the destination. Turn the capability return-path on");
             }
         }
         Err(error) => {
@@ -67,6 +66,6 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
             report.error = Some(error.to_string());
         }
     }
-    report.publish(options.json.as_deref())?;
+    report.publish(options.json.as_deref());
     result.map(drop).map_err(Into::into)
 }

@@ -1,6 +1,7 @@
 //! The report of a migration: `info migrate`'s names, as text or JSON.
 
 use crate::auto::Auto;
+use crate::say::{say, show};
 use anyhow::Context;
 use codec::Settings;
 use relay::{AcceleratorSnapshot, Counters, Source, SourceEnd};
@@ -238,17 +239,19 @@ impl Report {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Prints it, and writes it to `json` if given.
-    pub(crate) fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
-        if let Some(path) = json {
+    /// Prints it, and writes it to `json` if given. That one of them fails is said, and nothing else: whether the VM has
+    /// moved is what the exit status tells.
+    pub(crate) fn publish(&self, json: Option<&Path>) {
+        let written = json.map_or(Ok(()), |path| {
             std::fs::write(path, self.json() + "\n")
-                .with_context(|| format!("cannot write the report to {}", path.display()))?;
+                .with_context(|| format!("cannot write the report to {}", path.display()))
+        });
+        for failed in [written, show(&self.text())].into_iter().filter_map(Result::err) {
+            say(&format!("{failed:#}"));
         }
-        print!("{}", self.text());
         if let Some(warning) = self.auto.as_ref().and_then(Auto::warning) {
-            eprintln!("platen: {warning}");
+            say(&warning.to_string());
         }
-        Ok(())
     }
 }
 

@@ -1,0 +1,121 @@
+//! Nobody listens: standard error is a pipe whose reader has gone, or that is full; standard output cannot be written.
+
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::fs::File;
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+fn platen() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_platen"))
+}
+
+/// A pipe for standard error that takes nothing more: its reader has gone, or reads nothing.
+fn deaf(full: bool) -> (Stdio, Option<OwnedFd>) {
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    if full {
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        while rustix::io::write(&writer, &[b'x'; 4096]).is_ok() {}
+        rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    }
+    (Stdio::from(writer), full.then_some(reader))
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status.code().unwrap_or(-1));
+        }
+        sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    None
+}
+
+/// What is kept beside a relay says that it holds on, and holds on whether somebody hears it or not.
+#[test]
+fn a_socket_of_qemu_s_is_held_though_nobody_hears_why() {
+    for full in [false, true] {
+        let (stderr, _reader) = deaf(full);
+        let (control, theirs) = UnixStream::pair().unwrap();
+        let (mut qemu, relay) = UnixStream::pair().unwrap();
+        let mut command = platen();
+        let command = command.arg("keep").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        let mut keeper = command.stderr(stderr).spawn().unwrap();
+        // Hold it; this is no postcopy.
+        let message = [&[1][..], &[0xff; 8]].concat();
+        let fds = [relay.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(&control, &[IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+        // The relay is killed.
+        drop(relay);
+        drop(control);
+        qemu.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let held = qemu.read(&mut [0]);
+        assert!(matches!(&held, Err(error) if error.kind() == ErrorKind::WouldBlock), "{held:?}");
+        drop(qemu);
+        assert_eq!(wait(&mut keeper), Some(0), "full: {full}");
+    }
+}
+
+#[test]
+fn a_receiver_serves_though_nobody_hears_it() {
+    for full in [false, true] {
+        let (stderr, _reader) = deaf(full);
+        let folder = tempfile::tempdir().unwrap();
+        let deliver = format!("unix:{}", folder.path().join("qemu").display());
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut receiver = platen()
+            .args(["receive", "--insecure", "--listen", &port.to_string(), "--deliver", &deliver])
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn()
+            .unwrap();
+        // It listens, turns somebody away, and goes on.
+        for _ in 0..2 {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let mut stranger = loop {
+                match std::net::TcpStream::connect(port) {
+                    Ok(stream) => break stream,
+                    Err(error) => assert!(Instant::now() < deadline, "full: {full}: {error}"),
+                }
+                assert_eq!(receiver.try_wait().unwrap(), None, "full: {full}");
+                sleep(Duration::from_millis(10));
+            };
+            stranger.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+            stranger.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            let _ = stranger.read_to_end(&mut Vec::new());
+        }
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&receiver),
+            rustix::process::Signal::INT,
+        )
+        .unwrap();
+        let status = wait(&mut receiver);
+        assert!(matches!(status, Some(0 | 1)), "full: {full}: {status:?}");
+    }
+}
+
+/// Who has closed standard output has seen enough; a full disk is an error with a name.
+#[test]
+fn output_that_nobody_takes_is_no_panic() {
+    let run = |out: Stdio| -> Output {
+        let mut command = platen();
+        let command = command.args(["qat", "status", "--no-start"]).stdout(out);
+        command.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
+    };
+    let (closed, _) = deaf(false);
+    let output = run(closed);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = run(File::options().write(true).open("/dev/full").unwrap().into());
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("platen: cannot write to standard output: No space left"), "{said}");
+}
