@@ -58,6 +58,7 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Vec<String>> {
     let ended = match (alive, back) {
         (true, true) => "all there, every byte compared".to_owned(),
         (true, false) => format!("lost: {}", checked.lines().last().unwrap_or_default()),
+        (false, _) if filled.contains("late: ") => format!("not done after {} s", limit.as_secs()),
         (false, _) => "killed for want of memory".to_owned(),
     };
     Ok(vec![
