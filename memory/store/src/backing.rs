@@ -9,6 +9,12 @@
 //! is worth nothing without the store, and there is nothing to be repaired on it. Formatting takes a device that
 //! is empty or was a backing device before, and nothing else. Of a file that is empty means: nothing but holes; of a
 //! block device, zeros wherever file systems, partition tables, arrays and the like say what they are.
+//!
+//! What the kernel was asked to write outlives a server that is killed. So blocks are noted in the superblock while they
+//! are written, and a server that finds such a note of another one's keeps them out of use: what was meant for pages
+//! that were never out might land on other ones. No call tells when such a write is over: a flush of a disk counts only
+//! writes that are done, and nobody has the killed process's ring. So it is for as long as the store lives; that is at most one run of a
+//! batch for each server that was killed while it wrote.
 
 use std::io;
 use std::ops::Range;
@@ -23,6 +29,7 @@ use crate::inject;
 use crate::layout::PAGE;
 use crate::slot::{State, Word, MAX_BLOCKS};
 use crate::store::Store;
+use crate::superblock::{noted_runs, MAX_RUN};
 use crate::sync::{AtomicU64, Ordering};
 
 /// "platenBK", little endian.
@@ -181,6 +188,11 @@ pub enum Stopped {
     },
     /// It was read, and is not this store's.
     Foreign,
+    /// As many servers were killed while they wrote to it as the store can keep account of.
+    Killed {
+        /// How many.
+        servers: u32,
+    },
 }
 
 impl std::fmt::Display for Stopped {
@@ -194,6 +206,9 @@ impl std::fmt::Display for Stopped {
                 write!(f, "reading its header failed: {}", name_of(errno))
             }
             Self::Foreign => write!(f, "its header is not this store's"),
+            Self::Killed { servers } => {
+                write!(f, "{servers} servers were killed while they wrote to it")
+            }
         }
     }
 }
@@ -208,6 +223,9 @@ pub struct BackingStats {
     pub blocks: u64,
     /// Those that are free.
     pub free: u64,
+    /// Those that are not used because a server was killed while it wrote them: the kernel may still do that, however
+    /// late, and nothing tells when it is over.
+    pub doubtful: u64,
     /// Whether it goes around the page cache.
     pub direct: bool,
     /// Blocks read.
@@ -228,6 +246,8 @@ pub(crate) struct Backing {
     disk: Box<dyn Disk>,
     name: String,
     blocks: Blocks,
+    /// Blocks that are kept out of use.
+    doubtful: u64,
     /// Held while blocks are written: nobody else waits for it.
     writer: Mutex<Writer>,
     stopped: Mutex<Option<Stopped>>,
@@ -401,10 +421,13 @@ impl Store {
             }
         }
         inject::step();
+        let doubtful = noted_runs(self.heap.map.superblock()).flatten();
+        let doubtful = doubtful.filter(|&block| blocks.shut(block)).count() as u64;
         let backing = Backing {
             disk,
             name: name.to_owned(),
             blocks,
+            doubtful,
             writer: Mutex::new(Writer { next: 1 }),
             stopped: Mutex::new(stopped),
             reads: AtomicU64::new(0),
@@ -440,6 +463,7 @@ impl Store {
             name: backing.name.clone(),
             blocks: u64::from(backing.blocks.count() - 1),
             free: u64::from(backing.blocks.free()),
+            doubtful: backing.doubtful,
             direct: backing.disk.is_direct(),
             bd_reads: of(&backing.reads),
             bd_writes: of(&backing.writes),
@@ -552,6 +576,7 @@ impl Backing {
         }
         let count = self.blocks.count();
         let start = if (1..count).contains(&writer.next) { writer.next } else { 1 };
+        let want = want.min(MAX_RUN);
         let (mut best, mut run) = (0..0, start..start);
         for (looked, block) in (0..).zip((start..count).chain(1..start)) {
             if block != run.end {
@@ -586,11 +611,15 @@ impl Backing {
             }
             Err(error) => {
                 self.failed_writes.fetch_add(1, Ordering::Relaxed);
-                let stopped = Stopped::Write { errno: number_of(&error), block: at };
-                *self.stopped() = Some(stopped);
-                Err(stopped)
+                Err(self.stop(Stopped::Write { errno: number_of(&error), block: at }))
             }
         }
+    }
+
+    /// Nothing more is written.
+    pub(crate) fn stop(&self, why: Stopped) -> Stopped {
+        *self.stopped() = Some(why);
+        why
     }
 }
 

@@ -10,6 +10,9 @@ use crate::sync::{strong, AtomicU32, AtomicU8, Ordering, Site};
 /// The most that may hold a block: the objects that it has room for, and the writer.
 pub(crate) const MAX_HOLDS: u8 = 33;
 
+/// Added to what holds a block that nobody knows what is yet written to: more than can leave it.
+const SHUT: u8 = 64;
+
 /// One byte for each block; that of block 0, the header, is never free.
 #[derive(Debug)]
 pub struct Blocks {
@@ -78,4 +81,19 @@ impl Blocks {
         holds.store(held + 1, Ordering::Relaxed);
         true
     }
+
+    /// For recovery, when the entries are counted: the kernel may still write to this block what a killed server has
+    /// asked for. It is never free; `false` if that is so already, or it is no block for pages.
+    pub(crate) fn shut(&self, block: u32) -> bool {
+        let holds = self.holds.get(block as usize).filter(|_| block > 0);
+        let Some(holds) = holds.filter(|holds| holds.load(Ordering::Relaxed) < SHUT) else {
+            return false;
+        };
+        if holds.fetch_add(SHUT, Ordering::Relaxed) == 0 {
+            self.free.fetch_sub(1, Ordering::Relaxed);
+        }
+        true
+    }
 }
+
+const _: () = assert!(SHUT > MAX_HOLDS && SHUT as u32 + (MAX_HOLDS as u32) < 256);

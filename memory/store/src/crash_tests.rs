@@ -8,19 +8,23 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
 use crate::backing::format_backing;
 use crate::dictionary::{dictionary_of, DICTIONARIES, DICTIONARY_TAG, MAX_DICTIONARY};
-use crate::disk::FileDisk;
+use crate::disk::{Block, Disk, FileDisk};
 use crate::group::{GroupBuffer, Seen};
 use crate::inject;
 use crate::slot::{State, MAX_OBJECT};
 use crate::store::{Options, Store};
+use crate::superblock;
+use crate::sync::Ordering;
 use crate::worker::{Page, Worker};
 use crate::writeback::{Added, BackBuffer, Batch};
 
@@ -275,6 +279,16 @@ fn options() -> Options {
     Options { reserve: 0, ..Options::default() }
 }
 
+/// Tests take turns: a child has copies of what the process has open, and with them the locks of other tests' stores.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn back(disk: &OwnedFd) -> FileDisk {
+    FileDisk::inherit(disk.as_fd()).unwrap()
+}
+
 /// Runs `child` in a process of its own; its signal, if it was killed by one.
 fn killed(child: impl FnOnce()) -> Option<i32> {
     // SAFETY: the child uses only what the forking thread owns, and the C library's allocator, which
@@ -308,14 +322,15 @@ fn sum_of_objects(store: &Store) -> u64 {
 
 #[test]
 fn a_server_killed_at_any_step_leaves_a_consistent_store() {
+    let _turn = turn();
     let script = script();
-    let mut at = 0;
+    let (mut at, mut doubtful) = (0, 0);
     loop {
         at += 1;
         let store = Store::create(PAGES, options()).unwrap();
         let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&disk, 24 * 4096).unwrap();
-        let back = || FileDisk::inherit(disk.as_fd()).unwrap();
+        let back = || back(&disk);
         format_backing(&back(), "disk", &store).unwrap();
         let mut before = Held::new();
         {
@@ -404,7 +419,16 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         assert_eq!(store.stats().compr_data_size, PAGES * 1100);
         assert_eq!((store.stats().groups, store.stats().grouped_pages), (0, 0));
         let back = store.backing_stats().unwrap();
-        assert_eq!((store.stats().bd_count, back.free), (0, back.blocks), "step {at}");
+        assert_eq!(
+            (store.stats().bd_count, back.free),
+            (0, back.blocks - back.doubtful),
+            "step {at}"
+        );
+        // Killed while it wrote, and only then, it has left blocks that may be written yet.
+        assert!(back.doubtful <= 16, "step {at}: {} doubtful blocks", back.doubtful);
+        let writing = matches!(script.get(count), Some(Op::WriteBack(..)));
+        assert!(back.doubtful == 0 || writing, "step {at}, in operation {count}");
+        doubtful += u64::from(back.doubtful > 0);
         worker.discard(0..PAGES);
         worker.rest();
         store.trim();
@@ -412,11 +436,181 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         let fixed = store.heap.map.layout().fixed_pages() + 4 * places as u64;
         assert_eq!(store.stats().mem_used_total, fixed * 4096);
         assert_eq!(store.resident().unwrap(), store.stats().mem_used_total, "step {at}");
+        if back.doubtful > 0 {
+            // For the next one as well.
+            drop((worker, store));
+            let store = Store::attach(fd.as_fd(), options()).unwrap();
+            store.take_backing(Box::new(self::back(&disk)), "disk").unwrap();
+            assert_eq!(store.backing_stats().unwrap().doubtful, back.doubtful, "step {at}");
+        }
         if signal.is_none() {
             assert_eq!(count, script.len());
             break;
         }
     }
-    println!("killed at each of {} steps", at - 1);
+    println!("killed at each of {} steps, at {doubtful} of them while blocks were written", at - 1);
+    // Before the write, and before it is noted to be over: each of the script's three.
+    assert_eq!(doubtful, 6, "at {doubtful} steps blocks were being written");
     assert!(at > 300, "the schedule has {at} steps only: is it compiled in?");
+}
+
+/// A disk whose process is killed when it has asked for blocks to be written, and that does it later: in `queue` they
+/// are, the first one's number and their bytes.
+#[derive(Debug)]
+struct Late<'a> {
+    disk: FileDisk,
+    queue: &'a File,
+}
+
+impl Disk for Late<'static> {
+    fn blocks(&self) -> io::Result<u64> {
+        self.disk.blocks()
+    }
+
+    fn read(&self, block: u32, out: &mut Block) -> io::Result<()> {
+        self.disk.read(block, out)
+    }
+
+    fn write(&self, block: u32, blocks: &[Block]) -> io::Result<()> {
+        if block == 0 {
+            return self.disk.write(block, blocks);
+        }
+        self.queue.write_all_at(&block.to_le_bytes(), 0)?;
+        for (number, block) in blocks.iter().enumerate() {
+            self.queue.write_all_at(&block.0, 4 + number as u64 * 4096)?;
+        }
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+        Ok(())
+    }
+
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_direct(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_a_killed_server_has_asked_for_may_be_written_late() {
+    let _turn = turn();
+    const LENGTH: usize = 4096;
+    let store = Store::create(PAGES, options()).unwrap();
+    let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&disk, 64 * 4096).unwrap();
+    format_backing(&back(&disk), "disk", &store).unwrap();
+    {
+        let mut worker = store.worker().unwrap();
+        for index in 0..60 {
+            worker.put(index, 3, &bytes(index, 0, LENGTH)).unwrap();
+        }
+    }
+    let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
+    drop(store);
+    let mut queues = Vec::new();
+    // Two servers are killed so, each with ten pages of its own, and a third takes what it finds free.
+    for first in [0, 20] {
+        let queue = File::from(memfd_create("queue", MemfdFlags::CLOEXEC).unwrap());
+        let signal = killed(|| {
+            let store = Store::attach(fd.as_fd(), options()).unwrap();
+            let queue: &'static File = Box::leak(Box::new(queue.try_clone().unwrap()));
+            store.set_backing(Box::new(Late { disk: back(&disk), queue }), "disk").unwrap();
+            let mut worker = store.worker().unwrap();
+            apply(&store, &mut worker, 0, Op::WriteBack(first, 10));
+        });
+        assert_eq!(signal, Some(9));
+        queues.push(queue);
+    }
+    let store = Store::attach(fd.as_fd(), options()).unwrap();
+    store.set_backing(Box::new(back(&disk)), "disk").unwrap();
+    assert_eq!(store.lost_pages(), 0);
+    let mut worker = store.worker().unwrap();
+    // More than what the killed ones had, and other pages first.
+    for first in [40, 50, 0, 10] {
+        apply(&store, &mut worker, 0, Op::WriteBack(first, 10));
+    }
+    assert_eq!(store.stats().bd_count, 40);
+    for queue in queues {
+        let mut first = [0; 4];
+        queue.read_exact_at(&mut first, 0).unwrap();
+        let len = queue.metadata().unwrap().len() - 4;
+        assert_eq!(len, 10 * 4096);
+        let mut late = vec![0; usize::try_from(len).unwrap()];
+        queue.read_exact_at(&mut late, 4).unwrap();
+        let at = u64::from(u32::from_le_bytes(first)) * 4096;
+        let disk = File::from(disk.try_clone().unwrap());
+        disk.write_all_at(&late, at).unwrap();
+    }
+    for index in 0..60 {
+        assert_eq!(read(&worker, index), Some(bytes(index, 0, LENGTH)), "page {index}");
+    }
+    let stats = store.backing_stats().unwrap();
+    assert_eq!((stats.doubtful, stats.free), (20, stats.blocks - 20 - 40));
+}
+
+#[test]
+fn notes_of_killed_servers_that_say_anything_shut_blocks_and_no_more() {
+    let _turn = turn();
+    let store = Store::create(PAGES, options()).unwrap();
+    let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&disk, 64 * 4096).unwrap();
+    format_backing(&back(&disk), "disk", &store).unwrap();
+    store.set_backing(Box::new(back(&disk)), "disk").unwrap();
+    {
+        let mut worker = store.worker().unwrap();
+        for index in 0..20 {
+            worker.put(index, 3, &bytes(index, 0, 4096)).unwrap();
+        }
+        apply(&store, &mut worker, 0, Op::WriteBack(0, 10));
+    }
+    let words = store.heap.map.superblock();
+    // The header, one behind the end, none, too many, one twice, and those of pages that are there.
+    let mut noted = 0;
+    for (first, len) in [
+        (0_u64, 2_u64),
+        (63, 1),
+        (60, 900),
+        (5, 0),
+        (u64::from(u32::MAX), 3),
+        (7, 1 << 31),
+        (3, 4),
+        (4, 2),
+    ] {
+        let at = superblock::note_run(words, &(1..2)).unwrap();
+        words[at].store(first | len << 32, Ordering::Relaxed);
+        noted += u32::from(first | len << 32 != 0);
+    }
+    let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
+    drop(store);
+    let store = Store::attach(fd.as_fd(), options()).unwrap();
+    store.take_backing(Box::new(back(&disk)), "disk").unwrap();
+    store.retry_backing().unwrap();
+    let mut worker = store.worker().unwrap();
+    // Blocks 1, 3 to 6, 60 to 63; pages lie in 1 to 10.
+    let stats = store.backing_stats().unwrap();
+    assert_eq!((stats.blocks, stats.doubtful, stats.free), (63, 9, 63 - 10 - 4));
+    for index in 0..20 {
+        assert_eq!(read(&worker, index), Some(bytes(index, 0, 4096)), "page {index}");
+    }
+    // Whoever is in one leaves it as any other, and it does not become free.
+    worker.discard(0..10);
+    assert_eq!(store.backing_stats().unwrap().free, 63 - 9);
+    // With no place left for a note nothing is written.
+    let words = store.heap.map.superblock();
+    let full = loop {
+        match superblock::note_run(words, &(20..21)) {
+            Ok(_) => noted += 1,
+            Err(full) => break full,
+        }
+    };
+    assert_eq!(full, noted);
+    let mut batch = Batch::new(16);
+    let mut out = [0; MAX_OBJECT];
+    let Ok(Page::Object { tag, len }) = worker.look(12, &mut out) else { panic!("page 12") };
+    assert_eq!(batch.add(&Seen { index: 12, tag, bytes: &out[..len] }), Added::Yes);
+    let refused = worker.write_back(&mut batch).unwrap_err().to_string();
+    assert_eq!(refused, format!("{full} servers were killed while they wrote to it"));
+    assert_eq!(store.backing_stats().unwrap().free, 63 - 9);
+    assert_eq!(read(&worker, 12), Some(bytes(12, 0, 4096)));
 }

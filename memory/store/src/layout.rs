@@ -1,7 +1,7 @@
 //! The file: where superblock, table and regions lie, and where in a region what is.
 //!
 //! ```text
-//!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation
+//!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation; blocks being written
 //!  4096   slot table: 8 bytes a page
 //!  ...    records of groups: 64 bytes each, one for every 8 pages, sparse
 //!  ...    dictionaries: 4 places of 16 KiB, sparse (`dictionary.rs`)

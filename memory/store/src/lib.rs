@@ -61,6 +61,7 @@
 //! | moving an object (compaction) | as for a write: the entry names one of two whole copies |
 //! | making a group, before a page is in it | objects of a group that no page is in: freed |
 //! | making a group, later; leaving one | each page is in it, or what it was; a group without pages is freed |
+//! | writing back, while blocks are written | the page in memory; the blocks are noted, and not used any more |
 //! | writing back, before a page's entry says so | the page in memory; the block is named by nobody: it is free |
 //! | writing back, later; bringing back | as for a write: the entry names the block, or memory |
 //! | discarding a range | each page is there or not |

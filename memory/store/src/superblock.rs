@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
 
 use crate::class::fingerprint;
 use crate::dictionary::DICTIONARIES;
@@ -12,7 +13,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
 
 /// Changes with anything that another version would read wrongly.
-pub(crate) const VERSION: u64 = 4;
+pub(crate) const VERSION: u64 = 5;
 
 /// Words that never change after the file is made, the checksum behind them.
 const FIXED: usize = 8;
@@ -28,6 +29,13 @@ const WRITTEN: usize = 12;
 
 /// Dictionaries that were installed, and in the upper half the same with its bits turned; 0 for none ever.
 const DICTIONARIES_AT: usize = 13;
+
+/// Runs of blocks of the backing device that are being written, or were when a server was killed: the first block, and
+/// their number in the upper half; 0 for none. Each server uses the first word that none before it has left.
+const RUNS: Range<usize> = 16..272;
+
+/// The longest run that can be noted. One that is longer is no note of ours.
+pub(crate) const MAX_RUN: u32 = 1 << 16;
 
 /// Writes a new superblock; the magic number last, so that half of one is none.
 pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
@@ -127,6 +135,36 @@ pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     // A server killed in between has written nothing yet today, or more than it has.
     words[WRITTEN].store(sum, Ordering::Relaxed);
     words[DAY].store(day, Ordering::Relaxed);
+}
+
+/// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one thread at a time, and
+/// [`MAX_RUN`] blocks at most.
+///
+/// # Errors
+///
+/// As many servers were killed while they wrote as can be noted: how many.
+pub(crate) fn note_run(words: &[AtomicU64], run: &Range<u32>) -> Result<usize, u32> {
+    debug_assert!(run.start > 0 && !run.is_empty() && run.end - run.start <= MAX_RUN);
+    let free = RUNS.into_iter().find(|&at| words[at].load(Ordering::Relaxed) == 0);
+    let at = free.ok_or(u32::try_from(RUNS.len()).expect("a few hundred"))?;
+    words[at].store(u64::from(run.start) | u64::from(run.end - run.start) << 32, Ordering::Release);
+    Ok(at)
+}
+
+/// They are written, or could not be: the kernel is done with them.
+pub(crate) fn forget_run(words: &[AtomicU64], at: usize) {
+    words[at].store(0, Ordering::Release);
+}
+
+/// What was noted and not forgotten. When a server takes over: what the kernel may still write for those before it.
+pub(crate) fn noted_runs(words: &[AtomicU64]) -> impl Iterator<Item = Range<u32>> + '_ {
+    let noted = words[RUNS].iter().map(|word| word.load(Ordering::Relaxed));
+    noted.filter_map(|word| {
+        let [first, len] = [word & 0xffff_ffff, word >> 32];
+        let first = u32::try_from(first).expect("32 bits");
+        let len = u32::try_from(len).ok().filter(|&len| len <= MAX_RUN)?;
+        Some(first..first.checked_add(len)?)
+    })
 }
 
 fn fixed(layout: &Layout, id: u64) -> [u64; FIXED] {

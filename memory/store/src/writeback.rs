@@ -3,7 +3,8 @@
 //! A page leaves memory when its bytes are on the device and its entry says so, in one compare-and-swap that
 //! finds it as it was read: what was written meanwhile stays. Until then it is where it was, so that a write that
 //! fails, or a server that is killed, costs nothing. Blocks that no entry names are free; which those are, the
-//! next server finds out from the table.
+//! next server finds out from the table. But for those that a killed server was writing just then: they are noted in the
+//! superblock, and left alone (`backing.rs`).
 //!
 //! ```text
 //!  a page as it is takes a block. Objects share one, which begins with its directory:
@@ -295,15 +296,27 @@ impl Worker {
             let Some(run) = backing.take(&mut writer, want) else { break };
             inject::step();
             let end = first + run.len();
+            let superblock = store.heap.map.superblock();
+            // Whoever finds this has to leave the blocks alone: the kernel may write to them when we are gone.
+            let noted = match superblock::note_run(superblock, &run) {
+                Ok(noted) => noted,
+                Err(servers) => {
+                    run.for_each(|block| backing.leave(block));
+                    return Err(WriteBackError::Stopped(backing.stop(Stopped::Killed { servers })));
+                }
+            };
+            inject::step();
             fence_write();
             let written = backing.write(&mut writer, run.start, &batch.blocks[first..end]);
+            inject::step();
+            superblock::forget_run(superblock, noted);
             inject::step();
             if let Err(stopped) = written {
                 run.for_each(|block| backing.leave(block));
                 return Err(WriteBackError::Stopped(stopped));
             }
             done.blocks += run.len() as u64;
-            superblock::add_written(store.heap.map.superblock(), today(), run.len() as u64);
+            superblock::add_written(superblock, today(), run.len() as u64);
             // An open block may have got more after the next was begun.
             for page in batch.pages.iter().filter(|page| (first..end).contains(&page.block)) {
                 let block = run.start + u32::try_from(page.block - first).expect("in the run");

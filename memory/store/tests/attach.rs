@@ -82,7 +82,7 @@ fn foreign_files_are_refused_with_a_reason() {
     for (fd, message) in [
         (copied(0, true, |_| {}), "not a store: its first word is 0000000000000000"),
         (copied(len, true, put(0, 7)), "not a store: its first word is 0000000000000007"),
-        (copied(len, true, put(1, 9)), "store of format version 9, this program serves version 4"),
+        (copied(len, true, put(1, 9)), "store of format version 9, this program serves version 5"),
         (copied(len, true, put(3, 3)), "superblock checksum is"),
         (copied(len, true, |page| page[8 * 8] ^= 1), "superblock checksum is"),
         (copied(4096, true, |_| {}), "store file of 4096 bytes, its superblock says"),
@@ -95,7 +95,7 @@ fn foreign_files_are_refused_with_a_reason() {
         assert!(error.to_string().contains(message), "{error}, expected {message}");
     }
     let fd = copied(len, true, put(1, 9));
-    assert!(matches!(refusal(&fd), StoreError::Foreign(Foreign::Version { got: 9, expected: 4 })));
+    assert!(matches!(refusal(&fd), StoreError::Foreign(Foreign::Version { got: 9, expected: 5 })));
     // Without any change it is one, though all its objects are gone: not a single page was stored.
     let store = Store::attach(copied(len, true, |_| {}).as_fd(), options()).unwrap();
     assert_eq!(store.stats().orig_data_size, 0);

@@ -85,6 +85,8 @@ pub(crate) struct BackingStatus {
     pub(crate) direct: bool,
     pub(crate) bd_blocks: u64,
     pub(crate) bd_free: u64,
+    /// Blocks that a killed server may still be writing.
+    pub(crate) bd_doubtful: u64,
     pub(crate) bd_written_today: u64,
     pub(crate) bd_failed_reads: u64,
     pub(crate) bd_failed_writes: u64,
@@ -105,6 +107,7 @@ impl BackingStatus {
             direct: stats.direct,
             bd_blocks: stats.blocks,
             bd_free: stats.free,
+            bd_doubtful: stats.doubtful,
             bd_written_today: store.written_today(),
             bd_failed_reads: stats.failed_reads,
             bd_failed_writes: stats.failed_writes,
@@ -114,11 +117,17 @@ impl BackingStatus {
     }
 
     /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 6] {
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
         [
             ("bd_direct", self.direct.into(), "1 if it goes around the page cache", false),
             ("bd_blocks", self.bd_blocks, "Blocks of 4 KiB", false),
             ("bd_free", self.bd_free, "Blocks that are free", false),
+            (
+                "bd_doubtful",
+                self.bd_doubtful,
+                "Blocks not used: a killed server may still be writing them",
+                false,
+            ),
             ("bd_written_today", self.bd_written_today, "Blocks written today (UTC)", false),
             (
                 "bd_failed_reads",
