@@ -20,6 +20,10 @@
 //! Servers do not follow signals while they have a supervisor: one that a service manager or a terminal
 //! sends to all processes at once must not take a disk away that is swapped to.
 //!
+//! A server that is to replace another one and does not say that it is ready is killed after some time
+//! ([`Service::ready_limit`]), and counts as one that has died: whoever has the disk waits. So is one that does not end
+//! when it is told to ([`Service::end_limit`]): what keeps it may be a disk that answers nobody.
+//!
 //! Nothing that the supervisor does for a disk in use may end it or make it wait: a process that cannot be
 //! started is tried again, and one that is killed is not waited for, since what it is stuck in may be the very disk.
 //!
@@ -65,6 +69,17 @@ pub trait Service {
     /// How long `down` may take.
     fn down_limit(&self) -> Duration;
 
+    /// How long a server that replaces another one may take until it is ready, longer on a machine that is slow: each
+    /// that was too late gives the next one twice as long, up to 16 times.
+    fn ready_limit(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    /// How long a server may take to end when it is told to.
+    fn end_limit(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
     /// What is to be run when the server asks for training, and how long it may take. Nobody waits for it, and what
     /// comes of it is the server's to see.
     fn train(&mut self) -> Option<(Command, Duration)> {
@@ -103,6 +118,14 @@ pub enum SuperviseError {
         crashes: u32,
         /// How the last ended.
         last: ExitStatus,
+    },
+    /// The server was told to end, and did not. What it kept is given up.
+    #[error("the server did not end in {limit:?} and was killed{}", if *gone { "" } else { "; the kernel keeps it until a disk answers" })]
+    Stuck {
+        /// How long it was waited for.
+        limit: Duration,
+        /// Whether it has ended by that.
+        gone: bool,
     },
 }
 
@@ -144,6 +167,10 @@ struct Server {
     channel: UnixStream,
     line: Vec<u8>,
     ready: Option<Instant>,
+    /// When it has to be ready, or gone.
+    deadline: Option<Instant>,
+    /// It was too late for that.
+    killed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -163,12 +190,15 @@ struct Helper {
 /// How long to wait before what could not be started, or has failed, is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// How long one that was killed at its end is waited for.
+const GONE: Duration = Duration::from_secs(10);
+
 /// Runs `service` until `stop` becomes readable and all is down, or it cannot be kept up.
 ///
 /// # Errors
 ///
 /// [`SuperviseError`]; nothing that was started is left then, except a server that holds swapped-out
-/// pages.
+/// pages, and one that cannot be killed.
 pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), SuperviseError> {
     Supervisor {
         service,
@@ -182,6 +212,7 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
         up_again: None,
         up_begun: false,
         started: 0,
+        late: 0,
         been_up: false,
         stopping: false,
         ending: false,
@@ -208,6 +239,8 @@ struct Supervisor<'a> {
     /// What follows the first start was begun.
     up_begun: bool,
     started: u32,
+    /// Servers in a row that were killed because they were not ready in time.
+    late: u32,
     /// Whether the first start has succeeded as a whole.
     been_up: bool,
     /// Asked to end, and trying to.
@@ -245,7 +278,7 @@ impl Supervisor<'_> {
             if woken.server && self.server_ended()? {
                 return Ok(());
             }
-            self.enforce_deadlines();
+            self.enforce_deadlines()?;
             // One that cannot be asked is not asked again.
             self.dismissed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         }
@@ -271,6 +304,7 @@ impl Supervisor<'_> {
             let line = format!("go {}\n", self.service.go());
             if standby.channel.write_all(line.as_bytes()).is_ok() {
                 self.started += 1;
+                standby.deadline = Some(self.to_be_ready());
                 self.server = Some(standby);
                 return Ok(());
             }
@@ -279,8 +313,10 @@ impl Supervisor<'_> {
         }
         let command = self.service.server(replaces);
         match Self::spawn(command) {
-            Ok(server) => {
+            Ok(mut server) => {
                 self.started += 1;
+                // Whoever has started the first one sees that it does not come up, and nobody has its disk.
+                server.deadline = replaces.then(|| self.to_be_ready());
                 self.server = Some(server);
             }
             Err(error) if !replaces => return Err(error),
@@ -291,6 +327,10 @@ impl Supervisor<'_> {
             }
         }
         Ok(())
+    }
+
+    fn to_be_ready(&self) -> Instant {
+        Instant::now() + self.service.ready_limit() * 2_u32.pow(self.late.min(4))
     }
 
     /// Starts the next one that stands by, if there is none.
@@ -320,12 +360,14 @@ impl Supervisor<'_> {
         ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
         let pidfd = watch(&child)?;
         let line = Vec::with_capacity(128);
-        Ok(Server { child, pidfd, channel: ours, line, ready: None })
+        let (ready, deadline) = (None, None);
+        Ok(Server { child, pidfd, channel: ours, line, ready, deadline, killed: false })
     }
 
     fn wait(&self, stop: BorrowedFd<'_>) -> Result<Woken, SuperviseError> {
         let deadlines = self.helpers.iter().map(|helper| helper.deadline);
-        let deadlines = deadlines.chain([self.restart, self.stand_by, self.up_again]);
+        let due = self.server.as_ref().and_then(|server| server.deadline);
+        let deadlines = deadlines.chain([self.restart, self.stand_by, self.up_again, due]);
         let timeout = deadlines.flatten().min().map(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec {
@@ -388,6 +430,10 @@ impl Supervisor<'_> {
                 "ready" => {
                     if let Some(server) = &mut self.server {
                         server.ready = Some(Instant::now());
+                        if !self.ending {
+                            server.deadline = None;
+                        }
+                        self.late = 0;
                     }
                     self.up()?;
                     self.stand_by();
@@ -496,7 +542,7 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn enforce_deadlines(&mut self) {
+    fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
         for helper in &mut self.helpers {
             if helper.deadline.is_some_and(|at| at <= Instant::now()) {
                 helper.deadline = None;
@@ -504,6 +550,26 @@ impl Supervisor<'_> {
                 let _ = helper.child.kill();
             }
         }
+        let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
+        let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
+        if server.killed {
+            // Not swapped to any more: what it waits for is nobody's.
+            self.service.abandon();
+            let limit = self.service.end_limit();
+            return Err(SuperviseError::Stuck { limit, gone: false });
+        }
+        // Its end is then seen as any other's; one that is to end for good is not waited for without end.
+        let _ = server.child.kill();
+        server.killed = true;
+        server.deadline = self.ending.then(|| Instant::now() + GONE);
+        let what = if self.ending {
+            format!("has not ended in {:?}", self.service.end_limit())
+        } else {
+            self.late += 1;
+            "does not get ready".to_owned()
+        };
+        self.service.say(&format!("the server {what}: killed"));
+        Ok(())
     }
 
     fn stop(&mut self) {
@@ -542,6 +608,8 @@ impl Supervisor<'_> {
         if let Some(server) = &mut self.server {
             // One that is dying just now needs no telling.
             let _ = server.channel.write_all(b"end\n");
+            server.deadline = Some(Instant::now() + self.service.end_limit());
+            server.killed = false;
         }
     }
 
@@ -554,7 +622,8 @@ impl Supervisor<'_> {
         // Whatever it says, the server is not waited for longer.
         let _ = poll(&mut fds, Some(&patience));
         let _ = server.child.kill();
-        let _ = server.child.wait();
+        let _ = poll(&mut fds, Some(&patience));
+        let _ = server.child.try_wait();
     }
 
     /// Whether that was all.
@@ -563,10 +632,15 @@ impl Supervisor<'_> {
         let Some(status) = server.child.try_wait().map_err(failed("wait for the server"))? else {
             return Ok(false);
         };
-        let ready = server.ready.map(|since| since.elapsed());
+        let (ready, killed) = (server.ready.map(|since| since.elapsed()), server.killed);
         self.server = None;
         self.up_again = None;
         if self.ending {
+            if killed {
+                self.service.abandon();
+                let limit = self.service.end_limit();
+                return Err(SuperviseError::Stuck { limit, gone: true });
+            }
             if !status.success() {
                 self.service.say(&format!("the server ended with {status}"));
                 self.service.abandon();

@@ -288,6 +288,12 @@ impl Service for Serving<'_> {
         Duration::from_secs(self.args.swapoff_timeout)
     }
 
+    fn ready_limit(&self) -> Duration {
+        // Taking a store over takes 0.03 s for a GiB; a second where every object has to be asked what is true.
+        let Size(size) = self.args.size;
+        Duration::from_secs(60 + (size >> 30))
+    }
+
     fn train(&mut self) -> Option<(Command, Duration)> {
         let ground = self.ground.as_ref()?.try_clone().ok()?;
         let mut command = myself();

@@ -24,6 +24,8 @@ struct Shell {
     up: Option<String>,
     down: Option<String>,
     train: Option<(String, Duration)>,
+    ready_limit: Duration,
+    end_limit: Duration,
     log: RefCell<Vec<String>>,
     folder: tempfile::TempDir,
 }
@@ -38,6 +40,8 @@ impl Shell {
             up: None,
             down: None,
             train: None,
+            ready_limit: Duration::from_secs(60),
+            end_limit: Duration::from_secs(60),
             log,
             folder,
         }
@@ -87,6 +91,12 @@ impl Service for Shell {
     }
     fn down_limit(&self) -> Duration {
         Duration::from_secs(20)
+    }
+    fn ready_limit(&self) -> Duration {
+        self.ready_limit
+    }
+    fn end_limit(&self) -> Duration {
+        self.end_limit
     }
     fn train(&mut self) -> Option<(Command, Duration)> {
         self.train.as_ref().map(|(script, limit)| (self.sh(script), *limit))
@@ -297,4 +307,59 @@ fn a_start_whose_helper_fails_ends_the_server() {
     let error = run(&mut shell, "never-mind").unwrap_err();
     assert!(matches!(error, SuperviseError::Up(status) if status.code() == Some(5)), "{error}");
     assert!(shell.noted().ends_with("end\n"), "{}", shell.noted());
+}
+
+#[test]
+fn one_that_stood_by_and_hangs_when_it_is_needed_is_killed_and_replaced() {
+    let mut shell = Shell::new(
+        "if [ $REPLACES = false ]; then echo ready >&0; \
+           until grep -q standing $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
+         echo fresh >> $NOTE; echo ready >&0; read line; echo $line >> $NOTE",
+    );
+    shell.standby = Some(
+        "echo standing >> $NOTE; read line; \
+         if [ \"$line\" ]; then echo $line $$ >> $NOTE; exec sleep 1000; fi"
+            .into(),
+    );
+    shell.ready_limit = Duration::from_secs(2);
+    run(&mut shell, "fresh").unwrap();
+    let log = shell.log.borrow().join("\n");
+    assert!(log.contains("\nthe server does not get ready: killed\n"), "{log}");
+    // Counted as one that has died: the second in a row.
+    assert!(log.contains("starting another in 50ms"), "{log}");
+    let noted = shell.noted();
+    let hung = noted.lines().find_map(|line| line.strip_prefix("go there ")).unwrap();
+    assert!(!PathBuf::from(format!("/proc/{hung}")).exists(), "{noted}");
+    assert!(noted.contains("end\n"), "{noted}");
+}
+
+#[test]
+fn servers_that_never_get_ready_are_given_up() {
+    let mut shell = Shell::new(
+        "if [ $REPLACES = false ]; then echo ready >&0; echo up >> $NOTE; exit 1; fi; \
+         echo hangs >> $NOTE; exec sleep 1000",
+    );
+    shell.ready_limit = Duration::from_millis(20);
+    let error = run(&mut shell, "never").unwrap_err();
+    assert!(matches!(error, SuperviseError::GaveUp { crashes: 8, .. }), "{error}");
+    let log = shell.log.borrow();
+    assert_eq!(log.iter().filter(|line| line.ends_with("ready: killed")).count(), 8);
+    assert_eq!(log.last().unwrap(), "abandoned");
+}
+
+#[test]
+fn a_server_that_does_not_end_is_killed_and_that_is_said() {
+    let mut shell = Shell::new(
+        "echo ready >&0; echo up $$ >> $NOTE; read line; echo $line >> $NOTE; exec sleep 1000",
+    );
+    shell.down = Some("echo down >> $NOTE".into());
+    shell.end_limit = Duration::from_millis(500);
+    let error = run(&mut shell, "up").unwrap_err();
+    assert!(matches!(error, SuperviseError::Stuck { gone: true, .. }), "{error}");
+    let noted = shell.noted();
+    assert!(noted.ends_with("down\nend\n"), "{noted}");
+    let pid = noted.lines().find_map(|line| line.strip_prefix("up ")).unwrap();
+    assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "{noted}");
+    let log = shell.log.borrow();
+    assert_eq!(log[log.len() - 2..], ["the server has not ended in 500ms: killed", "abandoned"]);
 }
