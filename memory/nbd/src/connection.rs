@@ -17,6 +17,9 @@
 //! requests on the way costs two system calls for many of them. Memory is bounded by these buffers
 //! whatever a client does: one that does not read is not read from either.
 //!
+//! A client that is gone is not served: reads that wait for the backing device then are nobody's, but fill buffers of ours when
+//! they are over. After a while they are left to the server with these, and the connection ends.
+//!
 //! The kernel's own client knows simple replies only. There, the slices of one read follow each other
 //! without anything between, so that the first one is sent when those that fit at a time are all over, 1.5 MiB; a
 //! failure after that ends the connection.
@@ -24,10 +27,11 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use device::guard::IoPath;
 use device::{Errno, Op, Queue, PAGE};
-use rustix::event::{poll, PollFd, PollFlags};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use crate::buffers::{split, Input, Output, Parts};
 mod large;
@@ -141,19 +145,22 @@ enum Need {
     End,
 }
 
-/// Serves requests until the client leaves. `input` is what came after the handshake; `others` is called before
-/// what has been read is done, and may make it wait.
+/// How long reads are waited for whose client is gone.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Serves requests until the client leaves, and gives why the connection had to end if that was not it. `input` is what
+/// came after the handshake; `others` is called before what has been read is done, and may make it wait.
 ///
-/// # Errors
-///
-/// Why the connection had to end.
+/// Reads that do not get over are left with the slices that they fill, if `leave` has room for that: the queue has them
+/// still, and tells by its tags which ones it is done with.
 pub(crate) fn serve<Q: Queue>(
     stream: &UnixStream,
     queue: &mut Q,
     session: Session,
     input: &[u8],
     others: &dyn Fn(),
-) -> Result<(), ConnectionError> {
+    leave: &dyn Fn() -> bool,
+) -> (Result<(), ConnectionError>, Option<Slices>) {
     let mut connection = Connection {
         stream,
         queue,
@@ -175,15 +182,17 @@ pub(crate) fn serve<Q: Queue>(
     let _path = IoPath::enter();
     others();
     let result = connection.run();
-    // Slices are the device's as long as requests are on the way.
+    // Slices are the device's as long as requests are on the way. What is written is over soon, and has to be: it may be
+    // sent again by another connection.
+    let begun = Instant::now();
     while connection.queue.in_flight() > 0 {
-        let waited = connection.sleep(false);
-        connection.reap();
-        if waited.is_err() {
-            std::thread::yield_now();
+        if begun.elapsed() >= PATIENCE && !connection.is_writing() && leave() {
+            return (result, Some(connection.slices));
         }
+        connection.doze();
+        connection.reap();
     }
-    result
+    (result, None)
 }
 
 struct Connection<'a, Q> {
@@ -235,7 +244,7 @@ impl<Q: Queue> Connection<'_, Q> {
         }
     }
 
-    /// All that is on the way is answered.
+    /// All that is on the way is answered, or there is nobody to be answered.
     fn finish(&mut self) -> Result<(), ConnectionError> {
         loop {
             let advanced = self.advance()?;
@@ -244,7 +253,10 @@ impl<Q: Queue> Connection<'_, Q> {
                 return self.flush();
             }
             if !advanced && !idle {
-                self.sleep(false)?;
+                match self.sleep(false) {
+                    Err(ConnectionError::Cut) => return Ok(()),
+                    other => other?,
+                };
             }
         }
     }
@@ -430,19 +442,41 @@ impl<Q: Queue> Connection<'_, Q> {
         Ok(got > 0)
     }
 
-    /// Sleeps until a request is over or, with `input`, the socket has something; whether it has.
+    /// Sleeps until a request is over or, with `input`, the socket has something; whether it has. Without, a client that
+    /// is gone is an error.
     fn sleep(&mut self, input: bool) -> Result<bool, ConnectionError> {
         if !self.queue.arm() {
             return Ok(false);
         }
         let queue = PollFd::from_borrowed_fd(self.queue.fd(), PollFlags::IN);
-        let mut fds = [queue, PollFd::new(self.stream, PollFlags::IN)];
-        let fds = &mut fds[..if input { 2 } else { 1 }];
-        match poll(fds, None) {
+        // That both ways are shut is always said.
+        let wanted = if input { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = [queue, PollFd::new(self.stream, wanted)];
+        match poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
-        Ok(fds.get(1).is_some_and(|fd| !fd.revents().is_empty()))
+        if !input && fds[1].revents().contains(PollFlags::HUP) {
+            return Err(ConnectionError::Cut);
+        }
+        Ok(input && !fds[1].revents().is_empty())
+    }
+
+    /// Sleeps until a request is over, or a while.
+    fn doze(&mut self) {
+        if self.queue.arm() {
+            let moment = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+            // Whatever it says, we look again.
+            let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], Some(&moment));
+        }
+    }
+
+    /// Whether the device has slices to write from.
+    fn is_writing(&self) -> bool {
+        self.uses.iter().enumerate().any(|(slice, used)| {
+            let write = used.and_then(|used| self.larges[used.large]).is_some_and(|of| of.write);
+            write && self.slices.is_lent(slice)
+        })
     }
 }
 
@@ -546,7 +580,7 @@ mod tests {
         theirs.write_all(&request).unwrap();
         theirs.shutdown(way).unwrap();
         let session = Session { size: 1 << 20, structured: false, allocation: false };
-        let served = serve(&ours, &mut queue, session, &[], &|| ());
+        let (served, _) = serve(&ours, &mut queue, session, &[], &|| (), &|| false);
         let mut page = vec![0; PAGE];
         queue.read_now(3, &mut page).unwrap();
         (served, page)
@@ -634,7 +668,8 @@ mod tests {
                 theirs.read_to_end(&mut all).map(|_| all.len())
             });
             let session = Session { size: 1 << 20, structured, allocation: false };
-            serve(&ours, &mut Failing(device.queue().unwrap()), session, &[], &|| ()).unwrap();
+            let mut queue = Failing(device.queue().unwrap());
+            serve(&ours, &mut queue, session, &[], &|| (), &|| false).0.unwrap();
             drop(ours);
             assert_eq!(reader.join().unwrap().unwrap(), answers + fails * failed);
         }
@@ -666,7 +701,8 @@ mod tests {
                 theirs.read_to_end(&mut all).map(|_| all)
             });
             let session = Session { size: 1 << 20, structured: true, allocation: false };
-            serve(&ours, &mut device.queue().unwrap(), session, &[], &|| ()).unwrap();
+            let mut queue = device.queue().unwrap();
+            serve(&ours, &mut queue, session, &[], &|| (), &|| false).0.unwrap();
             drop(ours);
             let answer = reader.join().unwrap().unwrap();
             let chunks =

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::Backend;
+use device::{Backend, Queue};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 
 use crate::connection::{serve, ConnectionError};
 use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
+use crate::slices::Slices;
 use crate::wire::Session;
 
 /// What a server allows.
@@ -48,6 +49,27 @@ pub struct Server<B: Backend> {
     simple: AtomicUsize,
     /// Those that wait in `wait_for_others`. For who watches.
     waiting: AtomicUsize,
+    /// What connections have left that are gone, and how many places there are taken or promised.
+    stranded: Mutex<Vec<Stranded<B::Queue>>>,
+    places: AtomicUsize,
+}
+
+/// Connections whose reads of a backing device do not get over, and which have ended: each has its buffers still, and one
+/// of the store's workers.
+const STRANDED: usize = 8;
+
+/// Reads whose client is gone, and what they fill.
+struct Stranded<Q> {
+    queue: Q,
+    slices: Slices,
+}
+
+impl<Q: Queue> Stranded<Q> {
+    fn is_over(&mut self) -> bool {
+        let slices = &mut self.slices;
+        self.queue.reap(&mut |tag, _| slices.give_back(usize::try_from(tag).expect("a slice")));
+        self.queue.in_flight() == 0
+    }
 }
 
 /// Connections that are there, to be ended from elsewhere.
@@ -102,6 +124,8 @@ impl<B: Backend> Server<B> {
             simple_ended: AtomicU64::new(0),
             simple: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
+            stranded: Mutex::new(Vec::with_capacity(STRANDED)),
+            places: AtomicUsize::new(0),
         })
     }
 
@@ -123,11 +147,14 @@ impl<B: Backend> Server<B> {
             let result = loop {
                 let mut fds =
                     [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-                match poll(&mut fds, None) {
+                // They are few, and nobody tells when they are over.
+                let soon = Timespec { tv_sec: 1, tv_nsec: 0 };
+                match poll(&mut fds, (self.stranded() > 0).then_some(&soon)) {
                     Ok(_) if !fds[0].revents().is_empty() => break Ok(()),
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => break Err(error.into()),
                 }
+                self.look_at_stranded();
                 let stream = match listener.accept() {
                     Ok((stream, _)) => stream,
                     Err(error) if is_of_one_client(&error) => continue,
@@ -197,6 +224,27 @@ impl<B: Backend> Server<B> {
         self.waiting.load(Ordering::Acquire)
     }
 
+    /// Connections that have ended before their reads were over, which wait for a backing device; 8 at most.
+    pub fn stranded(&self) -> usize {
+        self.places.load(Ordering::Acquire)
+    }
+
+    /// Takes a place among them.
+    fn may_strand(&self) -> bool {
+        let next = |taken| (taken < STRANDED).then_some(taken + 1);
+        self.places.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
+    }
+
+    fn look_at_stranded(&self) {
+        if self.stranded() == 0 {
+            return;
+        }
+        let mut all = self.stranded.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.len();
+        all.retain_mut(|one| !one.is_over());
+        self.places.fetch_sub(before - all.len(), Ordering::AcqRel);
+    }
+
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,7 +302,12 @@ impl<B: Backend> Server<B> {
                 self.wait_for_others(number, stream);
             }
         };
-        let served = serve(stream, &mut queue, session, &rest, &others);
+        let leave = || self.may_strand();
+        let (served, lent) = serve(stream, &mut queue, session, &rest, &others, &leave);
+        if let Some(slices) = lent {
+            let mut all = self.stranded.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push(Stranded { queue, slices });
+        }
         if !session.structured {
             self.simple_ended.fetch_add(1, Ordering::AcqRel);
         }
@@ -305,6 +358,15 @@ impl<B: Backend> Server<B> {
                 }
             }
         }
+    }
+}
+
+impl<B: Backend> Drop for Server<B> {
+    fn drop(&mut self) {
+        self.look_at_stranded();
+        let all = self.stranded.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Whoever ends does not wait for a disk that answers nobody; the buffers are the device's until then.
+        all.drain(..).for_each(std::mem::forget);
     }
 }
 

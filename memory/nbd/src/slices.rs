@@ -22,6 +22,9 @@ struct Slice {
     lent: bool,
 }
 
+// SAFETY: its memory is its own but for what is lent, which is the device's on whatever thread.
+unsafe impl Send for Slices {}
+
 impl Slices {
     pub(crate) fn new(number: usize, len: usize) -> Self {
         let slice = || Slice {
@@ -53,6 +56,10 @@ impl Slices {
     /// then.
     pub(crate) fn give_back(&mut self, number: usize) {
         self.memory[number].lent = false;
+    }
+
+    pub(crate) fn is_lent(&self, number: usize) -> bool {
+        self.memory[number].lent
     }
 
     /// # Panics
