@@ -55,6 +55,11 @@ impl Default for DeviceOptions {
 /// Threads that wait for a backing device: so many of its reads are under way, since a disk likes more than one.
 const FETCHERS: usize = 4;
 
+/// Pieces of requests that may wait for them. A request that is split has five and one for each worker that has found
+/// the first: 64 requests of four ublk queues each are 2,000 pieces on four CPUs. Whoever has one more waits for the
+/// backing device itself, as without these threads.
+const FETCHES: usize = 16_384;
+
 /// Why a device or a queue could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -230,7 +235,7 @@ impl Device {
             offload: Offload::new(),
             invitations: Ring::new(1024),
             work: EventCount::new(),
-            fetches: Ring::new(4096),
+            fetches: Ring::new(if fetchers > 0 { FETCHES } else { 2 }),
             fetching: EventCount::new(),
             fetchers,
             stop: AtomicBool::new(false),

@@ -89,14 +89,21 @@ impl Flight {
     ) -> bool {
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
         let (_, ref request) = self.what.with(|what| unsafe { *what });
-        while let Some((first, count)) = self.take(request) {
+        let mut far = 0;
+        while let Some((first, count)) = self.take_or(request, far) {
             let done = match request.op == Op::Write && self.is_hopeless() {
                 true => Some(Ok(())),
+                // Who waits reads what is in memory as well.
+                false if far > 0 => None,
                 false => engine.run(request.op, request.page, &request.buffer, first, count),
             };
             let done = match done {
                 Some(done) => done,
-                None if self.hand_over(first, count, &mut elsewhere) => continue,
+                None if self.hand_over(first, count, &mut elsewhere) => {
+                    // Where one is, its neighbours are: they go in a few pieces, for whose notes there is room.
+                    far = request.pages.div_ceil(FAR);
+                    continue;
+                }
                 None => engine.wait(request.page, &request.buffer, first, count),
             };
             if self.did(count, done) {
@@ -119,7 +126,13 @@ impl Flight {
     /// Takes pages of `request`, which is this flight's: the first, and how many. `None` when all are taken.
     #[inline]
     pub(crate) fn take(&self, request: &Request) -> Option<(u32, u32)> {
-        let step = step(request.op);
+        self.take_or(request, 0)
+    }
+
+    /// The same, or `far` pages if that is more.
+    #[inline]
+    fn take_or(&self, request: &Request, far: u32) -> Option<(u32, u32)> {
+        let step = step(request.op).max(far);
         let first = self.next.fetch_add(step, Ordering::Relaxed);
         if first >= request.pages {
             // So that a late guest, of 64 at most, cannot bring it around.
@@ -212,6 +225,9 @@ impl Flight {
         (tag, Errno::from_raw(self.error.load(Ordering::Relaxed)).map_or(Ok(()), Err))
     }
 }
+
+/// What is left of a request is noted in about so many pieces for those who may wait: as many as there are of them.
+const FAR: u32 = 4;
 
 /// Pages that are taken at a time: few, so that all threads end together, and taking one costs
 /// nanoseconds where compressing one costs microseconds. A page that is discarded costs nanoseconds too.
