@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "device/dictionaries.rs"]
+mod dictionaries;
+
 const MIB: usize = 1 << 20;
 
 /// A device that is served, in a folder of its own.
@@ -454,71 +457,6 @@ fn may_mount() -> bool {
         println!("skipped: no /dev/fuse, or nobody here may mount it");
     }
     may
-}
-
-/// Pages that have long names in common, each once, and values that are their own.
-fn records(pages: usize) -> Vec<u8> {
-    let mut state = 1_u64;
-    let mut all = Vec::with_capacity((pages + 1) * 4096);
-    for number in 0..pages {
-        for field in 0_u64..120 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let name = (field + 1).wrapping_mul(0x2545_f491_4f6c_dd1d);
-            all.extend_from_slice(format!("{name:020x}=<{state:016x}>").as_bytes());
-        }
-        all.truncate((number + 1) * 4096);
-    }
-    all
-}
-
-#[test]
-fn a_dictionary_is_trained_apart_and_outlives_its_server() {
-    if !have(&["nbdcopy"]) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let policy = folder.path().join("policy.toml");
-    fs::write(&policy, "[policy]\ndictionary_pages = 4096\n").unwrap();
-    let served = Served::new(&["--size", "64M", "--policy", policy.to_str().unwrap()]);
-    let image = records(20 * MIB / 4096);
-    let copy = served.path("copy");
-    fs::write(served.path("image"), &image).unwrap();
-    let put = || run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
-    put();
-    let plain = served.stat()["mm_stat"]["compr_data_size"].as_u64().unwrap();
-    let start = Instant::now();
-    while served.stat()["dictionaries"]["dictionaries"] != 1 {
-        assert!(start.elapsed() < Duration::from_secs(120), "none is trained: {}", served.stat());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    put();
-    let stat = served.stat();
-    let of = &stat["dictionaries"];
-    assert_eq!(of["dictionary_pages"].as_u64().unwrap(), image.len() as u64 / 4096, "{of}");
-    assert!(of["dictionary_gain"].as_u64().unwrap() >= 300, "{of}");
-    let with = stat["mm_stat"]["compr_data_size"].as_u64().unwrap();
-    assert!(with * 100 < plain * 97, "{with} of {plain}");
-    let compare = || {
-        run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
-        assert!(
-            fs::read(&copy).unwrap()[..image.len()] == image,
-            "what came back is not what was put in"
-        );
-    };
-    compare();
-    replace(&served, 2);
-    let after = served.stat();
-    assert_eq!(after["dictionaries"]["dictionary_pages"], of["dictionary_pages"]);
-    assert_eq!(after["dictionaries"]["dictionary_gain"], of["dictionary_gain"]);
-    compare();
-    // The next one writes with it, too.
-    put();
-    assert_eq!(served.stat()["mm_stat"]["compr_data_size"].as_u64().unwrap(), with);
-    compare();
-    assert_eq!(served.stat()["io_stat"]["failed_reads"], 0);
-    served.end();
 }
 
 #[test]

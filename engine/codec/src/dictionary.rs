@@ -101,22 +101,31 @@ impl Dictionary {
     /// Memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression, and for compression at `level`
     /// if one is given.
     pub fn room(level: Option<i32>) -> Self {
-        let compress = level.map(|level| {
-            let params = params(level);
-            // SAFETY: takes and gives numbers.
-            let bytes =
-                unsafe { sys::ZSTD_estimateCDictSize_advanced(MAX_DICTIONARY, params, BY_COPY) };
-            (level, Memory::new(bytes))
-        });
-        // SAFETY: as above.
-        let bytes = unsafe { sys::ZSTD_estimateDDictSize(MAX_DICTIONARY, BY_COPY) };
         Self {
-            compress,
-            decompress: Memory::new(bytes),
+            compress: level.map(|level| (level, Memory::new(encoder_memory(level)))),
+            decompress: Memory::new(decoder_memory()),
             for_encoder: ptr::null(),
             for_decoder: ptr::null(),
             len: 0,
         }
+    }
+
+    /// Bytes that [`room`](Self::room) takes for such a one.
+    pub fn memory_for(level: Option<i32>) -> usize {
+        let whole = |bytes: usize| bytes.next_multiple_of(8);
+        whole(decoder_memory()) + level.map_or(0, |level| whole(encoder_memory(level)))
+    }
+
+    /// Bytes that an encoder takes more for dictionaries of `level`
+    /// ([`with_dictionaries`](crate::Encoder::with_dictionaries)).
+    pub fn context_memory(level: i32) -> usize {
+        // A context that has a dictionary attached takes its parameters, cut down to the page.
+        let params = params(level);
+        // SAFETY: takes and gives numbers.
+        let params = unsafe { sys::ZSTD_adjustCParams(params, MAX_DICTIONARY_PLAIN as u64, 0) };
+        // SAFETY: as above.
+        let bytes = unsafe { sys::ZSTD_estimateCCtxSize_usingCParams(params) };
+        (bytes + SLACK).next_multiple_of(8)
     }
 
     /// Reads a dictionary into the memory, which has none.
@@ -213,13 +222,7 @@ impl WithDictionary {
     /// For dictionaries of `level`.
     pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
         let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
-        // A context that has a dictionary attached takes its parameters, cut down to the page.
-        let params = params(level);
-        // SAFETY: takes and gives numbers.
-        let params = unsafe { sys::ZSTD_adjustCParams(params, MAX_DICTIONARY_PLAIN as u64, 0) };
-        // SAFETY: as above.
-        let bytes = unsafe { sys::ZSTD_estimateCCtxSize_usingCParams(params) };
-        let memory = Memory::new(bytes + SLACK);
+        let memory = Memory::new(Dictionary::context_memory(level));
         // SAFETY: the memory is aligned, of this length, ours alone, and lives as long as the context.
         let context = unsafe { sys::ZSTD_initStaticCCtx(memory.start(), memory.bytes()) };
         let context = NonNull::new(context).ok_or_else(|| failed("too little memory"))?;
@@ -361,6 +364,19 @@ fn params(level: c_int) -> sys::ZSTD_compressionParameters {
     unsafe { sys::ZSTD_adjustCParams(params, 513, MAX_DICTIONARY) }
 }
 
+/// Bytes of a dictionary's tables for compression at `level`.
+fn encoder_memory(level: c_int) -> usize {
+    let params = params(level);
+    // SAFETY: takes and gives numbers.
+    unsafe { sys::ZSTD_estimateCDictSize_advanced(MAX_DICTIONARY, params, BY_COPY) }
+}
+
+/// Bytes of a dictionary's tables for decompression.
+fn decoder_memory() -> usize {
+    // SAFETY: takes and gives numbers.
+    unsafe { sys::ZSTD_estimateDDictSize(MAX_DICTIONARY, BY_COPY) }
+}
+
 fn checked(result: usize) -> Result<usize, &'static str> {
     // SAFETY: takes and gives numbers.
     if unsafe { sys::ZSTD_isError(result) } == 0 {
@@ -495,6 +511,16 @@ mod tests {
         let mut back = vec![0; 4096];
         Decoder::new().decode_payload(Codec::Zstd, &out[..encoded.len], &mut back).unwrap();
         assert!(back == page(1));
+    }
+
+    #[test]
+    fn what_it_says_it_will_take_is_what_it_takes() {
+        for level in [None, Some(-5), Some(1), Some(3), Some(12), Some(19)] {
+            assert_eq!(Dictionary::room(level).memory(), Dictionary::memory_for(level));
+            let Some(level) = level else { continue };
+            let context = WithDictionary::new(level).unwrap();
+            assert_eq!(context._memory.bytes(), Dictionary::context_memory(level));
+        }
     }
 
     #[test]

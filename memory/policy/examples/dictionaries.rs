@@ -10,6 +10,7 @@
 
 use std::collections::HashSet;
 use std::error::Error;
+use std::os::unix::net::UnixStream;
 use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use codec::Codec;
 use corpus::{is_same_filled, Corpus, PAGE};
 use device::{Device, DeviceOptions, DeviceQueue};
-use policy::{train, Ground, Policy, PolicyStats, Settings, Trainer};
+use policy::{train, Policy, PolicyStats, Settings, Trainer};
 use rustix::time::{clock_gettime, ClockId};
 use store::{Options, Store, MAX_DICTIONARY};
 
@@ -151,20 +152,19 @@ fn judge(name: &str, level: i32, pages: &[&[u8]]) -> Result<(), Box<dyn Error>> 
 
 /// Has the policy train a dictionary, and waits for the end of it.
 fn trained(one: &Judged) -> Result<PolicyStats, Box<dyn Error>> {
-    let ground = Ground::make()?;
-    let theirs = Ground::open(ground.share()?)?;
     let (ask, asked) = mpsc::channel();
-    let start = Box::new(move || {
+    let start = Box::new(move |channel| {
         // Nobody asks twice.
-        let _ = ask.send(());
+        let _ = ask.send(channel);
     });
-    let trainer = Trainer { ground, settings: one.device.settings(), start };
+    let stop = Box::new(|| ());
+    let trainer = Trainer { settings: one.device.settings(), start, stop };
     let settings = Settings { dictionary_pages: 1024, cpu: 100, ..Settings::default() };
     let policy = Policy::start_with(&one.store, &settings, Some(trainer))?;
     let training = thread::spawn(move || {
-        if asked.recv().is_ok() {
+        if let Ok(channel) = asked.recv() {
             let begun = cpu();
-            let done = train(&theirs);
+            let done = train(&mut UnixStream::from(channel));
             eprintln!("the trainer took {:.2} s of CPU", (cpu() - begun) / 1e6);
             done
         } else {
@@ -178,6 +178,7 @@ fn trained(one: &Judged) -> Result<PolicyStats, Box<dyn Error>> {
             + stats.dictionary_no_gain
             + stats.dictionary_late
             + stats.dictionary_refused
+            + stats.dictionary_pressed
             + stats.dictionary_put_off;
         if ended > 0 || begun.elapsed() > Duration::from_secs(100) {
             break stats;

@@ -40,7 +40,7 @@
 //! Groups have up to 32 pages and 28 KiB. A group keeps its memory until half of its pages have left and a pass
 //! has come by. Ages are three bits: a page is at most 7 periods old.
 
-mod ground;
+mod channel;
 mod pressure;
 mod settings;
 mod stats;
@@ -56,7 +56,6 @@ use std::sync::Arc;
 
 use store::Store;
 
-pub use ground::Ground;
 pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};
 pub use sweep::Step;

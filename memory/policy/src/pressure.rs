@@ -82,6 +82,10 @@ fn source(settings: &Pressure) -> Source {
     let Pressure { file, stall, window } = settings;
     let trigger = || -> std::io::Result<File> {
         let mut opened = OpenOptions::new().read(true).write(true).open(file)?;
+        // The kernel's have no length. One that somebody else writes is read, and left as it is.
+        if opened.metadata()?.len() > 0 {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
         let line = format!("some {} {}\0", u64::from(*stall) * 1000, u64::from(*window) * 1000);
         std::io::Write::write_all(&mut opened, line.as_bytes())?;
         Ok(opened)
@@ -120,12 +124,12 @@ mod tests {
     #[test]
     fn memory_is_short_while_the_file_says_so_and_for_a_while() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        // A file that is no trigger: what is written to it is read again.
+        // A file that is no trigger: it is read, and nothing is written to it.
         let settings = Pressure { file: file.path().into(), stall: 200, window: 2000 };
-        let mut gauge = Gauge { source: Source::None, until: None };
-        assert!(!gauge.is_pressed());
-        gauge.source = Source::Average(File::open(file.path()).unwrap(), 1000);
         std::io::Write::write_all(&mut file, b"some avg10=09.99 x\n").unwrap();
+        let mut gauge = Gauge::new(&settings);
+        assert_eq!(gauge.describe(), "average");
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"some avg10=09.99 x\n");
         assert!(!gauge.is_pressed());
         file.as_file().write_all_at(b"some avg10=10.01 x\n", 0).unwrap();
         assert!(gauge.is_pressed());

@@ -61,8 +61,9 @@ counters! {
     dictionary_rounds "Times that somebody was asked to train a dictionary",
     dictionary_installed "Dictionaries that saved 3 % or more of pages held out, and are used",
     dictionary_no_gain "Dictionaries that saved less or cost too much CPU, and were dropped",
-    dictionary_late "Trainers that said nothing in time: killed, or never started",
+    dictionary_late "Trainers that were gone before they had answered, or did not in time",
     dictionary_refused "Trainers whose answer was no dictionary",
+    dictionary_pressed "Times that none was begun, or a trainer was given up, because memory was short",
     dictionary_put_off "Rounds without memory, samples or room",
     cpu_us "Microseconds of CPU used",
 }

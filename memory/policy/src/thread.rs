@@ -57,6 +57,7 @@ pub enum StartError {
 pub struct Policy {
     counters: Arc<Counters>,
     pressure: &'static str,
+    untrained: Option<StartError>,
     stop: Arc<OwnedFd>,
     desk: Option<Arc<Desk>>,
     thread: Option<JoinHandle<()>>,
@@ -157,7 +158,8 @@ impl Policy {
     }
 
     /// As [`start`](Self::start), with somebody who starts processes that train dictionaries. The device was made
-    /// with memory for them ([`device::DeviceOptions::dictionaries`]).
+    /// with memory for them ([`device::DeviceOptions::dictionaries`]). That they cannot be trained is no error: see
+    /// [`untrained`](Self::untrained).
     ///
     /// # Errors
     ///
@@ -185,10 +187,13 @@ impl Policy {
                 Some(Arc::new(Desk::new(wake)))
             }
         };
-        let training = match trainer {
-            Some(trainer) => Training::new(store, settings, trainer, &counters)?,
-            None => None,
-        };
+        // Whatever is in its way, idle pages are seen to.
+        let (training, untrained) =
+            match trainer.map(|of| Training::new(store, settings, of, &counters)) {
+                Some(Ok(training)) => (training, None),
+                Some(Err(error)) => (None, Some(error)),
+                None => (None, None),
+            };
         let mut turns = Turns {
             sweep,
             training,
@@ -206,7 +211,7 @@ impl Policy {
                 turns.run();
             })
             .map_err(io("a thread"))?;
-        Ok(Self { counters, pressure, stop, desk, thread: Some(thread) })
+        Ok(Self { counters, pressure, untrained, stop, desk, thread: Some(thread) })
     }
 
     /// The counters.
@@ -252,6 +257,11 @@ impl Policy {
     /// How memory pressure is known: `trigger`, `average`, or `none`.
     pub fn pressure(&self) -> &'static str {
         self.pressure
+    }
+
+    /// Why no dictionaries are trained though there is somebody to train them, if they cannot be.
+    pub fn untrained(&self) -> Option<&StartError> {
+        self.untrained.as_ref()
     }
 }
 
@@ -385,7 +395,7 @@ impl Turns {
         let cpu = if pressed { cpu_pressed } else { cpu };
         let before = thread_cpu();
         if let Some(training) = &mut self.training {
-            training.step();
+            training.step(pressed);
         }
         let result = work(self, pressed);
         let used = thread_cpu().saturating_sub(before);

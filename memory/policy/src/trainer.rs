@@ -2,19 +2,15 @@
 //!
 //! It may take tens of MiB, wait for memory, be killed, or hang: nobody waits for it.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use codec::{Codec, Dictionary, Encoder};
 use device::PAGE;
 use store::{stored_len, MAX_DICTIONARY};
 
-use crate::ground::{Answer, Ground, Phase, Question};
-
-/// How long the server may take to write its samples: it does so beside other work, with little of a CPU.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+use crate::channel::{self, Question};
 
 /// A dictionary has to save so much of the memory for what was held out, of 10000.
 pub(crate) const WORTH: u64 = 300;
@@ -48,42 +44,18 @@ pub(crate) fn pays(gain: u64, before: Duration, after: Duration) -> bool {
     gain >= WORTH && after.as_nanos() <= most
 }
 
-/// Answers the question in the file, once; to be called in a process of its own, at low priority, which somebody kills
-/// when it takes long.
+/// Answers the question that comes through `stream`, once; to be called in a process of its own, at low priority, which
+/// somebody kills when it takes long. It ends as soon as the server does, or gives the round up, unless it is training
+/// just then.
 ///
 /// # Errors
 ///
-/// No question, a server that does not go on with it, no memory.
-pub fn train(ground: &Ground) -> io::Result<()> {
-    let nothing = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-    let asked = ground.question().filter(|question| question.phase == Phase::Asked);
-    let asked = asked.ok_or_else(|| nothing("nobody asks for a dictionary"))?;
-    ground.populate()?;
-    let ready = Answer { phase: Phase::Ready, len: 0, gain: 0 };
-    ground.answer(asked.round, &ready, &[])?;
-    let deadline = Instant::now() + PATIENCE;
-    let given = loop {
-        match ground.question() {
-            Some(question) if question.round != asked.round => {
-                return Err(nothing("the server has given this round up"));
-            }
-            Some(question) if question.phase == Phase::Given => break question,
-            // Being written, perhaps.
-            _ if Instant::now() >= deadline => return Err(nothing("there are no samples")),
-            _ => thread::sleep(Duration::from_millis(10)),
-        }
-    };
-    let samples = ground.samples(given.samples)?;
-    let current = ground.current(given.current)?;
-    let found = best(&samples, &current, &given).filter(|(_, gain)| *gain >= WORTH);
-    let (dictionary, answer) = match found {
-        Some((dictionary, gain)) => {
-            let len = dictionary.len();
-            (dictionary, Answer { phase: Phase::Done, len, gain })
-        }
-        None => (Vec::new(), Answer { phase: Phase::NoGain, len: 0, gain: 0 }),
-    };
-    ground.answer(given.round, &answer, &dictionary)
+/// No question, a server that does not go on with it.
+pub fn train(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    let (question, current, samples) = channel::hear(stream)?;
+    let found = best(&samples, &current, &question).filter(|(_, gain)| *gain >= WORTH);
+    let (dictionary, gain) = found.unwrap_or_default();
+    channel::answer(stream, question.round, &dictionary, gain)
 }
 
 /// A dictionary, and what it brings.

@@ -2,14 +2,18 @@
 //!
 //! ```text
 //!  enough pages, or others than last time ─► ask ─► samples, a few at a time ─► wait ─► try ─► install
-//!                                             ╎           in the file            ╎
+//!                                             ╎  through a channel (channel.rs)  ╎
 //!                                 somebody starts a process (trainer.rs) ────────╯
 //! ```
 //!
 //! A dictionary is tried by this thread before pages depend on it: the pages that were held out are read from the store
 //! once more, compressed with it, decompressed and compared, and it has to bring as much here as its maker
 //! says. A trainer that dies, hangs or lies costs the round.
+//!
+//! None is begun while memory is short, and one that is on then is given up, for a trainer takes some. On a host that
+//! swaps to this store that is more than a courtesy: what a trainer takes, this server has to make room for.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,35 +21,39 @@ use codec::{Codec, Decoder, Dictionary, Encoder};
 use device::{codec_of, Dictionaries, PageReader, PAGE, RECOMPRESSED};
 use store::{Page, Store, Worker, MAX_DICTIONARY};
 
-use crate::ground::{Ground, Phase, Question, SAMPLES};
+use crate::channel::{Channel, Over, Question, SAMPLES};
 use crate::settings::Settings;
 use crate::stats::{add as count, Counters};
 use crate::thread::{thread_cpu, StartError};
-use crate::trainer::{cost, gain, is_held_out, pays, FEWEST, PATIENCE};
+use crate::trainer::{cost, gain, is_held_out, pays, FEWEST};
 
 /// Entries of the table that a step looks at.
 const LOOK_AT: u64 = 4096;
 
-/// Pages that a step reads or tries: less than a millisecond.
+/// Pages that a step reads, sends or tries: less than a millisecond.
 const AT_ONCE: usize = 16;
 
-/// How long to wait for a trainer to begin, and then for what it makes of the samples.
-const START: Duration = Duration::from_secs(30);
+/// How long a trainer may take, from when it is asked for: to be started, to take samples, to train.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often to look for what a trainer says.
+/// How often to look for what a trainer says, or whether it has taken what was said.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How long to wait with a round for which there would be reason while memory is short.
+const PRESSED: Duration = Duration::from_secs(10);
 
 /// A pause gets no longer than this many times the first one.
 const MOST_PAUSES: u32 = 24;
 
-/// Who starts a process that calls [`train`](crate::train) for a server.
+/// Who starts processes that call [`train`](crate::train) for a server. Neither word may wait or allocate.
 pub struct Trainer {
-    /// What the two share.
-    pub ground: Ground,
     /// Codec and level that pages are written with: only zstd has dictionaries.
     pub settings: codec::Settings,
-    /// Asks for the process. It may neither wait nor allocate.
-    pub start: Box<dyn FnMut() + Send>,
+    /// Asks for a process that trains with what comes through this socket. Whoever does not hear it, or has no process,
+    /// drops the socket, which tells as much.
+    pub start: Box<dyn FnMut(OwnedFd) + Send>,
+    /// The one that was asked for last is not waited for any more: it may be ended.
+    pub stop: Box<dyn FnMut() + Send>,
 }
 
 impl std::fmt::Debug for Trainer {
@@ -57,14 +65,15 @@ impl std::fmt::Debug for Trainer {
 #[derive(Debug)]
 enum State {
     Idle,
-    /// Somebody was asked to start a trainer.
-    Asked(Instant),
-    /// Looking for samples: the next entry, and eligible pages to leave out before the next one.
-    Gathering {
+    /// A trainer gets samples: the next entry, eligible pages to leave out before the next one, and whether it has not
+    /// yet taken the last ones.
+    Giving {
+        since: Instant,
         cursor: u64,
         skip: u64,
+        full: bool,
     },
-    /// The trainer has the samples.
+    /// It has all of them, but for what is on its way.
     Given(Instant),
     /// Its dictionary is tried: the next page held out, and what was had so far.
     Trying {
@@ -93,6 +102,7 @@ pub(crate) struct Training {
     decoder: Decoder,
     dictionaries: Arc<Dictionaries>,
     trainer: Trainer,
+    channel: Channel,
     bytes: Box<[u8; MAX_DICTIONARY]>,
     plain: Box<[u8; PAGE]>,
     again: Box<[u8; PAGE]>,
@@ -103,6 +113,8 @@ pub(crate) struct Training {
     /// Of every so many eligible pages one is a sample.
     every: u64,
     state: State,
+    /// Whether memory was short at the last step.
+    pressed: bool,
     round: u64,
     /// Not before then.
     next: Instant,
@@ -138,6 +150,7 @@ impl Training {
             this: None,
             dictionaries,
             trainer,
+            channel: Channel::new(),
             bytes: Box::new([0; MAX_DICTIONARY]),
             plain: Box::new([0; PAGE]),
             again: Box::new([0; PAGE]),
@@ -146,7 +159,8 @@ impl Training {
             found: 0,
             every: 1,
             state: State::Idle,
-            // No two servers of a store have the same rounds: a trainer of the last one may be there yet.
+            pressed: false,
+            // No two servers of a store have the same rounds.
             round: store.generation() << 32,
             next: Instant::now(),
             period: Duration::from_secs(settings.dictionary_period),
@@ -173,32 +187,51 @@ impl Training {
     pub(crate) fn lose_patience(&mut self) {
         let long_ago =
             Instant::now().checked_sub(2 * PATIENCE).expect("the machine is up for longer");
-        if let State::Asked(since) | State::Given(since) = &mut self.state {
+        if let State::Giving { since, .. } | State::Given(since) = &mut self.state {
             *since = long_ago;
         }
+    }
+
+    /// Whether a dictionary is being tried.
+    #[cfg(test)]
+    pub(crate) fn is_trying(&self) -> bool {
+        matches!(self.state, State::Trying { .. })
     }
 
     /// When to come again.
     pub(crate) fn wait(&self) -> Duration {
         match self.state {
             State::Idle => Duration::from_secs(1),
-            State::Asked(_) | State::Given(_) => LOOK,
-            State::Gathering { .. } | State::Trying { .. } => Duration::from_millis(1),
+            State::Given(_) | State::Giving { full: true, .. } => LOOK,
+            State::Trying { .. } if self.pressed => LOOK,
+            State::Giving { .. } | State::Trying { .. } => Duration::from_millis(1),
         }
     }
 
-    /// A bit of work, if there is any.
-    pub(crate) fn step(&mut self) {
+    /// A bit of work, if there is any; `pressed` while memory is short.
+    pub(crate) fn step(&mut self, pressed: bool) {
+        self.pressed = pressed;
         match std::mem::replace(&mut self.state, State::Idle) {
-            State::Idle => self.begin_if_due(),
-            State::Asked(since) => self.look_for_trainer(since),
-            State::Gathering { cursor, skip } => self.gather(cursor, skip),
-            State::Given(since) => self.look_for_dictionary(since),
+            State::Idle => self.begin_if_due(pressed),
+            State::Giving { .. } | State::Given(_) if pressed => self.make_room(),
+            State::Giving { since, .. } | State::Given(since) if since.elapsed() > PATIENCE => {
+                self.late();
+            }
+            State::Giving { since, cursor, skip, .. } => match self.give(since, cursor, skip) {
+                Ok(state) => self.state = state,
+                Err(over) => self.over(over),
+            },
+            State::Given(since) => match self.look_for_dictionary(since) {
+                Ok(()) => {}
+                Err(over) => self.over(over),
+            },
+            // Its place in the store will take memory.
+            state @ State::Trying { .. } if pressed => self.state = state,
             State::Trying { room, len, next, had } => self.try_out(room, len, next, had),
         }
     }
 
-    fn begin_if_due(&mut self) {
+    fn begin_if_due(&mut self, pressed: bool) {
         if Instant::now() < self.next || self.dictionaries.rooms() == 0 {
             return;
         }
@@ -213,47 +246,45 @@ impl Training {
             self.next = Instant::now() + Duration::from_secs(1);
             return;
         }
+        if pressed {
+            count(&self.counters.dictionary_pressed, 1);
+            self.next = Instant::now() + PRESSED;
+            return;
+        }
         count(&self.counters.dictionary_rounds, 1);
         self.this = Some((held, freed));
         self.every = (held / SAMPLES as u64).max(1);
+        self.found = 0;
         self.round += 1;
-        if self.ask(Phase::Asked, 0).is_none() {
-            return self.fail();
-        }
-        (self.trainer.start)();
-        self.state = State::Asked(Instant::now());
-    }
-
-    /// Writes the question; how many bytes the dictionary has that there is.
-    fn ask(&mut self, phase: Phase, current: usize) -> Option<()> {
-        let level = self.trainer.settings.level();
-        let question = Question { round: self.round, phase, samples: self.found, current, level };
-        self.trainer.ground.ask(&question).ok()
-    }
-
-    fn look_for_trainer(&mut self, since: Instant) {
-        match self.trainer.ground.answered(self.round, &mut self.bytes) {
-            Some(Ok(answer)) if answer.phase == Phase::Ready => {
-                self.found = 0;
-                self.state = State::Gathering { cursor: 0, skip: self.every / 2 };
+        let newest = store.dictionaries().checked_sub(1);
+        let there = newest.and_then(|place| store.dictionary(place, &mut self.bytes).ok());
+        let current = there.map_or(0, |found| found.len);
+        let question = Question { round: self.round, level: self.trainer.settings.level() };
+        match self.channel.open(&question, &self.bytes[..current]) {
+            Ok(theirs) => {
+                (self.trainer.start)(theirs);
+                let (since, skip) = (Instant::now(), self.every / 2);
+                self.state = State::Giving { since, cursor: 0, skip, full: false };
             }
-            Some(_) => self.lied(),
-            None if since.elapsed() > START => self.late(),
-            None => self.state = State::Asked(since),
+            Err(_) => self.fail(),
         }
     }
 
-    fn gather(&mut self, from: u64, mut skip: u64) {
+    /// Gives the trainer a few samples, as many as it takes.
+    fn give(&mut self, since: Instant, from: u64, mut skip: u64) -> Result<State, Over> {
+        let full = |cursor, skip| State::Giving { since, cursor, skip, full: true };
+        if !self.channel.flush()? {
+            return Ok(full(from, skip));
+        }
         let pages = self.worker.store().pages();
         let to = from.saturating_add(LOOK_AT).min(pages);
         let before = self.found;
         for index in from..to {
             if self.found == SAMPLES {
-                return self.give();
+                return Ok(self.end_samples(since));
             }
             if self.found - before == AT_ONCE {
-                self.state = State::Gathering { cursor: index, skip };
-                return;
+                return Ok(State::Giving { since, cursor: index, skip, full: false });
             }
             if !self.is_eligible(index) {
                 continue;
@@ -268,17 +299,28 @@ impl Training {
                 _ => continue,
             }
             skip = self.every - 1;
-            if self.trainer.ground.put_sample(self.found, &self.plain).is_err() {
-                return self.fail();
-            }
             self.indices[self.found] = index;
             self.found += 1;
+            self.channel.put_sample(&self.plain);
+            if !self.channel.flush()? {
+                return Ok(full(index + 1, skip));
+            }
         }
         if to < pages {
-            self.state = State::Gathering { cursor: to, skip };
+            Ok(State::Giving { since, cursor: to, skip, full: false })
         } else {
-            self.give();
+            Ok(self.end_samples(since))
         }
+    }
+
+    /// After all of them: too few are not worth a dictionary.
+    fn end_samples(&mut self, since: Instant) -> State {
+        if self.found / 3 < FEWEST {
+            self.fail();
+            return State::Idle;
+        }
+        self.channel.put_end();
+        State::Given(since)
     }
 
     /// A page of its own that compresses, and was not compressed again for being idle.
@@ -287,41 +329,32 @@ impl Training {
             if tag & RECOMPRESSED == 0 && codec_of(tag) == Some(Codec::Zstd))
     }
 
-    fn give(&mut self) {
-        let store = self.worker.store();
-        let newest = store.dictionaries().checked_sub(1);
-        let there = newest.and_then(|place| store.dictionary(place, &mut self.bytes).ok());
-        let current = there.map_or(0, |found| found.len);
-        let written = self.trainer.ground.put_current(&self.bytes[..current]).ok();
-        if self.found / 3 < FEWEST
-            || written.and_then(|()| self.ask(Phase::Given, current)).is_none()
-        {
-            return self.fail();
+    fn look_for_dictionary(&mut self, since: Instant) -> Result<(), Over> {
+        self.state = State::Given(since);
+        if !self.channel.flush()? {
+            return Ok(());
         }
-        self.state = State::Given(Instant::now());
-    }
-
-    fn look_for_dictionary(&mut self, since: Instant) {
-        match self.trainer.ground.answered(self.round, &mut self.bytes) {
-            Some(Ok(answer)) if answer.phase == Phase::Done => {
-                let Some(mut room) = self.dictionaries.take_room() else { return self.fail() };
-                let digested = Arc::get_mut(&mut room)
-                    .is_some_and(|room| room.digest(&self.bytes[..answer.len]).is_ok());
-                if !digested {
-                    self.dictionaries.give_back(room);
-                    return self.lied();
-                }
-                let had = Had::default();
-                self.state = State::Trying { room, len: answer.len, next: 0, had };
-            }
-            Some(Ok(answer)) if answer.phase == Phase::NoGain => {
-                count(&self.counters.dictionary_no_gain, 1);
-                self.last = self.this;
-                self.end(true);
-            }
-            Some(Ok(_)) | None if since.elapsed() <= PATIENCE => self.state = State::Given(since),
-            Some(Err(_)) => self.lied(),
-            _ => self.late(),
+        let Some(answer) = self.channel.receive(&mut self.bytes)? else { return Ok(()) };
+        if answer.len == 0 {
+            count(&self.counters.dictionary_no_gain, 1);
+            self.last = self.this;
+            self.end(true);
+            return Ok(());
+        }
+        let Some(mut room) = self.dictionaries.take_room() else {
+            self.fail();
+            return Ok(());
+        };
+        let bytes = &self.bytes[..answer.len];
+        if Arc::get_mut(&mut room).is_some_and(|room| room.digest(bytes).is_ok()) {
+            // It has said all that it has to say.
+            self.channel.close();
+            let had = Had::default();
+            self.state = State::Trying { room, len: answer.len, next: 0, had };
+            Ok(())
+        } else {
+            self.dictionaries.give_back(room);
+            Err(Over::Lied)
         }
     }
 
@@ -383,27 +416,47 @@ impl Training {
         self.dictionaries.give_back(room);
     }
 
-    /// The trainer has said nothing for too long: it was killed, or never started.
+    /// The trainer is gone, or lies.
+    fn over(&mut self, over: Over) {
+        match over {
+            Over::Gone => self.late(),
+            Over::Lied => self.lied(),
+        }
+    }
+
+    /// The trainer has not said in time what it had to say: it was killed, hangs, or was never started.
     fn late(&mut self) {
         count(&self.counters.dictionary_late, 1);
-        self.end(true);
+        self.give_up();
     }
 
     /// What it said is not what a trainer says.
     fn lied(&mut self) {
         count(&self.counters.dictionary_refused, 1);
-        self.end(true);
+        self.give_up();
+    }
+
+    /// It may keep the memory that others need now.
+    fn make_room(&mut self) {
+        count(&self.counters.dictionary_pressed, 1);
+        self.give_up();
     }
 
     fn fail(&mut self) {
         count(&self.counters.dictionary_put_off, 1);
+        self.give_up();
+    }
+
+    /// Ends the round before its time, and the trainer.
+    fn give_up(&mut self) {
+        (self.trainer.stop)();
         self.end(true);
     }
 
     /// Ends the round; the next one is the later the more of them brought nothing.
     fn end(&mut self, in_vain: bool) {
         self.worker.rest();
-        self.trainer.ground.release();
+        self.channel.close();
         if in_vain {
             self.pauses = (self.pauses * 2).clamp(1, MOST_PAUSES);
         }

@@ -1,10 +1,12 @@
 //! Rounds of training step by step, with trainers that do what they should and that do anything else.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use device::{Device, DeviceOptions, DeviceQueue, PAGE};
 use proptest::prelude::*;
 use store::{Options, Store, DICTIONARIES, MAX_DICTIONARY};
 
-use crate::ground::{Answer, Ground, Phase, Question, SAMPLES};
+use crate::channel::{self, words, Channel, Over, Question, ANSWER, ANSWER_LEN, SAMPLES};
 use crate::settings::Settings;
 use crate::stats::Counters;
 use crate::trainer::{self, train};
@@ -58,10 +60,12 @@ struct Made {
     store: Arc<Store>,
     device: Device,
     queue: DeviceQueue,
-    ground: Ground,
     counters: Arc<Counters>,
     training: Training,
     asked: Arc<AtomicU32>,
+    /// What the trainer that was asked for last is to have.
+    channel: Arc<Mutex<Option<OwnedFd>>>,
+    stopped: Arc<AtomicU32>,
 }
 
 fn settings() -> Settings {
@@ -81,18 +85,21 @@ fn over(store: Arc<Store>, page: impl Fn(u64) -> [u8; PAGE]) -> Made {
     for index in 0..PAGES {
         queue.write_now(index, &page(index)).unwrap();
     }
-    let ground = Ground::make().unwrap();
     let counters = Arc::new(Counters::default());
-    let asked = Arc::new(AtomicU32::new(0));
-    let seen = Arc::clone(&asked);
-    let start = Box::new(move || {
+    let (asked, stopped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let channel = Arc::new(Mutex::new(None));
+    let (seen, place, told) = (Arc::clone(&asked), Arc::clone(&channel), Arc::clone(&stopped));
+    let start = Box::new(move |theirs| {
+        *place.lock().unwrap() = Some(theirs);
         seen.fetch_add(1, Ordering::Relaxed);
     });
-    let ours = Ground::open(ground.share().unwrap()).unwrap();
-    let trainer = Trainer { ground: ours, settings: device.settings(), start };
+    let stop = Box::new(move || {
+        told.fetch_add(1, Ordering::Relaxed);
+    });
+    let trainer = Trainer { settings: device.settings(), start, stop };
     let training = Training::new(&store, &settings(), trainer, &counters).unwrap();
     let training = training.expect("zstd has dictionaries");
-    Made { store, device, queue, ground, counters, training, asked }
+    Made { store, device, queue, counters, training, asked, channel, stopped }
 }
 
 impl Made {
@@ -101,24 +108,24 @@ impl Made {
         let begun = Instant::now();
         while !done(self) {
             assert!(begun.elapsed() < Duration::from_secs(300), "{what}: {:?}", self.training);
-            self.training.step();
+            self.training.step(false);
             thread::sleep(self.training.wait().min(Duration::from_millis(5)));
         }
     }
 
-    /// Steps until somebody is asked to start a trainer for the `nth` time.
-    fn until_asked(&mut self, nth: u32) {
+    /// Steps until somebody is asked to start a trainer for the `nth` time; what that one is to have.
+    fn until_asked(&mut self, nth: u32) -> UnixStream {
         self.training.end_pause();
         self.until("asked", |made| made.asked.load(Ordering::Relaxed) >= nth);
+        self.channel.lock().unwrap().take().expect("it comes with the question").into()
     }
 
     /// One round with this trainer, from when it is asked for to its end.
-    fn round(&mut self, trainer: impl FnOnce(&Ground) -> io::Result<()> + Send + 'static) {
-        let nth = self.asked.load(Ordering::Relaxed) + 1;
-        self.until_asked(nth);
-        let ground = Ground::open(self.ground.share().unwrap()).unwrap();
-        let child = thread::spawn(move || trainer(&ground));
-        self.until("the round", |made| made.ended() >= u64::from(nth));
+    fn round(&mut self, trainer: impl FnOnce(UnixStream) -> io::Result<()> + Send + 'static) {
+        let before = self.ended();
+        let stream = self.until_asked(self.asked.load(Ordering::Relaxed) + 1);
+        let child = thread::spawn(move || trainer(stream));
+        self.until("the round", |made| made.ended() > before);
         // One that lies has its own errors.
         let _ = child.join().unwrap();
     }
@@ -129,6 +136,7 @@ impl Made {
             + stats.dictionary_no_gain
             + stats.dictionary_late
             + stats.dictionary_refused
+            + stats.dictionary_pressed
             + stats.dictionary_put_off
     }
 
@@ -141,12 +149,16 @@ impl Made {
     }
 }
 
+fn honest(mut stream: UnixStream) -> io::Result<()> {
+    train(&mut stream)
+}
+
 #[test]
 fn records_are_compressed_with_a_dictionary_and_read_back_by_the_next_server() {
     let page = |number| record(1, number);
     let mut made = made(page);
     let before = made.store.stats().compr_data_size;
-    made.round(train);
+    made.round(honest);
     let stats = made.counters.stats();
     assert_eq!((stats.dictionary_installed, made.store.dictionaries()), (1, 1), "{stats:?}");
     made.is_unharmed(page);
@@ -183,7 +195,7 @@ fn records_are_compressed_with_a_dictionary_and_read_back_by_the_next_server() {
 fn pages_with_a_dictionary_become_groups_and_leave_them() {
     let page = |number| record(1, number);
     let mut made = made(page);
-    made.round(train);
+    made.round(honest);
     for index in (0..PAGES).filter(|index| index % 100 < 60 || index % 100 == 80) {
         made.queue.write_now(index, &page(index)).unwrap();
     }
@@ -213,7 +225,7 @@ fn pages_with_a_dictionary_become_groups_and_leave_them() {
 fn a_dictionary_that_is_damaged_costs_its_pages_an_error_and_nothing_wrong_is_read() {
     let page = |number| record(1, number);
     let mut made = made(page);
-    made.round(train);
+    made.round(honest);
     for index in 0..PAGES / 2 {
         made.queue.write_now(index, &page(index)).unwrap();
     }
@@ -249,7 +261,7 @@ fn a_dictionary_that_is_damaged_costs_its_pages_an_error_and_nothing_wrong_is_re
 #[test]
 fn pages_without_anything_in_common_get_none() {
     let mut made = made(guest_like);
-    made.round(train);
+    made.round(honest);
     let stats = made.counters.stats();
     assert_eq!((stats.dictionary_no_gain, made.store.dictionaries()), (1, 0), "{stats:?}");
     made.is_unharmed(guest_like);
@@ -266,7 +278,7 @@ fn pages_without_anything_in_common_get_none() {
     }
     for _ in 0..20 {
         made.training.end_pause();
-        made.training.step();
+        made.training.step(false);
     }
     assert_eq!(made.asked.load(Ordering::Relaxed), 1, "too few pages compress");
 }
@@ -274,10 +286,10 @@ fn pages_without_anything_in_common_get_none() {
 #[test]
 fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
     let mut made = made(|number| record(1, number));
-    made.round(train);
+    made.round(honest);
     for _ in 0..20 {
         made.training.end_pause();
-        made.training.step();
+        made.training.step(false);
     }
     assert_eq!(made.asked.load(Ordering::Relaxed), 1, "nothing has changed");
     for kind in 2..=DICTIONARIES as u64 + 1 {
@@ -287,7 +299,7 @@ fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
         if made.store.dictionaries() == DICTIONARIES {
             break;
         }
-        made.round(train);
+        made.round(honest);
         assert_eq!(made.store.dictionaries() as u64, kind, "{:?}", made.counters.stats());
         made.is_unharmed(|number| record(kind, number));
     }
@@ -295,72 +307,68 @@ fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
     let asked = made.asked.load(Ordering::Relaxed);
     for _ in 0..20 {
         made.training.end_pause();
-        made.training.step();
+        made.training.step(false);
     }
     assert_eq!(made.asked.load(Ordering::Relaxed), asked);
 }
 
-/// Says that it is ready, and gives what the server wants once there are samples.
-fn wait_for_samples(ground: &Ground) -> Question {
-    let asked = ground.question().expect("somebody asks");
-    ground.populate().unwrap();
-    ground.answer(asked.round, &Answer { phase: Phase::Ready, len: 0, gain: 0 }, &[]).unwrap();
-    loop {
-        match ground.question() {
-            Some(question) if question.phase == Phase::Given => return question,
-            _ => thread::sleep(Duration::from_millis(1)),
-        }
-    }
+/// Takes the samples, and says `answer` of this round with these bytes: length, gain and checksum as they are said.
+fn say(mut stream: UnixStream, said: impl FnOnce(u64) -> [u64; 5], bytes: &[u8]) -> io::Result<()> {
+    let (question, _, samples) = channel::hear(&mut stream)?;
+    assert_eq!(samples.len(), SAMPLES * PAGE);
+    let head: [u8; ANSWER_LEN] = words(said(question.round));
+    stream.write_all(&head)?;
+    stream.write_all(bytes)
 }
 
-fn done(len: usize, gain: u64) -> Answer {
-    Answer { phase: Phase::Done, len, gain }
+/// A dictionary for the pages of a kind.
+fn dictionary(kind: u64) -> Vec<u8> {
+    let samples: Vec<u8> = (0..500).flat_map(|number| record(kind, number)).collect();
+    codec::train(&samples, PAGE, MAX_DICTIONARY).unwrap()
 }
 
 #[test]
 fn trainers_that_lie_cost_their_round() {
     let page = |number| record(1, number);
     let mut made = made(page);
-    let foreign = {
-        let samples: Vec<u8> = (0..500).flat_map(|number| record(77, number)).collect();
-        codec::train(&samples, PAGE, MAX_DICTIONARY).unwrap()
-    };
-    let (bent, other) = (foreign.clone(), foreign.clone());
-    // One that is no dictionary, with every sum right.
-    made.round(|ground| {
-        let question = wait_for_samples(ground);
-        ground.answer(question.round, &done(5000, 9000), &[0x37; 5000])
-    });
-    assert_eq!(made.counters.stats().dictionary_refused, 1);
-    // The right magic number, and nothing behind it.
-    made.round(move |ground| {
-        let question = wait_for_samples(ground);
-        let mut bent = bent;
-        bent[8..].fill(0xa5);
-        ground.answer(question.round, &done(bent.len(), 9000), &bent)
-    });
-    assert_eq!(made.counters.stats().dictionary_refused, 2);
-    // A length that is beyond all there is; a gain that none can have; a sum that is another's.
-    for (len, gain) in
-        [(usize::MAX, 400), (MAX_DICTIONARY + 1, 400), (0, 400), (300, 10_001), (299, 400)]
-    {
-        let bytes = other[..300].to_vec();
-        made.round(move |ground| {
-            let question = wait_for_samples(ground);
-            ground.answer(question.round, &done(len, gain), &bytes)
+    let foreign = dictionary(77);
+    let mut refused = 0;
+    let mut lies = |made: &mut Made, said: fn(u64, u64) -> [u64; 5], bytes: Vec<u8>| {
+        made.round(move |stream| {
+            let sum = codec::checksum(&bytes);
+            say(stream, |round| said(round, sum), &bytes)
         });
-    }
-    assert_eq!(made.counters.stats().dictionary_refused, 7);
-    // What only the server says.
-    made.round(|ground| {
-        let question = wait_for_samples(ground);
-        ground.answer(question.round, &Answer { phase: Phase::Given, len: 0, gain: 0 }, &[])
+        refused += 1;
+        let stats = made.counters.stats();
+        assert_eq!((stats.dictionary_refused, stats.dictionary_late), (refused, 0), "{stats:?}");
+    };
+    // One that is no dictionary, with every sum right.
+    lies(&mut made, |round, sum| [ANSWER, round, 5000, 9000, sum], vec![0x37; 5000]);
+    // The right magic number, and nothing behind it.
+    let mut bent = foreign[..4000].to_vec();
+    bent[8..].fill(0xa5);
+    lies(&mut made, |round, sum| [ANSWER, round, 4000, 9000, sum], bent);
+    // A length that is beyond all there is; a gain that none can have; a sum that is another's.
+    let some = foreign[..300].to_vec();
+    lies(&mut made, |round, sum| [ANSWER, round, u64::MAX, 400, sum], some.clone());
+    let most = |round, sum| [ANSWER, round, MAX_DICTIONARY as u64 + 1, 400, sum];
+    lies(&mut made, most, some.clone());
+    lies(&mut made, |round, sum| [ANSWER, round, 300, 10_001, sum], some.clone());
+    lies(&mut made, |round, sum| [ANSWER, round, 299, 400, sum], some.clone());
+    // Something else, and what belongs to another round.
+    lies(&mut made, |round, sum| [ANSWER ^ 1, round, 300, 400, sum], some.clone());
+    lies(&mut made, |round, sum| [ANSWER, round - 1, 300, 400, sum], some.clone());
+    lies(&mut made, |round, sum| [ANSWER, round + 1, 300, 400, sum], some);
+    // A head whose own sum is wrong.
+    made.round(move |mut stream| {
+        channel::hear(&mut stream)?;
+        stream.write_all(&[0x5a; ANSWER_LEN])
     });
-    assert_eq!(made.counters.stats().dictionary_refused, 8);
+    assert_eq!(made.counters.stats().dictionary_refused, 10);
     // A dictionary of other pages, praised: it is tried here, and brings nothing.
-    made.round(move |ground| {
-        let question = wait_for_samples(ground);
-        ground.answer(question.round, &done(foreign.len(), 9999), &foreign)
+    made.round(move |mut stream| {
+        let (question, ..) = channel::hear(&mut stream)?;
+        channel::answer(&mut stream, question.round, &foreign, 9999)
     });
     let stats = made.counters.stats();
     assert_eq!((stats.dictionary_no_gain, stats.dictionary_installed), (1, 0), "{stats:?}");
@@ -370,45 +378,136 @@ fn trainers_that_lie_cost_their_round() {
     for index in 0..PAGES {
         made.queue.write_now(index, &page(index)).unwrap();
     }
-    made.round(train);
+    made.round(honest);
     assert_eq!(made.counters.stats().dictionary_installed, 1);
     assert_eq!(made.device.dictionaries().rooms(), DICTIONARIES - 1);
     made.is_unharmed(page);
 }
 
 #[test]
-fn trainers_that_die_or_hang_are_given_up_and_may_not_speak_later() {
+fn trainers_that_die_cost_their_round_at_once() {
     let page = |number| record(1, number);
     let mut made = made(page);
-    // Never started; then one that dies when it has the samples. Time is told to have gone by.
-    made.until_asked(1);
-    made.training.lose_patience();
-    made.until("never started", |made| made.ended() == 1);
-    made.until_asked(2);
-    let late = made.ground.question().expect("asked").round;
-    made.ground.populate().unwrap();
-    let ready = Answer { phase: Phase::Ready, len: 0, gain: 0 };
-    made.ground.answer(late, &ready, &[]).unwrap();
-    made.until("samples", |made| {
-        made.ground.question().is_some_and(|question| question.phase == Phase::Given)
+    let good = dictionary(1);
+    let half = good[..good.len() / 2].to_vec();
+    // Never started; dead with some of the samples, with all of them, in the middle of the head of its answer, and of
+    // the dictionary. No patience is needed for any.
+    made.round(|_| Ok(()));
+    made.round(|mut stream| stream.read_exact(&mut [0; 100_000]));
+    made.round(|mut stream| channel::hear(&mut stream).map(drop));
+    made.round(|mut stream| {
+        channel::hear(&mut stream)?;
+        stream.write_all(&ANSWER.to_le_bytes())
     });
-    made.training.lose_patience();
-    made.until("dead", |made| made.ended() == 2);
-    assert_eq!(made.counters.stats().dictionary_late, 2);
-    // It was not dead: it answers in the middle of the next round, and is not heard.
-    made.until_asked(3);
-    let good = {
-        let samples: Vec<u8> = (0..500).flat_map(page).collect();
-        codec::train(&samples, PAGE, MAX_DICTIONARY).unwrap()
-    };
-    made.ground.answer(late, &done(good.len(), 9000), &good).unwrap();
-    for _ in 0..20 {
-        made.training.step();
+    let sum = codec::checksum(&good);
+    let len = good.len() as u64;
+    made.round(move |stream| say(stream, |round| [ANSWER, round, len, 900, sum], &half));
+    let stats = made.counters.stats();
+    assert_eq!((stats.dictionary_late, made.ended(), made.store.dictionaries()), (5, 5, 0));
+    assert_eq!(made.stopped.load(Ordering::Relaxed), 5);
+    made.round(honest);
+    assert_eq!(made.store.dictionaries(), 1);
+    made.is_unharmed(page);
+}
+
+#[test]
+fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
+    let page = |number| record(1, number);
+    let mut made = made(page);
+    let good = dictionary(1);
+    // It takes nothing: the server goes on with other things, and has given it what there is room for.
+    let mut stream = made.until_asked(1);
+    for _ in 0..3000 {
+        made.training.step(false);
     }
-    assert_eq!((made.ended(), made.store.dictionaries()), (2, 0));
+    assert_eq!(made.ended(), 0);
     made.training.lose_patience();
-    made.until("late", |made| made.ended() == 3);
-    made.round(train);
+    made.until("one that takes nothing", |made| made.ended() == 1);
+    let (mut taken, mut some) = (0, [0; 4096]);
+    while let Ok(got @ 1..) = stream.read(&mut some) {
+        taken += got;
+    }
+    assert!(
+        taken > 4096 && taken < SAMPLES * PAGE / 4,
+        "{taken} bytes wait for one who takes none"
+    );
+    // It takes all and says nothing; or half of something.
+    for (nth, said) in [(2, 0), (3, 20), (4, ANSWER_LEN), (5, ANSWER_LEN + 200)] {
+        let mut stream = made.until_asked(nth);
+        let bytes = good.clone();
+        let (hung, good) = (Arc::new(AtomicU32::new(0)), good.clone());
+        let flag = Arc::clone(&hung);
+        let child = thread::spawn(move || {
+            let (question, ..) = channel::hear(&mut stream).unwrap();
+            let mut all = Vec::new();
+            channel::answer(&mut all, question.round, &bytes, 900).unwrap();
+            stream.write_all(&all[..said]).unwrap();
+            flag.store(1, Ordering::Release);
+            (stream, question.round)
+        });
+        made.until("half of it", |_| hung.load(Ordering::Acquire) == 1);
+        let (mut stream, round) = child.join().unwrap();
+        for _ in 0..20 {
+            made.training.step(false);
+        }
+        assert_eq!((made.ended(), made.store.dictionaries()), (u64::from(nth) - 1, 0));
+        made.training.lose_patience();
+        made.until("late", |made| made.ended() == u64::from(nth));
+        // It was not dead: nobody hears it any more.
+        let answered = channel::answer(&mut stream, round, &good, 9000);
+        assert_eq!(answered.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+    let stats = made.counters.stats();
+    assert_eq!((stats.dictionary_late, stats.dictionary_refused), (5, 0), "{stats:?}");
+    assert_eq!(made.stopped.load(Ordering::Relaxed), 5, "each may be ended");
+    made.round(honest);
+    assert_eq!(made.store.dictionaries(), 1);
+    made.is_unharmed(page);
+}
+
+#[test]
+fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
+    let page = |number| record(1, number);
+    let mut made = made(page);
+    for _ in 0..20 {
+        made.training.end_pause();
+        made.training.step(true);
+    }
+    assert_eq!(made.asked.load(Ordering::Relaxed), 0);
+    assert_eq!(made.counters.stats().dictionary_pressed, 20);
+    // While it gets samples; while it trains.
+    for (nth, all) in [(1, false), (2, true)] {
+        let mut stream = made.until_asked(nth);
+        if all {
+            let heard = Arc::new(AtomicU32::new(0));
+            let flag = Arc::clone(&heard);
+            let child = thread::spawn(move || {
+                channel::hear(&mut stream).unwrap();
+                flag.store(1, Ordering::Release);
+                // The end of what the server says.
+                stream.read(&mut [0; 8]).unwrap()
+            });
+            made.until("samples", |_| heard.load(Ordering::Acquire) == 1);
+            made.training.step(true);
+            assert_eq!(child.join().unwrap(), 0);
+        } else {
+            made.training.step(false);
+            made.training.step(true);
+            assert!(channel::hear(&mut stream).is_err());
+        }
+        assert_eq!(made.counters.stats().dictionary_pressed, 20 + u64::from(nth));
+        assert_eq!(made.stopped.load(Ordering::Relaxed), nth, "its memory is wanted");
+    }
+    // One that has answered holds nothing any more; but its dictionary needs a place.
+    let mut stream = made.until_asked(3);
+    let child = thread::spawn(move || train(&mut stream));
+    made.until("an answer", |made| made.training.is_trying());
+    child.join().unwrap().unwrap();
+    for _ in 0..200 {
+        made.training.step(true);
+    }
+    assert!(made.training.is_trying() && made.store.dictionaries() == 0);
+    made.until("a dictionary", |made| made.store.dictionaries() == 1);
     assert_eq!(made.store.dictionaries(), 1);
     made.is_unharmed(page);
 }
@@ -417,12 +516,8 @@ fn trainers_that_die_or_hang_are_given_up_and_may_not_speak_later() {
 fn without_memory_for_it_nothing_is_installed() {
     let page = |number| record(1, number);
     let mut made = made(page);
-    made.until_asked(1);
     made.store.set_mem_limit(made.store.stats().mem_used_total);
-    let ground = Ground::open(made.ground.share().unwrap()).unwrap();
-    let child = thread::spawn(move || train(&ground));
-    made.until("the round", |made| made.ended() == 1);
-    child.join().unwrap().unwrap();
+    made.round(honest);
     let stats = made.counters.stats();
     assert_eq!((stats.dictionary_put_off, made.store.dictionaries()), (1, 0), "{stats:?}");
     assert_eq!(made.device.dictionaries().rooms(), DICTIONARIES);
@@ -431,23 +526,43 @@ fn without_memory_for_it_nothing_is_installed() {
 
 #[test]
 fn a_trainer_without_a_question_or_samples_ends() {
-    let ground = Ground::make().unwrap();
-    assert!(train(&ground).unwrap_err().to_string().contains("nobody asks"));
-    let ask = |round, phase| {
-        ground.ask(&Question { round, phase, samples: SAMPLES, current: 0, level: 1 }).unwrap();
+    let round = |bytes: &[u8]| {
+        let (mut server, mut trainer) = UnixStream::pair().unwrap();
+        server.write_all(bytes).unwrap();
+        server.shutdown(std::net::Shutdown::Write).unwrap();
+        train(&mut trainer).unwrap_err()
     };
-    ask(1, Phase::Asked);
-    let theirs = Ground::open(ground.share().unwrap()).unwrap();
-    let child = thread::spawn(move || train(&theirs));
-    let mut out = [0; MAX_DICTIONARY];
-    while ground.answered(1, &mut out).is_none() {
-        thread::sleep(Duration::from_millis(1));
-    }
-    ask(2, Phase::Asked);
-    assert!(child.join().unwrap().unwrap_err().to_string().contains("given this round up"));
-    // A file of another length is none of ours.
-    let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    assert!(Ground::open(other).unwrap_err().to_string().contains("expected"));
+    assert_eq!(round(b"").kind(), io::ErrorKind::UnexpectedEof);
+    assert!(round(&[7; 40]).to_string().contains("damaged"));
+    let head: [u8; 40] = words([ANSWER, 1, 1, 0]);
+    assert!(round(&head).to_string().contains("nobody asks"));
+    let mut channel = Channel::new();
+    let theirs = channel.open(&Question { round: 1, level: 1 }, b"").unwrap();
+    assert_eq!(channel.flush(), Ok(true));
+    channel.put_sample(&[5; PAGE]);
+    assert_eq!(channel.flush(), Ok(true));
+    channel.close();
+    let error = train(&mut UnixStream::from(theirs)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(channel.flush(), Err(Over::Gone));
+}
+
+#[test]
+fn that_none_can_be_trained_is_said_and_stops_nothing_else() {
+    let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
+    let options = DeviceOptions { workers: 0, dictionaries: true, ..DeviceOptions::default() };
+    let device = Device::new(&store, &options).unwrap();
+    let trainer =
+        || Trainer { settings: device.settings(), start: Box::new(drop), stop: Box::new(|| ()) };
+    let mut taken: Vec<_> = std::iter::from_fn(|| store.worker()).collect();
+    // One for pages, none for training.
+    taken.pop();
+    let policy = crate::Policy::start_with(&store, &settings(), Some(trainer())).unwrap();
+    let why = policy.untrained().expect("there was no worker").to_string();
+    assert!(why.contains("workers"), "{why}");
+    drop((policy, taken));
+    let policy = crate::Policy::start_with(&store, &settings(), Some(trainer())).unwrap();
+    assert!(policy.untrained().is_none());
 }
 
 #[test]
@@ -460,7 +575,7 @@ fn only_zstd_and_only_auto_trains() {
         let options =
             DeviceOptions { settings, workers: 0, dictionaries: true, ..DeviceOptions::default() };
         let _device = Device::new(&store, &options).unwrap();
-        let trainer = Trainer { ground: Ground::make().unwrap(), settings, start: Box::new(|| ()) };
+        let trainer = Trainer { settings, start: Box::new(drop), stop: Box::new(|| ()) };
         let word = Settings { dictionary: word.to_owned(), ..Settings::default() };
         let training = Training::new(&store, &word, trainer, &Arc::default()).unwrap();
         assert_eq!(training.is_some(), expected, "{codec}");
@@ -495,34 +610,54 @@ fn a_gain_is_what_the_store_s_classes_make_of_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever is in the file, it is read within its bounds, and taken for an answer only if it is one.
+    /// Whatever comes, in whatever pieces, is taken for an answer only if it is one.
     #[test]
     fn answers_that_nobody_gave_are_none(
-        writes in prop::collection::vec((0_u64..200, prop::collection::vec(any::<u8>(), 1..80)), 0..8),
-        words in prop::option::of((any::<u64>(), 0_u64..8, any::<u64>(), any::<u64>())),
-        round in 0_u64..4,
+        pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..80), 0..8),
+        head in prop::option::of((0_u64..4, 0_u64..200, 0_u64..11_000, any::<bool>())),
+        cut in 0_usize..400, round in 0_u64..4, ends in any::<bool>(),
     ) {
-        let ground = Ground::make().unwrap();
-        let file = File::from(ground.share().unwrap());
-        if let Some((of, phase, len, gain)) = words {
+        let mut channel = Channel::new();
+        let mut theirs = UnixStream::from(channel.open(&Question { round, level: 1 }, b"").unwrap());
+        let mut all: Vec<u8> = pieces.concat();
+        let mut whole = None;
+        if let Some((of, len, gain, right)) = head {
             // With its sum right, so that what follows is looked at.
-            let mut bytes = Vec::new();
-            for word in [u64::from_le_bytes(*b"platenTR"), of % 4, phase, len, gain, 0] {
-                bytes.extend_from_slice(&word.to_le_bytes());
-            }
-            bytes.extend_from_slice(&codec::checksum(&bytes).to_le_bytes());
-            file.write_all_at(&bytes, 512).unwrap();
+            let body: Vec<u8> = (0..len).map(|byte| byte.to_le_bytes()[0]).collect();
+            let sum = codec::checksum(&body) ^ u64::from(!right);
+            let head: [u8; ANSWER_LEN] = words([ANSWER, of, len, gain, sum]);
+            all.splice(..0, head.into_iter().chain(body));
+            let sound = of == round && gain <= 10_000 && right;
+            whole = sound.then_some((ANSWER_LEN + usize::try_from(len).unwrap(), len, gain));
         }
-        for (at, bytes) in &writes {
-            file.write_all_at(bytes, 400 + at).unwrap();
-        }
+        all.truncate(cut);
         let mut out = [0; MAX_DICTIONARY];
-        if let Some(Ok(answer)) = ground.answered(round, &mut out) {
-            prop_assert!(answer.len <= MAX_DICTIONARY && answer.gain <= 10_000);
-            let (of, phase, _, _) = words.expect("the sum of nothing is not found by chance");
-            prop_assert_eq!((of % 4, phase), (round, answer.phase as u64));
+        let mut heard = Ok(None);
+        for piece in all.chunks(37) {
+            theirs.write_all(piece).unwrap();
+            heard = channel.receive(&mut out);
+            if heard != Ok(None) {
+                break;
+            }
         }
-        let _ = ground.question();
+        if heard == Ok(None) && ends {
+            drop(theirs);
+            heard = channel.receive(&mut out);
+        }
+        match (heard, whole) {
+            (Ok(Some(answer)), Some((need, len, gain))) => {
+                prop_assert!(all.len() >= need);
+                prop_assert_eq!((answer.len as u64, answer.gain), (len, gain));
+                prop_assert!(out.iter().zip(0..len).all(|(got, byte)| *got == byte.to_le_bytes()[0]));
+            }
+            (Ok(Some(_)), None) => prop_assert!(false, "the sum of nothing is not found by chance"),
+            (Ok(None), Some((need, ..))) => prop_assert!(all.len() < need && !ends),
+            (Ok(None), None) => prop_assert!(all.len() < ANSWER_LEN + 200 && !ends),
+            (Err(Over::Gone), whole) => {
+                prop_assert!(ends && whole.is_none_or(|(need, ..)| all.len() < need));
+            }
+            (Err(Over::Lied), whole) => prop_assert!(whole.is_none()),
+        }
     }
 
     /// Bytes that say they are a dictionary never do more than be refused or used within bounds.

@@ -280,6 +280,11 @@ mod tests {
             assert!(store.dictionary(1, &mut out).is_err());
             file.write_all_at(&byte, offset).unwrap();
         }
+        // A word that is gone does not say that there is none.
+        file.write_all_at(&[0; 8], 13 * 8).unwrap();
+        let store = Store::attach(file.as_fd(), Options::default()).unwrap();
+        assert_eq!(store.dictionaries(), DICTIONARIES);
+        assert_eq!(store.dictionary(0, &mut out).unwrap().len, 1000);
     }
 
     #[test]

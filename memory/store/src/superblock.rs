@@ -27,7 +27,8 @@ const RECORD_PAGES: usize = 10;
 const DAY: usize = 11;
 const WRITTEN: usize = 12;
 
-/// Dictionaries that were installed, and in the upper half the same with its bits turned; 0 for none ever.
+/// Dictionaries that were installed, and in the upper half the same with its bits turned: also of none, so that a word
+/// that was lost is not taken for that.
 const DICTIONARIES_AT: usize = 13;
 
 /// Runs of blocks of the backing device that are being written, or were when a server was killed: the first block, and
@@ -45,6 +46,7 @@ pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
     }
     words[FIXED].store(sum(&fixed), Ordering::Relaxed);
     words[GENERATION].store(1, Ordering::Relaxed);
+    set_dictionaries(words, 0);
     words[0].store(MAGIC, Ordering::Release);
 }
 
@@ -103,10 +105,10 @@ pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
 pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
     let word = words[DICTIONARIES_AT].load(Ordering::Acquire);
     let low = usize::try_from(word & 0xffff_ffff).expect("32 bits");
-    match word {
-        0 => 0,
-        _ if low <= DICTIONARIES && word == twice(low) => low,
-        _ => DICTIONARIES,
+    if low <= DICTIONARIES && word == twice(low) {
+        low
+    } else {
+        DICTIONARIES
     }
 }
 

@@ -7,7 +7,7 @@
 //!     │  and buffers, hands them on
 //!     ├─ one that stands by: has its memory, waits for "go ..."
 //!     └─ helpers: processes that do what may take long or be killed (swapon, swapoff), or need memory (a trainer, when
-//!        the server says "train")
+//!        the server says "train", with the socket by which the two will talk; until it says "enough")
 //! ```
 //!
 //! A server that dies is replaced at once; one that dies again and again after a growing pause, and in the
@@ -27,16 +27,23 @@
 //! Nothing that the supervisor does for a disk in use may end it or make it wait: a process that cannot be
 //! started is tried again, and one that is killed is not waited for, since what it is stuck in may be the very disk.
 //!
+//! There is one trainer at most: another one is started when the former has been seen to end, however long that takes. It
+//! ends with the server that asked for it. Its socket goes from the server to it and is nobody else's: the next server has
+//! nothing to do with what it may still say.
+//!
 //! Limits: the supervisor is one thread; it allocates little, when it starts something. Should it be killed
 //! itself, the server goes on without one.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::cmsg_space;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags, Signal};
 
 /// What is to be supervised.
@@ -80,9 +87,9 @@ pub trait Service {
         Duration::from_secs(30)
     }
 
-    /// What is to be run when the server asks for training, and how long it may take. Nobody waits for it, and what
-    /// comes of it is the server's to see.
-    fn train(&mut self) -> Option<(Command, Duration)> {
+    /// What is to be run when the server asks for training, by the socket that it sent along, and how long it may take.
+    /// Nobody waits for it, and what comes of it is the server's to see.
+    fn train(&mut self, _channel: OwnedFd) -> Option<(Command, Duration)> {
         None
     }
 
@@ -166,6 +173,8 @@ struct Server {
     pidfd: OwnedFd,
     channel: UnixStream,
     line: Vec<u8>,
+    /// The descriptor that came with what was read last.
+    sent: Option<OwnedFd>,
     ready: Option<Instant>,
     /// When it has to be ready, or gone.
     deadline: Option<Instant>,
@@ -187,6 +196,14 @@ struct Helper {
     deadline: Option<Instant>,
 }
 
+impl Helper {
+    /// Ends it, without waiting for that.
+    fn dismiss(&mut self) {
+        self.deadline = None;
+        let _ = self.child.kill();
+    }
+}
+
 /// How long to wait before what could not be started, or has failed, is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -205,6 +222,7 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
         server: None,
         standby: None,
         helpers: Vec::with_capacity(4),
+        to_train: None,
         dismissed: Vec::with_capacity(4),
         backoff: Backoff::default(),
         restart: Some(Instant::now()),
@@ -227,6 +245,8 @@ struct Supervisor<'a> {
     standby: Option<Server>,
     /// At most one of each task.
     helpers: Vec<Helper>,
+    /// What the next trainer gets, when the former has ended.
+    to_train: Option<OwnedFd>,
     /// Killed, and not yet seen to have ended.
     dismissed: Vec<Child>,
     backoff: Backoff,
@@ -361,7 +381,7 @@ impl Supervisor<'_> {
         let pidfd = watch(&child)?;
         let line = Vec::with_capacity(128);
         let (ready, deadline) = (None, None);
-        Ok(Server { child, pidfd, channel: ours, line, ready, deadline, killed: false })
+        Ok(Server { child, pidfd, channel: ours, line, sent: None, ready, deadline, killed: false })
     }
 
     fn wait(&self, stop: BorrowedFd<'_>) -> Result<Woken, SuperviseError> {
@@ -406,13 +426,17 @@ impl Supervisor<'_> {
     fn listen(&mut self) -> Result<(), SuperviseError> {
         let Some(server) = &mut self.server else { return Ok(()) };
         let mut bytes = [0; 256];
-        let got = match server.channel.read(&mut bytes) {
+        let got = match receive(&server.channel, &mut bytes) {
             // Its end is seen by the pidfd; a closed channel alone must not keep us awake.
-            Ok(0) => {
+            Ok((0, _)) => {
                 std::thread::sleep(Duration::from_millis(1));
                 return Ok(());
             }
-            Ok(got) => got,
+            Ok((got, sent)) => {
+                // It comes with the first byte of the line that it belongs to.
+                server.sent = sent.or_else(|| server.sent.take());
+                got
+            }
             Err(_) => return Ok(()),
         };
         let mut lines = Vec::new();
@@ -438,7 +462,11 @@ impl Supervisor<'_> {
                     self.up()?;
                     self.stand_by();
                 }
-                "train" => self.train(),
+                "train" => {
+                    self.to_train = self.server.as_mut().and_then(|server| server.sent.take());
+                    self.train();
+                }
+                "enough" => self.end_training(),
                 _ => self.service.said(&line),
             }
         }
@@ -470,15 +498,37 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Starts what the server wants to have trained; one that cannot be started is one that says nothing.
+    /// Starts what the server wants to have trained, if there is no other one. What cannot be started is dropped with
+    /// its socket, which tells the server.
     fn train(&mut self) {
         if self.ending || self.stopping {
+            self.to_train = None;
+        }
+        if self.to_train.is_none() {
             return;
         }
-        if let Some((command, limit)) = self.service.train() {
+        if let Some(former) = self.trainer() {
+            // Nobody waits for it any more. Its end is seen, and then it is the next one's turn.
+            former.dismiss();
+            return;
+        }
+        let channel = self.to_train.take();
+        if let Some((command, limit)) = channel.and_then(|channel| self.service.train(channel)) {
             if let Err(error) = self.help(command, Task::Train, Some(limit)) {
                 self.service.say(&with_cause(&error));
             }
+        }
+    }
+
+    fn trainer(&mut self) -> Option<&mut Helper> {
+        self.helpers.iter_mut().find(|helper| helper.task == Task::Train)
+    }
+
+    /// Nobody waits for a trainer any more.
+    fn end_training(&mut self) {
+        self.to_train = None;
+        if let Some(trainer) = self.trainer() {
+            trainer.dismiss();
         }
     }
 
@@ -505,8 +555,12 @@ impl Supervisor<'_> {
         while let Some(helper) = self.helpers.get_mut(nth) {
             match helper.child.try_wait().map_err(failed("wait for a helper"))? {
                 Some(status) => {
-                    let task = self.helpers.swap_remove(nth).task;
-                    self.helper_ended(task, status)?;
+                    let helper = self.helpers.swap_remove(nth);
+                    if helper.task == Task::Train && !status.success() && helper.deadline.is_some()
+                    {
+                        self.service.say(&format!("a trainer has ended with {status}"));
+                    }
+                    self.helper_ended(helper.task, status)?;
                 }
                 None => nth += 1,
             }
@@ -516,7 +570,7 @@ impl Supervisor<'_> {
 
     fn helper_ended(&mut self, task: Task, status: ExitStatus) -> Result<(), SuperviseError> {
         match (task, status.success()) {
-            (Task::Train, _) => {}
+            (Task::Train, _) => self.train(),
             (Task::Up { first }, true) => self.been_up |= first,
             (Task::Up { first: true }, false) => {
                 self.end_server();
@@ -545,9 +599,8 @@ impl Supervisor<'_> {
     fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
         for helper in &mut self.helpers {
             if helper.deadline.is_some_and(|at| at <= Instant::now()) {
-                helper.deadline = None;
                 // Its end is then seen as that of one that has failed.
-                let _ = helper.child.kill();
+                helper.dismiss();
             }
         }
         let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
@@ -577,6 +630,8 @@ impl Supervisor<'_> {
             return;
         }
         self.stopping = true;
+        // What comes back into memory needs some.
+        self.end_training();
         self.go_down();
     }
 
@@ -601,10 +656,7 @@ impl Supervisor<'_> {
         if let Some(standby) = self.standby.take() {
             self.dismiss(standby.child);
         }
-        if let Some(nth) = self.helpers.iter().position(|helper| helper.task == Task::Train) {
-            let trainer = self.helpers.swap_remove(nth);
-            self.dismiss(trainer.child);
-        }
+        self.end_training();
         if let Some(server) = &mut self.server {
             // One that is dying just now needs no telling.
             let _ = server.channel.write_all(b"end\n");
@@ -634,6 +686,8 @@ impl Supervisor<'_> {
         };
         let (ready, killed) = (server.ready.map(|since| since.elapsed()), server.killed);
         self.server = None;
+        // It was for that one alone.
+        self.end_training();
         self.up_again = None;
         if self.ending {
             if killed {
@@ -669,6 +723,20 @@ impl Supervisor<'_> {
         self.service.say(&format!("the server has died ({status}): starting another{after}"));
         Ok(false)
     }
+}
+
+/// What a server has said, and the descriptor that it sent along.
+fn receive(channel: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    // Of more than one the kernel drops those that there is no room for.
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(channel, &mut [io::IoSliceMut::new(bytes)], &mut control, flags)?;
+    let sent = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut all) => all.next(),
+        _ => None,
+    });
+    Ok((got.bytes, sent))
 }
 
 fn with_cause(error: &SuperviseError) -> String {

@@ -27,7 +27,7 @@ pub(crate) enum DeviceCommand {
     Writeback(WritebackArgs),
     /// Whether what serves swap cannot end up waiting for swap: each precaution, met or not
     Check(CheckArgs),
-    /// What `serve` starts when its server wants a dictionary; standard output is what the two share
+    /// What `serve` starts when its server wants a dictionary; standard output is the socket by which the two talk
     #[command(hide = true)]
     Train,
     /// What `serve --swap` starts beside itself
@@ -133,8 +133,6 @@ pub(crate) struct Inherited {
     pub(crate) backing: Option<i32>,
     /// The text of the policy's settings, as the supervisor has read it.
     pub(crate) policy: Option<i32>,
-    /// What it shares with who trains dictionaries.
-    pub(crate) ground: Option<i32>,
     /// The ublk device that there is already.
     pub(crate) device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -159,7 +157,6 @@ impl FromStr for Inherited {
                 "buffers" => this.buffers = Some(number()?.into()),
                 "backing" => this.backing = Some(number()?.into()),
                 "policy" => this.policy = Some(number()?.into()),
-                "ground" => this.ground = Some(number()?.into()),
                 "device" => this.device = Some(number()?.into()),
                 "disk" => this.disk = Some(value.to_owned()),
                 "standby" => this.standby = number()? == 1,
@@ -185,9 +182,6 @@ impl fmt::Display for Inherited {
         }
         if let Some(policy) = self.policy {
             write!(f, ",policy={policy}")?;
-        }
-        if let Some(ground) = self.ground {
-            write!(f, ",ground={ground}")?;
         }
         if let Some(device) = self.device {
             write!(f, ",device={device}")?;
@@ -323,7 +317,6 @@ mod tests {
             buffers: Some(4),
             backing: Some(5),
             policy: Some(6),
-            ground: Some(8),
             device: Some(7),
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,

@@ -186,7 +186,7 @@ pub(crate) mod tests {
                 samples += 1;
             }
         }
-        assert_eq!(samples, 25 + 2 + 27);
+        assert_eq!(samples, 25 + 2 + 28);
         assert!(
             text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
         );

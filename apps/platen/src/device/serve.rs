@@ -11,13 +11,14 @@ use super::status::{Status, Transport};
 use super::supervise;
 use super::writeback;
 use anyhow::{bail, Context};
-use codec::Settings;
+use codec::{Dictionary, Settings};
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
-use policy::{Ground, Policy, Trainer};
+use policy::{Policy, Trainer};
 use relay::Listening;
-use rustix::net::SendFlags;
-use std::io::{BufRead, BufReader, Read};
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{BufRead, BufReader, IoSlice, Read};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -34,14 +35,17 @@ const HEAP: usize = 12 << 20;
 /// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger codec's context.
 const BACKING_HEAP: usize = 4 << 20;
 
-/// What it allocates more for dictionaries: tables of those that may come, and a context for each thread.
-const DICTIONARY_HEAP: usize = 3 << 20;
+/// What it allocates more to try a dictionary that was trained: contexts and buffers of the policy's thread.
+const TRIAL_HEAP: usize = 2 << 20;
 
 /// Threads that a server starts, on such a machine.
 const THREADS: usize = 12;
 
-/// Those that it starts more when it writes back: four that fetch, one that looks at the device.
-const BACKING_THREADS: usize = 5;
+/// Those that it starts more when it writes back: those that fetch, one that looks at the device.
+const BACKING_THREADS: usize = FETCHERS + 1;
+
+/// Threads of a device that wait for its backing device.
+const FETCHERS: usize = 4;
 
 pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
@@ -66,7 +70,10 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             Some(disk) => (BACKING_HEAP + backing::table(disk), BACKING_THREADS),
             None => (0, 0),
         };
-        let dictionaries = if inherited.ground.is_some() { DICTIONARY_HEAP } else { 0 };
+        let fetchers = if disk_left.is_some() { FETCHERS } else { 0 };
+        let trains = supervise::trains(args, &idle);
+        let all = compressing(args, fetchers);
+        let dictionaries = if trains { dictionary_heap(settings.level(), all) } else { 0 };
         swap::warm(HEAP + heap + dictionaries, THREADS + threads)
             .context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
@@ -93,7 +100,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         }
     }
     // Without one it serves all the same.
-    let trainer = trainer(&supervisor, &inherited, settings).unwrap_or_else(|error| {
+    let trains = supervise::trains(args, &idle);
+    let trainer = trainer(&supervisor, trains, settings).unwrap_or_else(|error| {
         say(&format!("no dictionaries are trained: {error:#}"));
         None
     });
@@ -220,21 +228,48 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     served
 }
 
-/// Who starts processes that train dictionaries: the supervisor, if it has something to share with them.
+/// What a server allocates more for dictionaries of this level: tables of all that may come, and a context for each
+/// thread that compresses.
+fn dictionary_heap(level: i32, threads: usize) -> usize {
+    let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
+    tables + threads * Dictionary::context_memory(level) + TRIAL_HEAP
+}
+
+/// Threads of a server that compress, the policy's among them.
+fn compressing(args: &ServeArgs, fetchers: usize) -> usize {
+    let workers = args.workers.map_or(DeviceOptions::default().workers, usize::from);
+    let queues = if args.ublk { supervise::ublk_options(args).geometry.queues.into() } else { 0 };
+    let connections = match (&args.nbd, args.swap) {
+        (None, _) => 0,
+        (Some(_), false) => usize::from(args.connections),
+        // Of those that swapping depends on.
+        (Some(_), true) => supervise::swap_connections(args),
+    };
+    workers + queues + connections + fetchers + 1
+}
+
+/// Who starts processes that train dictionaries: the supervisor, if there is one, and they are to be trained.
 fn trainer(
     supervisor: &Supervisor,
-    inherited: &Inherited,
+    trains: bool,
     settings: Settings,
 ) -> anyhow::Result<Option<Trainer>> {
-    let (Some(number), Some(stream)) = (inherited.ground, &supervisor.0) else { return Ok(None) };
-    let ground = Ground::open(descriptor(number)?)?;
-    let stream = stream.try_clone()?;
-    let start = Box::new(move || {
-        // Neither waits nor allocates. One that is not heard is one that trains nothing.
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&stream, b"train\n", flags);
+    let Some(stream) = supervisor.0.as_ref().filter(|_| trains) else { return Ok(None) };
+    let (start, stop) = (stream.try_clone()?, stream.try_clone()?);
+    // Neither waits nor allocates. Who is not heard has no trainer, and sees the other end of the socket go.
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let start = Box::new(move |channel: OwnedFd| {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let channel = [channel.as_fd()];
+        if control.push(SendAncillaryMessage::ScmRights(&channel)) {
+            let _ = sendmsg(&start, &[IoSlice::new(b"train\n")], &mut control, flags);
+        }
     });
-    Ok(Some(Trainer { ground, settings, start }))
+    let stop = Box::new(move || {
+        let _ = rustix::net::send(&stop, b"enough\n", flags);
+    });
+    Ok(Some(Trainer { settings, start, stop }))
 }
 
 /// Serves until it is told to stop, or cannot go on.
@@ -503,5 +538,27 @@ impl Drop for Watch {
             // Its panic was shown.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_by_has_the_memory_for_dictionaries_of_its_level() {
+        for level in [-5, 1, 3, 9, 19] {
+            let options = store::Options { reserve: 0, ..store::Options::default() };
+            let store = Store::create(64, options).unwrap();
+            let settings = Settings::new(codec::Codec::Zstd, Some(level)).unwrap();
+            let options =
+                DeviceOptions { settings, workers: 0, dictionaries: true, ..Default::default() };
+            let device = Device::new(&store, &options).unwrap();
+            let tables = device.dictionaries().memory();
+            let (one, five) = (dictionary_heap(level, 1), dictionary_heap(level, 5));
+            assert_eq!(one, tables + Dictionary::context_memory(level) + TRIAL_HEAP, "{level}");
+            assert_eq!(five - one, 4 * Dictionary::context_memory(level), "{level}");
+        }
+        assert!(dictionary_heap(3, 4) > dictionary_heap(1, 4));
     }
 }

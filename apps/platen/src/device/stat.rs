@@ -130,9 +130,12 @@ pub(crate) fn counters(status: &Status) -> String {
     match &status.dictionaries {
         Some(dictionaries) => group("dictionaries", &dictionaries.fields()),
         None if status.codec == "zstd" => {
-            group("dictionaries: none (swapped to, dictionary = \"off\", or no supervisor)", &[]);
+            group("dictionaries: none (dictionary = \"off\", or no supervisor)", &[]);
         }
         None => {}
+    }
+    if let Some(why) = &status.untrained {
+        group(&format!("dictionaries: none are trained: {why}"), &[]);
     }
     if let Some(backing) = &status.backing {
         group(&format!("backing {}", backing.name), &backing.fields());

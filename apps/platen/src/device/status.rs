@@ -32,6 +32,9 @@ pub(crate) struct Status {
     /// The dictionaries; none without.
     #[serde(default)]
     pub(crate) dictionaries: Option<DictionaryStatus>,
+    /// Why none are trained, though they were to be.
+    #[serde(default)]
+    pub(crate) untrained: Option<String>,
     /// What was done with idle pages; none while they are left alone.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
@@ -281,6 +284,12 @@ impl Status {
             platen: Own::of(device),
             accelerator: device.offload_stats().as_ref().map(Accelerated::from),
             dictionaries: DictionaryStatus::of(device),
+            untrained: policy.and_then(Policy::untrained).map(|error| {
+                std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source())
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(": ")
+            }),
             policy: policy.map(Policy::stats),
         }
     }

@@ -11,7 +11,6 @@ use super::say::say;
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
-use policy::Ground;
 use rustix::event::{eventfd, EventfdFlags};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,7 +25,7 @@ use ublk::Buffers;
 /// Stacks of a server's threads: memory that is locked is all there, and a guest of 256 MB has none to spare.
 const STACK: &str = "262144";
 
-/// How long a trainer may take: the server does not wait longer either.
+/// How long a trainer may take: the server waits for less.
 const TRAINING: Duration = Duration::from_secs(150);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -61,8 +60,6 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let backing = backing.map(|disk| inheritable(disk.fd().try_clone_to_owned()?)).transpose()?;
     drop(store);
     let policy = text.map(|text| policy_file(&text).and_then(inheritable)).transpose()?;
-    let ground = trains(args, &idle).then(Ground::make).transpose()?;
-    let ground = ground.map(|ground| inheritable(ground.share()?)).transpose()?;
     let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
     let buffers = buffers.map(inheritable).transpose()?;
     let disk = match (args.swap, args.ublk) {
@@ -81,8 +78,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
         }
     }
+    let trains = trains(args, &idle);
     let mut service =
-        Serving { args, store: store_fd, buffers, backing, policy, ground, device: None, disk };
+        Serving { args, store: store_fd, buffers, backing, policy, trains, device: None, disk };
     let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
     if args.swap {
         swap::leave_cgroup();
@@ -141,11 +139,21 @@ fn left_text(number: i32) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Whether dictionaries are trained. Not while the host swaps to the disk: server and trainer share a file, and a
-/// trainer that waits for memory, which it may have from that very disk, holds the file's lock meanwhile; a server
-/// that waits for that lock could not be killed and replaced.
+/// Whether dictionaries are trained, where there is a supervisor.
+///
+/// Also while the host swaps to the disk: nobody waits there for what a trainer holds. The trainer may wait for memory,
+/// for the very disk, for ever. The server waits for nobody's word, and shares no lock with it (`policy/channel.rs`);
+/// the supervisor starts it while memory is not short, as it starts everything else, and never waits for its end. It is
+/// the first to be killed for memory, and has no more than it is allowed. Its memory is not locked, and is its own
+/// process's: all of it comes back when that ends.
 pub(super) fn trains(args: &ServeArgs, idle: &policy::Settings) -> bool {
-    args.codec == codec::Codec::Zstd && idle.trains() && !args.swap
+    args.codec == codec::Codec::Zstd && idle.trains()
+}
+
+/// Connections that the kernel's NBD client is given: one for each CPU that may ask at once.
+pub(super) fn swap_connections(args: &ServeArgs) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    cpus.min(usize::from(args.connections))
 }
 
 /// What the store of these arguments may have.
@@ -197,8 +205,8 @@ struct Serving<'a> {
     backing: Option<OwnedFd>,
     /// The text of the policy's settings.
     policy: Option<OwnedFd>,
-    /// What servers and trainers share.
-    ground: Option<OwnedFd>,
+    /// Dictionaries are.
+    trains: bool,
     /// The ublk device, once there is one.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -214,9 +222,7 @@ impl Serving<'_> {
         let mut command = myself();
         command.args(["device", "swap-helper", task.word(), "--disk"]).arg(disk);
         if let (Some(_), Some(address)) = (&self.disk, &self.args.nbd) {
-            // A connection for each CPU that may ask at once.
-            let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(4);
-            let connections = cpus.min(usize::from(self.args.connections));
+            let connections = swap_connections(self.args);
             command.arg("--socket").arg(address.path());
             command.args(["--connections", &connections.to_string()]);
         }
@@ -236,7 +242,6 @@ impl Serving<'_> {
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
             backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
             policy: self.policy.as_ref().map(AsRawFd::as_raw_fd),
-            ground: self.ground.as_ref().map(AsRawFd::as_raw_fd),
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,
@@ -294,10 +299,14 @@ impl Service for Serving<'_> {
         Duration::from_secs(60 + (size >> 30))
     }
 
-    fn train(&mut self) -> Option<(Command, Duration)> {
-        let ground = self.ground.as_ref()?.try_clone().ok()?;
+    fn train(&mut self, channel: OwnedFd) -> Option<(Command, Duration)> {
+        if !self.trains {
+            return None;
+        }
         let mut command = myself();
-        command.args(["device", "train"]).stdout(Stdio::from(ground));
+        command.args(["device", "train"]).stdout(Stdio::from(channel));
+        // Not our log, which may be a pipe: who writes to one may have to wait for memory, with its lock.
+        command.stderr(Stdio::null());
         Some((command, TRAINING))
     }
 

@@ -1,4 +1,5 @@
 use super::*;
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::cell::RefCell;
 use std::fs;
 use std::path::PathBuf;
@@ -53,7 +54,10 @@ impl Shell {
 
     fn sh(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).env("NOTE", self.note());
+        // A shell cannot send a descriptor: this program does.
+        let ask = std::env::current_exe().unwrap().display().to_string();
+        let ask = format!("{ask} --exact supervisor::tests::{ASKS} --nocapture");
+        command.args(["-c", script]).env("NOTE", self.note()).env("ASK", ask).env(ASKS, "1");
         command
     }
 
@@ -98,7 +102,7 @@ impl Service for Shell {
     fn end_limit(&self) -> Duration {
         self.end_limit
     }
-    fn train(&mut self) -> Option<(Command, Duration)> {
+    fn train(&mut self, _: OwnedFd) -> Option<(Command, Duration)> {
         self.train.as_ref().map(|(script, limit)| (self.sh(script), *limit))
     }
     fn abandon(&mut self) {
@@ -255,29 +259,124 @@ fn servers_that_the_kernel_s_client_has_left_are_replaced_however_many() {
     assert_eq!(shell.noted().matches('x').count(), 12);
 }
 
+/// The test below that is none when scripts run it: it asks for a trainer by standard input, as a server does.
+const ASKS: &str = "asks_for_a_trainer";
+
 #[test]
-fn a_trainer_that_hangs_or_dies_or_is_asked_for_again_harms_nobody() {
-    // Killed at its limit, replaced by the next, and gone with the server.
-    let mut shell = Shell::new(
-        "printf 'ready\\ntrain\\n' >&0; until grep -q began $NOTE; do sleep 0.01; done; \
-         echo train >&0; until [ $(grep -c began $NOTE) = 2 ]; do sleep 0.01; done; \
-         echo both >> $NOTE; read line; echo $line >> $NOTE",
-    );
-    shell.train = Some(("echo began >> $NOTE; exec sleep 1000".into(), Duration::from_secs(500)));
+fn asks_for_a_trainer() {
+    if std::env::var_os(ASKS).is_some() {
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        send(&rustix::stdio::stdin(), b"train\n", &[theirs.as_fd()]);
+    }
+}
+
+fn send(to: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    let sent = sendmsg(to, &[io::IoSlice::new(bytes)], &mut control, SendFlags::empty());
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
+#[test]
+fn a_descriptor_comes_with_its_line_and_those_too_many_are_closed() {
+    let (server, ours) = UnixStream::pair().unwrap();
+    let pairs: Vec<_> = (0..3).map(|_| UnixStream::pair().unwrap()).collect();
+    let mut bytes = [0; 4];
+    assert!(receive(&ours, &mut bytes).is_err(), "nothing is there, and nobody waits");
+    {
+        let theirs: Vec<_> = pairs.iter().map(|(_, theirs)| theirs.as_fd()).collect();
+        send(&server, b"train\n", &theirs);
+    }
+    let mut kept: Vec<_> = pairs.into_iter().map(|(ours, _)| ours).collect();
+    let (got, sent) = receive(&ours, &mut bytes).unwrap();
+    assert_eq!((got, bytes), (4, *b"trai"));
+    let mut sent = UnixStream::from(sent.expect("it comes with the first byte"));
+    sent.write_all(b"x").unwrap();
+    drop(sent);
+    // The first got its byte and then the end; the others nobody has any more.
+    for (end, expected) in kept.iter_mut().zip(["x", "", ""]) {
+        end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut said = String::new();
+        io::Read::read_to_string(end, &mut said).unwrap();
+        assert_eq!(said, expected);
+    }
+    let (got, sent) = receive(&ours, &mut bytes).unwrap();
+    assert!(got == 2 && sent.is_none());
+    drop(server);
+    assert!(matches!(receive(&ours, &mut bytes), Ok((0, None))));
+}
+
+/// Says its number, and whether a former one is still there.
+const TRAINER: &str = "for other in $(sed -n 's/began //p' $NOTE); do \
+     kill -0 $other 2> /dev/null && echo together >> $NOTE; done; echo began $$ >> $NOTE; exec sleep 1000";
+
+/// Asks for a trainer, by a script, and waits for the beginning of the `nth`.
+fn asked(nth: u32) -> String {
+    format!("$ASK > /dev/null 2>&1; until [ \"$(grep -c began $NOTE)\" = {nth} ]; do sleep 0.01; done; ")
+}
+
+/// Waits, by a script, until the first trainer has ended.
+const ENDED: &str =
+    "while kill -0 $(sed -n 's/began //p' $NOTE | head -1) 2> /dev/null; do sleep 0.01; done; ";
+
+#[test]
+fn a_trainer_that_hangs_is_killed_and_there_is_never_another_one_beside_it() {
     let begun = Instant::now();
+    let long = Duration::from_secs(500);
+    // Replaced by the next, and gone with the server. Without a descriptor there is none.
+    let mut shell = Shell::new(&format!(
+        "touch $NOTE; printf 'ready\\ntrain\\n' >&0; {}{}echo both >> $NOTE; read line; echo $line >> $NOTE",
+        asked(1),
+        asked(2)
+    ));
+    shell.train = Some((TRAINER.into(), long));
     run(&mut shell, "both").unwrap();
-    assert_eq!(shell.noted(), "began\nbegan\nboth\nend\n");
-    // One past its limit is killed, and may be started again; one that cannot be started is said.
-    let mut shell = Shell::new(
-        "echo ready >&0; echo train >&0; until grep -q began $NOTE; do sleep 0.01; done; \
-         PID=$(sed -n 's/began //p' $NOTE); \
-         while kill -0 $PID 2> /dev/null; do sleep 0.01; done; echo killed >> $NOTE; \
-         read line; echo $line >> $NOTE",
-    );
-    shell.train = Some(("echo began $$ >> $NOTE; exec sleep 1000".into(), Duration::from_secs(2)));
-    run(&mut shell, "killed").unwrap();
-    assert!(shell.noted().ends_with("killed\nend\n"), "{}", shell.noted());
+    let noted = shell.noted();
+    assert_eq!(noted.matches("began").count(), 2, "{noted}");
+    assert!(noted.ends_with("both\nend\n") && !noted.contains("together"), "{noted}");
+    // Killed at its limit; or when the server has had enough of it.
+    for (limit, enough) in [(Duration::from_secs(2), ""), (long, "echo enough >&0; ")] {
+        let mut shell = Shell::new(&format!(
+            "touch $NOTE; echo ready >&0; {}{enough}{ENDED}echo killed >> $NOTE; read line; echo $line >> $NOTE",
+            asked(1)
+        ));
+        shell.train = Some((TRAINER.into(), limit));
+        run(&mut shell, "killed").unwrap();
+        assert!(shell.noted().ends_with("killed\nend\n"), "{}", shell.noted());
+        let log = shell.log.borrow();
+        assert!(!log.iter().any(|line| line.contains("trainer")), "it is as was wished: {log:?}");
+    }
     assert!(begun.elapsed() < Duration::from_secs(400));
+}
+
+#[test]
+fn a_trainer_ends_with_the_server_that_asked_for_it() {
+    let mut shell = Shell::new(&format!(
+        "touch $NOTE; echo ready >&0; if [ $REPLACES = false ]; then {}kill -9 $$; fi; \
+         {ENDED}echo killed >> $NOTE; {}echo again >> $NOTE; read line; echo $line >> $NOTE",
+        asked(1),
+        asked(2)
+    ));
+    shell.train = Some((TRAINER.into(), Duration::from_secs(500)));
+    run(&mut shell, "again").unwrap();
+    let noted = shell.noted();
+    assert!(noted.ends_with("again\nend\n") && !noted.contains("together"), "{noted}");
+}
+
+#[test]
+fn a_trainer_that_fails_is_said_and_is_no_reason_to_end() {
+    let mut shell = Shell::new(&format!(
+        "touch $NOTE; echo ready >&0; {}echo on >> $NOTE; read line; echo $line >> $NOTE",
+        asked(1)
+    ));
+    shell.train = Some(("echo began $$ >> $NOTE; exit 7".into(), Duration::from_secs(500)));
+    let up = "until grep -q on $NOTE; do sleep 0.01; done; sleep 0.2; echo seen >> $NOTE";
+    shell.up = Some(up.into());
+    run(&mut shell, "seen").unwrap();
+    let log = shell.log.borrow().join("\n");
+    assert!(log.contains("a trainer has ended with exit status: 7"), "{log}");
+    assert!(shell.noted().ends_with("end\n"), "{}", shell.noted());
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! `redis-fill SOCKET keys=N [size=B] [from=K]` and `redis-check SOCKET keys=N [size=B]`: a client that stores values
-//! made from their keys' numbers, and compares every byte of every value it gets back.
+//! `redis-fill SOCKET keys=N [size=B] [from=K] [named=1]` and `redis-check SOCKET keys=N [size=B] [named=1]`: a client that
+//! stores values made from their keys' numbers, and compares every byte of every value it gets back. Values are what
+//! memory holds otherwise, or records with long names.
 
 use super::content;
 use super::{option, Failure};
@@ -14,7 +15,7 @@ const BATCH: u64 = 16;
 /// Stores keys, and says how far it got: an error of the server or its end is an end like any other.
 pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let (keys, size) = (option(words, "keys", 1000)?, size(words)?);
-    let from = option(words, "from", 0)?;
+    let (from, named) = (option(words, "from", 0)?, option(words, "named", 0)? == 1);
     let begin = Instant::now();
     let mut server = Server::connect(socket)?;
     let mut value = vec![0; size];
@@ -23,7 +24,7 @@ pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
     while stored < keys {
         let batch = BATCH.min(keys - stored);
         for key in stored..stored + batch {
-            make(key, &mut value);
+            make(key, named, &mut value);
             let head =
                 format!("*3\r\n$3\r\nSET\r\n${}\r\n{}\r\n${size}\r\n", name(key).len(), name(key));
             server.send(head.as_bytes());
@@ -48,6 +49,7 @@ pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
 /// Gets keys 0 to N-1 back and compares.
 pub(crate) fn check(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let (keys, size) = (option(words, "keys", 1000)?, size(words)?);
+    let named = option(words, "named", 0)? == 1;
     let begin = Instant::now();
     let mut server = Server::connect(socket)?;
     let (mut expected, mut got) = (vec![0; size], vec![0; size]);
@@ -62,7 +64,7 @@ pub(crate) fn check(socket: &str, words: &[&str]) -> Result<String, Failure> {
         server.flush()?;
         for key in checked..checked + batch {
             server.value(&mut got)?;
-            make(key, &mut expected);
+            make(key, named, &mut expected);
             if let Some(at) = expected.iter().zip(&got).position(|(a, b)| a != b) {
                 return Err(Failure::Wrong(format!(
                     "value of key {key} differs at byte {at} of {size}"
@@ -86,9 +88,13 @@ fn name(key: u64) -> String {
     format!("key:{key:08}")
 }
 
-fn make(key: u64, value: &mut [u8]) {
+fn make(key: u64, named: bool, value: &mut [u8]) {
     let mut page = [0; PAGE];
-    content::fill(99, key, 1, &mut page);
+    if named {
+        content::fill_named(99, key, &mut page);
+    } else {
+        content::fill(99, key, 1, &mut page);
+    }
     value.copy_from_slice(&page[..value.len()]);
 }
 
