@@ -5,42 +5,13 @@
 //! and the eight bytes to go there.
 #![no_main]
 
-use std::io;
-use std::sync::{Arc, Mutex};
+mod shelf;
 
 use libfuzzer_sys::fuzz_target;
-use store::{
-    format_backing, BackBuffer, Batch, Block, Disk, Options, Page, Seen, Store, MAX_OBJECT,
-};
+use shelf::Memory;
+use store::{format_backing, BackBuffer, Batch, Block, Options, Page, Seen, Store, MAX_OBJECT};
 
 const PAGES: u64 = 40;
-
-#[derive(Clone, Debug)]
-struct Memory(Arc<Mutex<Vec<Block>>>);
-
-impl Disk for Memory {
-    fn blocks(&self) -> io::Result<u64> {
-        Ok(self.0.lock().expect("no panic").len() as u64)
-    }
-    fn read(&self, block: u32, out: &mut Block) -> io::Result<()> {
-        let blocks = self.0.lock().expect("no panic");
-        let from = blocks.get(block as usize).ok_or(io::ErrorKind::UnexpectedEof)?;
-        out.0 = from.0;
-        Ok(())
-    }
-    fn write(&self, block: u32, from: &[Block]) -> io::Result<()> {
-        let mut blocks = self.0.lock().expect("no panic");
-        let to = blocks.get_mut(block as usize..block as usize + from.len());
-        to.ok_or(io::Error::from_raw_os_error(28))?.clone_from_slice(from);
-        Ok(())
-    }
-    fn free(&self) -> Option<u64> {
-        None
-    }
-    fn is_direct(&self) -> bool {
-        true
-    }
-}
 
 fn bytes(index: u64) -> Vec<u8> {
     let len =
@@ -52,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((&length, changes)) = input.split_first() else { return };
     let options = Options { reserve: 0, ..Options::default() };
     let store = Store::create(PAGES, options.clone()).expect("there is memory");
-    let disk = Memory(Arc::new(Mutex::new(vec![Block::ZERO; 48])));
+    let disk = Memory::of(48);
     format_backing(&disk, "disk", &store).expect("it is empty");
     store.set_backing(Box::new(disk.clone()), "disk").expect("it was just made");
     let mut worker = store.worker().expect("the first");

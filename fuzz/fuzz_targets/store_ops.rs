@@ -1,14 +1,21 @@
-//! Operations on a store against a map: whatever the order, a page is what was last stored.
+//! Operations on a store against a map: whatever the order, a page is what was last stored. Dictionaries and a backing
+//! device are there as well.
 //!
 //! Input: one byte for the memory limit, then operations of four bytes: what, page, and two for the length, the word or
 //! the number of pages.
 #![no_main]
 
+mod shelf;
+
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use libfuzzer_sys::fuzz_target;
-use store::{GroupBuffer, GroupError, Options, Page, PutError, Seen, Store, MAX_OBJECT};
+use shelf::Memory;
+use store::{
+    format_backing, Added, BackBuffer, Batch, Change, GroupBuffer, GroupError, ModifyError,
+    Options, Page, PutError, Seen, Store, Worker, MAX_DICTIONARY, MAX_OBJECT,
+};
 
 const PAGES: u64 = 256;
 /// More would only be slower.
@@ -20,6 +27,60 @@ enum Held {
     Same(u64),
     Object { tag: u8, len: usize, number: usize },
     Grouped { len: usize, number: usize },
+    Backed { len: usize, number: usize },
+}
+
+/// Writes a part of a page, which becomes one word or an object.
+fn modify(
+    worker: &mut Worker,
+    oracle: &mut HashMap<u64, Held>,
+    index: u64,
+    number: usize,
+    arg: u16,
+    mem_limit: u64,
+) {
+    let (len, tag) = (1 + usize::from(arg) % MAX_OBJECT, (arg >> 12) as u8 & 7);
+    let held = match arg % 5 {
+        0 => Held::Same(u64::from(arg)),
+        _ => Held::Object { tag, len, number },
+    };
+    let edit = |_, out: &mut [u8; MAX_OBJECT]| {
+        *out = bytes(number, len);
+        Some(match held {
+            Held::Same(word) => Change::Same(word),
+            _ => Change::Object { tag, len },
+        })
+    };
+    let before = oracle.get(&index).copied();
+    match worker.modify(index, &mut [0; MAX_OBJECT], edit) {
+        Ok(()) => drop(oracle.insert(index, held)),
+        Err(ModifyError::Put(PutError::Full { .. })) => assert!(mem_limit > 0),
+        Err(ModifyError::Grouped { .. }) => assert!(matches!(before, Some(Held::Grouped { .. }))),
+        Err(ModifyError::Backed { .. }) => assert!(matches!(before, Some(Held::Backed { .. }))),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// What are objects of these pages goes to the backing device, as far as it has room.
+fn write_back(worker: &mut Worker, oracle: &mut HashMap<u64, Held>, pages: std::ops::Range<u64>) {
+    let mut batch = Batch::new(8);
+    let mut gone = Vec::new();
+    for index in pages {
+        let Some(&Held::Object { tag, len, number }) = oracle.get(&index) else { continue };
+        match batch.add(&Seen { index, tag, bytes: &bytes(number, len)[..len] }) {
+            Added::Yes => gone.push((index, Held::Backed { len, number })),
+            Added::Unfit => {}
+            Added::Full => break,
+        }
+    }
+    if batch.is_empty() {
+        return;
+    }
+    let done = worker.write_back(&mut batch).expect("the file takes writes");
+    assert_eq!((done.changed, done.pages + done.left), (0, gone.len() as u64));
+    gone.retain(|&(index, _)| matches!(worker.peek(index), Ok((Page::Backed, _))));
+    assert_eq!(done.pages, gone.len() as u64);
+    oracle.extend(gone);
 }
 
 fn bytes(number: usize, len: usize) -> [u8; MAX_OBJECT] {
@@ -35,17 +96,34 @@ fuzz_target!(|input: &[u8]| {
     let mem_limit = if limit < 128 { 0 } else { 16_384 + u64::from(limit) * 2048 };
     let options = Options { mem_limit, reserve: 0, ..Options::default() };
     let mut store = Store::create(PAGES, options.clone()).expect("there is room for the table");
+    let disk = Memory::of(40);
+    format_backing(&disk, "disk", &store).expect("it is large enough");
+    store.set_backing(Box::new(disk.clone()), "disk").expect("it was made for it");
+    let mut dictionaries: Vec<Vec<u8>> = Vec::new();
     let mut worker = store.worker().expect("the first");
     let mut oracle = HashMap::new();
     for (number, op) in ops.chunks_exact(4).take(MAX_OPS).enumerate() {
         let (index, arg) = (u64::from(op[1]), u16::from_le_bytes([op[2], op[3]]));
         match op[0] % 16 {
-            0..=7 => {
+            0..=5 => {
                 let (len, tag) = (1 + usize::from(arg) % MAX_OBJECT, (arg >> 12) as u8 & 7);
                 match worker.put(index, tag, &bytes(number, len)[..len]) {
                     Ok(()) => drop(oracle.insert(index, Held::Object { tag, len, number })),
                     Err(PutError::Full { .. }) => assert!(mem_limit > 0),
                     Err(error) => panic!("{error}"),
+                }
+            }
+            6 => modify(&mut worker, &mut oracle, index, number, arg, mem_limit),
+            7 if arg % 2 == 0 => {
+                write_back(&mut worker, &mut oracle, index..index + u64::from(arg >> 9))
+            }
+            7 => {
+                // Once in a while; three more than there are places.
+                let len = 8 + usize::from(arg) % (MAX_DICTIONARY - 8);
+                let bytes: Vec<u8> = (0..len).map(|at| (at * 5 + number) as u8).collect();
+                if let Ok(place) = store.install_dictionary(&bytes, 1) {
+                    assert_eq!(place, dictionaries.len());
+                    dictionaries.push(bytes);
                 }
             }
             8 => {
@@ -69,13 +147,19 @@ fuzz_target!(|input: &[u8]| {
                 let members: Vec<(u64, u8, [u8; MAX_OBJECT], usize)> = (index..PAGES)
                     .take(1 + usize::from(arg >> 11))
                     .filter_map(|index| match oracle.get(&index) {
-                        Some(&Held::Object { tag, len, number }) => Some((index, tag, bytes(number, len), len)),
+                        Some(&Held::Object { tag, len, number }) => {
+                            Some((index, tag, bytes(number, len), len))
+                        }
                         _ => None,
                     })
                     .collect();
                 let mut seen: Vec<Seen<'_>> = members
                     .iter()
-                    .map(|(index, tag, bytes, len)| Seen { index: *index, tag: *tag, bytes: &bytes[..*len] })
+                    .map(|(index, tag, bytes, len)| Seen {
+                        index: *index,
+                        tag: *tag,
+                        bytes: &bytes[..*len],
+                    })
                     .collect();
                 let stale = arg & 2 > 0;
                 if let Some(last) = seen.last_mut().filter(|_| stale) {
@@ -100,6 +184,7 @@ fuzz_target!(|input: &[u8]| {
                 let fd = store.fd().try_clone_to_owned().expect("one more descriptor");
                 drop((worker, store));
                 store = Store::attach(fd.as_fd(), options.clone()).expect("its server is gone");
+                store.set_backing(Box::new(disk.clone()), "disk").expect("it is the same");
                 worker = store.worker().expect("the first");
                 assert_eq!(store.lost_pages(), 0);
             }
@@ -123,8 +208,19 @@ fuzz_target!(|input: &[u8]| {
                 let found = worker.get_group(index, &mut buffer).expect("nothing is damaged");
                 assert!(found.is_some() && buffer.payload() == &bytes(number, len)[..len]);
             }
+            (Page::Backed, Some(Held::Backed { len, number })) => {
+                let found = worker.read_back(index, &mut BackBuffer::new(), &mut out);
+                assert!(matches!(found, Ok(Some(Page::Object { len: l, .. })) if l == len));
+                assert!(out[..len] == bytes(number, len)[..len]);
+            }
             (found, held) => panic!("page {index} is {found:?}, expected {held:?}"),
         }
+    }
+    assert_eq!(store.dictionaries(), dictionaries.len());
+    for (place, bytes) in dictionaries.iter().enumerate() {
+        let mut out = [0; MAX_DICTIONARY];
+        let found = store.dictionary(place, &mut out).expect("it is as it was installed");
+        assert!(out[..found.len] == bytes[..]);
     }
     let stats = store.stats();
     assert!(stats.compr_data_size >= sum);

@@ -10,13 +10,14 @@ fn main() {
     let mut bytes = [0x5a_u8; 4096];
     let mut state = 1_u64;
     for round in 0..2 {
-    for index in 0..pages {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let len = 900 + (state >> 33) as usize % 1400;
-        bytes[..8].copy_from_slice(&index.to_le_bytes());
-        let at = if round == 0 { index } else { (state >> 20) % pages };
-        worker.put(at, 1, &bytes[..len]).unwrap();
-    }}
+        for index in 0..pages {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let len = 900 + (state >> 33) as usize % 1400;
+            bytes[..8].copy_from_slice(&index.to_le_bytes());
+            let at = if round == 0 { index } else { (state >> 20) % pages };
+            worker.put(at, 1, &bytes[..len]).unwrap();
+        }
+    }
     let fd = store.fd().try_clone_to_owned().unwrap();
     drop(worker);
     drop(store);

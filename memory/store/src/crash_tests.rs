@@ -21,11 +21,12 @@ use crate::dictionary::{dictionary_of, DICTIONARIES, DICTIONARY_TAG, MAX_DICTION
 use crate::disk::{Block, Disk, FileDisk};
 use crate::group::{GroupBuffer, Seen};
 use crate::inject;
+use crate::modify::{Change, ModifyError};
 use crate::slot::{State, MAX_OBJECT};
 use crate::store::{Options, Store};
 use crate::superblock;
 use crate::sync::Ordering;
-use crate::worker::{Page, Worker};
+use crate::worker::{Page, PutError, Worker};
 use crate::writeback::{Added, BackBuffer, Batch};
 
 const PAGES: u64 = 300;
@@ -37,6 +38,9 @@ enum Op {
     Discard(u64, u64),
     Get(u64),
     Replace(u64, usize),
+    /// A part of the page is written: whatever it is, it becomes this.
+    Modify(u64, usize),
+    ModifySame(u64, u64),
     /// So many pages from here on, those that are objects, as one.
     Group(u64, u64, usize),
     Leave(u64, usize),
@@ -48,6 +52,8 @@ enum Op {
     Compact,
     Trim,
     Rest,
+    /// As the keeper does for a worker that waits for a slab of so many pages.
+    Trade(u32),
 }
 
 /// What pages hold.
@@ -126,6 +132,17 @@ fn script() -> Vec<Op> {
         Op::Discard(26, 1),
         Op::WriteBack(15, 30),
         Op::Trim,
+        // In part: what is an object, longer and shorter; what is not there; what is one word, and becomes one.
+        Op::Put(220, 1200),
+        Op::Modify(220, 1300),
+        Op::Modify(220, 40),
+        Op::Modify(210, 4096),
+        Op::Same(211, 9),
+        Op::Modify(211, 1600),
+        Op::ModifySame(220, 0x1122_3344_5566_7788),
+        Op::ModifySame(210, 0),
+        Op::ModifySame(212, 77),
+        Op::Modify(220, 500),
         Op::Dictionary(5000),
         Op::Put(30, 1700),
         Op::Dictionary(MAX_DICTIONARY),
@@ -136,16 +153,59 @@ fn script() -> Vec<Op> {
     ]
 }
 
-fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
+/// A store that may have 36 pages: writes that are refused, those that get what other lengths of slab have ready, and
+/// those that make their own room.
+fn full_script() -> Vec<Op> {
+    let mut ops: Vec<Op> = (0..60).map(|i| Op::Put(i, 2000)).collect();
+    // Whole slabs of one length are ready, and another length is asked for.
+    ops.push(Op::Discard(0, 40));
+    ops.extend((60..80).map(|i| Op::Put(i, 4096)));
+    ops.extend([Op::Modify(50, 4096), Op::Modify(51, 100), Op::Modify(61, 4000), Op::Put(90, 50)]);
+    ops.push(Op::Discard(40, 40));
+    ops.extend((100..130).map(|i| Op::Modify(i, 900)));
+    ops.extend([Op::Put(130, 3000), Op::Discard(100, 15), Op::Trade(6), Op::Trade(1)]);
+    ops.extend((140..170).map(|i| Op::Put(i, 600)));
+    ops.extend([Op::Compact, Op::Put(175, 3000), Op::Trim, Op::Discard(0, 300), Op::Trade(4)]);
+    ops.extend((0..9).map(|i| Op::Put(i, 4096)));
+    ops
+}
+
+/// Whether it was done: all is, unless there is no room.
+fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) -> bool {
+    let full = store.options.mem_limit > 0;
     match op {
         Op::Put(index, len) => {
             // With the newest dictionary, if there is one.
             let newest = store.dictionaries().checked_sub(1).and_then(|at| u8::try_from(at).ok());
             let tag = newest.map_or(3, |at| DICTIONARY_TAG + at);
-            worker.put(index, tag, &bytes(index, number, len)).expect("there is no limit");
+            return match worker.put(index, tag, &bytes(index, number, len)) {
+                Err(PutError::Full { .. }) if full => false,
+                result => {
+                    assert_eq!(result, Ok(()));
+                    true
+                }
+            };
         }
         Op::Same(index, word) => worker.put_same(index, word).expect("there is no limit"),
         Op::Discard(from, count) => worker.discard(from..from + count),
+        Op::Modify(index, len) => {
+            let new = bytes(index, number, len);
+            let edit = |_, out: &mut [u8; MAX_OBJECT]| {
+                out[..len].copy_from_slice(&new);
+                Some(Change::Object { tag: 3, len })
+            };
+            return match worker.modify(index, &mut [0; MAX_OBJECT], edit) {
+                Err(ModifyError::Put(PutError::Full { .. })) if full => false,
+                result => {
+                    assert_eq!(result, Ok(()));
+                    true
+                }
+            };
+        }
+        Op::ModifySame(index, word) => {
+            let same = |_, _: &mut [u8; MAX_OBJECT]| Some(Change::Same(word));
+            assert_eq!(worker.modify(index, &mut [0; MAX_OBJECT], same), Ok(()));
+        }
         Op::Replace(index, len) => {
             let new = bytes(index, number, len);
             let recode = |_, _: &[u8], out: &mut [u8; MAX_OBJECT]| {
@@ -214,7 +274,13 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) {
         Op::Compact => drop(store.compact()),
         Op::Trim => drop(store.trim()),
         Op::Rest => worker.rest(),
+        Op::Trade(pages) => {
+            store.heap.regions.trade(&store.heap.map, pages);
+            // There may be no room.
+            let _ = store.heap.grow(pages);
+        }
     }
+    true
 }
 
 fn expect(held: &mut Held, number: usize, op: Op) {
@@ -233,11 +299,14 @@ fn expect(held: &mut Held, number: usize, op: Op) {
         }
         Op::Put(index, len)
         | Op::Replace(index, len)
+        | Op::Modify(index, len)
         | Op::Leave(index, len)
         | Op::BringBack(index, len) => drop(held.insert(index, bytes(index, number, len))),
-        Op::Same(index, word) => drop(held.insert(index, word.to_le_bytes().repeat(512))),
+        Op::Same(index, word) | Op::ModifySame(index, word) => {
+            drop(held.insert(index, word.to_le_bytes().repeat(512)))
+        }
         Op::Discard(from, count) => held.retain(|page, _| !(from..from + count).contains(page)),
-        Op::Get(_) | Op::Dictionary(_) | Op::Compact | Op::Trim | Op::Rest => {}
+        Op::Get(_) | Op::Dictionary(_) | Op::Compact | Op::Trim | Op::Rest | Op::Trade(_) => {}
     }
 }
 
@@ -276,7 +345,11 @@ fn read(worker: &Worker, index: u64) -> Option<Vec<u8>> {
 }
 
 fn options() -> Options {
-    Options { reserve: 0, ..Options::default() }
+    limited(0)
+}
+
+fn limited(mem_limit: u64) -> Options {
+    Options { mem_limit, reserve: 0, ..Options::default() }
 }
 
 /// Tests take turns: a child has copies of what the process has open, and with them the locks of other tests' stores.
@@ -323,11 +396,67 @@ fn sum_of_objects(store: &Store) -> u64 {
 #[test]
 fn a_server_killed_at_any_step_leaves_a_consistent_store() {
     let _turn = turn();
-    let script = script();
+    let (steps, doubtful) = killed_at_each_step(&prelude(), &script(), 0, |_, _| true);
+    println!("killed at each of {steps} steps, at {doubtful} of them while blocks were written");
+    // Before the write, and before it is noted to be over: each of the script's three.
+    assert_eq!(doubtful, 6, "at {doubtful} steps blocks were being written");
+    assert!(steps > 300, "the schedule has {steps} steps only: is it compiled in?");
+}
+
+/// Which operations of a script are done when there is room for so many bytes; the others are refused.
+fn done_with(script: &[Op], limit: u64) -> Vec<bool> {
+    let store = Store::create(PAGES, limited(limit)).unwrap();
+    let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
+    drop(store);
+    let store = Store::attach(fd.as_fd(), limited(limit)).unwrap();
+    let mut worker = store.worker().unwrap();
+    let mut done = Vec::new();
+    for (number, &op) in script.iter().enumerate() {
+        done.push(apply(&store, &mut worker, number, op));
+        assert!(store.stats().mem_used_total <= limit, "{op:?}");
+    }
+    done
+}
+
+#[test]
+fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
+    let _turn = turn();
+    let script = full_script();
+    let limit = 36 * 4096;
+    let done = done_with(&script, limit);
+    let refused = done.iter().filter(|done| !**done).count();
+    println!("{refused} of {} operations are refused", script.len());
+    assert!(refused > 3 && refused < script.len() / 2, "{refused} of {} refused", script.len());
+    // Each length of slab gets what the others had ready.
+    for op in [60, 100, 140, 0] {
+        let wrote = |(number, op_of): (usize, &Op)| {
+            matches!(*op_of, Op::Put(index, _) | Op::Modify(index, _) if index == op)
+                && done[number]
+        };
+        assert!(script.iter().enumerate().any(wrote), "page {op} was never written");
+    }
+    let (steps, _) = killed_at_each_step(&[], &script, limit, |number, _| done[number]);
+    println!("killed at each of {steps} steps");
+    assert!(steps > 300, "the schedule has {steps} steps only");
+}
+
+/// Kills a server at each step of `script`, where memory of so many bytes is allowed, if not 0; how many steps there
+/// are, and at how many of them blocks of the disk were left in doubt. `done` says which operations have an effect.
+fn killed_at_each_step(
+    prelude: &[Op],
+    script: &[Op],
+    limit: u64,
+    done: impl Fn(usize, Op) -> bool,
+) -> (i64, u64) {
+    let effect = |held: &mut Held, number: usize| {
+        if done(number, script[number]) {
+            expect(held, number, script[number]);
+        }
+    };
     let (mut at, mut doubtful) = (0, 0);
     loop {
         at += 1;
-        let store = Store::create(PAGES, options()).unwrap();
+        let store = Store::create(PAGES, limited(limit)).unwrap();
         let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&disk, 24 * 4096).unwrap();
         let back = || back(&disk);
@@ -335,38 +464,38 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         let mut before = Held::new();
         {
             let mut worker = store.worker().unwrap();
-            for (number, op) in prelude().into_iter().enumerate() {
+            for (number, &op) in prelude.iter().enumerate() {
                 apply(&store, &mut worker, 1000 + number, op);
                 expect(&mut before, 1000 + number, op);
             }
         }
         // A reader that was killed leaves its pin.
-        store.heap.map.table()[3].pin(true).expect("page 3 is an object");
+        if !prelude.is_empty() {
+            store.heap.map.table()[3].pin(true).expect("page 3 is an object");
+        }
         let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
         drop(store);
-        let done = File::from(memfd_create("done", MemfdFlags::CLOEXEC).unwrap());
-        done.write_all_at(&0_u64.to_le_bytes(), 0).unwrap();
+        let counted = File::from(memfd_create("done", MemfdFlags::CLOEXEC).unwrap());
+        counted.write_all_at(&0_u64.to_le_bytes(), 0).unwrap();
 
         let signal = killed(|| {
             inject::arm(at);
-            let store = Store::attach(fd.as_fd(), options()).unwrap();
+            let store = Store::attach(fd.as_fd(), limited(limit)).unwrap();
             store.set_backing(Box::new(back()), "disk").unwrap();
             let mut worker = store.worker().unwrap();
             for (number, &op) in script.iter().enumerate() {
-                apply(&store, &mut worker, number, op);
-                done.write_all_at(&(number as u64 + 1).to_le_bytes(), 0).unwrap();
+                assert_eq!(apply(&store, &mut worker, number, op), done(number, op), "{op:?}");
+                counted.write_all_at(&(number as u64 + 1).to_le_bytes(), 0).unwrap();
             }
         });
 
         let mut count = [0; 8];
-        done.read_exact_at(&mut count, 0).unwrap();
+        counted.read_exact_at(&mut count, 0).unwrap();
         let count = usize::try_from(u64::from_le_bytes(count)).unwrap();
-        for (number, &op) in script[..count].iter().enumerate() {
-            expect(&mut before, number, op);
-        }
+        (0..count).for_each(|number| effect(&mut before, number));
         let mut after = before.clone();
-        if let Some(&op) = script.get(count) {
-            expect(&mut after, count, op);
+        if count < script.len() {
+            effect(&mut after, count);
         }
         let store = Store::attach(fd.as_fd(), options()).unwrap();
         store.set_backing(Box::new(back()), "disk").unwrap();
@@ -383,6 +512,7 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
         }
         let stats = store.stats();
         assert_eq!(stats.mem_used_total, store.resident().unwrap(), "step {at}");
+        assert!(limit == 0 || stats.mem_used_total <= limit, "step {at}: beyond the limit");
         let installs = |done: &[Op]| {
             let all = done.iter().filter_map(|op| match op {
                 Op::Dictionary(len) => Some(*len),
@@ -448,10 +578,7 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
             break;
         }
     }
-    println!("killed at each of {} steps, at {doubtful} of them while blocks were written", at - 1);
-    // Before the write, and before it is noted to be over: each of the script's three.
-    assert_eq!(doubtful, 6, "at {doubtful} steps blocks were being written");
-    assert!(at > 300, "the schedule has {at} steps only: is it compiled in?");
+    (at - 1, doubtful)
 }
 
 /// A disk whose process is killed when it has asked for blocks to be written, and that does it later: in `queue` they

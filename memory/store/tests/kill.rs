@@ -1,4 +1,4 @@
-//! A server killed under load, and the next one: threads that write, read, discard, compact, make groups and write
+//! A server killed under load, and the next one: threads that write, write in part, read, discard, compact, make groups and write
 //! back, and a keeper, ended by SIGKILL at any moment.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "forks a server that is killed")]
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
 use store::{
-    format_backing, BackBuffer, Batch, FileDisk, GroupBuffer, Keeper, Options, Page, Seen, Store,
-    Worker, MAX_OBJECT,
+    format_backing, BackBuffer, Batch, Change, FileDisk, GroupBuffer, Keeper, ModifyError, Options,
+    Page, Seen, Store, Worker, MAX_OBJECT,
 };
 
 const PAGES: u64 = 4000;
@@ -79,6 +79,20 @@ fn backing(disk: &OwnedFd) -> FileDisk {
     FileDisk::inherit(disk.as_fd()).unwrap()
 }
 
+/// Writes a part of the page, which becomes the whole of this version; `false` if it is in a group or elsewhere.
+fn modify(worker: &mut Worker, index: u64, version: u64, page: &mut [u8; MAX_OBJECT]) -> bool {
+    let new = bytes(index, version);
+    let edit = |_, out: &mut [u8; MAX_OBJECT]| {
+        out[..new.len()].copy_from_slice(&new);
+        Some(Change::Object { tag: 1, len: new.len() })
+    };
+    match worker.modify(index, page, edit) {
+        Ok(()) => true,
+        Err(ModifyError::Grouped { .. } | ModifyError::Backed { .. }) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 fn serve(fd: &OwnedFd, disk: &OwnedFd, log: &Log) {
     let store = Store::attach(fd.as_fd(), options()).unwrap();
     store.set_backing(Box::new(backing(disk)), "disk").unwrap();
@@ -100,7 +114,9 @@ fn serve(fd: &OwnedFd, disk: &OwnedFd, log: &Log) {
                     log.set(0, index, version);
                     if version.is_multiple_of(16) {
                         worker.discard(index..index + 1);
-                    } else {
+                    } else if !version.is_multiple_of(4)
+                        || !modify(&mut worker, index, version, &mut page)
+                    {
                         worker.put(index, 1, &bytes(index, version)).unwrap();
                     }
                     log.set(1, index, version);

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use shelf::Shelf;
 use store::{
-    dictionary_of, format_backing, Added, BackBuffer, Batch, GroupBuffer, GroupError, Options,
-    Page, PutError, Seen, Store, Worker, DICTIONARY_TAG, MAX_MEMBERS, MAX_OBJECT, WHOLE_TAG,
+    dictionary_of, format_backing, Added, BackBuffer, Batch, Change, GroupBuffer, GroupError,
+    ModifyError, Options, Page, PutError, Seen, Store, Worker, DICTIONARY_TAG, MAX_MEMBERS,
+    MAX_OBJECT, WHOLE_TAG,
 };
 
 const PAGES: u64 = 600;
@@ -47,6 +48,13 @@ enum Op {
         index: u64,
         len: usize,
         tag: u8,
+    },
+    /// A part of it is written; it becomes this, or, if the word is there, this word.
+    Modify {
+        index: u64,
+        len: usize,
+        tag: u8,
+        word: Option<u64>,
     },
     /// Pages from here on, every so many, as one.
     Group {
@@ -110,10 +118,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         60 => (0..2_usize, index.clone(), len, 0..store::TAGS)
             .prop_map(|(worker, index, len, tag)| Op::Put { worker, index, len, tag: plain(tag) }),
-        6 => (index.clone(), word).prop_map(|(index, word)| Op::Same { index, word }),
+        6 => (index.clone(), word.clone()).prop_map(|(index, word)| Op::Same { index, word }),
         10 => index.clone().prop_map(|index| Op::Get { index }),
         10 => (index.clone(), 1..=MAX_OBJECT, 0..store::TAGS)
             .prop_map(|(index, len, tag)| Op::Replace { index, len, tag: plain(tag) }),
+        10 => (index.clone(), 1..=MAX_OBJECT, 0..store::TAGS, prop::option::weighted(0.2, word))
+            .prop_map(|(index, len, tag, word)| Op::Modify { index, len, tag: plain(tag), word }),
         6 => (index.clone(), 1..260_u64, 1..=MAX_MEMBERS, 1..=store::MAX_PAYLOAD, 0..64_usize)
             .prop_map(|(from, every, members, len, stale)| {
                 // Near each other, mostly.
@@ -258,6 +268,16 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                     Err(error) => panic!("{error}"),
                 }
             }
+            Op::Modify { index, len, tag, word } => {
+                modify(
+                    &mut threads[1],
+                    &mut oracle,
+                    index,
+                    (tag, bytes(number, len)),
+                    word,
+                    mem_limit,
+                );
+            }
             Op::Group { from, every, members, len, stale } => {
                 let mut seen = Vec::new();
                 for index in (from..PAGES).step_by(usize::try_from(every).unwrap()).take(members) {
@@ -391,6 +411,48 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
     assert_eq!(store.resident().unwrap(), empty);
     let stats = store.backing_stats().unwrap();
     assert_eq!(stats.free, stats.blocks, "nothing is left on the backing device");
+}
+
+/// Writes a part of a page: who does is shown what it is, and nothing comes in between.
+fn modify(
+    worker: &mut Worker,
+    oracle: &mut HashMap<u64, Held>,
+    index: u64,
+    (tag, new): (u8, Vec<u8>),
+    word: Option<u64>,
+    mem_limit: u64,
+) {
+    let before = oracle.get(&index).cloned();
+    let leave = new.len() % 7 == 0;
+    let edit = |page: Page, out: &mut [u8; MAX_OBJECT]| {
+        let shown = match page {
+            Page::Absent => None,
+            Page::Same(word) => Some(Held::Same(word)),
+            Page::Object { tag, len } => Some(Held::Object(tag, out[..len].to_vec())),
+            other => panic!("page {index} is shown as {other:?}"),
+        };
+        assert_eq!(shown, before, "page {index}");
+        if leave {
+            return None;
+        }
+        out[..new.len()].copy_from_slice(&new);
+        Some(word.map_or(Change::Object { tag, len: new.len() }, Change::Same))
+    };
+    let grouped = matches!(before, Some(Held::Grouped(..)));
+    let backed = matches!(before, Some(Held::Backed(..)));
+    match worker.modify(index, &mut [0xee; MAX_OBJECT], edit) {
+        Ok(()) => {
+            assert!(!leave && !grouped && !backed, "page {index} was {before:?}");
+            oracle.insert(index, word.map_or(Held::Object(tag, new), Held::Same));
+        }
+        Err(ModifyError::Left { .. }) => assert!(leave && !grouped && !backed),
+        Err(ModifyError::Grouped { .. }) => assert!(grouped),
+        Err(ModifyError::Backed { .. }) => assert!(backed),
+        Err(ModifyError::Put(PutError::Full { .. })) => {
+            assert!(mem_limit > 0, "full without a limit")
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Writes pages back, some of them seen as something that they are not, until the batch is full.
