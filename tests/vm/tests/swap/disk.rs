@@ -1,7 +1,7 @@
 //! The ublk disk as a disk.
 
 use anyhow::{ensure, Result};
-use vm_tests::swap::{Stage, LONG, SHORT};
+use vm_tests::swap::{number, Guest, Stage, LONG, SHORT};
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("disk", 256)?;
@@ -38,9 +38,10 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     guest.vm.sh("! ls /dev/ublkb0", SHORT).map(drop)
 }
 
-/// A disk of another platen's stands for one that does not answer: that one is stopped.
-pub(crate) fn hung_backing(stage: &Stage) -> Result<()> {
-    let mut guest = stage.boot("hung", 256)?;
+/// A guest with a ublk disk whose backing device is another platen's disk, which stands for one that does not answer
+/// when that one is stopped; the number of that process. The disk has 4 MiB that do not compress, those of `/tmp/noise`.
+fn behind_another(stage: &Stage, name: &str) -> Result<(Guest, String)> {
+    let mut guest = stage.boot(name, 256)?;
     guest.background(
         "back",
         "platen device serve --name back --run-dir /run/back --size 32M --ublk --reserve 8M --no-supervisor",
@@ -57,11 +58,22 @@ pub(crate) fn hung_backing(stage: &Stage) -> Result<()> {
         SHORT,
     )?;
     guest.vm.sh("echo 3 > /proc/sys/vm/drop_caches", SHORT)?;
+    Ok((guest, pid))
+}
+
+/// Has pages written back, as soon as the policy answers and the device is known; what was said of it.
+fn write_back(guest: &mut Guest, what: &str) -> Result<String> {
     // The policy begins a moment after the device.
-    let asked =
-        "for i in $(seq 300); do platen device writeback platen0 huge && break; sleep 0.1; done";
-    let said = guest.vm.sh(asked, SHORT)?;
-    let said = said.lines().last().unwrap_or_default();
+    let asked = format!(
+        "for i in $(seq 300); do platen device writeback platen0 {what} && break; sleep 0.1; done"
+    );
+    let said = guest.vm.sh(&asked, SHORT)?;
+    Ok(said.lines().last().unwrap_or_default().to_owned())
+}
+
+pub(crate) fn hung_backing(stage: &Stage) -> Result<()> {
+    let (mut guest, pid) = behind_another(stage, "hung")?;
+    let said = write_back(&mut guest, "huge")?;
     ensure!(said.starts_with("1024 pages written back"), "{said}");
 
     guest.vm.sh(&format!("kill -STOP {pid}"), SHORT)?;
@@ -76,5 +88,42 @@ pub(crate) fn hung_backing(stage: &Stage) -> Result<()> {
     guest.finish("read", SHORT)?;
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     println!("  servers that wait for a disk were replaced in {took} and {again} ms (TCG)");
+    Ok(())
+}
+
+/// The same in a write, which the disk does after all when its server is long gone.
+pub(crate) fn hung_in_a_write(stage: &Stage) -> Result<()> {
+    let (mut guest, pid) = behind_another(stage, "hung-write")?;
+    // The policy is there, and finds nothing that has been idle for so long.
+    write_back(&mut guest, "idle")?;
+    guest.vm.sh(&format!("kill -STOP {pid}"), SHORT)?;
+    guest.background("hung", "platen device writeback platen0 huge")?;
+    let on_the_way = "for i in $(seq 600); do set -- $(cat /sys/block/ublkb0/inflight); \
+                      [ $2 -gt 0 ] && break; sleep 0.1; done; echo writes=$2";
+    let said = guest.vm.sh(on_the_way, SHORT)?;
+    ensure!(number(&said, "writes=").is_some_and(|writes| writes > 0), "{said}");
+    let took = guest.kill_server()?;
+    let doubtful = guest.stat("bd_doubtful")?;
+    ensure!(doubtful > 0 && guest.stat("bd_count")? == 0, "{doubtful} doubtful blocks");
+    // All of it is in memory, and is read and written while the disk stands.
+    guest.vm.sh("cmp -n 4194304 /dev/ublkb1 /tmp/noise", SHORT)?;
+    guest.vm.sh(
+        "head -c 1048576 /dev/urandom > /tmp/other && for to in /dev/ublkb1 /tmp/noise; \
+         do dd if=/tmp/other of=$to bs=4096 conv=notrunc,fsync; done",
+        SHORT,
+    )?;
+    let again = guest.kill_server()?;
+    guest.vm.sh(&format!("kill -CONT {pid}"), SHORT)?;
+    // What the first one wanted written lands; what the third one writes lies elsewhere.
+    let said = write_back(&mut guest, "huge")?;
+    ensure!(said.starts_with("1024 pages written back"), "{said}");
+    guest.vm.sh("echo 3 > /proc/sys/vm/drop_caches", SHORT)?;
+    guest.vm.sh("cmp -n 4194304 /dev/ublkb1 /tmp/noise", SHORT)?;
+    ensure!(guest.stat("bd_reads")? > 0, "nothing was read from the disk");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    ensure!(guest.stat("bd_doubtful")? == doubtful, "blocks are used that may yet be written");
+    println!(
+        "  servers that write to a disk were replaced in {took} and {again} ms (TCG), {doubtful} blocks kept out of use"
+    );
     Ok(())
 }

@@ -48,6 +48,10 @@ const SCENARIOS: &[Scenario] = &[
         name: "a server that waits for a disk that does not answer is killed and replaced",
         run: disk::hung_backing,
     },
+    Scenario {
+        name: "a server that writes to a disk that does not answer is killed and replaced, and no page is written over",
+        run: disk::hung_in_a_write,
+    },
     Scenario { name: "a memory limit that is reached costs no byte", run: limits::memory_limit },
     Scenario { name: "a full swap device costs no byte", run: limits::device_full },
     Scenario {
