@@ -163,12 +163,15 @@ fn a_server_is_private_alone_and_ends_cleanly() {
     let served = Served::new(&["--codec", "lz4"]);
     let mode = fs::metadata(served.path("nbd.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    for (socket, name) in [("nbd.sock", "other"), ("other.sock", "judged")] {
+    for (socket, name, why) in [
+        ("nbd.sock", "other", "another process listens there"),
+        ("other.sock", "judged", "device judged is served already"),
+    ] {
         let mut second = Served::command(served.folder.path(), socket, name, &[]);
         let refused = output(&mut second);
         assert_eq!(refused.status.code(), Some(1));
         let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(said.contains("another process listens there"), "{said}");
+        assert!(said.contains(why), "{said}");
     }
     assert!(served.path("nbd.sock").exists() && served.path("run/judged.sock").exists());
     let log = served.end();

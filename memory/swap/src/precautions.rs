@@ -168,15 +168,15 @@ fn own_cgroup(root: &Path) -> io::Result<()> {
     }
     if path != "/" {
         return Err(io::Error::other(format!(
-            "cgroup {path} is somebody's: set MemorySwapMax=0 in its unit, or run platen in one of its own"
+            "cgroup {path} is somebody's, and has swap: start platen as a service whose unit has MemorySwapMax=0 (docs/swap.md has one), or by `systemd-run -p MemorySwapMax=0`"
         )));
     }
     // The memory controller may be on already, or be refused: then the files below are not there.
-    let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
+    let _ = set(&root.join("cgroup.subtree_control"), "+memory");
     let own = root.join(format!("platen-{}", std::process::id()));
     fs::create_dir_all(&own)?;
-    let made = fs::write(own.join("memory.swap.max"), "0")
-        .and_then(|()| fs::write(own.join("cgroup.procs"), "0"));
+    let made =
+        set(&own.join("memory.swap.max"), "0").and_then(|()| set(&own.join("cgroup.procs"), "0"));
     if made.is_err() {
         // It is empty.
         let _ = fs::remove_dir(&own);
@@ -188,10 +188,16 @@ fn own_cgroup(root: &Path) -> io::Result<()> {
 pub fn leave_cgroup() {
     let root = Path::new("/sys/fs/cgroup");
     let own = root.join(format!("platen-{}", std::process::id()));
-    if own.exists() && fs::write(root.join("cgroup.procs"), "0").is_ok() {
+    if own.exists() && set(&root.join("cgroup.procs"), "0").is_ok() {
         // Whatever is in it still keeps it.
         let _ = fs::remove_dir(own);
     }
+}
+
+/// Writes to a file that the kernel has there. Where the hierarchies of old are mounted, the folder around them takes
+/// any file, and nothing comes of it.
+fn set(file: &Path, value: &str) -> io::Result<()> {
+    io::Write::write_all(&mut fs::File::options().write(true).open(file)?, value.as_bytes())
 }
 
 /// Gets the memory that this process will need, and keeps it in its own hands: `heap` bytes that were
@@ -240,6 +246,15 @@ pub const KEEPING: [(&str, &str); 3] = [
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
+
+    /// A folder that is no cgroup, as the one around the hierarchies of old is.
+    #[test]
+    fn no_cgroup_is_made_of_a_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let made = own_cgroup(root.path());
+        assert!(made.is_err());
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
 
     /// The scheduling policy of a thread: the 41st field of its `stat`.
     fn policy(thread: i32) -> i32 {

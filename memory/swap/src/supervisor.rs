@@ -141,6 +141,16 @@ pub enum SuperviseError {
 /// server is started.
 pub const CLIENT_LOST: u8 = 75;
 
+/// A copy of a descriptor that whoever started this process has left to it, by its number. For what has no path that it
+/// could be opened by once more: a socket.
+///
+/// # Errors
+///
+/// There is none of this number.
+pub fn descriptor(number: i32) -> io::Result<OwnedFd> {
+    crate::sys::copy_of(number)
+}
+
 /// How long to wait before another server is started.
 #[derive(Debug, Default)]
 pub struct Backoff {
@@ -151,7 +161,7 @@ impl Backoff {
     /// A server that was up for so long is not taken for one that dies as fast as it is started.
     const STEADY: Duration = Duration::from_secs(30);
 
-    /// As many in a row are tried: the pauses between them are 6 s together.
+    /// So many in a row are replaced, and the next one is not: the pauses between them are 6 s together.
     const MOST: u32 = 8;
 
     /// A server has died that had been ready for so long; `None` when there is to be no other.
@@ -711,7 +721,7 @@ impl Supervisor<'_> {
         let Some(pause) = pause else {
             self.tell_to_end();
             self.service.abandon();
-            return Err(SuperviseError::GaveUp { crashes: Backoff::MOST, last: status });
+            return Err(SuperviseError::GaveUp { crashes: self.backoff.crashes, last: status });
         };
         // First the server, then what there is to say of it.
         self.restart = Some(Instant::now() + pause);

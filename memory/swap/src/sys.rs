@@ -3,6 +3,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -49,6 +50,15 @@ pub(crate) fn close_inherited() -> io::Result<()> {
     // SAFETY: takes numbers. By the caller's promise no descriptor from 3 on belongs to anything in this process.
     let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     checked(i32::from(result != 0))
+}
+
+/// A copy of the descriptor `number`.
+pub(crate) fn copy_of(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers; closes nothing, and changes nothing of what `number` is.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    checked(copy.min(0))?;
+    // SAFETY: the kernel has just given it to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 fn checked(result: i32) -> io::Result<()> {

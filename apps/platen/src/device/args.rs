@@ -1,7 +1,7 @@
 //! What can be typed after `platen device`.
 
 use crate::size::Size;
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use codec::Codec;
 use relay::UnixAddress;
 use std::fmt;
@@ -37,6 +37,7 @@ pub(crate) enum DeviceCommand {
 
 /// Arguments of `platen device serve`.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("transport").required(true).multiple(true).args(["nbd", "ublk", "fuse"])))]
 pub(crate) struct ServeArgs {
     /// What to call it: its control socket and its NBD export have this name
     #[arg(long, default_value = "platen0", value_parser = name)]
@@ -67,7 +68,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..=32))]
     pub(crate) workers: Option<u16>,
     /// Serve NBD on this socket, unix:PATH, for its owner alone
-    #[arg(long, value_name = "unix:PATH", required_unless_present_any = ["ublk", "fuse"])]
+    #[arg(long, value_name = "unix:PATH")]
     pub(crate) nbd: Option<UnixAddress>,
     /// Serve a disk of the kernel, /dev/ublkbN (root, module ublk_drv, Linux 6.1 or later)
     #[arg(long)]
@@ -133,6 +134,10 @@ pub(crate) struct Inherited {
     pub(crate) backing: Option<i32>,
     /// The text of the policy's settings, as the supervisor has read it.
     pub(crate) policy: Option<i32>,
+    /// The sockets that it listens on.
+    pub(crate) control: Option<i32>,
+    pub(crate) nbd: Option<i32>,
+    pub(crate) metrics: Option<i32>,
     /// The ublk device that there is already.
     pub(crate) device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -157,6 +162,9 @@ impl FromStr for Inherited {
                 "buffers" => this.buffers = Some(number()?.into()),
                 "backing" => this.backing = Some(number()?.into()),
                 "policy" => this.policy = Some(number()?.into()),
+                "control" => this.control = Some(number()?.into()),
+                "nbd" => this.nbd = Some(number()?.into()),
+                "metrics" => this.metrics = Some(number()?.into()),
                 "device" => this.device = Some(number()?.into()),
                 "disk" => this.disk = Some(value.to_owned()),
                 "standby" => this.standby = number()? == 1,
@@ -174,14 +182,17 @@ impl FromStr for Inherited {
 impl fmt::Display for Inherited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "store={}", self.store)?;
-        if let Some(buffers) = self.buffers {
-            write!(f, ",buffers={buffers}")?;
-        }
-        if let Some(backing) = self.backing {
-            write!(f, ",backing={backing}")?;
-        }
-        if let Some(policy) = self.policy {
-            write!(f, ",policy={policy}")?;
+        for (name, number) in [
+            ("buffers", self.buffers),
+            ("backing", self.backing),
+            ("policy", self.policy),
+            ("control", self.control),
+            ("nbd", self.nbd),
+            ("metrics", self.metrics),
+        ] {
+            if let Some(number) = number {
+                write!(f, ",{name}={number}")?;
+            }
         }
         if let Some(device) = self.device {
             write!(f, ",device={device}")?;
@@ -317,6 +328,9 @@ mod tests {
             buffers: Some(4),
             backing: Some(5),
             policy: Some(6),
+            control: Some(9),
+            nbd: Some(10),
+            metrics: Some(11),
             device: Some(7),
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,

@@ -2,6 +2,7 @@
 
 use super::args::CheckArgs;
 use super::control;
+use super::say::print;
 use super::status::Status;
 use anyhow::Context;
 use std::path::PathBuf;
@@ -26,9 +27,9 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let pids = if program(pids[0]) == program(pids[1]) { &pids[..] } else { &pids[..1] };
     let items = swap::check(&Subject { pids, disk: disk.as_deref() });
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&items)?);
+        print(&format!("{}\n", serde_json::to_string_pretty(&items)?))?;
     } else {
-        items.iter().for_each(|item| println!("{item}"));
+        print(&items.iter().map(|item| format!("{item}\n")).collect::<String>())?;
     }
     let met = swap::all_required_met(&items);
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })

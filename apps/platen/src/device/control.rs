@@ -11,7 +11,7 @@ use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -40,13 +40,19 @@ pub(crate) fn address(folder: &Path, name: &str) -> UnixAddress {
     UnixAddress::from(folder.join(format!("{name}.sock")))
 }
 
-/// Listens on the control socket of `name`, in a folder of one's own.
-pub(crate) fn listen(folder: &Path, name: &str) -> anyhow::Result<Listening> {
+/// The same, which is made if it is not there, and is one's own.
+pub(crate) fn make_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let folder = folder(given)?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(folder)
+        .create(&folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Listens on the control socket of `name`.
+pub(crate) fn listen(folder: &Path, name: &str) -> anyhow::Result<Listening> {
     address(folder, name)
         .listen()
         .with_context(|| format!("device {name} is served already, or was not ended cleanly"))
@@ -60,15 +66,14 @@ pub(crate) struct Control {
 
 impl Control {
     pub(crate) fn start(
-        listening: Listening,
+        listener: UnixListener,
         answer: impl Fn(&str) -> Option<String> + Send + 'static,
     ) -> anyhow::Result<Self> {
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        listening.listener.set_nonblocking(true)?;
+        listener.set_nonblocking(true)?;
         let thread = thread::Builder::new().name("control".into()).spawn(move || loop {
-            let listener = &listening.listener;
             let mut fds =
-                [PollFd::new(&stopped, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+                [PollFd::new(&stopped, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) if !fds[0].revents().is_empty() => return,
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}

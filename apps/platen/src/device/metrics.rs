@@ -3,12 +3,12 @@
 //! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do with
 //! the I/O path.
 
+use super::say::say;
 use super::status::Status;
-use anyhow::Context;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -24,13 +24,11 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn start(
-        address: SocketAddr,
+        listener: TcpListener,
         status: impl Fn() -> Status + Send + 'static,
     ) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(address)
-            .with_context(|| format!("cannot listen on {address} for Prometheus"))?;
         listener.set_nonblocking(true)?;
-        eprintln!("platen: metrics on http://{}/metrics", listener.local_addr()?);
+        say(&format!("metrics on http://{}/metrics", listener.local_addr()?));
         let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let thread = thread::Builder::new().name("metrics".into()).spawn(move || loop {
             let mut fds =
@@ -143,6 +141,11 @@ pub(crate) fn text(status: &Status) -> String {
             .expect("a string takes all");
         }
     }
+    for (name, value, help) in status.flags() {
+        let name = format!("platen_device_{name}");
+        writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{labels} {value}")
+            .expect("a string takes all");
+    }
     let connections: usize = status.transports.iter().map(|way| way.connections).sum();
     let name = "platen_device_connections";
     writeln!(
@@ -155,6 +158,7 @@ pub(crate) fn text(status: &Status) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::status::BackingStatus;
     use super::*;
     use device::{Device, DeviceOptions};
     use policy::{Policy, Settings};
@@ -186,11 +190,31 @@ pub(crate) mod tests {
                 samples += 1;
             }
         }
-        assert_eq!(samples, 25 + 2 + 28);
+        assert_eq!(samples, 25 + 2 + 28 + 2);
         assert!(
             text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
         );
         assert!(text.contains("platen_device_same_pages{device=\"swap0\",codec=\"zstd\"} 2\n"));
+    }
+
+    #[test]
+    fn what_has_gone_wrong_is_a_value_too() {
+        let mut status = status();
+        status.pressure = Some("trigger".to_owned());
+        status.backing = Some(BackingStatus::default());
+        let values = |status: &Status| {
+            let text = text(status);
+            ["damage", "writeback_stopped", "backing_refused", "pressure_known"].map(|name| {
+                let sample = format!("\nplaten_device_{name}{{device=\"swap0\",codec=\"zstd\"}} ");
+                text.split(&sample).nth(1).and_then(|rest| rest.lines().next()?.parse().ok())
+            })
+        };
+        assert_eq!(values(&status), [Some(0), Some(0), Some(0), Some(1)]);
+        status.platen.damage = Some("page 3".to_owned());
+        status.pressure = Some("none".to_owned());
+        let (stopped, refused) = (Some("EIO".to_owned()), Some("another store's".to_owned()));
+        status.backing = Some(BackingStatus { stopped, refused, ..BackingStatus::default() });
+        assert_eq!(values(&status), [Some(1), Some(1), Some(1), Some(0)]);
     }
 
     #[test]

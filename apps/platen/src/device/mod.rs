@@ -1,8 +1,12 @@
 //! `platen device`: a block device of compressed pages.
 
+// These wait for a reader that does not read, and panic when there is none: see `say`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 mod args;
 mod backing;
 mod check;
+mod claims;
 mod control;
 mod metrics;
 mod offload;
@@ -21,15 +25,32 @@ use std::process::ExitCode;
 
 pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     let done = match args.command {
-        DeviceCommand::Serve(args) => match &args.inherited {
-            None if !args.no_supervisor => supervise::run(&args),
-            inherited => serve::run(&args, inherited.as_ref()),
-        },
         DeviceCommand::Stat(args) => stat::run(&args),
         DeviceCommand::Writeback(args) => writeback::run(&args),
         DeviceCommand::Check(args) => return check::run(&args),
-        DeviceCommand::Train => train::run(),
-        DeviceCommand::SwapHelper(args) => swap_helper::run(&args),
+        DeviceCommand::Serve(args) => {
+            return Ok(unattended(|| match &args.inherited {
+                None if !args.no_supervisor => supervise::run(&args),
+                inherited => serve::run(&args, inherited.as_ref()),
+            }))
+        }
+        DeviceCommand::Train => return Ok(unattended(train::run)),
+        DeviceCommand::SwapHelper(args) => return Ok(unattended(|| swap_helper::run(&args))),
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Runs what others wait for, and what nobody may be watching.
+fn unattended(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    say::say_panics();
+    // Who is started from `/proc/self/exe` is called "exe" by the kernel, and so in `ps` and where it says whom it kills.
+    // As little of a reason not to serve as there is.
+    let _ = std::fs::write("/proc/self/comm", "platen");
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say::say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
 }

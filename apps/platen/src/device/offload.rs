@@ -41,13 +41,15 @@ impl Offload {
         }
         if replaces {
             let device = Arc::clone(device);
-            let starting = thread::Builder::new().name("qat-start".into()).spawn(move || {
-                match start(&location, &device, &options) {
-                    Ok(threads) => say(&format!("QAT: {threads} threads with an instance each")),
-                    Err(error) => say(&format!("codec qatzip in software: {error:#}")),
-                }
-            })?;
-            return Ok(Self(Some(starting)));
+            let starting = thread::Builder::new().name("qat-start".into());
+            let starting = starting.spawn(move || match start(&location, &device, &options) {
+                Ok(threads) => say(&format!("QAT: {threads} threads with an instance each")),
+                Err(error) => say(&format!("codec qatzip in software: {error:#}")),
+            });
+            if let Err(error) = &starting {
+                say(&format!("codec qatzip in software: no thread: {error}"));
+            }
+            return Ok(Self(starting.ok()));
         }
         match start(&location, device, &options) {
             Ok(threads) => say(&format!("QAT: {threads} threads with an instance each")),

@@ -3,10 +3,11 @@
 
 use super::args::{Inherited, ServeArgs};
 use super::backing;
-use super::control::{self, Control};
+use super::claims::{self, Claims, Ways};
+use super::control::Control;
 use super::metrics::Metrics;
 use super::offload::{self, Offload};
-use super::say::say;
+use super::say::{say, say_untaken};
 use super::status::{Status, Transport};
 use super::supervise;
 use super::writeback;
@@ -15,12 +16,12 @@ use codec::{Dictionary, Settings};
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
 use policy::{Policy, Trainer};
-use relay::Listening;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::fmt::Display;
 use std::io::{BufRead, BufReader, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -57,9 +58,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     // While reading a file cannot mean waiting for ourselves.
     let idle = supervise::policy_settings(args, inherited)?;
     if args.swap {
-        for untaken in swap::own() {
-            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
-        }
+        say_untaken(swap::own());
     }
     let alone = inherited.is_none();
     let supervisor = Arc::new(Supervisor::new(!alone)?);
@@ -82,10 +81,12 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             None => return Ok(()),
         }
     }
-    // First what others may have already.
-    let folder = control::folder(args.control.run_dir.as_deref())?;
-    let control = control::listen(&folder, &args.name)?;
-    let listening = args.nbd.as_ref().map(|address| address.listen()).transpose()?;
+    // First what others may have already, if nobody has claimed it for this server.
+    let claims = alone.then(|| Claims::make(args)).transpose()?;
+    let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
+    let without = |what: &str, error: &dyn Display| {
+        say(&format!("no {what}: {error}; what is stored is served without"));
+    };
 
     let options = supervise::store_options(args);
     let store = match supervisor.is_there() {
@@ -95,9 +96,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let refused = backing::attach(&idle, &store, (!alone).then_some(disk_left), args.swap)?;
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
     if args.swap {
-        if let Err(untaken) = swap::prefer("store-keeper") {
-            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
-        }
+        say_untaken(swap::prefer("store-keeper").err());
     }
     // Without one it serves all the same.
     let trains = supervise::trains(args, &idle);
@@ -113,9 +112,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let device = Arc::new(Device::new(&store, &options)?);
     if args.swap {
         // The kernel takes memory for what they ask of the backing device.
-        if let Err(untaken) = swap::prefer("fetch") {
-            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
-        }
+        say_untaken(swap::prefer("fetch").err());
     }
     let offload = Offload::begin(args, &device, inherited.replaces)?;
     let connections = usize::from(args.connections);
@@ -126,7 +123,12 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let disk = args.ublk.then(|| disk(args, &inherited, &device, &supervisor)).transpose()?;
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let mount = |path: &Path| fuse::Server::mount(&*device, path, threads);
-    let file = args.fuse.as_deref().map(mount).transpose()?;
+    let file = match args.fuse.as_deref().map(mount) {
+        // Somebody has taken its place meanwhile: what is stored stays until that is free again.
+        Some(Err(_)) if inherited.replaces => None,
+        file => file.transpose()?,
+    };
+    let place = file.as_ref().map(|file| file.path().to_owned()).or_else(|| args.fuse.clone());
 
     let policy = Arc::new(OnceLock::new());
     let status = {
@@ -136,7 +138,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         let one =
             |kind: &str, address: String| Transport { kind: kind.into(), address, connections: 1 };
         let ublk = disk.as_ref().map(|disk| one("ublk", disk.disk().display().to_string()));
-        let file = file.as_ref().map(|file| one("fuse", file.path().display().to_string()));
+        let file = place.as_ref().map(|place| one("fuse", place.display().to_string()));
         let client = inherited.disk.clone().map(|disk| one("kernel-nbd", disk));
         move || {
             let connections = nbd.connections();
@@ -147,27 +149,38 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             });
             let disks = ublk.clone().into_iter().chain(client.clone()).chain(file.clone());
             let ways = disks.chain(nbd);
-            Status::of(
-                &name,
-                &device,
-                ways.collect(),
-                policy.get(),
-                refused.get().map(String::as_str),
-            )
+            let refused = refused.get().map(String::as_str);
+            let mut status = Status::of(&name, &device, ways.collect(), policy.get(), refused);
+            // The supervisor, which has made the store, is no server.
+            status.platen.generation -= u64::from(!alone);
+            status
         }
     };
     let answer = status.clone();
     let asked = Arc::clone(&policy);
     let generation = store.generation();
-    let control = Control::start(control, move |question| match question.split_once(' ') {
+    let control = Control::start(ways.control, move |question| match question.split_once(' ') {
         None if question == "stat" => {
             Some(serde_json::to_string(&answer()).expect("numbers and strings"))
         }
         Some(("writeback", what)) => Some(writeback::ask(asked.get(), generation, what)),
         Some(("written", ticket)) => Some(writeback::told(asked.get(), generation, ticket)),
         _ => None,
-    })?;
-    let metrics = args.prometheus.map(|address| Metrics::start(address, status)).transpose()?;
+    });
+    let control = match control {
+        Err(error) if inherited.replaces => {
+            without("control socket", &error);
+            None
+        }
+        control => Some(control?),
+    };
+    let metrics = match ways.metrics.map(|listener| Metrics::start(listener, status)) {
+        Some(Err(error)) if inherited.replaces => {
+            without("metrics", &error);
+            None
+        }
+        metrics => metrics.transpose()?,
+    };
     let stopping = Arc::new(AtomicBool::new(false));
     let own = disk.as_ref().map(|disk| disk.disk().display().to_string());
     let own = own.or_else(|| inherited.disk.clone());
@@ -185,16 +198,16 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         }
     })?;
 
-    let ways = [
+    let served_on = [
         args.nbd.as_ref().map(ToString::to_string),
         disk.as_ref().map(|disk| disk.disk().display().to_string()),
-        file.as_ref().map(|file| file.path().display().to_string()),
+        place.as_ref().map(|place| place.display().to_string()),
     ];
     say(&format!(
         "device {} of {} on {}, codec {}{}",
         args.name,
         args.size,
-        ways.into_iter().flatten().collect::<Vec<_>>().join(" and "),
+        served_on.into_iter().flatten().collect::<Vec<_>>().join(" and "),
         settings.codec(),
         if settings.level() == 0 { String::new() } else { format!(" level {}", settings.level()) },
     ));
@@ -211,10 +224,16 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             }
         })
     });
-    let starting = starting.transpose().context("cannot start the policy")?;
-    let served = match file {
-        Some(file) => serve_file(file, mount, listening, &nbd, &stopping),
-        None => serve(args, listening, &nbd, disk, &stopping),
+    let starting = match starting {
+        Some(Err(error)) if inherited.replaces => {
+            without("policy", &error);
+            None
+        }
+        starting => starting.transpose().context("cannot start the policy")?,
+    };
+    let served = match place {
+        Some(place) => serve_file(&place, file, mount, ways.nbd, &nbd, &stopping),
+        None => serve(args, ways.nbd, &nbd, disk, &stopping),
     };
     // Nobody may ask what is being taken down.
     drop((control, metrics, watch));
@@ -225,6 +244,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     drop(policy);
     offload.end();
     drop((nbd, device, keeper));
+    if !alone && supervisor.has_gone() {
+        claims::clear(args);
+    }
     served
 }
 
@@ -254,7 +276,7 @@ fn trainer(
     trains: bool,
     settings: Settings,
 ) -> anyhow::Result<Option<Trainer>> {
-    let Some(stream) = supervisor.0.as_ref().filter(|_| trains) else { return Ok(None) };
+    let Some(stream) = supervisor.stream.as_ref().filter(|_| trains) else { return Ok(None) };
     let (start, stop) = (stream.try_clone()?, stream.try_clone()?);
     // Neither waits nor allocates. Who is not heard has no trainer, and sees the other end of the socket go.
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -275,23 +297,21 @@ fn trainer(
 /// Serves until it is told to stop, or cannot go on.
 fn serve(
     args: &ServeArgs,
-    listening: Option<Listening>,
+    listener: Option<UnixListener>,
     nbd: &Server<Device>,
     disk: Option<ublk::Server>,
     stopping: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let by_nbd = |listening: Listening| nbd.run(&listening.listener, say).context("serving NBD");
+    let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
     let Some(disk) = disk else {
         if args.swap {
             // Answers take memory of the kernel's: whoever sends them must not wait for what they bring about.
-            if let Err(untaken) = swap::prefer_this() {
-                say(&format!("precaution not taken: {:#}", anyhow::Error::from(untaken)));
-            }
+            say_untaken(swap::prefer_this().err());
         }
-        return by_nbd(listening.context("no transport")?);
+        return by_nbd(listener.context("no transport")?);
     };
     thread::scope(|scope| {
-        let other = listening.map(|listening| scope.spawn(|| by_nbd(listening)));
+        let other = listener.map(|listener| scope.spawn(|| by_nbd(listener)));
         let ended = loop {
             if let Some(ended) = disk.wait(Duration::from_millis(200)) {
                 break Some(ended);
@@ -317,20 +337,19 @@ fn serve(
 }
 
 /// The same with a file of FUSE's, which is mounted again when somebody unmounts it: what the device holds is to be
-/// there until it is told to end, and that is another word.
+/// there until it is told to end, and that is another word. The same when it cannot be mounted at first.
 fn serve_file(
-    file: fuse::Server,
+    path: &Path,
+    file: Option<fuse::Server>,
     mount: impl Fn(&Path) -> Result<fuse::Server, fuse::MountError>,
-    listening: Option<Listening>,
+    listener: Option<UnixListener>,
     nbd: &Server<Device>,
     stopping: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let path = file.path().to_owned();
     let name = path.display();
     thread::scope(|scope| {
-        let other =
-            listening.map(|listening| scope.spawn(move || nbd.run(&listening.listener, say)));
-        let (mut file, mut told) = (Some(file), false);
+        let other = listener.map(|listener| scope.spawn(move || nbd.run(&listener, say)));
+        let (mut file, mut told) = (file, false);
         let served = loop {
             if stopping.load(Ordering::Acquire) {
                 break Ok(());
@@ -342,7 +361,7 @@ fn serve_file(
             if let Some(Err(error)) = file.take().map(fuse::Server::stop) {
                 break Err(error).with_context(|| format!("serving {name}"));
             }
-            match mount(&path) {
+            match mount(path) {
                 Ok(again) => {
                     let end = "SIGTERM to its server is what ends a device";
                     say(&format!("{name} was unmounted, and is mounted again: {end}"));
@@ -399,17 +418,26 @@ pub(super) fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
 }
 
 /// The other end of standard input, if there is a supervisor.
-struct Supervisor(Option<UnixStream>);
+struct Supervisor {
+    stream: Option<UnixStream>,
+    /// Whether there is none, any more or from the beginning.
+    gone: Arc<AtomicBool>,
+}
 
 impl Supervisor {
     fn new(there: bool) -> anyhow::Result<Self> {
         let input: BorrowedFd<'_> = rustix::stdio::stdin();
         let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
-        Ok(Self(stream.map(UnixStream::from)))
+        Ok(Self { stream: stream.map(UnixStream::from), gone: Arc::new(AtomicBool::new(!there)) })
     }
 
     fn is_there(&self) -> bool {
-        self.0.is_some()
+        self.stream.is_some()
+    }
+
+    /// Whether it was seen to have ended, or was never there.
+    fn has_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
     }
 
     /// Waits until this server is needed: the ublk device that there is, if any. `None` if it never will be.
@@ -417,7 +445,7 @@ impl Supervisor {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
         // By the byte: what comes after the line is for whoever listens then.
-        let mut stream = self.0.as_ref().context("nobody to say go")?;
+        let mut stream = self.stream.as_ref().context("nobody to say go")?;
         while line.len() < 64 && stream.read(&mut byte)? == 1 {
             if byte[0] == b'\n' {
                 let line = String::from_utf8_lossy(&line).into_owned();
@@ -431,7 +459,7 @@ impl Supervisor {
 
     /// A line. One that is gone does not hear it.
     fn tell(&self, line: &str) {
-        if let Some(stream) = &self.0 {
+        if let Some(stream) = &self.stream {
             let _ = rustix::io::write(stream, format!("{line}\n").as_bytes());
         }
     }
@@ -446,9 +474,7 @@ impl Supervisor {
     ) -> anyhow::Result<()> {
         let stop = Arc::new(stop);
         let alone = disk.is_some();
-        // Without one from the beginning it is as when that has gone.
-        let orphaned = Arc::new(AtomicBool::new(!self.is_there()));
-        let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&orphaned));
+        let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&self.gone));
         // A terminal and a service manager send signals to all: only the supervisor knows what comes first.
         ctrlc::set_handler(move || {
             if seen.load(Ordering::Acquire) {
@@ -459,7 +485,8 @@ impl Supervisor {
             }
         })
         .context("cannot handle signals")?;
-        let Some(stream) = &self.0 else { return Ok(()) };
+        let Some(stream) = &self.stream else { return Ok(()) };
+        let gone = Arc::clone(&self.gone);
         let mut reader = BufReader::new(stream.try_clone()?);
         thread::Builder::new().name("supervisor".into()).spawn(move || {
             let mut line = String::new();
@@ -469,7 +496,7 @@ impl Supervisor {
                 }
                 line.clear();
             }
-            orphaned.store(true, Ordering::Release);
+            gone.store(true, Ordering::Release);
             if !alone {
                 stop();
             }

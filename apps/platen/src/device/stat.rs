@@ -2,6 +2,7 @@
 
 use super::args::StatArgs;
 use super::control;
+use super::say::{print, say};
 use super::status::Status;
 use crate::size::Size;
 use anyhow::{bail, Context};
@@ -19,11 +20,11 @@ pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
         None => everything(&folder)?,
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else if args.name.is_some() {
-        all.iter().for_each(|status| print!("{}", counters(status)));
+        print(&all.iter().map(counters).collect::<String>())?;
     } else {
-        print!("{}", table(&all));
+        print(&table(&all))?;
     }
     Ok(())
 }
@@ -45,7 +46,7 @@ fn everything(folder: &Path) -> anyhow::Result<Vec<Status>> {
     for path in paths {
         match ask(&path) {
             Ok(status) => all.push(status),
-            Err(error) => eprintln!("platen: no answer from {}: {error:#}", path.display()),
+            Err(error) => say(&format!("no answer from {}: {error:#}", path.display())),
         }
     }
     Ok(all)
@@ -150,6 +151,15 @@ pub(crate) fn counters(status: &Status) -> String {
     if let Some(policy) = &status.policy {
         group("policy", &policy.fields());
     }
+    match status.pressure.as_deref() {
+        Some("none") => writeln!(
+            text,
+            "memory pressure: not known (no file of it can be read): with writeback_pressed_only nothing is written back"
+        ),
+        Some(known) => writeln!(text, "memory pressure: known by {known}"),
+        None => Ok(()),
+    }
+    .expect("a string takes all");
     if let Some(backing) = &status.backing {
         if let Some(stopped) = &backing.stopped {
             writeln!(text, "nothing more is written back: {stopped}").expect("a string takes all");
@@ -190,5 +200,9 @@ mod tests {
         for field in ["orig_data_size", "huge_pages_since", "notify_free", "bd_writes"] {
             assert!(text.contains(field), "{text}");
         }
+        status.pressure = Some("none".to_owned());
+        assert!(counters(&status).contains("memory pressure: not known"));
+        status.pressure = Some("trigger".to_owned());
+        assert!(counters(&status).contains("memory pressure: known by trigger"));
     }
 }

@@ -38,6 +38,10 @@ pub(crate) struct Status {
     /// What was done with idle pages; none while they are left alone.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
+    /// How the policy knows that memory is short: `trigger` or `average` of the kernel's pressure stall information, or
+    /// `none`: then it does not.
+    #[serde(default)]
+    pub(crate) pressure: Option<String>,
 }
 
 /// A way in.
@@ -252,7 +256,7 @@ pub(crate) struct Own {
     pub(crate) groups: u64,
     /// Pages that were damaged when the store was taken over.
     pub(crate) lost_pages: u64,
-    /// Servers that the store has had.
+    /// Servers that there have been, this one too.
     pub(crate) generation: u64,
     /// The first page that could not be read, and why.
     pub(crate) damage: Option<String>,
@@ -291,7 +295,29 @@ impl Status {
                     .join(": ")
             }),
             policy: policy.map(Policy::stats),
+            pressure: policy.map(|policy| policy.pressure().to_owned()),
         }
+    }
+
+    /// What is so or not, as [`MmStat::fields`]: 1 if it is.
+    pub(crate) fn flags(&self) -> Vec<(&'static str, u64, &'static str)> {
+        let mut flags = vec![(
+            "damage",
+            self.platen.damage.is_some().into(),
+            "1 if a page could not be read as it was written",
+        )];
+        if let Some(backing) = &self.backing {
+            let (stopped, refused) = (backing.stopped.is_some(), backing.refused.is_some());
+            flags.extend([
+                ("writeback_stopped", stopped.into(), "1 if nothing more is written back"),
+                ("backing_refused", refused.into(), "1 if the backing device is not used any more"),
+            ]);
+        }
+        if let Some(pressure) = &self.pressure {
+            let known = pressure != "none";
+            flags.push(("pressure_known", known.into(), "0 if nobody says when memory is short"));
+        }
+        flags
     }
 
     /// Plain bytes by the byte of memory in use, tables and all. What is on the backing device is no part of either. What is only ready for the next writes
@@ -458,7 +484,7 @@ impl Own {
             ("grouped_pages", self.grouped_pages, "Pages compressed with neighbours", false),
             ("groups", self.groups, "Groups of neighbours compressed as one", false),
             ("lost_pages", self.lost_pages, "Pages found damaged when taken over", false),
-            ("generation", self.generation, "Servers that the store has had", false),
+            ("generation", self.generation, "Servers that there have been", false),
         ]
     }
 }

@@ -5,21 +5,22 @@
 
 use super::args::{Inherited, ServeArgs, SwapTask};
 use super::backing;
-use super::control;
+use super::claims::Claims;
 use super::offload;
-use super::say::say;
+use super::say::{say, say_untaken};
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
 use rustix::event::{eventfd, EventfdFlags};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
-use swap::supervisor::{supervise, Service};
+use swap::supervisor::{supervise, Service, SuperviseError};
 use ublk::Buffers;
 
 /// Stacks of a server's threads: memory that is locked is all there, and a guest of 256 MB has none to spare.
@@ -36,10 +37,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // A server would say it too, but later.
     offload::check(args)?;
     // While there is one thread: children and threads have them from here.
+    let _cgroup = args.swap.then_some(Cgroup);
     if args.swap {
-        for untaken in swap::inherited() {
-            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
-        }
+        say_untaken(swap::inherited());
     }
     // Nobody else reads the environment yet.
     std::env::set_var("RUST_MIN_STACK", STACK);
@@ -47,12 +47,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         std::env::set_var(name, value);
     }
 
-    // What others may have already: a server would say it too, but later.
-    let folder = control::folder(args.control.run_dir.as_deref())?;
-    drop(control::listen(&folder, &args.name)?);
-    if let Some(address) = &args.nbd {
-        drop(address.listen()?);
-    }
+    // What others may have already.
+    let claims = Claims::make(args)?;
+    claims.hand_on()?;
     let store = Store::create(pages, store_options(args))?;
     let store_fd = inheritable(store.fd().try_clone_to_owned()?)?;
     let backing = backing::make(&idle, &store, args.swap)?;
@@ -74,18 +71,35 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     })
     .context("cannot handle signals")?;
     if args.swap {
-        for untaken in swap::own() {
-            eprintln!("platen: precaution not taken: {:#}", anyhow::Error::from(untaken));
-        }
+        say_untaken(swap::own());
     }
     let trains = trains(args, &idle);
-    let mut service =
-        Serving { args, store: store_fd, buffers, backing, policy, trains, device: None, disk };
+    let mut service = Serving {
+        args,
+        claims,
+        store: store_fd,
+        buffers,
+        backing,
+        policy,
+        trains,
+        device: None,
+        disk,
+    };
     let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
-    if args.swap {
-        swap::leave_cgroup();
+    if matches!(result, Err(SuperviseError::Io { .. })) {
+        // There may be a server that goes on: what it listens on is its own from here.
+        std::mem::forget(service.claims);
     }
     result.with_context(|| format!("device {}", args.name))
+}
+
+/// The cgroup that [`swap::inherited`] makes, left whichever way this ends.
+struct Cgroup;
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        swap::leave_cgroup();
+    }
 }
 
 /// How many pages the device of these arguments has.
@@ -199,6 +213,8 @@ fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
 
 struct Serving<'a> {
     args: &'a ServeArgs,
+    /// What no server after the first may have to get again.
+    claims: Claims,
     store: OwnedFd,
     buffers: Option<OwnedFd>,
     /// What pages are written back to.
@@ -230,14 +246,16 @@ impl Serving<'_> {
     }
 }
 
-/// This program, though its file may have been replaced.
+/// This program, though its file may have been replaced. It calls itself by its name: see `device::run`.
 fn myself() -> Command {
-    Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("platen");
+    command
 }
 
 impl Serving<'_> {
     fn start(&self, standby: bool, replaces: bool) -> Command {
-        let inherited = Inherited {
+        let mut inherited = Inherited {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
             backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
@@ -246,7 +264,9 @@ impl Serving<'_> {
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,
             replaces,
+            ..Inherited::default()
         };
+        self.claims.note(&mut inherited);
         let mut command = myself();
         command.args(std::env::args_os().skip(1)).arg("--inherited").arg(inherited.to_string());
         command

@@ -1,6 +1,7 @@
 //! What may take long, or be killed, around swapping: processes of their own that the supervisor starts.
 
 use super::args::{SwapHelperArgs, SwapTask};
+use super::say::say;
 use anyhow::{bail, ensure, Context};
 use std::path::Path;
 use std::time::Duration;
@@ -39,9 +40,9 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     begun?;
     let used = area::in_use(disk)?;
     ensure!(used.is_some(), "{} was made swap, and is not in /proc/swaps", disk.display());
-    eprintln!("platen: swapping to {} with priority {}", disk.display(), args.priority);
+    say(&format!("swapping to {} with priority {}", disk.display(), args.priority));
     for item in swap::check(&Subject { pids: &args.pids, disk: Some(disk) }) {
-        eprintln!("platen: {item}");
+        say(&item.to_string());
     }
     Ok(())
 }
@@ -52,13 +53,13 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     let _ = rustix::process::configure_io_flusher_behavior(false);
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     if let Some(used) = area::in_use(disk)? {
-        eprintln!("platen: taking {} MiB back from {}", used.used_kib >> 10, disk.display());
+        say(&format!("taking {} MiB back from {}", used.used_kib >> 10, disk.display()));
         let watched = disk.to_owned();
         // Ends with the process.
         std::thread::spawn(move || loop {
             std::thread::sleep(Duration::from_secs(5));
             if let Ok(Some(used)) = area::in_use(&watched) {
-                eprintln!("platen: {} MiB left", used.used_kib >> 10);
+                say(&format!("{} MiB left", used.used_kib >> 10));
             }
         });
         area::off(disk).with_context(|| format!("cannot take all back from {}", disk.display()))?;

@@ -5,6 +5,7 @@
 //! its end of a pair of sockets, the other two are `/dev/null` (a log that is a pipe has one lock for all who write to
 //! it). How it ended is its status, which the supervisor says when it is not 0.
 
+use super::say::say;
 use anyhow::Context;
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use std::os::unix::net::UnixStream;
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run() -> anyhow::Result<()> {
     for untaken in swap::apart(MEMORY, CPU) {
-        eprintln!("platen: {:#}", anyhow::Error::from(untaken));
+        say(&format!("{:#}", anyhow::Error::from(untaken)));
     }
     // Where nothing else is started with it, and nothing but this is open.
     let channel = rustix::stdio::stdout().try_clone_to_owned()?;

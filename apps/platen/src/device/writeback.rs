@@ -5,6 +5,7 @@
 
 use super::args::WritebackArgs;
 use super::control;
+use super::say::print;
 use super::stat;
 use anyhow::{bail, Context};
 use policy::{Asked, Outcome, Policy, What};
@@ -81,14 +82,14 @@ pub(crate) fn run(args: &WritebackArgs) -> anyhow::Result<()> {
     let there = status.as_ref().map_or_else(String::new, |status| {
         format!(", {} on the backing device", status.bd_stat.bd_count)
     });
-    println!("{} pages written back{there}", outcome.pages);
+    print(&format!("{} pages written back{there}\n", outcome.pages))?;
     for (ended, why) in [
         (outcome.limited, "today's writeback_limit is spent"),
         (outcome.no_space, "its file system has no more than backing_free left"),
         (outcome.full, "no block of it is free"),
     ] {
         if ended {
-            println!("not all: {why}");
+            print(&format!("not all: {why}\n"))?;
         }
     }
     if outcome.failed {

@@ -206,7 +206,10 @@ fn lock_limit(pids: &[u32]) -> Item {
     let result =
         pids.iter().try_for_each(|&pid| match limit(&read(pid, "limits")?, "Max locked memory") {
             Some("unlimited") => Ok(()),
-            other => Err(format!("process {pid} may lock {} bytes", other.unwrap_or("?"))),
+            other => Err(format!(
+                "process {pid} may lock {} bytes: LimitMEMLOCK=infinity in its unit, or root",
+                other.unwrap_or("?")
+            )),
         });
     item(
         "lock-limit",
@@ -219,7 +222,9 @@ fn oom(pids: &[u32]) -> Item {
     let result = pids.iter().try_for_each(|&pid| match read(pid, "oom_score_adj")?.trim() {
         "-1000" => Ok(()),
         other => {
-            Err(format!("process {pid} has oom_score_adj {other}, not -1000: it may be killed"))
+            Err(format!(
+                "process {pid} has oom_score_adj {other}, not -1000, and may be killed: OOMScoreAdjust=-1000 in its unit, or root"
+            ))
         }
     });
     item(
@@ -253,9 +258,10 @@ fn cgroup(pids: &[u32]) -> Item {
         match (value("memory.swap.max"), value("memory.max")) {
             (Ok(swap), Ok(max)) if swap == "0" && max == "max" => Ok(()),
             (Ok(swap), Ok(max)) => Err(format!(
-                "cgroup {path}: memory.swap.max {swap}, memory.max {max}; they should be 0 and max"
+                "cgroup {path}: memory.swap.max {swap}, memory.max {max}; they should be 0 and max: {}",
+                remedy(path)
             )),
-            _ => Err(format!("cgroup {path} has no memory controller")),
+            _ => Err(format!("cgroup {path} has no memory controller: {}", remedy(path))),
         }
     });
     item(
@@ -263,6 +269,21 @@ fn cgroup(pids: &[u32]) -> Item {
         Weight::Required,
         result.map(|()| "its own cgroup has no swap and no limit".into()),
     )
+}
+
+/// What makes a cgroup one without swap and limit: whose it is can be seen by its name.
+fn remedy(path: &str) -> &'static str {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    match last.rsplit_once('.') {
+        Some((_, "service")) => {
+            "MemorySwapMax=0 and MemoryMax=infinity in its unit (docs/swap.md has one)"
+        }
+        Some((_, "scope" | "slice")) => {
+            "start platen as a service with MemorySwapMax=0, `systemd-run -p MemorySwapMax=0 platen ...` for one"
+        }
+        _ if path == "/" => "let platen make a cgroup of its own (root, cgroup v2, writable)",
+        _ => "echo 0 > memory.swap.max and echo max > memory.max there, or start platen elsewhere",
+    }
 }
 
 fn mounts(pids: &[u32]) -> Item {
@@ -383,6 +404,18 @@ VmFlags: rd sh mr
         for item in &items {
             println!("{item}");
             assert!(!item.found.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_cgroup_that_is_somebodys_is_said_with_what_to_do() {
+        for (path, what) in [
+            ("/system.slice/platen.service", "in its unit"),
+            ("/user.slice/user-0.slice/session-3.scope", "systemd-run"),
+            ("/", "make a cgroup"),
+            ("/lxc/web", "memory.swap.max"),
+        ] {
+            assert!(remedy(path).contains(what), "{path}: {}", remedy(path));
         }
     }
 

@@ -189,7 +189,7 @@ fn a_server_that_never_starts_is_an_error_at_once() {
 fn servers_that_die_again_and_again_are_given_up() {
     let mut shell = Shell::new("echo ready >&0; echo up >> $NOTE; exit 1");
     let error = run(&mut shell, "never").unwrap_err();
-    assert!(matches!(error, SuperviseError::GaveUp { crashes: 8, .. }), "{error}");
+    assert!(matches!(error, SuperviseError::GaveUp { crashes: 9, .. }), "{error}");
     // The first, and one for each crash but the last.
     assert_eq!(shell.noted().lines().count(), 9);
     assert_eq!(shell.log.borrow().last().unwrap(), "abandoned");

@@ -1,0 +1,168 @@
+//! What only one device can have: its name, its sockets, the port of its metrics.
+//!
+//! The supervisor claims all of it once and hands it on to every server. While there is no server nobody else can get
+//! any of it, so that nothing of it can keep the next one from serving; clients connect and wait meanwhile.
+
+use super::args::{Inherited, ServeArgs};
+use super::control;
+use anyhow::{bail, Context};
+use relay::Listening;
+use rustix::fs::{flock, fstat, open, stat, FlockOperation, Mode, OFlags};
+use rustix::io::{fcntl_setfd, Errno, FdFlags};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// All claims of a device. Dropped, they are given up, and what they left in folders is removed.
+#[derive(Debug)]
+pub(super) struct Claims {
+    // In the order in which they are given up: the name last.
+    control: Listening,
+    nbd: Option<Listening>,
+    metrics: Option<TcpListener>,
+    lock: Lock,
+}
+
+impl Claims {
+    /// # Errors
+    /// Somebody else has one of them.
+    pub(super) fn make(args: &ServeArgs) -> anyhow::Result<Self> {
+        let folder = control::make_folder(args.control.run_dir.as_deref())?;
+        let lock = Lock::take(&folder, &args.name)?;
+        let control = control::listen(&folder, &args.name)?;
+        let nbd = args.nbd.as_ref().map(|address| address.listen()).transpose()?;
+        let metrics = args.prometheus.map(|address| {
+            TcpListener::bind(address)
+                .with_context(|| format!("cannot listen on {address} for Prometheus"))
+        });
+        Ok(Self { control, nbd, metrics: metrics.transpose()?, lock })
+    }
+
+    /// Has everything that is started from here have them as well.
+    pub(super) fn hand_on(&self) -> anyhow::Result<()> {
+        let nbd = self.nbd.as_ref().map(|nbd| nbd.listener.as_fd());
+        let metrics = self.metrics.as_ref().map(AsFd::as_fd);
+        let all: [Option<BorrowedFd<'_>>; 4] = [
+            // Should the supervisor be killed, the name is its server's.
+            Some(self.lock.fd.as_fd()),
+            Some(self.control.listener.as_fd()),
+            nbd,
+            metrics,
+        ];
+        for fd in all.into_iter().flatten() {
+            fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// Notes them for a server.
+    pub(super) fn note(&self, inherited: &mut Inherited) {
+        inherited.control = Some(self.control.listener.as_raw_fd());
+        inherited.nbd = self.nbd.as_ref().map(|nbd| nbd.listener.as_raw_fd());
+        inherited.metrics = self.metrics.as_ref().map(AsRawFd::as_raw_fd);
+    }
+
+    /// What a server without a supervisor listens on.
+    pub(super) fn ways(&self) -> anyhow::Result<Ways> {
+        Ok(Ways {
+            control: self.control.listener.try_clone()?,
+            nbd: self.nbd.as_ref().map(|nbd| nbd.listener.try_clone()).transpose()?,
+            metrics: self.metrics.as_ref().map(TcpListener::try_clone).transpose()?,
+        })
+    }
+}
+
+/// What a server listens on.
+#[derive(Debug)]
+pub(super) struct Ways {
+    pub(super) control: UnixListener,
+    pub(super) nbd: Option<UnixListener>,
+    pub(super) metrics: Option<TcpListener>,
+}
+
+impl Ways {
+    /// Those that a supervisor has left.
+    pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Self> {
+        let left = |number: i32| {
+            let fd = swap::supervisor::descriptor(number);
+            fd.with_context(|| format!("the supervisor has not left descriptor {number}"))
+        };
+        let control = inherited.control.context("the supervisor has left no control socket")?;
+        Ok(Self {
+            control: left(control)?.into(),
+            nbd: inherited.nbd.map(left).transpose()?.map(Into::into),
+            metrics: inherited.metrics.map(left).transpose()?.map(Into::into),
+        })
+    }
+}
+
+/// Removes what a supervisor that was killed has left in folders: for the server that has outlived it, at its end.
+pub(super) fn clear(args: &ServeArgs) {
+    let Ok(folder) = control::folder(args.control.run_dir.as_deref()) else { return };
+    let nbd = args.nbd.as_ref().map(|address| address.path().to_owned());
+    let control = control::address(&folder, &args.name).path().to_owned();
+    for path in [Some(control), nbd, Some(Lock::path(&folder, &args.name))].into_iter().flatten() {
+        // Somebody may have done so.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// A device's name. Who has it may take a socket's place that nobody listens on: two who looked at the same time would
+/// both take it.
+#[derive(Debug)]
+struct Lock {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Lock {
+    fn path(folder: &Path, name: &str) -> PathBuf {
+        folder.join(format!("{name}.lock"))
+    }
+
+    fn take(folder: &Path, name: &str) -> anyhow::Result<Self> {
+        let path = Self::path(folder, name);
+        let failed = || format!("cannot lock {}", path.display());
+        loop {
+            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let fd = open(&path, flags, Mode::RUSR | Mode::WUSR).with_context(failed)?;
+            match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => bail!("device {name} is served already"),
+                Err(error) => return Err(error).with_context(failed),
+            }
+            let had = fstat(&fd).with_context(failed)?;
+            // Who had it before may have removed the file since it was opened here.
+            let there = stat(&path);
+            if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (had.st_dev, had.st_ino)) {
+                return Ok(Self { fd, path });
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // While it is ours; without the file it is the next one's all the same.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_devices_until_it_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Lock::take(folder.path(), "one").unwrap();
+        let other = Lock::take(folder.path(), "other").unwrap();
+        let refused = Lock::take(folder.path(), "one").unwrap_err().to_string();
+        assert_eq!(refused, "device one is served already");
+        drop(first);
+        drop(Lock::take(folder.path(), "one").unwrap());
+        drop(other);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
