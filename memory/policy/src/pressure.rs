@@ -6,6 +6,8 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -31,11 +33,24 @@ enum Source {
 pub(crate) struct Gauge {
     source: Source,
     until: Option<Instant>,
+    /// Whether the kernel still says it: for others to see.
+    lost: Arc<AtomicBool>,
 }
 
 impl Gauge {
     pub(crate) fn new(settings: &Pressure) -> Self {
-        Self { source: source(settings), until: None }
+        Self { source: source(settings), until: None, lost: Arc::default() }
+    }
+
+    /// True once it is known no more how much memory there is, though it was.
+    pub(crate) fn lost(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.lost)
+    }
+
+    /// The cgroup is gone.
+    fn lose(&mut self) {
+        self.source = Source::None;
+        self.lost.store(true, Ordering::Release);
     }
 
     /// What to wait on, with what for.
@@ -49,8 +64,7 @@ impl Gauge {
     /// Takes note of what came of waiting.
     pub(crate) fn heard(&mut self, flags: PollFlags) {
         if flags.contains(PollFlags::ERR) {
-            // The cgroup is gone.
-            self.source = Source::None;
+            self.lose();
         } else if flags.contains(PollFlags::PRI) {
             self.until = Some(Instant::now() + LASTS);
         }
@@ -60,9 +74,12 @@ impl Gauge {
     pub(crate) fn is_pressed(&mut self) -> bool {
         if let Source::Average(file, most) = &self.source {
             let mut text = [0; 128];
-            let len = file.read_at(&mut text, 0).unwrap_or(0);
-            if average(&text[..len]).is_some_and(|average| average > *most) {
-                self.until = Some(Instant::now() + LASTS);
+            match file.read_at(&mut text, 0) {
+                Ok(len) if average(&text[..len]).is_some_and(|average| average > *most) => {
+                    self.until = Some(Instant::now() + LASTS);
+                }
+                Ok(_) => {}
+                Err(_) => self.lose(),
             }
         }
         self.until.is_some_and(|until| Instant::now() < until)
@@ -138,5 +155,14 @@ mod tests {
         assert_eq!((gauge.describe(), gauge.is_pressed()), ("none", false));
         gauge.heard(PollFlags::PRI);
         assert!(gauge.is_pressed());
+        let lost = gauge.lost();
+        assert!(!lost.load(Ordering::Acquire));
+        gauge.heard(PollFlags::ERR);
+        assert!(lost.load(Ordering::Acquire));
+        // A folder is opened, and cannot be read.
+        let mut gauge = Gauge::new(&missing);
+        gauge.source = Source::Average(File::open("/").unwrap(), 1000);
+        assert!(!gauge.is_pressed() && gauge.lost().load(Ordering::Acquire));
+        assert_eq!(gauge.describe(), "none");
     }
 }

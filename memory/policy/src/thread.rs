@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -58,6 +59,7 @@ pub struct Policy {
     counters: Arc<Counters>,
     pressure: &'static str,
     untrained: Option<StartError>,
+    pressure_lost: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
     desk: Option<Arc<Desk>>,
     thread: Option<JoinHandle<()>>,
@@ -174,7 +176,7 @@ impl Policy {
         let sweep = Sweep::new(worker, settings, &counters)?;
         let back = WriteBack::new(store, settings, &counters)?;
         let gauge = Gauge::new(&settings.pressure);
-        let pressure = gauge.describe();
+        let (pressure, pressure_lost) = (gauge.describe(), gauge.lost());
         let io = |what| move |source| StartError::Io { what, source };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| io("an eventfd")(errno.into()))?;
@@ -211,7 +213,7 @@ impl Policy {
                 turns.run();
             })
             .map_err(io("a thread"))?;
-        Ok(Self { counters, pressure, untrained, stop, desk, thread: Some(thread) })
+        Ok(Self { counters, pressure, pressure_lost, untrained, stop, desk, thread: Some(thread) })
     }
 
     /// The counters.
@@ -254,9 +256,13 @@ impl Policy {
         }
     }
 
-    /// How memory pressure is known: `trigger`, `average`, or `none`.
+    /// How memory pressure is known: `trigger`, `average`, or `none`; then memory is never taken to be short.
     pub fn pressure(&self) -> &'static str {
-        self.pressure
+        if self.pressure_lost.load(Ordering::Acquire) {
+            "none"
+        } else {
+            self.pressure
+        }
     }
 
     /// Why no dictionaries are trained though there is somebody to train them, if they cannot be.
