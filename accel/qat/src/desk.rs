@@ -217,3 +217,53 @@ fn kind(op: Op) -> usize {
         Op::Decompress { .. } => 1,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces that wait for software, in order, and what each of them is: the desk's queue as it should be.
+    #[test]
+    fn what_is_withdrawn_waits_for_nobody_and_the_queue_never_grows() {
+        const PIECES: usize = 40;
+        let mut desk = Desk::new(Software::new(1, 4096), PIECES);
+        let room = desk.queue.capacity();
+        let mut model: Vec<(u64, usize, Place)> = Vec::new();
+        let mut random = 7_u64;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(random >> 40).unwrap() % below
+        };
+        for _ in 0..20_000 {
+            match next(8) {
+                0..4 if model.len() < PIECES => {
+                    let slot = u16::try_from(next(1000)).unwrap();
+                    let place = [Place::Pinned(slot), Place::Plain(slot)][next(2)];
+                    let len = 1 + next(4096);
+                    let number = desk.queue(place, len, Reason::Late);
+                    assert!(model.iter().all(|&(other, ..)| other < number));
+                    model.push((number, len, place));
+                }
+                4 | 5 if !model.is_empty() => {
+                    let (number, ..) = model.remove(next(model.len()));
+                    desk.withdraw(number);
+                    // Gone is gone.
+                    desk.withdraw(number);
+                }
+                6 if next(40) == 0 => {
+                    desk.forget_pinned();
+                    model.retain(|(.., place)| matches!(place, Place::Plain(_)));
+                }
+                _ => {
+                    let queued = desk.next().map(|queued| (queued.number, queued.place));
+                    let expected = (!model.is_empty()).then(|| model.remove(0));
+                    assert_eq!(queued, expected.map(|(number, _, place)| (number, place)));
+                }
+            }
+            assert_eq!(desk.has_queued(), !model.is_empty());
+            let bytes: usize = model.iter().map(|&(_, len, _)| len).sum();
+            assert_eq!(desk.software_ns(Op::Compress, 0), bytes as u64 * FIRST_RATES[0] / 1024);
+            assert_eq!((desk.queue.len(), desk.queue.capacity()), (model.len(), room));
+        }
+    }
+}

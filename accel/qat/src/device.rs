@@ -313,7 +313,7 @@ impl Device {
         }
     }
 
-    /// Does a queued piece in software, unless its callback came meanwhile.
+    /// Does a queued piece in software. One whose callback came meanwhile has been withdrawn.
     pub(crate) fn redo(
         &mut self,
         slot: u16,
@@ -322,6 +322,7 @@ impl Device {
         done: &mut impl Done,
     ) {
         let at = &mut self.slots[usize::from(slot)];
+        debug_assert_eq!(at.number, queued.number, "slot {slot} is queued for another piece");
         if at.number != queued.number {
             return;
         }
@@ -403,10 +404,13 @@ impl Device {
     fn called_back(&mut self, slot: u16, desk: &mut Desk, done: &mut impl Done) {
         let status = self.channel.take_back(slot);
         match self.slots[usize::from(slot)].phase {
-            Phase::Flying { redo } => {
+            Phase::Flying { .. } => {
                 let mut work = self.slots[usize::from(slot)].work;
                 self.landed(&work);
-                match self.judge(slot, &mut work, status, false, desk) {
+                let judged = self.judge(slot, &mut work, status, false, desk);
+                // A suspicion that this raised has queued all that fly, and so this one.
+                let redo = self.slots[usize::from(slot)].phase == (Phase::Flying { redo: true });
+                match judged {
                     Ok(len) => {
                         self.errors = 0;
                         if redo {

@@ -216,3 +216,40 @@ fn nobody_else_is_at_an_instance_while_it_dies() {
     }
     assert_eq!(sim.counters().violations, 0);
 }
+
+#[test]
+fn what_the_device_has_done_after_all_is_withdrawn_from_software() {
+    let sim = Sim::turn();
+    sim.script("instances 1; latency 30");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), options());
+    sim.script("now silence");
+    for tag in 0..60_u64 {
+        let lease = engine.take(4096).expect("there are 72");
+        engine.source(&lease)[..4096].fill(tag.to_le_bytes()[0]);
+        engine.submit(lease, 4096, Op::Compress, tag);
+    }
+    let mut delivered = 0;
+    let start = Instant::now();
+    while delivered < 60 {
+        let polled = engine.poll(|_, result| {
+            assert!(result.is_ok());
+            delivered += 1;
+            if delivered == 1 {
+                // All are late, and queued; this took longer than software has for one look. Those behind it are
+                // answered before the next one.
+                sim.script("now revive");
+                std::thread::sleep(Duration::from_millis(300));
+            }
+        });
+        if polled == 0 {
+            engine.wait();
+        }
+        assert!(start.elapsed() < sim::HANG, "{:#?}", engine.counters().snapshot());
+    }
+    let counted = engine.counters().snapshot();
+    assert_eq!(counted.delivered, 60, "{counted:#?}");
+    // That nothing of theirs was left in the queue is asserted by who takes the next one from it.
+    assert!(counted.by_device > 0 && counted.software() > 0, "{counted:#?}");
+    sim::poll_until(&mut engine, Engine::on_device);
+}
