@@ -14,6 +14,14 @@ pub enum RelayError {
         /// As given.
         address: String,
     },
+    /// A path to listen on where something else is.
+    #[error(
+        "{address} is there already, and is not a socket: give a path that does not exist yet"
+    )]
+    InTheWay {
+        /// As given.
+        address: String,
+    },
     /// A listening socket could not be made.
     #[error("cannot listen on {address}")]
     Listen {

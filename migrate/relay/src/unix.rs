@@ -1,13 +1,15 @@
 //! Unix sockets by QEMU's notation, `unix:PATH`.
 
 use crate::error::RelayError;
-use rustix::fs::{fchmod, Mode};
+use rustix::fs::{fchmod, flock, open, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{
-    bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+    bind, connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 const MAX_PATH: usize = 107;
 /// How often a connect is tried again while the destination QEMU is not listening yet.
 const RETRY: Duration = Duration::from_millis(50);
+/// How long the folder's lock is waited for: whoever has it does a few system calls.
+const LOCKED: Duration = Duration::from_secs(2);
 
 /// `unix:PATH`, as QEMU writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,29 +74,61 @@ impl UnixAddress {
         }
     }
 
-    /// Listens, for the owner alone (mode 0600). A socket that a dead process left behind is replaced.
+    /// Listens, for the owner alone (mode 0600). A socket that a dead process left behind is replaced. Never waits for
+    /// whoever listens there already.
     ///
     /// # Errors
     /// Somebody listens there, something other than a socket lives there, or the path cannot be made.
     pub fn listen(&self) -> Result<Listening, RelayError> {
-        self.check_target()?;
         let failed = |source| RelayError::Listen { address: self.to_string(), source };
-        if fs::symlink_metadata(&self.0).is_ok() {
-            match UnixStream::connect(&self.0) {
+        let len = self.0.as_os_str().len();
+        if len > MAX_PATH {
+            let what = format!("its path has {len} bytes, allowed are {MAX_PATH}");
+            return Err(failed(io::Error::new(ErrorKind::InvalidFilename, what)));
+        }
+        if self.check_target().is_err() {
+            return Err(RelayError::InTheWay { address: self.to_string() });
+        }
+        let _lock = lock_folder_of(&self.0);
+        if let Some(found) = Place::of(&self.0) {
+            match self.connect_now() {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                    fs::remove_file(&self.0).map_err(failed)?;
+                    found.remove(&self.0).map_err(failed)?;
                 }
-                Ok(_) => {
-                    return Err(failed(io::Error::new(
-                        ErrorKind::AddrInUse,
-                        "another process listens there",
-                    )))
+                Ok(_) => return Err(failed(in_use("another process listens there"))),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let what = "another process listens there, and takes no connections";
+                    return Err(failed(in_use(what)));
                 }
                 Err(error) => return Err(failed(error)),
             }
         }
         let listener = bind_private(&self.0).map_err(failed)?;
-        Ok(Listening { listener, path: self.0.clone() })
+        Ok(Listening { listener, place: Place::of(&self.0), path: self.0.clone() })
+    }
+
+    /// Removes the socket if nobody listens on it: what a dead process has left.
+    pub fn clear(&self) {
+        let _lock = lock_folder_of(&self.0);
+        let found = Place::of(&self.0);
+        let connected = self.connect_now();
+        if connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
+            // Without it, or in another's hands, it is no less cleared.
+            let _ = found.map(|found| found.remove(&self.0));
+        }
+    }
+
+    /// Connects at once or not at all.
+    ///
+    /// # Errors
+    /// The kernel's; `WouldBlock` if as many connections wait as may, which nobody takes.
+    pub fn connect_now(&self) -> io::Result<UnixStream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(&self.0)?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
     }
 
     /// Connects, trying again for `patience` while nobody listens.
@@ -137,18 +173,66 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// A listening socket; its path goes when it does.
+fn in_use(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::AddrInUse, what)
+}
+
+/// Keeps others of ours from listening in the folder of `path` and from removing what is there, until dropped: between
+/// looking at a socket and removing it somebody else could have taken its place. It leaves no file behind. `None` where
+/// that cannot be had: a folder that may not be read, or one that somebody else has locked for some time.
+fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
+    let until = Instant::now() + LOCKED;
+    loop {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(folder),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// What a path is, as long as it is that: device and inode. A socket that is open keeps its inode from being another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::symlink_metadata(path).ok()?;
+        Some(Self { device: found.dev(), inode: found.ino() })
+    }
+
+    /// Removes `path` if it is still this.
+    fn remove(self, path: &Path) -> io::Result<()> {
+        if Self::of(path) == Some(self) {
+            fs::remove_file(path)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// A listening socket; its path goes when it does, unless that is somebody else's by then.
 #[derive(Debug)]
 pub struct Listening {
     /// The socket.
     pub listener: UnixListener,
+    place: Option<Place>,
     path: PathBuf,
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
+        let _lock = lock_folder_of(&self.path);
         // Somebody else may have removed it; nothing is lost either way.
-        let _ = fs::remove_file(&self.path);
+        let _ = self.place.map(|place| place.remove(&self.path));
     }
 }
 
@@ -174,7 +258,9 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
         let file = UnixAddress::from(file);
-        assert!(matches!(file.listen(), Err(RelayError::NotASocket { .. })));
+        let said = file.listen().unwrap_err().to_string();
+        assert!(said.contains("give a path that does not exist yet"), "{said}");
+        assert!(!said.contains("QEMU"), "{said}");
         assert!(matches!(
             file.connect(Duration::ZERO, || false),
             Err(RelayError::NotASocket { .. })
@@ -188,5 +274,68 @@ mod tests {
         assert!(address.listen().unwrap_err().to_string().contains("listen"));
         drop(live);
         assert!(!path.exists());
+    }
+
+    /// A server that was stopped, with as many connections waiting as may.
+    #[test]
+    fn one_that_takes_no_connections_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = UnixAddress::from(dir.path().join("sock"));
+        let hung = address.listen().unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match address.connect_now() {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 10_000, "a queue without an end");
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let said = format!("{:?}", address.listen().unwrap_err());
+        assert!(said.contains("takes no connections"), "{said}");
+        address.clear();
+        assert!(address.path().exists(), "somebody listens there");
+        drop((hung, waiting));
+        assert!(!address.path().exists());
+    }
+
+    #[test]
+    fn nobody_removes_a_socket_that_is_anothers() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = UnixAddress::from(dir.path().join("sock"));
+        let first = address.listen().unwrap();
+        fs::remove_file(address.path()).unwrap();
+        let second = address.listen().unwrap();
+        drop(first);
+        assert!(address.path().exists(), "the second one's");
+        address.connect_now().unwrap();
+        drop(second);
+        assert!(!address.path().exists());
+        drop(UnixListener::bind(address.path()).unwrap());
+        address.clear();
+        assert!(!address.path().exists(), "nobody listened");
+    }
+
+    #[test]
+    fn many_who_listen_at_once_where_a_dead_one_did_are_one_in_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = UnixAddress::from(dir.path().join("sock"));
+        for _ in 0..50 {
+            drop(UnixListener::bind(address.path()).unwrap());
+            let all: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| address.listen())).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(all.iter().filter(|one| one.is_ok()).count(), 1, "{all:?}");
+            address.connect_now().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_told_with_its_length() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let error = UnixAddress::from(long).listen().unwrap_err();
+        let RelayError::Listen { source, .. } = error else { panic!("{error:?}") };
+        assert_eq!(source.to_string(), "its path has 205 bytes, allowed are 107");
     }
 }
