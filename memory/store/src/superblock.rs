@@ -122,9 +122,10 @@ fn twice(count: usize) -> u64 {
     count | (!count & 0xffff_ffff) << 32
 }
 
-/// Blocks written to the backing device on `day`, whichever server did.
+/// Blocks written to the backing device on `day`, whichever server did. The clock may be set back, and forth again: only
+/// a day after the last one has a budget of its own.
 pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
-    if words[DAY].load(Ordering::Relaxed) == day {
+    if words[DAY].load(Ordering::Relaxed) >= day {
         words[WRITTEN].load(Ordering::Relaxed)
     } else {
         0
@@ -136,7 +137,7 @@ pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     let sum = written(words, day).saturating_add(blocks);
     // A server killed in between has written nothing yet today, or more than it has.
     words[WRITTEN].store(sum, Ordering::Relaxed);
-    words[DAY].store(day, Ordering::Relaxed);
+    words[DAY].fetch_max(day, Ordering::Relaxed);
 }
 
 /// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one thread at a time, and
@@ -241,4 +242,24 @@ pub enum Foreign {
     /// The file could be made shorter, which would kill the server that maps it.
     #[error("store file is not sealed against shrinking")]
     Unsealed,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_back_and_forth_brings_no_new_budget() {
+        let words: Vec<AtomicU64> = (0..=WRITTEN).map(|_| AtomicU64::new(0)).collect();
+        add_written(&words, 20_000, 5);
+        add_written(&words, 20_000, 2);
+        assert_eq!(written(&words, 20_000), 7);
+        // A day back, where one may write what is left of the budget, and forth again.
+        assert_eq!(written(&words, 19_999), 7);
+        add_written(&words, 19_999, 1);
+        assert_eq!((written(&words, 19_999), written(&words, 20_000)), (8, 8));
+        assert_eq!(written(&words, 20_001), 0);
+        add_written(&words, 20_001, 3);
+        assert_eq!((written(&words, 20_001), written(&words, 20_000)), (3, 3));
+    }
 }
