@@ -221,8 +221,8 @@ impl Policy {
         self.counters.stats()
     }
 
-    /// Asks for a pass that writes such pages back, after what is being done just now and those who asked before;
-    /// gives a ticket by which it can be [asked](Self::asked) what came of it.
+    /// Asks for a pass that writes such pages back, after those who asked before and what the policy is writing back by
+    /// itself; recompression waits for it. Gives a ticket by which it can be [asked](Self::asked) what came of it.
     ///
     /// # Errors
     ///
@@ -309,11 +309,7 @@ impl Turns {
                 hurried = false;
                 self.grow_older().and_then(|()| self.pass()).and_then(|()| self.write_back())
             } else if let Some((ticket, what)) = self.asked() {
-                let before = self.counters.stats();
-                let done = self.write_back_all(|_| Wanted::Asked(what));
-                add(&self.counters.writeback_asked, 1);
-                self.note(ticket, Outcome::between(&before, &self.counters.stats()));
-                done
+                self.write_back_asked(ticket, what)
             } else if !hurried && self.gauge.is_pressed() {
                 hurried = true;
                 add(&self.counters.pressed_passes, 1);
@@ -373,6 +369,15 @@ impl Turns {
         Ok(())
     }
 
+    /// The same for somebody who has asked, who is told what came of it.
+    fn write_back_asked(&mut self, ticket: u64, what: What) -> Result<(), Stopped> {
+        let before = self.counters.stats();
+        let done = self.write_back_all(|_| Wanted::Asked(what));
+        add(&self.counters.writeback_asked, 1);
+        self.note(ticket, Outcome::between(&before, &self.counters.stats()));
+        done
+    }
+
     fn grow_older(&mut self) -> Result<(), Stopped> {
         let mut from = 0;
         while from < self.sweep.pages() {
@@ -384,6 +389,10 @@ impl Turns {
 
     fn pass(&mut self) -> Result<(), Stopped> {
         loop {
+            // It may be on for hours, and who has asked waits.
+            while let Some((ticket, what)) = self.asked() {
+                self.write_back_asked(ticket, what)?;
+            }
             let Settings { idle, idle_pressed, .. } = self.settings;
             let idle = |pressed| if pressed { idle_pressed } else { idle };
             match self.paced(|turns, pressed| turns.sweep.step(idle(pressed)))? {

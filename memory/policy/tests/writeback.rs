@@ -230,6 +230,37 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     assert_eq!(nowhere, Err(AskError::NoBacking));
 }
 
+/// At a hundredth of a CPU recompression takes far longer than writing back does.
+#[test]
+fn who_asks_does_not_wait_for_recompression() {
+    let made = made(2000);
+    let keeper = Keeper::start(&made.store).unwrap();
+    let mut queue = fill(&made);
+    let mut slow = Settings { period: 1, cpu: 1, cpu_pressed: 1, level: 19, ..settings() };
+    slow.pressure.file = "/nonexistent/pressure".into();
+    let policy = Policy::start(&made.store, &slow).unwrap();
+    let wait = |enough: &dyn Fn() -> bool| {
+        let begun = Instant::now();
+        while !enough() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", policy.stats());
+            thread::sleep(Duration::from_millis(2));
+        }
+    };
+    wait(&|| policy.stats().groups_made > 0);
+    let ticket = policy.write_back(What::Huge).unwrap();
+    wait(&|| policy.asked(ticket) != Asked::Waiting);
+    let stats = policy.stats();
+    let Asked::Done(outcome) = policy.asked(ticket) else { panic!("{stats:?}") };
+    assert_eq!(outcome.pages, stats.pages_written_back, "{stats:?}");
+    assert!(outcome.pages > 0, "{stats:?}");
+    assert_eq!(stats.passes, 1, "the pass was over first: {stats:?}");
+    // It goes on from where it was.
+    wait(&|| policy.stats().groups_made > stats.groups_made);
+    drop(policy);
+    verify(&mut queue);
+    drop(keeper);
+}
+
 #[test]
 fn settings_are_read_and_have_ranges() {
     let text = "[policy]\nbacking_dev = \"/dev/vdb\"\nwriteback_limit = 5\n";
