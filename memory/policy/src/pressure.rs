@@ -5,17 +5,21 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::fs::{fstatfs, OFlags};
 
 use crate::settings::Pressure;
 
 /// How long memory counts as short after the last time that it was.
 const LASTS: Duration = Duration::from_secs(10);
+
+/// procfs and cgroup2, by the numbers that statfs(2) has: anything else is not to be written to.
+const KERNELS: [i128; 2] = [0x9fa0, 0x6367_7270];
 
 /// How the kernel says it.
 #[derive(Debug)]
@@ -97,23 +101,22 @@ impl Gauge {
 
 fn source(settings: &Pressure) -> Source {
     let Pressure { file, stall, window } = settings;
+    // A pipe would be waited for until somebody writes to it.
+    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).expect("low bits");
+    let open = |write| OpenOptions::new().read(true).write(write).custom_flags(flags).open(file);
+    let Ok(plain) = open(false) else { return Source::None };
+    let of_kernel =
+        fstatfs(&plain).is_ok_and(|at| KERNELS.contains(&(i128::from(at.f_type) & 0xffff_ffff)));
     let trigger = || -> std::io::Result<File> {
-        let mut opened = OpenOptions::new().read(true).write(true).open(file)?;
-        // The kernel's have no length. One that somebody else writes is read, and left as it is.
-        if opened.metadata()?.len() > 0 {
-            return Err(std::io::ErrorKind::InvalidInput.into());
-        }
+        let mut opened = open(true)?;
         let line = format!("some {} {}\0", u64::from(*stall) * 1000, u64::from(*window) * 1000);
         std::io::Write::write_all(&mut opened, line.as_bytes())?;
         Ok(opened)
     };
-    if let Ok(file) = trigger() {
+    if let Some(Ok(file)) = of_kernel.then(trigger) {
         return Source::Trigger(file);
     }
-    match File::open(file) {
-        Ok(file) => Source::Average(file, stall.saturating_mul(10_000) / window.max(&1)),
-        Err(_) => Source::None,
-    }
+    Source::Average(plain, stall.saturating_mul(10_000) / window.max(&1))
 }
 
 /// The share of the last ten seconds in which some task waited, in hundredths of a per cent.
@@ -164,5 +167,20 @@ mod tests {
         gauge.source = Source::Average(File::open("/").unwrap(), 1000);
         assert!(!gauge.is_pressed() && gauge.lost().load(Ordering::Acquire));
         assert_eq!(gauge.describe(), "none");
+    }
+
+    #[test]
+    fn what_is_not_the_kernels_is_neither_written_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine");
+        std::fs::write(&path, "mine, and some more than a line of the kernel's").unwrap();
+        let before = std::fs::read(&path).unwrap();
+        let settings = |file| Pressure { file, stall: 200, window: 2000 };
+        assert_eq!(Gauge::new(&settings(path.clone())).describe(), "average");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut gauge = Gauge::new(&settings(pipe));
+        assert_eq!((gauge.describe(), gauge.is_pressed()), ("average", false));
     }
 }

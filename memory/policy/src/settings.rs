@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use codec::Codec;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use store::{MAX_AGE, MAX_MEMBERS};
 
 /// The section. What is left out has its default; a key that is not known is refused.
@@ -22,8 +22,10 @@ pub struct Settings {
     /// Seconds after which a page that nobody touches is one period older.
     pub period: u64,
     /// Periods after which a page is idle, up to 7.
+    #[serde(deserialize_with = "periods")]
     pub idle: u8,
     /// The same while memory is short.
+    #[serde(deserialize_with = "periods")]
     pub idle_pressed: u8,
     /// Codec of idle pages.
     pub codec: String,
@@ -56,12 +58,16 @@ pub struct Settings {
     /// Whether pages are written back only while memory is short. By hand they are at any time.
     pub writeback_pressed_only: bool,
     /// Periods after which a page is idle for so long that it is written back, up to 7.
+    #[serde(deserialize_with = "periods")]
     pub writeback_idle: u8,
     /// The same while memory is short.
+    #[serde(deserialize_with = "periods")]
     pub writeback_idle_pressed: u8,
     /// Periods after which a page is that recompression got no smaller than it is.
+    #[serde(deserialize_with = "periods")]
     pub writeback_huge_idle: u8,
     /// The same while memory is short.
+    #[serde(deserialize_with = "periods")]
     pub writeback_huge_idle_pressed: u8,
     /// `auto`: zstd dictionaries are trained from the device's own pages, and used if they pay. `off`: none are trained;
     /// those that there are stay in use.
@@ -167,7 +173,36 @@ struct File {
     policy: Settings,
 }
 
+/// A number of periods: one that cannot be is told what may be, as those are that [`Settings::check`] finds.
+fn periods<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    let value = i64::deserialize(from)?;
+    let wrong = |_| serde::de::Error::custom(format!("{value}, expected 1 to {MAX_AGE} periods"));
+    u8::try_from(value).map_err(wrong)
+}
+
 impl Settings {
+    /// Keys that differ from their defaults, and say nothing as long as `backing_dev` is not named.
+    pub fn without_effect(&self) -> Vec<&'static str> {
+        let default = Self::default();
+        let differ = [
+            ("backing_size", self.backing_size != default.backing_size),
+            ("backing_free", self.backing_free != default.backing_free),
+            (
+                "writeback_limit_enable",
+                self.writeback_limit_enable != default.writeback_limit_enable,
+            ),
+            ("writeback_limit", self.writeback_limit != default.writeback_limit),
+            ("writeback_batch_size", self.writeback_batch_size != default.writeback_batch_size),
+            (
+                "writeback_pressed_only",
+                self.writeback_pressed_only != default.writeback_pressed_only,
+            ),
+        ];
+        let differ =
+            differ.into_iter().filter(|(_, differs)| *differs && self.backing_dev.is_none());
+        differ.map(|(name, _)| name).collect()
+    }
+
     /// Reads a TOML file's text; checked.
     ///
     /// # Errors
@@ -267,13 +302,25 @@ mod tests {
     }
 
     #[test]
+    fn what_says_nothing_without_a_backing_device_is_known() {
+        let alone = "[policy]\nbacking_size = 4096\nwriteback_limit = 5\nidle = 3\n";
+        let settings = Settings::read(alone).unwrap();
+        assert_eq!(settings.without_effect(), ["backing_size", "writeback_limit"]);
+        let with = format!("{alone}backing_dev = '/dev/vdb'\n");
+        assert!(Settings::read(&with).unwrap().without_effect().is_empty());
+        assert!(Settings::default().without_effect().is_empty());
+    }
+
+    #[test]
     fn what_is_not_understood_is_refused() {
         for (text, expected) in [
             ("[policy]\nidel = 3\n", "unknown field `idel`"),
             ("[polizy]\n", "unknown field `polizy`"),
             ("[policy.pressure]\nfiles = 'x'\n", "unknown field `files`"),
             ("[policy]\nidle = 8\n", "idle = 8, expected 1 to 7"),
-            ("[policy]\nidle = -1\n", "invalid value"),
+            ("[policy]\nidle = -1\n", "-1, expected 1 to 7 periods"),
+            ("[policy]\nwriteback_idle = 256\n", "256, expected 1 to 7 periods"),
+            ("[policy]\nidle = 'x'\n", "invalid type"),
             ("[policy]\ngroup = 0\n", "group = 0, expected 1, or 8 to 32"),
             ("[policy]\ncpu = 101\n", "cpu = 101"),
             ("[policy]\nlevel = 77\n", "zstd at level 77"),
