@@ -27,6 +27,6 @@ mod sys;
 
 pub use check::{all_required_met, check, Item, Subject, Weight};
 pub use precautions::{
-    apart, ignore_signals, inherited, leave_cgroup, own, prefer, prefer_this, warm, Untaken,
-    KEEPING,
+    apart, ignore_signals, ignore_size_signal, inherited, leave_cgroup, own, prefer, prefer_this,
+    warm, Untaken, KEEPING,
 };

@@ -115,6 +115,17 @@ pub fn ignore_signals() -> Result<(), Untaken> {
     crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
 }
 
+/// Has a file that gets longer than this process may make one (`ulimit -f`, `LimitFSIZE=`) be an error, EFBIG, and not
+/// the end of the process: the store is such a file, and the backing device may be one. For what is started from it too.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn ignore_size_signal() -> Result<(), Untaken> {
+    let action = "ignore the signal for files that are too long";
+    crate::sys::ignore_size_signal().map_err(|source| Untaken { action, source })
+}
+
 /// Takes off what a process has from its supervisor and must not have when nobody needs it to go on: for a trainer,
 /// which needs memory and takes its time. To be called when it begins, with one thread and no descriptor of its own.
 ///

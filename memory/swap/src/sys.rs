@@ -29,7 +29,16 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
 
 /// This process does not follow a terminal's or a service manager's signals, until it says otherwise.
 pub(crate) fn ignore_signals() -> io::Result<()> {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    ignore(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
+}
+
+/// A file that would be longer than this process may make one is an error, and not the process's end.
+pub(crate) fn ignore_size_signal() -> io::Result<()> {
+    ignore(&[libc::SIGXFSZ])
+}
+
+fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
+    for &signal in signals {
         // SAFETY: no handler is named, so nothing of ours runs in one.
         if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
