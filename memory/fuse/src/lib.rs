@@ -24,7 +24,9 @@
 
 mod disk;
 mod file;
+mod mounts;
 
+use crate::mounts::Watched;
 use device::Backend;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::io::Errno;
@@ -87,15 +89,25 @@ pub enum MountError {
 pub struct Server {
     session: BackgroundSession,
     path: PathBuf,
+    mount: Option<Watched>,
 }
 
 impl Server {
     /// Serves `backend` as the file `path`, which is made if it is not there, by `threads` threads (1 to [`THREADS`]).
     ///
     /// # Errors
-    /// See [`MountError`].
+    /// See [`MountError`]. A file that was made is removed again.
     pub fn mount<B: Backend>(backend: &B, path: &Path, threads: usize) -> Result<Self, MountError> {
-        prepare(path)?;
+        let made = prepare(path)?;
+        let mounted = Self::mount_on(backend, path, threads);
+        if made && mounted.is_err() {
+            // Nobody has had it; somebody may have removed it.
+            let _ = fs::remove_file(path);
+        }
+        mounted
+    }
+
+    fn mount_on<B: Backend>(backend: &B, path: &Path, threads: usize) -> Result<Self, MountError> {
         let path = path.canonicalize().map_err(|source| {
             let path = path.into();
             MountError::Prepare { path, source }
@@ -115,7 +127,8 @@ impl Server {
         config.clone_fd = true;
         let session = Session::new(file, &path, &config).and_then(Session::spawn);
         let session = session.map_err(|source| MountError::Mount { path: path.clone(), source })?;
-        Ok(Self { session, path })
+        let mount = Watched::new(&path);
+        Ok(Self { session, path, mount })
     }
 
     /// The file.
@@ -126,6 +139,25 @@ impl Server {
     /// Whether it is served no more: somebody has unmounted it, or its threads have failed. [`Server::stop`] says which.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
+    }
+
+    /// Waits for so long, or until mounts have changed: whether it is still mounted. One that was unmounted while somebody
+    /// has it open (`umount -l`) is served on for those; its path is the empty file beneath it. True where the kernel does
+    /// not say.
+    pub fn is_mounted(&mut self, wait: Duration) -> bool {
+        match &mut self.mount {
+            Some(mount) => mount.is_there(wait),
+            None => {
+                thread::sleep(wait);
+                true
+            }
+        }
+    }
+
+    /// Leaves one that is mounted no more to those who still have it open: they are served until they close it, or this
+    /// process ends.
+    pub fn leave(self) {
+        std::mem::forget(self.session);
     }
 
     /// Unmounts it, unless somebody has. True if somebody still had it open, who gets errors from when this process ends.
@@ -168,8 +200,8 @@ fn take_away(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Sees to it that there is an empty regular file.
-fn prepare(path: &Path) -> Result<(), MountError> {
+/// Sees to it that there is an empty regular file. True if it was made.
+fn prepare(path: &Path) -> Result<bool, MountError> {
     let failed = |source| MountError::Prepare { path: path.into(), source };
     let found = match fs::metadata(path) {
         Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
@@ -184,10 +216,10 @@ fn prepare(path: &Path) -> Result<(), MountError> {
         Ok(found) if found.len() > 0 => {
             Err(MountError::NotEmpty { path: path.into(), bytes: found.len() })
         }
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-            new.map(drop).map_err(failed)
+            new.map(|_| true).map_err(failed)
         }
         Err(error) => Err(failed(error)),
     }
