@@ -199,7 +199,11 @@ impl std::fmt::Display for Stopped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
             Self::Write { errno, block } => {
-                write!(f, "writing block {block} failed: {}", name_of(errno))
+                write!(f, "writing block {block} failed: {}", name_of(errno))?;
+                if errno == Errno::NOSPC.raw_os_error() {
+                    write!(f, ": make room there, and ask again")?;
+                }
+                Ok(())
             }
             Self::Unread { errno: None } => write!(f, "its header is not yet read"),
             Self::Unread { errno: Some(errno) } => {

@@ -136,6 +136,8 @@ pub struct FileDisk {
     file: File,
     direct: bool,
     in_file_system: bool,
+    /// Whether it was made when it was opened.
+    made: bool,
     /// Bytes that the file is to have.
     size: u64,
     rings: Option<Rings>,
@@ -151,6 +153,7 @@ impl FileDisk {
     ///
     /// [`DiskError`].
     pub fn open(path: &Path, size: u64) -> Result<Self, DiskError> {
+        let mut made = false;
         let file = match fs::metadata(path) {
             Ok(found) => {
                 in_file_system(found.file_type())?;
@@ -164,7 +167,10 @@ impl FileDisk {
                     _ => error.into(),
                 })?
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::create(path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                made = true;
+                Self::create(path)?
+            }
             Err(error) => return Err(error.into()),
         };
         // It may be another by now.
@@ -176,7 +182,7 @@ impl FileDisk {
             Err(Errno::WOULDBLOCK) => return Err(DiskError::InUse),
             Err(errno) => return Err(io::Error::from(errno).into()),
         }
-        let disk = Self { size, ..Self::of(file)? };
+        let disk = Self { size, made, ..Self::of(file)? };
         disk.go_direct();
         Ok(Self { direct: disk.try_direct(), ..disk })
     }
@@ -225,7 +231,13 @@ impl FileDisk {
 
     fn of(file: File) -> Result<Self, DiskError> {
         let in_file_system = in_file_system(file.metadata()?.file_type())?;
-        Ok(Self { file, direct: false, in_file_system, size: 0, rings: Rings::new() })
+        let rings = Rings::new();
+        Ok(Self { file, direct: false, in_file_system, made: false, size: 0, rings })
+    }
+
+    /// Whether the file was not there when it was [opened](Self::open), and was made.
+    pub fn was_made(&self) -> bool {
+        self.made
     }
 
     /// Whether who waits for it can be killed meanwhile.

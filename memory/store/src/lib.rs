@@ -175,7 +175,7 @@ pub use {
     modify::{Change, ModifyError},
     slot::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     stats::Stats,
-    store::{Options, Store, StoreError, MAX_WORKERS},
+    store::{max_pages, Options, Store, StoreError, MAX_WORKERS},
     superblock::Foreign,
     worker::{Checked, GetError, Page, PutError, Worker},
     writeback::{Added, BackBuffer, Batch, WriteBackError, WrittenBack, WHOLE_TAG},

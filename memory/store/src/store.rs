@@ -326,7 +326,9 @@ fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
     Ok(limit)
 }
 
-fn max_pages() -> u64 {
+/// The most pages that a store can have, somewhat more than 409 GiB: their objects' regions are what a word of the slot table
+/// can name.
+pub fn max_pages() -> u64 {
     let (mut low, mut high) = (1, 1 << 40);
     while low < high {
         let middle = u64::midpoint(low, high + 1);

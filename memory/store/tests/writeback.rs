@@ -536,6 +536,7 @@ fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
         disk.0.fail_writes.store(28, Ordering::Relaxed);
         let stopped = write_back(&mut worker, 0..PAGES).unwrap_err();
         assert!(stopped.to_string().contains("No space left on device"), "{stopped}");
+        assert!(stopped.to_string().ends_with(": make room there, and ask again"), "{stopped}");
         let stats = store.backing_stats().unwrap();
         assert_eq!(stats.failed_writes, 1);
         assert!(matches!(stats.stopped, Some(Stopped::Write { errno: 28, .. })), "{stats:?}");
