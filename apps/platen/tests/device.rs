@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 #[path = "device/dictionaries.rs"]
 mod dictionaries;
+#[path = "device/refused.rs"]
+mod refused;
 
 const MIB: usize = 1 << 20;
 
@@ -309,6 +311,7 @@ fn what_was_written_back_outlives_its_server() {
         assert!(start.elapsed() < Duration::from_secs(60), "{}", served.log());
         std::thread::sleep(Duration::from_millis(5));
     }
+    assert!(served.log().contains("are read as far as it still has them"), "{}", served.log());
     let refused = served.stat()["backing"]["refused"].clone();
     assert!(refused.as_str().unwrap().contains("its header says 10240"), "{refused}");
     assert!(!output(Command::new("nbdcopy").arg(served.uri()).arg(&copy)).status.success());
@@ -452,6 +455,37 @@ fn a_file_that_somebody_unmounts_is_mounted_again_and_has_lost_nothing() {
     assert!(!is_mounted());
 }
 
+/// Without a change of mounts being seen the path would be the empty file beneath for as long as somebody has it open.
+#[test]
+fn a_file_that_is_unmounted_while_it_is_open_is_mounted_again_too() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("a disk");
+    if !may_mount() || !have(&["umount"]) {
+        return;
+    }
+    let served = Served::new(&["--size", "64M", "--fuse", disk.to_str().unwrap()]);
+    let open = || fs::File::options().read(true).write(true).open(&disk).unwrap();
+    let had = open();
+    had.write_all_at(b"before", 12345).unwrap();
+    run(Command::new("umount").arg("-l").arg(&disk));
+    let start = Instant::now();
+    while !served.log().contains("is mounted again") {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", served.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut got = [0; 11];
+    open().read_exact_at(&mut got[..6], 12345).unwrap();
+    assert_eq!(&got[..6], b"before");
+    // Who has it open has the same device.
+    had.write_all_at(b"later", 12351).unwrap();
+    open().read_exact_at(&mut got, 12345).unwrap();
+    assert_eq!(&got, b"beforelater");
+    drop(had);
+    served.end();
+    assert_eq!(fs::metadata(&disk).unwrap().len(), 0, "unmounted, and nothing beneath");
+}
+
 /// Whether FUSE can be mounted here.
 fn may_mount() -> bool {
     let tried = Command::new("unshare").args(["--mount", "test", "-r", "/dev/fuse"]).output();
@@ -555,7 +589,8 @@ fn what_cannot_be_is_refused_with_a_reason() {
         (&["--size", "0"], "not a number of pages"),
         (&["--codec", "zlib", "--level", "10"], "expected 0 to 9"),
         (&["--mem-limit", "4K"], "slot table alone need"),
-        (&["--size", "4000T"], "a store cannot have"),
+        (&["--size", "4000T"], "--size: 4398046511104000 bytes are more than a device can have"),
+        (&["--policy", "/dev/zero"], "/dev/zero: it is not a regular file"),
     ] {
         let refused = output(&mut Served::command(folder.path(), "s", "judged", options));
         let said = String::from_utf8_lossy(&refused.stderr);

@@ -42,7 +42,7 @@ pub(crate) struct ServeArgs {
     /// What to call it: its control socket and its NBD export have this name
     #[arg(long, default_value = "platen0", value_parser = name)]
     pub(crate) name: String,
-    /// Bytes of the device, 8G for example: what clients see, not what it takes
+    /// Bytes of the device, 8G for example, 409G at most: what clients see, not what it takes
     #[arg(long)]
     pub(crate) size: Size,
     /// lz4, zstd, zlib or qatzip (deflate, by a QAT device if there is one); none keeps pages as they are
@@ -60,8 +60,8 @@ pub(crate) struct ServeArgs {
     /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
-    /// Bytes of memory that it may take, tables and all [default: any number]; a write that needs more
-    /// fails with ENOSPC
+    /// Bytes of memory that the store may take, tables and all [default, and 0: any number]; a write that needs more
+    /// fails with ENOSPC. Beside it: 3 MiB for each connection, contexts, buffers
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Threads that share large requests with the one that took them [default: the cores but one]

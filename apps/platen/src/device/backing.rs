@@ -6,25 +6,31 @@ use anyhow::{bail, Context};
 use policy::Settings;
 use rustix::process::{getpid, pidfd_getfd, pidfd_open, PidfdFlags, PidfdGetfdFlags};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 use store::{BackingError, Disk, DiskError, FileDisk, Store};
 
 /// Opens and locks the device that the settings name, and says on it that it is this store's. `None` if they name none.
-/// `swap`: what is swapped out is to go there.
+/// `swap`: what is swapped out is to go there. A file that was made is removed again unless it is kept.
 pub(super) fn make(
     settings: &Settings,
     store: &Store,
     swap: bool,
-) -> anyhow::Result<Option<FileDisk>> {
+) -> anyhow::Result<Option<(FileDisk, NewFile)>> {
     let Some(path) = &settings.backing_dev else { return Ok(None) };
     let name = path.display().to_string();
-    let disk = open(path, settings.backing_size, swap).map_err(|error| match error {
+    let named = |error| match error {
         DiskError::InUse => anyhow::anyhow!("backing device {name} is in use by another server"),
         other => anyhow::Error::from(other).context(format!("backing device {name}")),
-    })?;
+    };
+    let disk = FileDisk::open(path, settings.backing_size).map_err(named)?;
+    let new = NewFile::of(path, &disk);
+    if swap {
+        disk.check_for_swap().map_err(named)?;
+    }
     if !disk.is_direct() {
         say(&format!(
             "{name}: no direct I/O there; what is written back takes memory of the page cache on its way"
@@ -35,16 +41,42 @@ pub(super) fn make(
             "{name}: no io_uring here; a server that waits for it is replaced only when it answers"
         ));
     }
-    store::format_backing(&disk, &name, store)?;
-    Ok(Some(disk))
+    let size = settings.backing_size;
+    store::format_backing(&disk, &name, store).map_err(|error| match &error {
+        BackingError::Small { .. } => anyhow::Error::from(error)
+            .context(format!("backing_size = {size}: say how many bytes the file is to have")),
+        BackingError::Io { .. } if size > 0 => {
+            anyhow::Error::from(error).context(format!("backing_size = {size}"))
+        }
+        _ => anyhow::Error::from(error),
+    })?;
+    Ok(Some((disk, new)))
 }
 
-fn open(path: &Path, size: u64, swap: bool) -> Result<FileDisk, DiskError> {
-    let disk = FileDisk::open(path, size)?;
-    if swap {
-        disk.check_for_swap()?;
+/// A file that was made for a device that is not served yet: it goes with what was to serve it, unless it is kept.
+#[derive(Debug)]
+pub(super) struct NewFile(Option<(PathBuf, (u64, u64))>);
+
+impl NewFile {
+    fn of(path: &Path, disk: &FileDisk) -> Self {
+        let found = disk.was_made().then(|| path.symlink_metadata().ok()).flatten();
+        Self(found.map(|found| (path.to_owned(), (found.dev(), found.ino()))))
     }
-    Ok(disk)
+
+    /// There is something on it, or soon will be.
+    pub(super) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        let Some((path, made)) = self.0.take() else { return };
+        if path.symlink_metadata().is_ok_and(|found| (found.dev(), found.ino()) == made) {
+            // Somebody may have done so.
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 /// The device that the supervisor has left to us, whatever anybody says of it now: pages are on it. One that stands by
@@ -74,24 +106,29 @@ pub(super) type Refused = Arc<OnceLock<String>>;
 
 /// Gives the store its device: the one that the supervisor has made, or without one a new one. One that cannot be used
 /// is an error of a new store; one that has had servers does what can be done without, and says why. Such a one is
-/// not waited for either: it may not answer, and the host waits for what is in memory.
+/// not waited for either: it may not answer, and the host waits for what is in memory. A file that was made for it comes
+/// as well.
 pub(super) fn attach(
     settings: &Settings,
     store: &Arc<Store>,
     inherited: Option<Option<anyhow::Result<FileDisk>>>,
     swap: bool,
-) -> anyhow::Result<Refused> {
+) -> anyhow::Result<(Refused, Option<NewFile>)> {
     let refused = Refused::default();
-    let disk = match inherited {
-        None => make(settings, store, swap).transpose(),
-        Some(inherited) => inherited,
+    let (disk, new) = match inherited {
+        None => {
+            let made = make(settings, store, swap)?;
+            made.map_or((None, None), |(disk, new)| (Some(Ok(disk)), Some(new)))
+        }
+        Some(inherited) => (inherited, None),
     };
     let Some(disk) = disk else {
         let pages = store.stats().bd_count;
         if pages > 0 {
-            refuse(&refused, format!("{pages} pages are on a backing device that is not there"));
+            let reason = format!("{pages} pages are on a backing device that is not there");
+            refuse(&refused, reason, UNREAD);
         }
-        return Ok(refused);
+        return Ok((refused, new));
     };
     let name = settings.backing_dev.as_ref();
     let name = name.map_or_else(|| "it".to_owned(), |path| path.display().to_string());
@@ -101,13 +138,13 @@ pub(super) fn attach(
         if let Some(stopped) = store.backing_stats().and_then(|stats| stats.stopped) {
             bail!("{name}: {stopped}");
         }
-        return Ok(refused);
+        return Ok((refused, new));
     }
     match disk.and_then(|disk| Ok(store.take_backing(Box::new(disk), &name)?)) {
         Ok(()) => look_at(store, &refused, &name).context("cannot start a thread")?,
-        Err(error) => refuse(&refused, format!("{error:#}")),
+        Err(error) => refuse(&refused, format!("{error:#}"), UNREAD),
     }
-    Ok(refused)
+    Ok((refused, new))
 }
 
 /// Has a thread look at a device that was taken unseen, again and again until it answers.
@@ -126,7 +163,7 @@ fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result
                         ));
                     }
                 }
-                Err(error) => return refuse(&refused, error.to_string()),
+                Err(error) => return refuse(&refused, error.to_string(), READ_ON),
             }
             drop(store);
             thread::sleep(AGAIN);
@@ -138,8 +175,13 @@ fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result
 /// How soon a device is looked at again that did not answer.
 const AGAIN: Duration = Duration::from_secs(1);
 
-fn refuse(refused: &Refused, reason: String) {
-    say(&format!("no backing device: {reason}; pages that are on it cannot be read"));
+/// What becomes of pages on a device that is not there, and on one that is not what it was.
+const UNREAD: &str = "pages that are on it cannot be read";
+const READ_ON: &str =
+    "nothing more is written to it, and pages that are on it are read as far as it still has them";
+
+fn refuse(refused: &Refused, reason: String, rest: &str) {
+    say(&format!("no backing device: {reason}; {rest}"));
     // There is one reason for each server.
     let _ = refused.set(reason);
 }

@@ -12,8 +12,8 @@ use swap::Subject;
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let folder = control::folder(args.control.run_dir.as_deref())?;
     let address = control::address(&folder, &args.name);
-    let answer = control::ask(address.path(), "stat")
-        .with_context(|| format!("device {} is not served", args.name))?;
+    let answer =
+        control::ask(address.path(), "stat").with_context(|| format!("device {}", args.name))?;
     let status: Status =
         serde_json::from_str(&answer).context("the answer is of another version")?;
     let disk = status

@@ -1,25 +1,30 @@
 //! The control socket: one line in, one line of JSON out. `stat`; `writeback` and what, which gives a ticket, and
 //! `written` and that.
 //!
-//! One client at a time, a second for each, 64 bytes of question: nobody who connects can make the
+//! One client at a time, a second for all of its question, 64 bytes of it: nobody who connects can make the
 //! server wait or grow. It has nothing to do with the I/O path.
 
-use anyhow::{bail, Context};
-use relay::{Listening, UnixAddress};
+use super::args::ServeArgs;
+use anyhow::{bail, ensure, Context};
+use relay::{Listening, RelayError, UnixAddress};
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fs::DirBuilder;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(1);
-const QUESTION: u64 = 64;
+const QUESTION: usize = 64;
 /// More than any answer has.
-const ANSWER: u64 = 1 << 20;
+const ANSWER: usize = 1 << 20;
+/// How long a device has for its answer, from the connection on.
+const ANSWERED: Duration = Duration::from_secs(5);
+/// How soon one is tried again where as many clients wait as may.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The folder of the control sockets.
 pub(crate) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -53,9 +58,31 @@ pub(crate) fn make_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 /// Listens on the control socket of `name`.
 pub(crate) fn listen(folder: &Path, name: &str) -> anyhow::Result<Listening> {
-    address(folder, name)
-        .listen()
-        .with_context(|| format!("device {name} is served already, or was not ended cleanly"))
+    address(folder, name).listen().map_err(|error| {
+        let taken = matches!(&error, RelayError::Listen { source, .. } if source.kind() == ErrorKind::AddrInUse);
+        let what = match taken {
+            true => format!("device {name} is served already"),
+            false => format!("device {name} cannot have its control socket"),
+        };
+        anyhow::Error::from(error).context(what)
+    })
+}
+
+/// Refuses an NBD socket where the control socket is to be.
+pub(crate) fn check(args: &ServeArgs) -> anyhow::Result<()> {
+    let Some(nbd) = &args.nbd else { return Ok(()) };
+    let control = address(&folder(args.control.run_dir.as_deref())?, &args.name);
+    let whole = |path: &Path| {
+        let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+        folder.zip(path.file_name()).map_or(path.to_owned(), |(folder, name)| folder.join(name))
+    };
+    ensure!(
+        whole(nbd.path()) != whole(control.path()),
+        "--nbd: {} is the control socket of device {}: give another path, or --name or --run-dir",
+        nbd.path().display(),
+        args.name
+    );
+    Ok(())
 }
 
 /// Answers questions with what `answer` gives, until dropped; it gives none to what it does not know.
@@ -101,12 +128,10 @@ impl Drop for Control {
     }
 }
 
-fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> std::io::Result<()> {
+fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let question = read_line(stream, QUESTION, Instant::now() + PATIENCE)?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut question = String::new();
-    BufReader::new(stream.take(QUESTION)).read_line(&mut question)?;
     let mut writer = stream;
     match question.strip_suffix('\n').and_then(answer) {
         Some(answer) => writer.write_all(format!("{answer}\n").as_bytes()),
@@ -114,13 +139,136 @@ fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> std::i
     }
 }
 
-/// Asks the device behind a control socket.
+/// A line of `most` bytes at most, or what there is of it before the end; `TimedOut` if it is not there by `until`,
+/// however much comes meanwhile.
+fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result<String> {
+    let (mut line, mut part) = (Vec::new(), [0; 4096]);
+    while line.len() < most && line.last() != Some(&b'\n') {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let room = part.len().min(most - line.len());
+        match stream.read(&mut part[..room]) {
+            Ok(0) => break,
+            Ok(got) => line.extend_from_slice(&part[..got]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let invalid = |_| io::Error::from(ErrorKind::InvalidData);
+    String::from_utf8(line).map_err(invalid)
+}
+
+/// Asks the device behind a control socket. One that hangs, or is stopped, is not waited for longer than 5 s.
+///
+/// # Errors
+/// Why there is no answer, as what is said of a device: "it is not served", "it does not answer within 5 s".
 pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
-    let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(5 * PATIENCE))?;
-    let mut writer = &stream;
-    writer.write_all(format!("{question}\n").as_bytes())?;
-    let mut answer = String::new();
-    BufReader::new((&stream).take(ANSWER)).read_line(&mut answer)?;
+    let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
+    let silent = || format!("it does not answer within {} s", ANSWERED.as_secs());
+    let stream = loop {
+        match address.connect_now() {
+            Ok(stream) => break stream,
+            // As many wait as may.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if Instant::now() >= until {
+                    bail!(silent());
+                }
+                thread::sleep(AGAIN);
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("it is not served: there is no {}", path.display());
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                bail!(
+                    "it is not served: nobody listens on {}, which was left behind",
+                    path.display()
+                );
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot connect to {}", path.display()));
+            }
+        }
+    };
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let asked = (&stream).write_all(format!("{question}\n").as_bytes());
+    let answer = asked.and_then(|()| read_line(&stream, ANSWER, until));
+    let answer = answer.map_err(|error| match error.kind() {
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => anyhow::anyhow!(silent()),
+        _ => anyhow::Error::from(error).context("its connection was lost"),
+    })?;
+    ensure!(!answer.is_empty(), "it ended the connection and has not answered");
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn who_sends_a_byte_now_and_then_has_no_more_time_than_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let listening = listen(folder.path(), "slow").unwrap();
+        let listener = listening.listener.try_clone().unwrap();
+        let control = Control::start(listener, |_| Some("{}".to_owned())).unwrap();
+        let path = address(folder.path(), "slow").path().to_owned();
+        let trickle = UnixStream::connect(&path).unwrap();
+        let (begun, mut sent) = (Instant::now(), 0);
+        // Far more often than patience ends, and for far longer.
+        while (&trickle).write_all(b"x").is_ok() && sent < 60 {
+            thread::sleep(PATIENCE / 10);
+            sent += 1;
+        }
+        assert!(sent < 60, "it was read for {:?}", begun.elapsed());
+        assert_eq!(ask(&path, "stat").unwrap(), "{}\n");
+        drop((control, listening));
+        let said = ask(&path, "stat").unwrap_err().to_string();
+        assert!(said.starts_with("it is not served: there is no "), "{said}");
+        drop(UnixListener::bind(&path).unwrap());
+        let said = ask(&path, "stat").unwrap_err().to_string();
+        assert!(said.starts_with("it is not served: nobody listens on "), "{said}");
+    }
+
+    #[test]
+    fn who_does_not_answer_or_not_to_the_end_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hung.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let said = ask(&path, "stat").unwrap_err().to_string();
+        assert_eq!(said, "it does not answer within 5 s");
+        // One that gives a byte now and then.
+        let trickles = thread::spawn(move || {
+            let _first = listener.accept().unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            for _ in 0..100 {
+                if (&stream).write_all(b"x").is_err() {
+                    return true;
+                }
+                thread::sleep(ANSWERED / 50);
+            }
+            false
+        });
+        let said = ask(&path, "stat").unwrap_err().to_string();
+        assert_eq!(said, "it does not answer within 5 s");
+        assert!(trickles.join().unwrap(), "it was heard out");
+    }
+
+    #[test]
+    fn why_there_is_no_control_socket_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = listen(folder.path(), "one").unwrap();
+        let said = format!("{:#}", listen(folder.path(), "one").unwrap_err());
+        assert!(said.starts_with("device one is served already: "), "{said}");
+        drop(first);
+        let long = folder.path().join("x".repeat(100));
+        let said = format!("{:#}", listen(&long, "one").unwrap_err());
+        assert!(said.starts_with("device one cannot have its control socket: "), "{said}");
+        assert!(said.contains("bytes, allowed are 107"), "{said}");
+    }
 }

@@ -12,6 +12,7 @@ mod metrics;
 mod offload;
 mod say;
 mod serve;
+mod settings_file;
 mod stat;
 mod status;
 mod supervise;

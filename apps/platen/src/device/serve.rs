@@ -4,7 +4,7 @@
 use super::args::{Inherited, ServeArgs};
 use super::backing;
 use super::claims::{self, Claims, Ways};
-use super::control::Control;
+use super::control::{self, Control};
 use super::metrics::Metrics;
 use super::offload::{self, Offload};
 use super::say::{say, say_untaken};
@@ -48,10 +48,16 @@ const BACKING_THREADS: usize = FETCHERS + 1;
 /// Threads of a device that wait for its backing device.
 const FETCHERS: usize = 4;
 
+/// How long a change of mounts is waited for until it is looked whether to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
 pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
     let settings = Settings::new(args.codec, args.level)?;
     offload::check(args)?;
-    if inherited.is_some() {
+    if inherited.is_none() {
+        control::check(args)?;
+        swap::ignore_size_signal()?;
+    } else {
         // Until it listens to its supervisor, which knows what comes first.
         swap::ignore_signals()?;
     }
@@ -93,7 +99,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
         false => Store::create(supervise::pages(args)?, options)?,
     };
-    let refused = backing::attach(&idle, &store, (!alone).then_some(disk_left), args.swap)?;
+    let (refused, new) = backing::attach(&idle, &store, (!alone).then_some(disk_left), args.swap)?;
     let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
     if args.swap {
         say_untaken(swap::prefer("store-keeper").err());
@@ -158,12 +164,12 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     };
     let answer = status.clone();
     let asked = Arc::clone(&policy);
-    let generation = store.generation();
+    let (generation, enabled) = (store.generation(), idle.enabled);
     let control = Control::start(ways.control, move |question| match question.split_once(' ') {
         None if question == "stat" => {
             Some(serde_json::to_string(&answer()).expect("numbers and strings"))
         }
-        Some(("writeback", what)) => Some(writeback::ask(asked.get(), generation, what)),
+        Some(("writeback", what)) => Some(writeback::ask(asked.get(), enabled, generation, what)),
         Some(("written", ticket)) => Some(writeback::told(asked.get(), generation, ticket)),
         _ => None,
     });
@@ -212,6 +218,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         if settings.level() == 0 { String::new() } else { format!(" level {}", settings.level()) },
     ));
     supervisor.tell("ready");
+    if let Some(new) = new {
+        new.keep();
+    }
     // On a thread of its own: it asks for memory, which may have to be written to this very device first.
     let starting = idle.enabled.then(|| {
         let (store, policy) = (Arc::clone(&store), Arc::clone(&policy));
@@ -354,12 +363,19 @@ fn serve_file(
             if stopping.load(Ordering::Acquire) {
                 break Ok(());
             }
-            if file.as_ref().is_some_and(|file| !file.has_ended()) {
-                thread::sleep(Duration::from_millis(100));
+            let there = |file: &mut fuse::Server| file.is_mounted(LOOK) && !file.has_ended();
+            if file.as_mut().is_some_and(there) {
                 continue;
             }
-            if let Some(Err(error)) = file.take().map(fuse::Server::stop) {
-                break Err(error).with_context(|| format!("serving {name}"));
+            match file.take() {
+                // Those who have it open go on with that.
+                Some(file) if !file.has_ended() => file.leave(),
+                Some(file) => {
+                    if let Err(error) = file.stop() {
+                        break Err(error).with_context(|| format!("serving {name}"));
+                    }
+                }
+                None => {}
             }
             match mount(path) {
                 Ok(again) => {

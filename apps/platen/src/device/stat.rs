@@ -5,7 +5,7 @@ use super::control;
 use super::say::{print, say};
 use super::status::Status;
 use crate::size::Size;
-use anyhow::{bail, Context};
+use anyhow::{ensure, Context};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::ErrorKind;
@@ -13,10 +13,11 @@ use std::path::Path;
 
 pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
     let folder = control::folder(args.control.run_dir.as_deref())?;
-    let all = match &args.name {
-        Some(name) => vec![ask(control::address(&folder, name).path()).with_context(|| {
-            format!("device {name} is not served (no answer in {})", folder.display())
-        })?],
+    let (all, silent) = match &args.name {
+        Some(name) => {
+            let status = ask(control::address(&folder, name).path());
+            (vec![status.with_context(|| format!("device {name}"))?], 0)
+        }
         None => everything(&folder)?,
     };
     if args.json {
@@ -26,12 +27,14 @@ pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
     } else {
         print(&table(&all))?;
     }
+    ensure!(silent == 0, "{silent} of {} devices gave no answer", all.len() + silent);
     Ok(())
 }
 
-fn everything(folder: &Path) -> anyhow::Result<Vec<Status>> {
+/// The devices that answer, and how many do not.
+fn everything(folder: &Path) -> anyhow::Result<(Vec<Status>, usize)> {
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok((Vec::new(), 0)),
         other => other.with_context(|| format!("cannot read {}", folder.display()))?,
     };
     let mut paths = Vec::new();
@@ -42,21 +45,22 @@ fn everything(folder: &Path) -> anyhow::Result<Vec<Status>> {
         }
     }
     paths.sort();
-    let mut all = Vec::new();
+    let (mut all, mut silent) = (Vec::new(), 0);
     for path in paths {
         match ask(&path) {
             Ok(status) => all.push(status),
-            Err(error) => say(&format!("no answer from {}: {error:#}", path.display())),
+            Err(error) => {
+                silent += 1;
+                let name = path.file_stem().unwrap_or_default().display();
+                say(&format!("device {name}: {error:#}"));
+            }
         }
     }
-    Ok(all)
+    Ok((all, silent))
 }
 
 pub(super) fn ask(path: &Path) -> anyhow::Result<Status> {
     let answer = control::ask(path, "stat")?;
-    if answer.is_empty() {
-        bail!("no answer");
-    }
     serde_json::from_str(&answer).context("the answer is of another version")
 }
 
@@ -165,7 +169,12 @@ pub(crate) fn counters(status: &Status) -> String {
             writeln!(text, "nothing more is written back: {stopped}").expect("a string takes all");
         }
         if let Some(refused) = &backing.refused {
-            writeln!(text, "no backing device: {refused}").expect("a string takes all");
+            // One that has a name is there, and not what it was.
+            let what = match backing.name.as_str() {
+                "" => "no backing device",
+                _ => "its backing device is read as far as it still has what was written",
+            };
+            writeln!(text, "{what}: {refused}").expect("a string takes all");
         }
     }
     if let Some(damage) = &status.platen.damage {

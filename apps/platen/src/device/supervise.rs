@@ -4,16 +4,18 @@
 //! only when this process has been killed.
 
 use super::args::{Inherited, ServeArgs, SwapTask};
-use super::backing;
+use super::backing::{self, NewFile};
 use super::claims::Claims;
+use super::control;
 use super::offload;
 use super::say::{say, say_untaken};
+use super::settings_file;
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
 use rustix::event::{eventfd, EventfdFlags};
-use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::Write;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,8 +36,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // Read here and nowhere else: servers get the text, and not what has become of the file meanwhile.
     let text = settings_text(args)?;
     let idle = settings(args, text.as_deref())?;
+    for key in idle.without_effect() {
+        say(&format!("policy: {key} says nothing without backing_dev: nothing is written back"));
+    }
     // A server would say it too, but later.
     offload::check(args)?;
+    control::check(args)?;
+    // Here, and in all that is started from here.
+    swap::ignore_size_signal()?;
     // While there is one thread: children and threads have them from here.
     let _cgroup = args.swap.then_some(Cgroup);
     if args.swap {
@@ -51,19 +59,28 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let claims = Claims::make(args)?;
     claims.hand_on()?;
     let store = Store::create(pages, store_options(args))?;
-    let store_fd = inheritable(store.fd().try_clone_to_owned()?)?;
-    let backing = backing::make(&idle, &store, args.swap)?;
-    // Its lock goes with it to all servers.
-    let backing = backing.map(|disk| inheritable(disk.fd().try_clone_to_owned()?)).transpose()?;
+    let share = |fd: BorrowedFd<'_>| inheritable(fd.try_clone_to_owned()?);
+    let store_fd = share(store.fd()).context("cannot share the store with servers")?;
+    let (backing, new_backing) = match backing::make(&idle, &store, args.swap)? {
+        Some((disk, new)) => {
+            // Its lock goes with it to all servers.
+            let disk = share(disk.fd()).context("cannot share the backing device with servers")?;
+            (Some(disk), Some(new))
+        }
+        None => (None, None),
+    };
     drop(store);
-    let policy = text.map(|text| policy_file(&text).and_then(inheritable)).transpose()?;
-    let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose()?;
+    let policy = text.map(|text| policy_file(&text).and_then(inheritable)).transpose();
+    let policy = policy.context("cannot share the policy's settings with servers")?;
+    let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose();
+    let buffers = buffers.context("cannot make the buffers of the ublk disk")?;
     let buffers = buffers.map(inheritable).transpose()?;
     let disk = match (args.swap, args.ublk) {
         (true, false) => Some(swap::nbd::free_disk()?),
         _ => None,
     };
-    let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let stop = Arc::new(stop.context("cannot make an eventfd")?);
     let asked = Arc::clone(&stop);
     ctrlc::set_handler(move || {
         // Full only when it was asked 2^64 times.
@@ -80,6 +97,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         store: store_fd,
         buffers,
         backing,
+        new_backing,
         policy,
         trains,
         device: None,
@@ -109,6 +127,12 @@ pub(super) fn pages(args: &ServeArgs) -> anyhow::Result<u64> {
         size > 0 && size.is_multiple_of(page),
         "--size: {size} bytes are not a number of pages of {page} bytes"
     );
+    let most = store::max_pages() * page;
+    ensure!(
+        size <= most,
+        "--size: {size} bytes are more than a device can have, {most} ({})",
+        Size(most)
+    );
     Ok(size / page)
 }
 
@@ -131,10 +155,7 @@ fn settings(args: &ServeArgs, text: Option<&str>) -> anyhow::Result<policy::Sett
 }
 
 fn settings_text(args: &ServeArgs) -> anyhow::Result<Option<String>> {
-    let read = |path: &PathBuf| {
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    args.policy.as_ref().map(read).transpose()
+    args.policy.as_deref().map(settings_file::read).transpose()
 }
 
 /// A file in memory with the settings.
@@ -147,10 +168,8 @@ fn policy_file(text: &str) -> anyhow::Result<OwnedFd> {
 
 /// The text in a descriptor that a supervisor has left.
 fn left_text(number: i32) -> anyhow::Result<String> {
-    let mut file = std::fs::File::from(super::serve::descriptor(number)?);
-    let mut text = String::new();
-    file.read_to_string(&mut text).context("cannot read the policy's settings")?;
-    Ok(text)
+    let file = std::fs::File::from(super::serve::descriptor(number)?);
+    settings_file::bounded(file).context("cannot read the policy's settings")
 }
 
 /// Whether dictionaries are trained, where there is a supervisor.
@@ -219,6 +238,8 @@ struct Serving<'a> {
     buffers: Option<OwnedFd>,
     /// What pages are written back to.
     backing: Option<OwnedFd>,
+    /// Its file, if it was made for this device, as long as no server has come up.
+    new_backing: Option<NewFile>,
     /// The text of the policy's settings.
     policy: Option<OwnedFd>,
     /// Dictionaries are.
@@ -293,6 +314,9 @@ impl Service for Serving<'_> {
     }
 
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command> {
+        if let Some(new) = self.new_backing.take() {
+            new.keep();
+        }
         let disk = self.disk().filter(|_| self.args.swap)?;
         if replaces {
             // The kernel has kept the ublk disk, and waits for the NBD client.

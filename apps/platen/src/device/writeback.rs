@@ -37,11 +37,14 @@ impl Answer {
     }
 }
 
-/// Asks the policy to write such pages back; JSON.
-pub(super) fn ask(policy: Option<&Policy>, generation: u64, what: &str) -> String {
+/// Asks the policy to write such pages back; JSON. `enabled`: whether there is to be one.
+pub(super) fn ask(policy: Option<&Policy>, enabled: bool, generation: u64, what: &str) -> String {
     let ticket = match (what.parse::<What>(), policy) {
         (Err(error), _) => Err(error),
-        (_, None) => Err("its policy is off, or not yet there".to_owned()),
+        (_, None) if enabled => {
+            Err("its server has just begun, and its policy not yet: ask again".to_owned())
+        }
+        (_, None) => Err("its policy is off: enabled = false in [policy]".to_owned()),
         (Ok(what), Some(policy)) => policy.write_back(what).map_err(|error| error.to_string()),
     };
     let answer = Answer { generation, ..Answer::default() };
@@ -70,9 +73,8 @@ pub(crate) fn run(args: &WritebackArgs) -> anyhow::Result<()> {
     let name = &args.name;
     let (word, _) =
         What::NAMES.into_iter().find(|(_, what)| *what == args.what).expect("each has a name");
-    let asked = question(&path, &format!("writeback {word}")).with_context(|| {
-        format!("device {name} is not served (no answer in {})", folder.display())
-    })?;
+    let asked = question(&path, &format!("writeback {word}"));
+    let asked = asked.with_context(|| format!("device {name}"))?;
     if let Some(error) = asked.error {
         bail!("device {name}: {error}");
     }
@@ -128,5 +130,22 @@ fn wait(path: &Path, asked: &Answer, limit: Duration) -> anyhow::Result<Outcome>
 
 fn question(path: &Path, question: &str) -> anyhow::Result<Answer> {
     let answer = control::ask(path, question)?;
-    serde_json::from_str(&answer).context("the answer is of another version, or none")
+    serde_json::from_str(&answer).context("the answer is of another version")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_is_off_and_one_that_is_not_yet_there_are_told_apart() {
+        let said = |enabled, what| {
+            let answer: Answer = serde_json::from_str(&ask(None, enabled, 3, what)).unwrap();
+            assert_eq!((answer.generation, answer.ticket), (3, 0));
+            answer.error.unwrap()
+        };
+        assert!(said(true, "huge").contains("ask again"));
+        assert!(said(false, "huge").contains("enabled = false"));
+        assert!(said(true, "all").contains("none of huge"));
+    }
 }

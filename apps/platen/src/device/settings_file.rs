@@ -1,0 +1,62 @@
+//! A file of settings that somebody has named: it may be anything.
+
+use anyhow::{ensure, Context};
+use rustix::fs::{open, Mode, OFlags};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Bytes of such a file, a hundred times what all keys take.
+const MOST: usize = 64 << 10;
+
+/// The text of a regular file of 64 KiB at most. It never waits for whoever might write to a pipe, and takes no more
+/// memory than that.
+///
+/// # Errors
+/// It is something else, larger, not text, or cannot be read.
+pub(super) fn read(path: &Path) -> anyhow::Result<String> {
+    text(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn text(path: &Path) -> anyhow::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(open(path, flags, Mode::empty())?);
+    ensure!(file.metadata()?.is_file(), "it is not a regular file");
+    bounded(file)
+}
+
+/// What is in it from where it is now, if that is no more than settings have.
+pub(super) fn bounded(file: File) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    file.take(MOST as u64 + 1).read_to_end(&mut bytes)?;
+    ensure!(bytes.len() <= MOST, "it has more than {MOST} bytes");
+    String::from_utf8(bytes).context("it is not text")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_regular_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let said = |path: &Path| format!("{:#}", read(path).unwrap_err());
+        std::fs::write(&path, "[policy]\n".repeat(100)).unwrap();
+        assert_eq!(read(&path).unwrap().len(), 900);
+        std::fs::write(&path, vec![b'\n'; MOST]).unwrap();
+        assert_eq!(read(&path).unwrap().len(), MOST);
+        std::fs::write(&path, vec![b'\n'; MOST + 1]).unwrap();
+        assert!(said(&path).contains("it has more than 65536 bytes"), "{}", said(&path));
+        std::fs::write(&path, [0xff]).unwrap();
+        assert!(said(&path).contains("it is not text"), "{}", said(&path));
+        // A pipe that nobody writes to, something without an end, a folder.
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        for path in [&pipe, Path::new("/dev/zero"), folder.path()] {
+            assert!(said(path).ends_with("it is not a regular file"), "{}", said(path));
+        }
+        assert!(said(&folder.path().join("none")).contains("No such file"));
+    }
+}
