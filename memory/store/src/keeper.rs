@@ -59,6 +59,19 @@ impl Keeper {
     ///
     /// The kernel has no thread.
     pub fn start(store: &Arc<Store>) -> io::Result<Self> {
+        Self::start_in(store, || ())
+    }
+
+    /// As [`start`](Self::start); what `enter` gives in the thread is held while it works. It asks for no memory but
+    /// the store's, and a guard can hold it to that.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no thread.
+    pub fn start_in<G>(
+        store: &Arc<Store>,
+        enter: impl FnOnce() -> G + Send + 'static,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut memory = Memory {
             demand: [0; LENGTHS],
@@ -72,6 +85,9 @@ impl Keeper {
         store.stock(&memory.demand);
         let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
         let thread = thread::Builder::new().name("store-keeper".to_owned()).spawn(move || {
+            // As below, for this thread's own first wait.
+            let _ = kept.heap.work.wait_until(Some(Instant::now()), || None::<()>);
+            let _held = enter();
             while !stopped.load(std::sync::atomic::Ordering::Acquire) {
                 let busy = kept.tend(&mut memory);
                 if !busy {

@@ -4,6 +4,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use store::{Keeper, Options, PutError, Store, MAX_OBJECT};
 
@@ -60,6 +62,45 @@ fn the_io_path_allocates_nothing() {
     }
     assert_eq!(ALLOCATIONS.get(), before);
     assert!(full > 0, "the limit was to be met");
+}
+
+/// The keeper's own allocations: those of its thread from its first look on.
+static KEEPERS: AtomicU64 = AtomicU64::new(0);
+
+/// Counts this thread's allocations until it is dropped.
+struct Watched(u64);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        KEEPERS.fetch_add(ALLOCATIONS.get() - self.0, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_keeper_allocates_nothing() {
+    const PAGES: u64 = 6000;
+    let options = Options { reserve: 2 << 20, ..Options::default() };
+    let store = Store::create(PAGES, options).unwrap();
+    let keeper = Keeper::start_in(&store, || Watched(ALLOCATIONS.get())).unwrap();
+    let mut worker = store.worker().unwrap();
+    let object = [0x5a; MAX_OBJECT];
+    let begun = Instant::now();
+    // It stocks up for those who wait, gives back, and compacts, which it begins once a second.
+    let mut round = 0;
+    while begun.elapsed() < Duration::from_secs(3) || store.stats().pages_compacted == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it does not compact");
+        for index in 0..PAGES {
+            let len = 50 + usize::try_from((index * 7919 + round * 331) % 4000).unwrap();
+            worker.put(index, 1, &object[..len]).unwrap();
+        }
+        for index in (0..PAGES).filter(|index| index % 7 > 0) {
+            worker.discard(index..index + 1);
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        round += 1;
+    }
+    drop(keeper);
+    assert_eq!(KEEPERS.load(Ordering::Relaxed), 0);
 }
 
 #[test]

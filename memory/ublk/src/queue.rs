@@ -92,14 +92,16 @@ mod tests {
     use crate::control::Geometry;
     use crate::sys::{self, IoDescriptor};
     use crate::tags::Violation;
-    use device::{Errno, Extent};
-    use std::collections::VecDeque;
+    use device::guard::IoPath;
+    use device::{Backend, Device, DeviceOptions, Errno, Extent};
     use std::io;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use store::{Keeper, Options, Store};
 
-    /// A kernel that plays a script: what comes at each wait.
+    /// A kernel that plays a script: what comes at each wait. Allocates nothing while it plays.
     struct Script {
-        waits: VecDeque<Vec<Arrival>>,
+        waits: Vec<Vec<Arrival>>,
+        next: usize,
         descriptors: Vec<IoDescriptor>,
         fetched: Vec<u16>,
         committed: Vec<(u16, i32)>,
@@ -107,7 +109,8 @@ mod tests {
 
     impl Script {
         fn new(descriptors: Vec<IoDescriptor>, waits: Vec<Vec<Arrival>>) -> Self {
-            Self { waits: waits.into(), descriptors, fetched: Vec::new(), committed: Vec::new() }
+            let (fetched, committed) = (Vec::with_capacity(16), Vec::with_capacity(16));
+            Self { waits, next: 0, descriptors, fetched, committed }
         }
     }
 
@@ -121,8 +124,10 @@ mod tests {
             Ok(())
         }
         fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
-            let next = self.waits.pop_front();
-            out.extend(next.ok_or_else(|| io::Error::other("would sleep for ever"))?);
+            // It would sleep for ever.
+            let next = self.waits.get(self.next).ok_or(io::ErrorKind::TimedOut)?;
+            self.next += 1;
+            out.extend(next);
             Ok(())
         }
         fn descriptor(&self, tag: u16) -> IoDescriptor {
@@ -142,7 +147,7 @@ mod tests {
     impl Later {
         fn new(answer: Result<(), Errno>) -> Self {
             let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-            Self { wake, waiting: Vec::new(), seen: Vec::new(), answer }
+            Self { wake, waiting: Vec::with_capacity(16), seen: Vec::with_capacity(16), answer }
         }
     }
 
@@ -156,9 +161,11 @@ mod tests {
             None
         }
         fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
-            let over = std::mem::take(&mut self.waiting);
-            over.iter().rev().for_each(|&tag| each(tag, self.answer));
-            over.len()
+            let over = self.waiting.len();
+            while let Some(tag) = self.waiting.pop() {
+                each(tag, self.answer);
+            }
+            over
         }
         fn in_flight(&self) -> usize {
             self.waiting.len()
@@ -179,11 +186,15 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { size: 1 << 20, queues: 1, depth: 4, max_io: 8 * 4096 };
 
-    fn run(script: &mut Script, backend: &mut Later) -> Result<(), QueueError> {
+    fn run(script: &mut impl Ring, backend: &mut impl Queue) -> Result<(), QueueError> {
         let buffers = Buffers::new(&GEOMETRY).unwrap();
         let mut tags = Tags::new(GEOMETRY.depth, GEOMETRY.size / 4096, GEOMETRY.max_io);
         let mut arrivals = Vec::with_capacity(8);
-        serve(script, backend, &mut tags, &buffers, 0, &mut arrivals)
+        // As the queue's thread has it.
+        let path = IoPath::enter();
+        let result = serve(script, backend, &mut tags, &buffers, 0, &mut arrivals);
+        drop(path);
+        result
     }
 
     fn descriptor(op: u8, page: u64, pages: u32) -> IoDescriptor {
@@ -216,6 +227,65 @@ mod tests {
             (Op::Flush, 0, 0, 0),
         ];
         assert_eq!(backend.seen, seen);
+    }
+
+    /// A kernel that gives every tag a request again and again, until all rounds are over.
+    struct Busy {
+        rounds: u32,
+        ready: Vec<u16>,
+        given: u32,
+        failed: u32,
+    }
+
+    impl Ring for Busy {
+        fn fetch(&mut self, tag: u16) -> io::Result<()> {
+            self.ready.push(tag);
+            Ok(())
+        }
+        fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
+            self.ready.push(tag);
+            self.failed += u32::from(result < 0);
+            Ok(())
+        }
+        fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
+            while let Some(tag) = self.ready.pop() {
+                let over = self.given >= self.rounds;
+                self.given += 1;
+                out.push(Arrival::Tag(tag.into(), if over { sys::ABORT } else { 0 }));
+            }
+            if out.is_empty() {
+                // Long enough for another thread to have been at work.
+                std::thread::sleep(std::time::Duration::from_micros(50));
+                out.push(Arrival::Backend);
+            }
+            Ok(())
+        }
+        fn descriptor(&self, tag: u16) -> IoDescriptor {
+            let round = u64::from(self.given);
+            match (round + u64::from(tag)) % 7 {
+                0 => descriptor(sys::OP_DISCARD, round * 5 % 200, 40),
+                1 => descriptor(sys::OP_WRITE_ZEROES, round * 3 % 200, 9),
+                2 => descriptor(sys::OP_FLUSH, 0, 0),
+                3 => descriptor(sys::OP_READ, round * 11 % 248, 8),
+                4 => descriptor(sys::OP_READ, round * 7 % 256, 1),
+                5 => descriptor(sys::OP_WRITE, round * 13 % 248, 8),
+                _ => descriptor(sys::OP_WRITE, round * 17 % 256, 1),
+            }
+        }
+    }
+
+    #[test]
+    fn requests_of_a_real_device_allocate_nothing_and_nor_does_its_keeper() {
+        let store = Store::create(GEOMETRY.size / 4096, Options::default()).unwrap();
+        let keeper = Keeper::start_in(&store, IoPath::enter).unwrap();
+        let options = DeviceOptions { workers: 1, depth: 8, ..DeviceOptions::default() };
+        let device = Device::new(&store, &options).unwrap();
+        let mut queue = device.open().unwrap();
+        let mut kernel = Busy { rounds: 4000, ready: Vec::with_capacity(8), given: 0, failed: 0 };
+        run(&mut kernel, &mut queue).unwrap();
+        assert_eq!((kernel.given, kernel.failed), (4004, 0));
+        assert!(device.stats().pages_written > 1000);
+        drop((queue, device, keeper));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::supervise;
 use super::writeback;
 use anyhow::{bail, Context};
 use codec::{Dictionary, Settings};
+use device::guard::IoPath;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
 use policy::{Policy, Trainer};
@@ -100,7 +101,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         false => Store::create(supervise::pages(args)?, options)?,
     };
     let (refused, new) = backing::attach(&idle, &store, (!alone).then_some(disk_left), args.swap)?;
-    let keeper = Keeper::start(&store).context("cannot start the store's keeper")?;
+    // In a debug build it ends the process when it allocates, like a thread that does requests.
+    let keeper =
+        Keeper::start_in(&store, IoPath::enter).context("cannot start the store's keeper")?;
     if args.swap {
         say_untaken(swap::prefer("store-keeper").err());
     }
