@@ -59,9 +59,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
     put(&root, "store_ops", &[&[0][..], &ops].concat())?;
     put(&root, "store_ops", &[&[200][..], &ops].concat())?;
-    for at in [0_u16, 8, 24, 4096, 4104, 4800] {
-        let word = 0x8000_2000_0004_1005_u64 + u64::from(at) * 3;
-        put(&root, "store_attach", &[&at.to_le_bytes()[..], &word.to_le_bytes()].concat())?;
+    // In each part of the file: its first words, and some later.
+    for (part, at) in (0..7_u8).flat_map(|part| [0_u16, 8, 24, 64, 72, 904, 2100].map(|at| (part, at))) {
+        for word in [0, u64::MAX, 0x8000_2000_0004_1005_u64 + u64::from(at) * 3] {
+            put(&root, "store_attach", &[&[part][..], &at.to_le_bytes(), &word.to_le_bytes()].concat())?;
+        }
     }
     // Slots, pages, the table's length, a table of two runs, and bytes.
     put(&root, "delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3])?;

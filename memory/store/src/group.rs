@@ -18,7 +18,8 @@ use crate::stats::add;
 use crate::store::{checksum, locate, Store};
 use crate::worker::{slot_of, GetError, Pin, PutError, Worker};
 
-/// Bytes before a group's payload: how many pages, the first one's number, and from each to the next.
+/// Bytes before a group's payload: how many pages, the first one's number (5 bytes), how many bytes there are in all
+/// (2), and from each page to the next. Objects have checksums each, and say nothing of one that is missing behind them.
 const HEADER: usize = 8 + MAX_MEMBERS;
 
 /// The most bytes of a group's payload.
@@ -92,23 +93,27 @@ impl GroupBuffer {
 
     /// The number of pages, and that of the one at `position`.
     fn member(&self, position: u32) -> Option<(usize, u64)> {
-        let [count, base @ ..] = self.bytes.first_chunk::<8>().filter(|_| self.len > HEADER)?;
-        let mut number = [0; 8];
-        number[..7].copy_from_slice(base);
-        let count = usize::from(*count);
+        let head = self.bytes.first_chunk::<8>().filter(|_| self.len > HEADER)?;
+        let [count, a, b, c, d, e, low, high] = *head;
+        if usize::from(u16::from_le_bytes([low, high])) != self.len {
+            return None;
+        }
+        let (count, number) = (usize::from(count), [a, b, c, d, e, 0, 0, 0]);
         let position = usize::try_from(position).ok().filter(|&at| at < count)?;
         let gaps = self.bytes.get(8..8 + position)?;
         let index = gaps.iter().fold(u64::from_le_bytes(number), |sum, &gap| sum + u64::from(gap));
         (count <= MAX_MEMBERS).then_some((count, index))
     }
 
-    fn write_header(&mut self, members: &[Seen<'_>]) -> Option<()> {
+    /// For a payload of `len` bytes.
+    fn write_header(&mut self, members: &[Seen<'_>], len: usize) -> Option<()> {
         let header = &mut self.bytes[..HEADER];
         header.fill(0);
         let first = members.first()?.index.to_le_bytes();
         header[0] = u8::try_from(members.len()).ok()?;
-        header[1..8].copy_from_slice(&first[..7]);
-        if first[7] != 0 || members.len() > MAX_MEMBERS {
+        header[1..6].copy_from_slice(&first[..5]);
+        header[6..8].copy_from_slice(&u16::try_from(HEADER + len).ok()?.to_le_bytes());
+        if first[5..] != [0; 3] || members.len() > MAX_MEMBERS {
             return None;
         }
         for (gap, two) in header[8..].iter_mut().zip(members.windows(2)) {
@@ -187,7 +192,7 @@ impl Worker {
             return Err(wrong);
         }
         buffer.clear();
-        buffer.write_header(seen).ok_or(wrong)?;
+        buffer.write_header(seen, len).ok_or(wrong)?;
         let full = GroupError::Full { members, len };
         let store = Arc::clone(self.store());
         let heap = &store.heap;

@@ -118,10 +118,12 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
         }
     }
     for (group, record) in (0_u32..).zip(heap.groups.records(&heap.map)) {
-        let mut sound = true;
+        // What comes behind an entry that names nothing is not read.
+        let (mut sound, mut ended) = (true, false);
         for (number, slot) in record.pieces().iter().enumerate() {
             if slot.load() == Word::ABSENT {
                 sound &= number > 0;
+                ended = true;
                 continue;
             }
             if !record.is_taken() {
@@ -133,7 +135,7 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
             let index = heap.map.layout().piece_index(group, number);
             match examine(heap, &mut kinds, (index, slot), strict, &mut bytes)? {
                 Ok(Some(object)) => found.bytes += u64::from(object.len),
-                Ok(None) => sound = false,
+                Ok(None) => sound &= ended,
                 Err(contradiction) => return Ok(Err(contradiction)),
             }
         }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
-use store::{Foreign, GetError, Options, Page, Store, StoreError, MAX_OBJECT};
+use store::{Foreign, GetError, GroupBuffer, Options, Page, Seen, Store, StoreError, MAX_OBJECT};
 
 const PAGES: u64 = 2000;
 
@@ -218,6 +218,109 @@ fn a_damaged_object_fails_its_page_and_compaction_does_not_hide_it() {
         assert!(worker.get(index, &mut page).is_ok());
     }
     assert_eq!(worker.check(0..PAGES).damaged, 0);
+}
+
+/// Where records of groups begin, and bytes of one.
+const RECORDS: u64 = (4096 + PAGES * 8).next_multiple_of(4096);
+const RECORD: u64 = 64;
+
+/// Pages of a store that has groups.
+const SOME: u64 = 50;
+
+/// A store with two groups, of pages 10 to 19 and 30 to 39, and few others, its server gone; where a test may write.
+fn left_behind_with_groups() -> (OwnedFd, File) {
+    let store = Store::create(PAGES, options()).unwrap();
+    let fd = store.fd().try_clone_to_owned().unwrap();
+    let file = File::from(fd.try_clone().unwrap());
+    let mut worker = store.worker().unwrap();
+    for index in 0..SOME {
+        worker.put(index, 1, &bytes(index)).unwrap();
+    }
+    for from in [10, 30] {
+        let pages: Vec<_> = (from..from + 10).map(|index| (index, bytes(index))).collect();
+        let seen: Vec<_> =
+            pages.iter().map(|(index, bytes)| Seen { index: *index, tag: 1, bytes }).collect();
+        let mut buffer = GroupBuffer::new();
+        buffer.room()[..9000].fill(from.to_le_bytes()[0]);
+        assert_eq!(worker.put_group(&seen, 2, 9000, &mut buffer), Ok(0x3ff));
+    }
+    (fd, file)
+}
+
+#[test]
+fn a_damaged_record_costs_its_own_group_only() {
+    let records: Vec<u64> = {
+        let (_fd, file) = left_behind_with_groups();
+        let taken = |number: &u64| {
+            let mut word = [0; 8];
+            file.read_exact_at(&mut word, RECORDS + number * RECORD).unwrap();
+            u64::from_le_bytes(word) != 0
+        };
+        (0..PAGES / 8).filter(taken).collect()
+    };
+    assert_eq!(records.len(), 2, "two groups have a record each");
+    let (mut lost, mut whole) = (0, 0);
+    // Its state; the first entries, that of its third and last object, and one that names nothing: each with a bit
+    // changed, or as if it named nothing.
+    for (word, bit) in (0..5).flat_map(|word| (0..65).map(move |bit| (word, bit))) {
+        let (fd, file) = left_behind_with_groups();
+        let at = RECORDS + records[0] * RECORD + word * 8;
+        let mut bytes_of = [0; 8];
+        file.read_exact_at(&mut bytes_of, at).unwrap();
+        let damaged = match bit {
+            64 => 0,
+            bit => u64::from_le_bytes(bytes_of) ^ 1 << bit,
+        };
+        file.write_all_at(&damaged.to_le_bytes(), at).unwrap();
+        let what = format!("word {word} bit {bit}");
+
+        let store = Store::attach(fd.as_fd(), options()).unwrap();
+        let mut worker = store.worker().unwrap();
+        let mut page = [0; MAX_OBJECT];
+        let mut buffer = GroupBuffer::new();
+        for index in 0..SOME {
+            let of = [10, 30].into_iter().find(|from| (*from..from + 10).contains(&index));
+            let found = worker.get(index, &mut page);
+            let Some(from) = of else {
+                let len = bytes(index).len();
+                assert_eq!(found, Ok(Page::Object { tag: 1, len }), "{what}: page {index}");
+                assert!(page[..len] == bytes(index), "{what}: page {index}");
+                continue;
+            };
+            let group = match found {
+                Ok(Page::Grouped) => worker.get_group(index, &mut buffer),
+                Err(error) => Err(error),
+                other => panic!("{what}: page {index} is {other:?}"),
+            };
+            match group {
+                Ok(Some(place)) => {
+                    let position = usize::try_from(index - from).unwrap();
+                    assert_eq!((place.position, place.tag), (position, 2), "{what}");
+                    assert!(buffer.payload() == [from.to_le_bytes()[0]; 9000], "{what}");
+                    whole += u32::from(from == 10);
+                }
+                Ok(None) => panic!("{what}: page {index} is in a group"),
+                Err(_) => lost += 1,
+            }
+        }
+        let checked = worker.check(0..PAGES);
+        assert!(matches!(checked.damaged, 0 | 10), "{what}: {} are lost", checked.damaged);
+        assert_eq!(checked.sound + checked.damaged, SOME, "{what}");
+        store.compact();
+        for index in 10..40 {
+            worker.put(index, 1, &bytes(index)).unwrap();
+        }
+        assert_eq!(worker.check(0..PAGES).sound, SOME, "{what}");
+        assert_eq!((store.stats().groups, store.stats().grouped_pages), (0, 0), "{what}");
+        worker.discard(0..PAGES);
+        worker.rest();
+        store.trim();
+        assert_eq!(store.stats().mem_used_total, store.resident().unwrap(), "{what}");
+    }
+    println!("{lost} pages lost, {whole} of the first group read");
+    // A count of parts and a stamp are made anew; a name of an object that is another costs the group.
+    assert!(lost >= 10 * 30, "{lost}");
+    assert!(whole >= 10 * 64, "{whole}");
 }
 
 #[test]
