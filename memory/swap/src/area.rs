@@ -108,7 +108,7 @@ pub fn in_use(disk: &Path) -> io::Result<Option<Use>> {
     Ok(find(&swaps, &disk.to_string_lossy()))
 }
 
-fn find(swaps: &str, disk: &str) -> Option<Use> {
+pub(crate) fn find(swaps: &str, disk: &str) -> Option<Use> {
     swaps.lines().skip(1).find_map(|line| {
         let mut words = line.split_whitespace();
         // Spaces in a name are written as \040; ours have none.

@@ -25,7 +25,7 @@ mod precautions;
 pub mod supervisor;
 mod sys;
 
-pub use check::{all_required_met, check, Item, Subject, Weight};
+pub use check::{all_required_met, check, Item, Memory, State, Subject, Weight};
 pub use precautions::{
     apart, ignore_signals, ignore_size_signal, inherited, leave_cgroup, own, prefer, prefer_this,
     warm, Untaken, KEEPING,

@@ -58,14 +58,20 @@ pub fn free_disk() -> io::Result<PathBuf> {
 pub fn attach(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
     let (sockets, export) = dial(socket, connections)?;
     let mut netlink = Netlink::open()?;
-    let mut message = Message::new(netlink.family, CONNECT);
-    message.u32(ATTR_INDEX, index(disk)?);
-    message.u64(ATTR_SIZE, export.size);
-    message.u64(ATTR_BLOCK_SIZE, 4096);
-    message.u64(ATTR_SERVER_FLAGS, export.flags.into());
-    timeouts(&mut message);
+    let mut message = connect(netlink.family, index(disk)?, export);
     message.sockets(&sockets);
     netlink.ask(&message)
+}
+
+/// The request for a disk, without its sockets.
+fn connect(family: u16, index: u32, export: Export) -> Message {
+    let mut message = Message::new(family, CONNECT);
+    message.u32(ATTR_INDEX, index);
+    message.u64(ATTR_SIZE, export.size);
+    message.u64(ATTR_BLOCK_SIZE, 4096);
+    message.u64(ATTR_SERVER_FLAGS, u64::from(export.flags & !CACHE));
+    timeouts(&mut message);
+    message
 }
 
 /// Gives a disk, whose server has died, connections to the one that listens at `socket` now.
@@ -195,6 +201,10 @@ const ATTR_SOCKETS: u16 = 7;
 const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
 const SOCK_ITEM: u16 = 1;
 const SOCK_FD: u16 = 1;
+
+/// The server's offers of flushes and of writes that are flushed. A disk in memory has nothing to flush; with them it
+/// would be one with a cache that is lost.
+const CACHE: u16 = 1 << 2 | 1 << 3;
 
 const NESTED: u16 = 0x8000;
 const ENOSPC: i32 = 28;
@@ -455,6 +465,19 @@ mod tests {
         let refused = answer(2, &(-28_i32).to_ne_bytes());
         let error = parse(&refused, ATTR_INDEX, &mut found).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(ENOSPC));
+    }
+
+    #[test]
+    fn the_kernel_hears_of_no_cache_that_swap_would_have_to_flush() {
+        let flags = |offered: u16| {
+            let message = connect(0x1b, 5, Export { size: 1 << 30, flags: offered });
+            let flags = attribute(&message.0[HEAD..], ATTR_SERVER_FLAGS).unwrap();
+            u64::from_ne_bytes(flags.try_into().unwrap())
+        };
+        // What a server of ours offers: discards, zeroes and more connections stay.
+        assert_eq!(flags(0x16d), 0x161);
+        assert_eq!(flags(u16::MAX), 0xfff3);
+        assert_eq!(flags(1), 1);
     }
 
     #[test]

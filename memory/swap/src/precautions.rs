@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::mm::{mlockall, MlockAllFlags};
 use rustix::process::{
@@ -44,7 +45,9 @@ pub fn inherited() -> Vec<Untaken> {
     attempt("lift the limit on locked memory", {
         setrlimit(Resource::Memlock, unlimited).map_err(Into::into)
     });
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    // Less than a page goes to no file. A program that takes cores gets them whatever the limit is, but for this one:
+    // by it the kernel knows a core of such a program itself. Unlike what `own` does it can be read from outside.
+    let none = Rlimit { current: Some(1), maximum: Some(1) };
     attempt("turn core dumps off", setrlimit(Resource::Core, none).map_err(Into::into));
     attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "-1000"));
     attempt("make a mount namespace", own_mounts());
@@ -71,21 +74,36 @@ pub fn own() -> Vec<Untaken> {
 /// find memory for what is swapped out, and those that get it back from a disk, whose requests take some: when they
 /// wait like everybody else, nothing is swapped out and everybody waits for ever.
 ///
+/// To be called by whoever has started them, who is the first thread, or after they are known to run.
+///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's; a thread that has not begun in 10 s, so that nobody knows what it is called.
 pub fn prefer(name: &str) -> Result<(), Untaken> {
-    let attempt = || {
+    // A thread gives itself its name when it first runs, which may take a while where there is little memory; until
+    // then it has that of the first one, which has started it.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let attempt = || loop {
+        let first = fs::read_to_string("/proc/self/comm")?;
+        let mut nameless = 0;
         for task in fs::read_dir("/proc/self/task")? {
             let task = task?;
             // A thread may end meanwhile.
             let Ok(comm) = fs::read_to_string(task.path().join("comm")) else { continue };
-            let number = task.file_name().to_string_lossy().parse();
-            if let (true, Ok(number)) = (is_one_of(comm.trim_end(), name), number) {
-                crate::sys::real_time(number)?;
+            let number = task.file_name().to_string_lossy().parse::<i32>();
+            if let (true, Ok(number)) = (is_one_of(comm.trim_end(), name), &number) {
+                crate::sys::real_time(*number)?;
             }
+            let own = number.is_ok_and(|number| number.unsigned_abs() == std::process::id());
+            nameless += u32::from(comm == first && !own);
         }
-        Ok(())
+        if nameless == 0 {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(io::Error::other(format!("{nameless} threads have not begun in 10 s")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
     };
     attempt().map_err(|source| Untaken { action: "prefer a thread", source })
 }
@@ -308,6 +326,34 @@ mod tests {
                 _ => before,
             };
             assert_eq!(after, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_has_not_begun_is_waited_for() {
+        let first = fs::read_to_string("/proc/self/comm").unwrap();
+        let (say, said) = channel();
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let name = |name: &str| {
+                let name = std::ffi::CString::new(name).unwrap();
+                rustix::thread::set_name(&name).unwrap();
+            };
+            // As one is called that has not run yet.
+            name(first.trim_end());
+            say.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            name("late-0");
+            let _ = ended.recv();
+        });
+        let id = said.recv().unwrap();
+        let preferred = prefer("late");
+        let after = policy(id);
+        drop(end);
+        thread.join().unwrap();
+        match preferred {
+            Ok(()) => assert_eq!(after, libc::SCHED_RR),
+            Err(untaken) => println!("skipped: {untaken}: {}", untaken.source),
         }
     }
 }

@@ -5,9 +5,9 @@ use super::control;
 use super::say::print;
 use super::status::Status;
 use anyhow::Context;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use swap::Subject;
+use swap::{Item, Memory, State, Subject, Weight};
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let folder = control::folder(args.control.run_dir.as_deref())?;
@@ -21,11 +21,11 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         .iter()
         .find(|way| way.kind == "ublk" || way.kind == "kernel-nbd")
         .map(|way| PathBuf::from(&way.address));
-    let pids = [status.pid, parent(status.pid)?];
-    // Another program: there is no supervisor, or it was killed, and the server is on its own.
-    let program = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
-    let pids = if program(pids[0]) == program(pids[1]) { &pids[..] } else { &pids[..1] };
-    let items = swap::check(&Subject { pids, disk: disk.as_deref() });
+    let own = family(Path::new("/proc"), status.pid)?;
+    let memory = Memory { ready: status.platen.mem_ready, limit: status.mm_stat.mem_limit };
+    let mut items =
+        swap::check(&Subject { pids: &own.pids(), disk: disk.as_deref(), memory: Some(memory) });
+    items.push(own.item());
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&items)?))?;
     } else {
@@ -35,9 +35,109 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn parent(pid: u32) -> anyhow::Result<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
-        .with_context(|| format!("process {pid}"))?;
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap_or_default();
-    parent.trim().parse().with_context(|| format!("the parent of process {pid}"))
+/// The processes of one device.
+#[derive(Debug, PartialEq, Eq)]
+struct Family {
+    server: u32,
+    supervisor: Option<u32>,
+    /// Those that stand by.
+    standby: Vec<u32>,
+}
+
+impl Family {
+    fn pids(&self) -> Vec<u32> {
+        let supervisor = self.supervisor.iter();
+        std::iter::once(&self.server).chain(supervisor).chain(&self.standby).copied().collect()
+    }
+
+    /// Whether a server that dies is replaced, also when there is no memory to start another.
+    fn item(&self) -> Item {
+        let (state, found) = match (self.supervisor, self.standby.as_slice()) {
+            (None, _) => {
+                (State::NotMet, "no supervisor: a server that dies is not replaced".into())
+            }
+            (Some(_), []) => {
+                (State::NotMet, "nobody stands by: a server that dies is replaced with luck".into())
+            }
+            (Some(supervisor), [first, ..]) => {
+                (State::Met, format!("{first} stands by, {supervisor} is the supervisor"))
+            }
+        };
+        Item { name: "stand-by", state, weight: Weight::Required, found }
+    }
+}
+
+/// Who belongs to `server`: a supervisor is its parent and the same program, those that stand by are that one's other
+/// children with the arguments of a server. Helpers and trainers come and go, and are not needed.
+fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
+    let program = |pid: u32| std::fs::read_link(proc.join(format!("{pid}/exe"))).ok();
+    let parent = parent(proc, server).with_context(|| format!("process {server}"))?;
+    // Another program: there is no supervisor, or it was killed, and the server is on its own.
+    if program(server).is_none() || program(server) != program(parent) {
+        return Ok(Family { server, supervisor: None, standby: Vec::new() });
+    }
+    let mut standby = Vec::new();
+    for entry in std::fs::read_dir(proc)?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // Processes end meanwhile.
+        let Ok(arguments) = std::fs::read(proc.join(format!("{pid}/cmdline"))) else { continue };
+        let mut arguments = arguments.split(|&byte| byte == 0);
+        let serves = arguments.any(|argument| argument == b"--inherited");
+        if pid != server && serves && self::parent(proc, pid) == Some(parent) {
+            standby.push(pid);
+        }
+    }
+    standby.sort_unstable();
+    Ok(Family { server, supervisor: Some(parent), standby })
+}
+
+fn parent(proc: &Path, pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn process(proc: &Path, pid: u32, parent: u32, program: &str, arguments: &[&str]) {
+        let folder = proc.join(pid.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("status"), format!("Name:\tx\nPPid:\t{parent}\n")).unwrap();
+        std::fs::write(folder.join("cmdline"), arguments.join("\0") + "\0").unwrap();
+        symlink(program, folder.join("exe")).unwrap();
+    }
+
+    #[test]
+    fn those_that_stand_by_belong_to_it_and_helpers_and_strangers_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let proc = folder.path();
+        let ours = "/bin/platen";
+        process(proc, 5, 1, ours, &["platen", "device", "serve"]);
+        process(proc, 6, 5, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
+        let alone = Family { server: 6, supervisor: Some(5), standby: Vec::new() };
+        let found = family(proc, 6).unwrap();
+        assert_eq!((&found, found.item().state), (&alone, State::NotMet));
+
+        process(proc, 9, 5, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
+        process(proc, 7, 5, ours, &["platen", "device", "swap-helper", "off"]);
+        process(proc, 8, 5, ours, &["platen", "device", "train"]);
+        // Another device's.
+        process(proc, 20, 1, ours, &["platen", "device", "serve"]);
+        process(proc, 21, 20, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
+        std::fs::create_dir(proc.join("sys")).unwrap();
+        let found = family(proc, 6).unwrap();
+        assert_eq!(found.pids(), [6, 5, 9]);
+        assert_eq!(found.item().state, State::Met);
+
+        // Its supervisor was killed, and it has another parent now.
+        process(proc, 1, 0, "/sbin/init", &["init"]);
+        process(proc, 30, 1, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
+        let found = family(proc, 30).unwrap();
+        assert_eq!((found.pids(), found.item().state), (vec![30], State::NotMet));
+        assert!(family(proc, 31).is_err());
+    }
 }

@@ -324,7 +324,7 @@ impl Service for Serving<'_> {
         }
         let mut command = self.helper(SwapTask::On, disk);
         command.args(["--priority", &self.args.swap_priority.to_string()]);
-        command.args(["--pids", &format!("{},{pid}", std::process::id())]);
+        command.args(["--pids", &format!("{pid},{}", std::process::id())]);
         Some(command)
     }
 

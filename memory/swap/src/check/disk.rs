@@ -1,0 +1,158 @@
+//! The disk, and how it is swapped to.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::{Eyes, Found, Not};
+
+impl Eyes {
+    pub(super) fn swapped_to(&self, disk: &Path) -> Found {
+        let swaps = self.read("proc/swaps")?;
+        match crate::area::find(&swaps, &disk.to_string_lossy()) {
+            Some(used) => {
+                Ok(format!("{}: {} of {} KiB used", disk.display(), used.used_kib, used.size_kib))
+            }
+            None => Err(format!("{} is not in /proc/swaps", disk.display()).into()),
+        }
+    }
+
+    fn queue(&self, disk: &Path, name: &str) -> Result<String, String> {
+        let device = disk.file_name().unwrap_or_default().to_string_lossy();
+        let text = self.read(&format!("sys/class/block/{device}/queue/{name}"))?;
+        Ok(text.trim().to_owned())
+    }
+
+    fn queue_number(&self, disk: &Path, name: &str) -> Result<u64, String> {
+        let text = self.queue(disk, name)?;
+        text.parse().map_err(|_| format!("queue/{name} of {} is {text:?}", disk.display()))
+    }
+
+    /// The disk takes discards, and the kernel makes some: whether `swapon` has asked for it is in no file, only in
+    /// what the kernel has logged of it.
+    pub(super) fn discards(&self, disk: &Path) -> Found {
+        let max = self.queue_number(disk, "discard_max_bytes")?;
+        let granularity = self.queue_number(disk, "discard_granularity")?;
+        if max == 0 || granularity > 4096 {
+            return Err(format!(
+                "{max} bytes at a time, in units of {granularity}: freed swap stays stored"
+            )
+            .into());
+        }
+        let able = format!("the disk discards in units of {granularity} bytes");
+        let unseen = |why: &str| Not::Seen(format!("{able}; whether swapon asked for it: {why}"));
+        let log = self.log.as_ref().map_err(|why| unseen(why))?;
+        match log.iter().rev().find_map(|line| swapon_flags(line, &disk.to_string_lossy())) {
+            Some(flags) if flags.contains('c') => {
+                Ok(format!("freed swap is discarded, in units of {granularity} bytes"))
+            }
+            Some(_) => {
+                let how = "swapoff, and swapon --discard=pages";
+                Err(format!("swapon has not asked for discards: freed swap stays stored; {how}")
+                    .into())
+            }
+            None => Err(unseen("the kernel's log does not have it any more")),
+        }
+    }
+
+    pub(super) fn disk_queue(&self, disk: &Path) -> Found {
+        let rotational = self.queue_number(disk, "rotational")?;
+        let logical = self.queue_number(disk, "logical_block_size")?;
+        let physical = self.queue_number(disk, "physical_block_size")?;
+        if (rotational, logical, physical) != (0, 4096, 4096) {
+            return Err(format!(
+                "rotational {rotational}, blocks of {logical} bytes, physical ones of {physical}; \
+                 not 0 and 4096"
+            )
+            .into());
+        }
+        Ok("not rotational, blocks of 4096 bytes".into())
+    }
+
+    /// A disk with a cache that is lost gets flushes, which mean nothing here.
+    pub(super) fn disk_cache(&self, disk: &Path) -> Found {
+        let cache = self.queue(disk, "write_cache")?;
+        let fua = self.queue(disk, "fua")?;
+        if (cache.as_str(), fua.as_str()) != ("write through", "0") {
+            return Err(
+                format!("its cache is {cache:?}, fua {fua}: the kernel sends flushes").into()
+            );
+        }
+        Ok("nothing to flush".into())
+    }
+
+    pub(super) fn page_cluster(&self) -> Found {
+        match self.read("proc/sys/vm/page-cluster")?.trim() {
+            "0" => Ok("pages are read one at a time".into()),
+            other => Err(format!(
+                "{other}: each fault reads 2^{other} pages, decompressing what may not be wanted; sysctl vm.page-cluster=0"
+            )
+            .into()),
+        }
+    }
+}
+
+/// The flags in the kernel's word that it swaps to `disk` now: `SS` for no seeks, `D` for a disk that discards, `s` for
+/// one discard of all of it, `c` for discards of what is freed.
+fn swapon_flags<'a>(line: &'a str, disk: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once("Adding ")?;
+    let (named, rest) = rest.split_once(" swap on ")?.1.split_once(" Priority:")?;
+    if named.trim_end().trim_end_matches('.') != disk {
+        return None;
+    }
+    let (_, across) = rest.split_once(" across:")?;
+    // Without flags there is only the size.
+    Some(across.trim().split_once(' ').map_or("", |(_, flags)| flags))
+}
+
+/// The kernel's log, as far back as it goes.
+pub(super) fn kernel_log() -> Result<Vec<String>, String> {
+    let read = || {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd: OwnedFd = rustix::fs::open("/dev/kmsg", flags, Mode::empty())?;
+        let mut file = File::from(fd);
+        let mut lines = Vec::new();
+        let mut record = [0; 8192];
+        // A log of 16 MiB has fewer.
+        for _ in 0..1 << 18 {
+            match file.read(&mut record) {
+                Ok(0) => break,
+                Ok(len) => {
+                    let text = String::from_utf8_lossy(&record[..len]);
+                    // The rest is of no interest, and there may be much of it.
+                    if text.contains(" swap on ") {
+                        lines.push(text.lines().next().unwrap_or_default().to_owned());
+                    }
+                }
+                // At its end; overwritten meanwhile: the next read goes on with the oldest.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(lines)
+    };
+    read().map_err(|error| format!("cannot read /dev/kmsg: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_of_a_swapon_is_found_by_the_disks_whole_name() {
+        let said = "6,412,5042,-;Adding 524284k swap on /dev/ublkb1.  Priority:100 extents:1 \
+                    across:524284k SSDsc";
+        assert_eq!(swapon_flags(said, "/dev/ublkb1"), Some("SSDsc"));
+        assert_eq!(swapon_flags(said, "/dev/ublkb"), None);
+        assert_eq!(swapon_flags(said, "/dev/ublkb10"), None);
+        let plain = said.replace(" SSDsc", " ");
+        assert_eq!(swapon_flags(&plain, "/dev/ublkb1"), Some(""));
+        for cut in 0..said.len() {
+            let _ = swapon_flags(&said[..cut], "/dev/ublkb1");
+        }
+    }
+}
