@@ -488,3 +488,65 @@ impl Own {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What zram's files in `/sys/block/zramN` have, in their order (Documentation/admin-guide/blockdev/zram.rst).
+    const MM_STAT: [&str; 9] = [
+        "orig_data_size",
+        "compr_data_size",
+        "mem_used_total",
+        "mem_limit",
+        "mem_used_max",
+        "same_pages",
+        "pages_compacted",
+        "huge_pages",
+        "huge_pages_since",
+    ];
+    const IO_STAT: [&str; 4] = ["failed_reads", "failed_writes", "invalid_io", "notify_free"];
+    const BD_STAT: [&str; 3] = ["bd_count", "bd_reads", "bd_writes"];
+
+    /// The keys of an object of numbers, in the order in which they are written, and the numbers.
+    fn written(value: &impl Serialize) -> (Vec<String>, Vec<u64>) {
+        let text = serde_json::to_string(value).unwrap();
+        let pairs = text.trim_matches(['{', '}']).split(',');
+        pairs
+            .map(|pair| pair.split_once(':').unwrap())
+            .map(|(key, number)| (key.trim_matches('"').to_owned(), number.parse::<u64>().unwrap()))
+            .unzip()
+    }
+
+    /// What is shown, in the table and to Prometheus, is what is written, under zram's names in zram's order.
+    fn compare<const N: usize>(
+        zrams: [&str; N],
+        value: &impl Serialize,
+        fields: [(&'static str, u64, &'static str, bool); N],
+    ) {
+        let (keys, numbers) = written(value);
+        assert_eq!(keys, zrams);
+        assert_eq!(fields.map(|field| field.0), zrams);
+        assert_eq!(fields.map(|field| field.1)[..], numbers);
+    }
+
+    #[test]
+    fn counters_have_zram_s_names_in_zram_s_order() {
+        let mm = MmStat {
+            orig_data_size: 1,
+            compr_data_size: 2,
+            mem_used_total: 3,
+            mem_limit: 4,
+            mem_used_max: 5,
+            same_pages: 6,
+            pages_compacted: 7,
+            huge_pages: 8,
+            huge_pages_since: 9,
+        };
+        compare(MM_STAT, &mm, mm.fields());
+        let io = IoStat { failed_reads: 1, failed_writes: 2, invalid_io: 3, notify_free: 4 };
+        compare(IO_STAT, &io, io.fields());
+        let bd = BdStat { bd_count: 1, bd_reads: 2, bd_writes: 3 };
+        compare(BD_STAT, &bd, bd.fields());
+    }
+}
