@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{write_initramfs, Contents, SwapVm};
+use super::{write_initramfs, Contents, SwapVm, HUNG_SECONDS};
 use crate::cleanup::{register, Leftover, Ticket};
 use crate::platen;
 
@@ -52,13 +52,32 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
-        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2, disk_mib)?;
-        // As docs/swap.md advises for any machine that swaps to memory.
-        vm.sh(
+        let mut guest = self.start(name, memory_mib, disk_mib)?;
+        // As docs/swap.md advises for any machine that swaps to memory; redis asks for the last one.
+        guest.vm.sh(
             "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \
              vm.overcommit_memory=1",
             SHORT,
         )?;
+        Ok(guest)
+    }
+
+    /// Boots a guest in which every setting is the kernel's own.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot_untuned(&self, name: &str, memory_mib: u64) -> Result<Guest> {
+        self.start(name, memory_mib, 0)
+    }
+
+    fn start(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
+        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2, disk_mib)?;
+        // What all scenarios rest on: a task that hangs ends the guest, and with it the test.
+        let hung =
+            "cd /proc/sys/kernel && cat hung_task_panic hung_task_timeout_secs panic_on_oops";
+        let read = vm.sh(hung, SHORT)?;
+        let expected = format!("1 {HUNG_SECONDS} 1");
+        ensure!(read.split_whitespace().eq(expected.split(' ')), "a hung task is no panic: {read}");
         Ok(Guest { vm })
     }
 }
@@ -216,6 +235,25 @@ impl Guest {
                 let all = self.vm.sh("platen device stat --json", SHORT)?;
                 bail!("{field} is {there} in {LONG:?}, not {value}: {all}");
             }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// What `platen device check` says, once all that is required is met and seen where that is possible: one that has
+    /// just begun to stand by takes a moment.
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn check(&mut self) -> Result<String> {
+        let deadline = Instant::now() + SHORT;
+        loop {
+            let (status, said) = self.vm.try_sh("platen device check", SHORT)?;
+            let unseen = said.lines().filter(|line| line.starts_with("unseen")).count();
+            // Two that nobody can see.
+            if status == 0 && !said.contains("NOT MET") && unseen == 2 {
+                return Ok(said);
+            }
+            ensure!(Instant::now() < deadline, "status {status}: {said}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }

@@ -26,6 +26,11 @@ use crate::image::{self, Archive};
 use crate::lab::Qemu;
 use crate::process::Proc;
 
+/// For how long a task of a guest may get on with nothing before that is a hang, which is a panic. The kernel's own
+/// 120 s would be 120 s of the host's clock, in which a guest under TCG on a busy machine does a tenth of what a
+/// machine does.
+const HUNG_SECONDS: u32 = 300;
+
 /// Kernel modules that the guest loads, with whatever they need.
 const MODULES: [&str; 4] = ["ublk_drv", "nbd", "zram", "virtio_blk"];
 
@@ -283,9 +288,11 @@ impl SwapVm {
             &initramfs.display().to_string(),
             "-append",
             // The check of the timer counts ticks while it spins, which a busy machine does not give it in time.
-            // Five minutes in which a task does not get on are a hang: a guest under TCG on a busy machine is slow.
-            "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
-             sysctl.kernel.hung_task_timeout_secs=300 mitigations=off nokaslr audit=0 no_timer_check rdinit=/init",
+            &format!(
+                "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
+                 sysctl.kernel.hung_task_timeout_secs={HUNG_SECONDS} mitigations=off nokaslr audit=0 \
+                 no_timer_check rdinit=/init"
+            ),
             "-chardev",
             &format!("socket,id=console,path={},server=on,wait=off", tty.display()),
             "-serial",

@@ -6,7 +6,7 @@
 //!
 //! A scenario runs when its name contains one of the filters. Needs what `scripts/fetch-linux612` and
 //! `scripts/fetch-qemu10` unpack, and the release binary; skipped, with the reason, without the former.
-//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 10 s.
+//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 60 s (10 s by NBD).
 
 mod disk;
 mod limits;
@@ -36,6 +36,14 @@ const SCENARIOS: &[Scenario] = &[
         run: swapping::by_ublk,
     },
     Scenario { name: "swap by the kernel's NBD client: the same", run: swapping::by_nbd },
+    Scenario {
+        name: "swap by ublk with every setting the kernel's own: whole, the server killed under pressure",
+        run: swapping::untuned_by_ublk,
+    },
+    Scenario {
+        name: "swap by the kernel's NBD client with every setting the kernel's own: the same",
+        run: swapping::untuned_by_nbd,
+    },
     Scenario {
         name: "what is swapped out by ublk goes on to a disk and comes back, the server killed meanwhile",
         run: swapping::written_back_by_ublk,
