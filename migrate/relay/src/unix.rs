@@ -320,10 +320,15 @@ mod tests {
     fn many_who_listen_at_once_where_a_dead_one_did_are_one_in_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
-        for _ in 0..50 {
+        let together = std::sync::Barrier::new(4);
+        for _ in 0..500 {
             drop(UnixListener::bind(address.path()).unwrap());
+            let listen = || {
+                together.wait();
+                address.listen()
+            };
             let all: Vec<_> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| address.listen())).collect();
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(listen)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert_eq!(all.iter().filter(|one| one.is_ok()).count(), 1, "{all:?}");
