@@ -16,6 +16,6 @@ pub(crate) fn start() -> anyhow::Result<Keeper> {
 /// Is one.
 pub(crate) fn run() -> anyhow::Result<()> {
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
-    relay::keep(&UnixStream::from(control), |notice| say(&notice.to_string()))
+    relay::keep(&UnixStream::from(control), say)
         .context("this command is for the use of platen itself")
 }

@@ -2,8 +2,16 @@
 //!
 //! The one binary. `args` is what was typed, a module for each command is what it does; everything else is in the crates.
 
+// These wait for a reader that does not read, and panic when there is none: see `say`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 mod args;
 mod auto;
+#[allow(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "nobody needs a benchmark that nobody watches"
+)]
 mod bench;
 mod cert;
 mod cpus;

@@ -43,14 +43,11 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let cpu = process_cpu();
     let measured = || Report::of_source(&source, settings, started.elapsed(), process_cpu() - cpu);
-    let result = source.run(
-        |notice| say(&notice.to_string()),
-        || {
-            let mut report = measured();
-            report.status = "completed".into();
-            report.json().into_bytes()
-        },
-    );
+    let result = source.run(say, || {
+        let mut report = measured();
+        report.status = "completed".into();
+        report.json().into_bytes()
+    });
     let mut report = measured();
     match &result {
         Ok(end) => {

@@ -250,7 +250,7 @@ impl Report {
             say(&format!("{failed:#}"));
         }
         if let Some(warning) = self.auto.as_ref().and_then(Auto::warning) {
-            say(&warning.to_string());
+            say(warning);
         }
     }
 }

@@ -1,19 +1,93 @@
-//! What platen says to a person. Nobody may be there to hear it: neither a pipe that is full, nor a terminal that has
-//! gone, may hold up or end a process that a VM or a disk needs (the macros of `std` wait, and panic).
+//! Lines for a person, from processes that must not wait for one, nor end because nobody listens: a VM or a disk needs
+//! them.
+//!
+//! Standard error may be a pipe that is full and not read, or whose reader has gone; a terminal that was stopped; a
+//! service manager's socket. Whoever is to read it may be swapped out to the very disk that waits for us. `eprintln!`
+//! waits for the first of these and panics for the second, so that nothing here uses it.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use std::io::{self, ErrorKind, Write};
+use rustix::fs::{fstat, open, FileType, Mode, OFlags};
+use rustix::net::SendFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
-/// Says a line on standard error, or leaves it out when nobody takes it just now: whoever is to read it may be
-/// swapped out to the very disk that waits for us, or has stopped the terminal.
-pub(crate) fn say(line: &str) {
-    let stderr = rustix::stdio::stderr();
-    let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    if poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) {
-        // Nobody to tell that nobody listens.
-        let _ = rustix::io::write(stderr, format!("platen: {line}\n").as_bytes());
+/// A pipe takes so much as a whole or not at all.
+const MOST: usize = 4096;
+
+/// How a descriptor of somebody else's is written to without waiting: its flags are shared with all who have it, and so
+/// is what `O_NONBLOCK` would do to them.
+#[derive(Debug)]
+enum Way {
+    /// A socket can be told for each line.
+    Socket,
+    /// A pipe or a terminal is opened once more, with flags of our own.
+    Own(OwnedFd),
+    /// A file does not make anybody wait for a reader. Opened once more it would be written from its beginning.
+    Shared,
+}
+
+impl Way {
+    fn to(fd: BorrowedFd<'_>) -> Self {
+        let kind = fstat(fd).map(|found| FileType::from_raw_mode(found.st_mode));
+        match kind {
+            Ok(FileType::Socket) => Self::Socket,
+            Ok(FileType::Fifo | FileType::CharacterDevice) => {
+                let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                // Somebody else's terminal, or a pipe without a reader: what is left is to look first.
+                open(path, flags, Mode::empty()).map_or(Self::Shared, Self::Own)
+            }
+            _ => Self::Shared,
+        }
     }
+
+    /// Writes a line as a whole, if it is taken at once; gives whether it was.
+    fn write(&self, fd: BorrowedFd<'_>, line: &[u8]) -> bool {
+        let written = match self {
+            Self::Socket => rustix::net::send(fd, line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            Self::Own(own) => rustix::io::write(own, line),
+            Self::Shared if takes(fd) => rustix::io::write(fd, line),
+            Self::Shared => return false,
+        };
+        written.is_ok()
+    }
+}
+
+/// Whether somebody takes a line just now.
+fn takes(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Says a line on standard error, or leaves it out when nobody takes it just now. It neither waits nor panics.
+pub(crate) fn say(line: &str) {
+    static WAY: OnceLock<Way> = OnceLock::new();
+    let stderr = rustix::stdio::stderr();
+    // Nobody to tell that nobody listens.
+    let _ = WAY.get_or_init(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &whole(line));
+}
+
+fn whole(line: &str) -> Vec<u8> {
+    let mut whole = format!("platen: {line}").into_bytes();
+    whole.truncate(MOST - 1);
+    whole.push(b'\n');
+    whole
+}
+
+/// Says what could not be taken of a swap server's precautions.
+pub(crate) fn say_untaken(untaken: impl IntoIterator<Item = swap::Untaken>) {
+    for untaken in untaken {
+        say(&format!("precaution not taken: {:#}", anyhow::Error::from(untaken)));
+    }
+}
+
+/// Has panics said in the same way: one that waits for a reader of its last words does not end, and is not replaced.
+pub(crate) fn say_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        say(&format!("thread {}: {panic}", thread.name().unwrap_or("without a name")));
+    }));
 }
 
 /// Writes what a command was asked for to standard output. Who has closed it has seen enough: that is no error.
@@ -22,11 +96,81 @@ pub(crate) fn say(line: &str) {
 ///
 /// It cannot be written.
 pub(crate) fn show(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    use std::io::{stdout, ErrorKind, Write};
+    let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(anyhow::Error::new(error).context("cannot write to standard output"))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn who_does_not_read_is_not_waited_for_and_the_descriptor_stays_as_it_was() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let way = Way::to(write.as_fd());
+        assert!(matches!(way, Way::Own(_)), "{way:?}");
+        let line = whole("line");
+        let mut said = 0;
+        while way.write(write.as_fd(), &line) {
+            said += 1;
+            assert!(said < 1 << 20, "a pipe without an end");
+        }
+        assert!(said > 100);
+        let flags = rustix::fs::fcntl_getfl(&write).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK), "{flags:?}");
+        // Only whole lines, and again when there is room.
+        let mut reader = File::from(read);
+        let mut got = vec![0; line.len() * said];
+        reader.read_exact(&mut got).unwrap();
+        assert!(got == line.repeat(said));
+        assert!(way.write(write.as_fd(), &line));
+        drop(reader);
+        assert!(!way.write(write.as_fd(), &line));
+        assert!(
+            !Way::to(write.as_fd()).write(write.as_fd(), &line),
+            "without a reader from the beginning"
+        );
+    }
+
+    #[test]
+    fn a_full_socket_is_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let way = Way::to(ours.as_fd());
+        assert!(matches!(way, Way::Socket), "{way:?}");
+        let mut said = 0;
+        while way.write(ours.as_fd(), &whole(&"x".repeat(500))) {
+            said += 1;
+            assert!(said < 1 << 20, "a socket without an end");
+        }
+        assert!(said > 10);
+        drop(theirs);
+        assert!(!way.write(ours.as_fd(), b"x\n"));
+    }
+
+    #[test]
+    fn a_file_is_written_where_others_have_left_it() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"before\n").unwrap();
+        let way = Way::to(file.as_fd());
+        assert!(way.write(file.as_fd(), &whole("after")));
+        std::io::Seek::rewind(&mut file).unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "before\nplaten: after\n");
+    }
+
+    #[test]
+    fn a_long_line_is_cut_to_what_a_pipe_takes_as_a_whole() {
+        let line = whole(&"x".repeat(10_000));
+        assert_eq!((line.len(), line.last()), (MOST, Some(&b'\n')));
     }
 }

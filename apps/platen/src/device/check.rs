@@ -2,8 +2,8 @@
 
 use super::args::CheckArgs;
 use super::control;
-use super::say::print;
 use super::status::Status;
+use crate::say::show;
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,9 +27,9 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         swap::check(&Subject { pids: &own.pids(), disk: disk.as_deref(), memory: Some(memory) });
     items.push(own.item());
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&items)?))?;
+        show(&format!("{}\n", serde_json::to_string_pretty(&items)?))?;
     } else {
-        print(&items.iter().map(|item| format!("{item}\n")).collect::<String>())?;
+        show(&items.iter().map(|item| format!("{item}\n")).collect::<String>())?;
     }
     let met = swap::all_required_met(&items);
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -3,8 +3,8 @@
 //! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do with
 //! the I/O path.
 
-use super::say::say;
 use super::status::Status;
+use crate::say::say;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
 use std::io::{Read, Write};

@@ -1,8 +1,5 @@
 //! `platen device`: a block device of compressed pages.
 
-// These wait for a reader that does not read, and panic when there is none: see `say`.
-#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
-
 mod args;
 mod backing;
 mod check;
@@ -10,7 +7,6 @@ mod claims;
 mod control;
 mod metrics;
 mod offload;
-mod say;
 mod serve;
 mod settings_file;
 mod stat;
@@ -20,6 +16,7 @@ mod swap_helper;
 mod train;
 mod writeback;
 
+use crate::say::{say, say_panics};
 pub(crate) use args::DeviceArgs;
 use args::DeviceCommand;
 use std::process::ExitCode;
@@ -43,14 +40,14 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
 
 /// Runs what others wait for, and what nobody may be watching.
 fn unattended(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
-    say::say_panics();
+    say_panics();
     // Who is started from `/proc/self/exe` is called "exe" by the kernel, and so in `ps` and where it says whom it kills.
     // As little of a reason not to serve as there is.
     let _ = std::fs::write("/proc/self/comm", "platen");
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say::say(&format!("{error:#}"));
+            say(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -1,7 +1,7 @@
 //! The QAT device of a served device: asked for when a server starts, or while it serves already.
 
 use super::args::{PageAccelerator, ServeArgs};
-use super::say::say;
+use crate::say::say;
 use anyhow::{ensure, Context};
 use codec::Codec;
 use device::{Device, OffloadOptions};

@@ -2,8 +2,8 @@
 
 use super::args::StatArgs;
 use super::control;
-use super::say::{print, say};
 use super::status::Status;
+use crate::say::{say, show};
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use std::fmt::Write as _;
@@ -21,11 +21,11 @@ pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
         None => everything(&folder)?,
     };
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
+        show(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else if args.name.is_some() {
-        print(&all.iter().map(counters).collect::<String>())?;
+        show(&all.iter().map(counters).collect::<String>())?;
     } else {
-        print(&table(&all))?;
+        show(&table(&all))?;
     }
     ensure!(silent == 0, "{silent} of {} devices gave no answer", all.len() + silent);
     Ok(())

@@ -1,7 +1,7 @@
 //! What may take long, or be killed, around swapping: processes of their own that the supervisor starts.
 
 use super::args::{SwapHelperArgs, SwapTask};
-use super::say::say;
+use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use std::path::Path;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! its end of a pair of sockets, the other two are `/dev/null` (a log that is a pipe has one lock for all who write to
 //! it). How it ended is its status, which the supervisor says when it is not 0.
 
-use super::say::say;
+use crate::say::say;
 use anyhow::Context;
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use std::os::unix::net::UnixStream;

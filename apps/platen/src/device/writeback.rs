@@ -5,8 +5,8 @@
 
 use super::args::WritebackArgs;
 use super::control;
-use super::say::print;
 use super::stat;
+use crate::say::show;
 use anyhow::{bail, Context};
 use policy::{Asked, Outcome, Policy, What};
 use serde::{Deserialize, Serialize};
@@ -84,14 +84,14 @@ pub(crate) fn run(args: &WritebackArgs) -> anyhow::Result<()> {
     let there = status.as_ref().map_or_else(String::new, |status| {
         format!(", {} on the backing device", status.bd_stat.bd_count)
     });
-    print(&format!("{} pages written back{there}\n", outcome.pages))?;
+    show(&format!("{} pages written back{there}\n", outcome.pages))?;
     for (ended, why) in [
         (outcome.limited, "today's writeback_limit is spent"),
         (outcome.no_space, "its file system has no more than backing_free left"),
         (outcome.full, "no block of it is free"),
     ] {
         if ended {
-            print(&format!("not all: {why}\n"))?;
+            show(&format!("not all: {why}\n"))?;
         }
     }
     if outcome.failed {
