@@ -49,7 +49,11 @@ impl Served {
         let mut command = Self::command(folder, "kept", "nbd.sock", options);
         let served =
             Self { supervisor: command.stderr(stderr).spawn().unwrap(), folder: folder.to_owned() };
-        wait("the server does not begin", || served.stat().is_some());
+        // The policy begins when the supervisor has been told that all is ready: a first server that dies before that has
+        // not started.
+        wait("the server does not begin", || {
+            served.stat().is_some_and(|stat| !stat["policy"].is_null())
+        });
         served
     }
 
