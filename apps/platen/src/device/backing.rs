@@ -4,8 +4,7 @@ use super::args::Inherited;
 use crate::say::say;
 use anyhow::{bail, Context};
 use policy::Settings;
-use rustix::process::{getpid, pidfd_getfd, pidfd_open, PidfdFlags, PidfdGetfdFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -83,16 +82,11 @@ impl Drop for NewFile {
 /// does this before it is needed, since it takes memory.
 pub(super) fn inherit(inherited: &Inherited) -> Option<anyhow::Result<FileDisk>> {
     let number = inherited.backing?;
-    let taken = same(number).and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
+    // Not by its path: that would wait for a disk that does not answer, and forget that it is opened for direct I/O.
+    let fd = swap::supervisor::descriptor(number)
+        .with_context(|| format!("the supervisor has not left descriptor {number}"));
+    let taken = fd.and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
     Some(taken.context("cannot take over the backing device"))
-}
-
-/// A descriptor of what number `number` is opened as. Opening it by its path would wait for a disk that does not
-/// answer, and forget that it is opened for direct I/O.
-fn same(number: i32) -> anyhow::Result<OwnedFd> {
-    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let fd = pidfd_getfd(own, number, PidfdGetfdFlags::empty());
-    fd.with_context(|| format!("the supervisor has not left descriptor {number}"))
 }
 
 /// Bytes of memory that a server takes for its account of the device's blocks.
