@@ -4,6 +4,7 @@
 //! (an old kernel, a container), the same file is read now and then for the share of the last ten seconds.
 
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,6 +84,9 @@ impl Gauge {
                     self.until = Some(Instant::now() + LASTS);
                 }
                 Ok(_) => {}
+                // It may want memory itself: that is asked again.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Interrupted) => {}
                 Err(_) => self.lose(),
             }
         }

@@ -353,7 +353,7 @@ fn limited(mem_limit: u64) -> Options {
 }
 
 /// Tests take turns: a child has copies of what the process has open, and with them the locks of other tests' stores.
-fn turn() -> MutexGuard<'static, ()> {
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }

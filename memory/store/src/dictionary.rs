@@ -222,6 +222,7 @@ mod tests {
 
     #[test]
     fn places_are_taken_in_order_and_outlive_their_server() {
+        let _turn = crate::crash_tests::turn();
         let first = store();
         let mut out = [0; MAX_DICTIONARY];
         assert_eq!(first.dictionary(0, &mut out), Err(DictionaryError::None(0)));
@@ -252,6 +253,7 @@ mod tests {
     #[test]
     fn a_damaged_one_is_said_to_be_and_its_place_stays_taken() {
         use std::os::unix::fs::FileExt;
+        let _turn = crate::crash_tests::turn();
         let store = store();
         store.install_dictionary(&[5; 1000], 1).unwrap();
         let at = store.heap.map.layout().dictionary(0) as u64;
@@ -289,6 +291,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_names_a_dictionary_that_never_was_is_lost() {
+        let _turn = crate::crash_tests::turn();
         let store = store();
         let mut worker = store.worker().unwrap();
         worker.put(1, DICTIONARY_TAG, b"abc").unwrap();

@@ -27,6 +27,6 @@ mod sys;
 
 pub use check::{all_required_met, check, Item, Memory, State, Subject, Weight};
 pub use precautions::{
-    apart, ignore_signals, ignore_size_signal, inherited, leave_cgroup, own, prefer, prefer_this,
-    warm, Untaken, KEEPING,
+    apart, close_inherited, ignore_signals, ignore_size_signal, ignore_terminal, inherited,
+    leave_cgroup, own, prefer, prefer_this, warm, Untaken, KEEPING,
 };

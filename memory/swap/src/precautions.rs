@@ -133,6 +133,29 @@ pub fn ignore_signals() -> Result<(), Untaken> {
     crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
 }
 
+/// Has a terminal neither stop this process nor end it at once, nor whatever is started from here (Ctrl-Z, Ctrl-\\, and
+/// output of a background job where `stty tostop` is set): it sends that to all processes of a device, and a shell that
+/// is to have them go on may be swapped out to the very disk.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn ignore_terminal() -> Result<(), Untaken> {
+    let action = "ignore the terminal's signals";
+    crate::sys::ignore_terminal().map_err(|source| Untaken { action, source })
+}
+
+/// Closes every descriptor but the first three. For a process that has just begun, and needs nothing of what its
+/// supervisor holds: sockets, name, store and backing device would be held by it as long as it lives.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn close_inherited() -> Result<(), Untaken> {
+    let action = "close what is not its own";
+    crate::sys::close_inherited().map_err(|source| Untaken { action, source })
+}
+
 /// Has a file that gets longer than this process may make one (`ulimit -f`, `LimitFSIZE=`) be an error, EFBIG, and not
 /// the end of the process: the store is such a file, and the backing device may be one. For what is started from it too.
 ///
@@ -162,7 +185,7 @@ pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
     attempt("end with the supervisor", death.map_err(Into::into));
     // Only who may be one may say so, and it is none then.
     let _ = configure_io_flusher_behavior(false);
-    attempt("be nice", rustix::process::nice(19).map(drop).map_err(Into::into));
+    attempt("be nice", rustix::process::setpriority_process(None, 19).map_err(Into::into));
     attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "1000"));
     for (action, resource, limit) in [
         ("limit its memory", Resource::As, memory),
@@ -354,6 +377,18 @@ mod tests {
         match preferred {
             Ok(()) => assert_eq!(after, libc::SCHED_RR),
             Err(untaken) => println!("skipped: {untaken}: {}", untaken.source),
+        }
+    }
+
+    #[test]
+    fn what_a_terminal_says_reaches_nothing_that_is_started_from_here() {
+        ignore_terminal().unwrap();
+        let status = std::process::Command::new("cat").arg("/proc/self/status").output().unwrap();
+        let status = String::from_utf8(status.stdout).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        for signal in [Signal::QUIT, Signal::TSTP, Signal::TTIN, Signal::TTOU] {
+            assert!(ignored & 1 << (signal.as_raw() - 1) != 0, "{signal:?} of {ignored:x}");
         }
     }
 }

@@ -459,8 +459,11 @@ impl Supervisor<'_> {
                 server.line.push(byte);
             }
         }
+        // One that was killed for being late may have said so just before.
+        let dead = !self.ending && self.server.as_ref().is_some_and(|server| server.killed);
         for line in lines {
             match line.as_str() {
+                "ready" if dead => {}
                 "ready" => {
                     if let Some(server) = &mut self.server {
                         server.ready = Some(Instant::now());
@@ -739,7 +742,7 @@ impl Supervisor<'_> {
 fn receive(channel: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // Of more than one the kernel drops those that there is no room for.
+    // What comes beyond the first is closed here.
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = recvmsg(channel, &mut [io::IoSliceMut::new(bytes)], &mut control, flags)?;
     let sent = control.drain().find_map(|message| match message {

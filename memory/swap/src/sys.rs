@@ -32,6 +32,11 @@ pub(crate) fn ignore_signals() -> io::Result<()> {
     ignore(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
 }
 
+/// Nobody who types stops this process, or ends it at once, nor whatever it starts.
+pub(crate) fn ignore_terminal() -> io::Result<()> {
+    ignore(&[libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU])
+}
+
 /// A file that would be longer than this process may make one is an error, and not the process's end.
 pub(crate) fn ignore_size_signal() -> io::Result<()> {
     ignore(&[libc::SIGXFSZ])

@@ -100,22 +100,13 @@ impl UnixAddress {
                     let what = "another process listens there, and takes no connections";
                     return Err(failed(in_use(what)));
                 }
+                // Whose it was has removed it meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(error)),
             }
         }
         let listener = bind_private(&self.0).map_err(failed)?;
         Ok(Listening { listener, place: Place::of(&self.0), path: self.0.clone() })
-    }
-
-    /// Removes the socket if nobody listens on it: what a dead process has left.
-    pub fn clear(&self) {
-        let _lock = lock_folder_of(&self.0);
-        let found = Place::of(&self.0);
-        let connected = self.connect_now();
-        if connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
-            // Without it, or in another's hands, it is no less cleared.
-            let _ = found.map(|found| found.remove(&self.0));
-        }
     }
 
     /// Connects at once or not at all.
@@ -293,8 +284,6 @@ mod tests {
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
         let said = format!("{:?}", address.listen().unwrap_err());
         assert!(said.contains("takes no connections"), "{said}");
-        address.clear();
-        assert!(address.path().exists(), "somebody listens there");
         drop((hung, waiting));
         assert!(!address.path().exists());
     }
@@ -311,9 +300,6 @@ mod tests {
         address.connect_now().unwrap();
         drop(second);
         assert!(!address.path().exists());
-        drop(UnixListener::bind(address.path()).unwrap());
-        address.clear();
-        assert!(!address.path().exists(), "nobody listened");
     }
 
     #[test]

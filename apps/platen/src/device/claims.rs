@@ -97,14 +97,39 @@ impl Ways {
     }
 }
 
-/// Removes what a supervisor that was killed has left in folders: for the server that has outlived it, at its end.
-pub(super) fn clear(args: &ServeArgs) {
-    let Ok(folder) = control::folder(args.control.run_dir.as_deref()) else { return };
-    let nbd = args.nbd.as_ref().map(|address| address.path().to_owned());
-    let control = control::address(&folder, &args.name).path().to_owned();
-    for path in [Some(control), nbd, Some(Lock::path(&folder, &args.name))].into_iter().flatten() {
-        // Somebody may have done so.
-        let _ = std::fs::remove_file(path);
+/// Which file it is that has a path: device and inode.
+type Place = (u64, u64);
+
+fn place(path: &Path) -> Option<Place> {
+    let there = stat(path).ok()?;
+    Some((there.st_dev, there.st_ino))
+}
+
+/// What the supervisor has in folders. For the server that outlives one that is killed: it removes them at its end.
+#[derive(Debug)]
+pub(super) struct Left(Vec<(PathBuf, Place)>);
+
+impl Left {
+    /// As it is now: while the supervisor is there, or has just gone.
+    pub(super) fn of(args: &ServeArgs) -> Self {
+        let Ok(folder) = control::folder(args.control.run_dir.as_deref()) else {
+            return Self(Vec::new());
+        };
+        let nbd = args.nbd.as_ref().map(|address| address.path().to_owned());
+        let control = control::address(&folder, &args.name).path().to_owned();
+        let paths = [Some(control), nbd, Some(Lock::path(&folder, &args.name))];
+        let found = paths.into_iter().flatten().filter_map(|path| Some((place(&path)?, path)));
+        Self(found.map(|(place, path)| (path, place)).collect())
+    }
+
+    /// Removes what is there still, and not another's by now.
+    pub(super) fn clear(self) {
+        for (path, was) in self.0 {
+            if place(&path) == Some(was) {
+                // Somebody may have done so.
+                let _ = std::fs::remove_file(path);
+            }
+        }
     }
 }
 
@@ -134,8 +159,7 @@ impl Lock {
             }
             let had = fstat(&fd).with_context(failed)?;
             // Who had it before may have removed the file since it was opened here.
-            let there = stat(&path);
-            if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (had.st_dev, had.st_ino)) {
+            if place(&path) == Some((had.st_dev, had.st_ino)) {
                 return Ok(Self { fd, path });
             }
         }
@@ -144,8 +168,12 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While it is ours; without the file it is the next one's all the same.
-        let _ = std::fs::remove_file(&self.path);
+        let ours =
+            fstat(&self.fd).is_ok_and(|own| place(&self.path) == Some((own.st_dev, own.st_ino)));
+        if ours {
+            // While it is; without the file it is the next one's all the same.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -164,5 +192,29 @@ mod tests {
         drop(Lock::take(folder.path(), "one").unwrap());
         drop(other);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        // Somebody has removed the file, and somebody else the name.
+        let first = Lock::take(folder.path(), "one").unwrap();
+        std::fs::remove_file(Lock::path(folder.path(), "one")).unwrap();
+        let second = Lock::take(folder.path(), "one").unwrap();
+        drop(first);
+        Lock::take(folder.path(), "one").unwrap_err();
+        drop(second);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_anothers_by_now_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [mine, theirs] = ["mine", "theirs"].map(|name| folder.path().join(name));
+        let file = |path: &Path| std::fs::write(path, "").unwrap();
+        file(&mine);
+        file(&theirs);
+        let left = [&mine, &theirs].map(|path| (path.clone(), place(path).unwrap()));
+        // Made before the old one goes, so that it is another inode.
+        let new = folder.path().join("new");
+        file(&new);
+        std::fs::rename(&new, &theirs).unwrap();
+        Left(left.to_vec()).clear();
+        assert!(!mine.exists() && theirs.exists());
     }
 }

@@ -91,6 +91,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     // First what others may have already, if nobody has claimed it for this server.
     let claims = alone.then(|| Claims::make(args)).transpose()?;
     let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
+    let left = claims::Left::of(args);
     let without = |what: &str, error: &dyn Display| {
         say(&format!("no {what}: {error}; what is stored is served without"));
     };
@@ -257,7 +258,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     offload.end();
     drop((nbd, device, keeper));
     if !alone && supervisor.has_gone() {
-        claims::clear(args);
+        left.clear();
     }
     served
 }

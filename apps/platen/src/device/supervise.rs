@@ -44,6 +44,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     control::check(args)?;
     // Here, and in all that is started from here.
     swap::ignore_size_signal()?;
+    if args.swap {
+        swap::ignore_terminal()?;
+    }
     // While there is one thread: children and threads have them from here.
     let _cgroup = args.swap.then_some(Cgroup);
     if args.swap {

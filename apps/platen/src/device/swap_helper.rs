@@ -8,6 +8,7 @@ use std::time::Duration;
 use swap::{area, Subject};
 
 pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
+    swap::close_inherited()?;
     // What is half on or half off is worse than either.
     swap::ignore_signals()?;
     let disk = args.disk.as_path();

@@ -440,7 +440,7 @@ fn servers_that_never_get_ready_are_given_up() {
     );
     shell.ready_limit = Duration::from_millis(20);
     let error = run(&mut shell, "never").unwrap_err();
-    assert!(matches!(error, SuperviseError::GaveUp { crashes: 8, .. }), "{error}");
+    assert!(matches!(error, SuperviseError::GaveUp { crashes: 9, .. }), "{error}");
     let log = shell.log.borrow();
     assert_eq!(log.iter().filter(|line| line.ends_with("ready: killed")).count(), 8);
     assert_eq!(log.last().unwrap(), "abandoned");
