@@ -15,6 +15,9 @@ pub const SHORT: Duration = Duration::from_secs(600);
 /// Long enough for anything: what hangs in a guest is a panic there long before.
 pub const LONG: Duration = Duration::from_secs(1200);
 
+/// For what a server does by itself.
+const PATIENCE: Duration = Duration::from_secs(240);
+
 /// What all scenarios share: the initramfs.
 #[derive(Debug)]
 pub struct Stage {
@@ -234,7 +237,7 @@ impl Guest {
     /// # Errors
     /// When it does not get there, or nobody answers.
     pub fn wait_for_stat(&mut self, field: &str, value: u64) -> Result<()> {
-        let deadline = Instant::now() + LONG;
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let there = self.stat(field)?;
             if there >= value {
@@ -242,7 +245,7 @@ impl Guest {
             }
             if Instant::now() >= deadline {
                 let all = self.vm.sh("platen device stat --json", SHORT)?;
-                bail!("{field} is {there} in {LONG:?}, not {value}: {all}");
+                bail!("{field} is {there} in {PATIENCE:?}, not {value}: {all}");
             }
             std::thread::sleep(Duration::from_millis(200));
         }

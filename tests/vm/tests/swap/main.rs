@@ -66,6 +66,10 @@ const SCENARIOS: &[Scenario] = &[
         name: "redis beyond memory: every value comes back, with platen and with zram",
         run: redis::beyond_memory,
     },
+    Scenario {
+        name: "a dictionary is trained from what redis has swapped out, and used, the server killed meanwhile",
+        run: redis::with_a_dictionary,
+    },
 ];
 
 fn main() -> ExitCode {

@@ -1,6 +1,7 @@
 //! redis-server with more values than there is memory, on platen and on the kernel's zram.
 
 use anyhow::{ensure, Result};
+use std::time::{Duration, Instant};
 use vm_tests::swap::{Guest, Stage, SwapOn, LONG, SHORT};
 
 /// Bytes of a value; a key takes about a hundred more.
@@ -8,23 +9,34 @@ const VALUE: u64 = 4000;
 
 pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("redis-platen", 256)?;
-    // Memory is short until the test says otherwise: nothing is trained while the two are compared.
-    let policy = "[policy]\\ndictionary_pages = 2048\\ndictionary_period = 5\\n[policy.pressure]\\nfile = \"/tmp/pressure\"\\n";
-    guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
-    guest.vm.sh("echo 'some avg10=99.00' > /tmp/pressure", SHORT)?;
+    // Nothing is trained while the two are compared.
+    guest.vm.sh("printf '[policy]\\ndictionary = \"off\"\\n' > /tmp/policy.toml", SHORT)?;
     let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
     guest.serve(serve, "page-cluster")?;
-    let (keys, ours) = measure(&mut guest, "platen")?;
-    dictionary(&mut guest, keys)?;
+    let ours = measure(&mut guest, "platen")?;
     drop(guest);
     let mut guest = stage.boot("redis-zram", 256)?;
     guest.swap_on(SwapOn::Zram)?;
-    let (_, zrams) = measure(&mut guest, "zram")?;
+    let zrams = measure(&mut guest, "zram")?;
     println!(
         "  major faults per CPU second: platen {ours:.0}, zram with zstd {zrams:.0}: {:.2} (TCG; goal 0.6)",
         ours / zrams
     );
     Ok(())
+}
+
+/// Redis beyond memory in a guest of its own: what else was swapped out before would be most of what is trained from.
+pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("redis-dictionary", 256)?;
+    // Memory is short until the test says otherwise.
+    let policy = "[policy]\\ndictionary_pages = 2048\\ndictionary_period = 5\\n[policy.pressure]\\nfile = \"/tmp/pressure\"\\n";
+    guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
+    guest.vm.sh("echo 'some avg10=99.00' > /tmp/pressure", SHORT)?;
+    let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
+    guest.serve(serve, "page-cluster")?;
+    let keys = (guest.available_mib()? + 40) * (1 << 20) / (VALUE + 120);
+    guest.redis()?;
+    dictionary(&mut guest, keys)
 }
 
 /// Has a dictionary trained from what redis has swapped out, by a trainer that needs memory of a guest that has none, and
@@ -56,26 +68,46 @@ fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     let took = guest.kill_server()?;
     // It ends with its server; the next one has a trainer of its own.
     guest.vm.sh(&format!("while [ -e /proc/{pid} ]; do sleep 0.1; done"), SHORT)?;
-    guest.wait_for_stat("dictionary_installed", 1)?;
+    // Whether one pays is the server's to find: by CPU time too, which is what the host has left where there is no KVM.
+    let installed = judged(guest)?;
     let gain = guest.stat("dictionary_gain")?;
     all(guest, "fill", keys / 2)?;
     let with = guest.stat("dictionary_pages")?;
-    ensure!(with > 1000, "only {with} pages are swapped out with the dictionary");
+    ensure!(!installed || with > 1000, "only {with} pages are swapped out with the dictionary");
     let again = guest.kill_server()?;
     all(guest, "check", keys)?;
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     ensure!(guest.stat("lost_pages")? == 0, "pages were lost");
     #[expect(clippy::cast_precision_loss, reason = "a percentage")]
     let gain = gain as f64 / 100.0;
+    let dictionary = if installed {
+        format!("a dictionary that saves {gain:.1} %: {with} pages with it")
+    } else {
+        "the dictionary did not pay here, and is not used".to_owned()
+    };
     println!(
-        "  a dictionary that saves {gain:.1} %: {with} pages with it; servers replaced in {took} ms while one was trained, {again} ms with it in use (TCG)"
+        "  {dictionary}; servers replaced in {took} ms while one was trained, {again} ms later (TCG)"
     );
     Ok(())
 }
 
-/// Fills redis beyond memory, gets every value back; how many there are, and major faults per second of CPU while it
-/// does.
-fn measure(guest: &mut Guest, name: &str) -> Result<(u64, f64)> {
+/// Waits until the server has judged a dictionary; whether it uses it.
+fn judged(guest: &mut Guest) -> Result<bool> {
+    let deadline = Instant::now() + Duration::from_secs(240);
+    loop {
+        if guest.stat("dictionary_installed")? > 0 {
+            return Ok(true);
+        }
+        if guest.stat("dictionary_no_gain")? > 0 {
+            return Ok(false);
+        }
+        ensure!(Instant::now() < deadline, "no dictionary was judged in 240 s");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Fills redis beyond memory, gets every value back; major faults per second of CPU while it does.
+fn measure(guest: &mut Guest, name: &str) -> Result<f64> {
     let keys = (guest.available_mib()? + 60) * (1 << 20) / (VALUE + 120);
     guest.redis()?;
     let filled = guest.vm.sh(
@@ -94,5 +126,5 @@ fn measure(guest: &mut Guest, name: &str) -> Result<(u64, f64)> {
         "  {name}: {keys} values of {VALUE} bytes, {faults} major faults in {cpu:.1} CPU seconds"
     );
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    Ok((keys, faults as f64 / cpu))
+    Ok(faults as f64 / cpu)
 }
