@@ -5,14 +5,14 @@
 mod shelf;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use device::{Buffer, Device, DeviceOptions, DeviceQueue, Op, Queue, Request, PAGE};
 use rustix::event::{poll, PollFd, PollFlags};
-use shelf::Shelf;
-use store::{format_backing, Batch, Options, Page, Seen, Store, MAX_OBJECT};
+use shelf::gate::{behind_the_gate, is_gate_open, page, put_out, set_gate};
+use store::{Options, Store};
 
 /// What hangs, hangs for longer.
 const LONG: Duration = Duration::from_secs(120);
@@ -20,44 +20,14 @@ const PAGES: u64 = 200;
 /// These are on the device.
 const OUT: u64 = 128;
 
-static GATE: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
-
-fn wait_at_gate() {
-    let open = GATE.0.lock().unwrap();
-    drop(GATE.1.wait_while(open, |open| !*open).unwrap());
-}
-
-fn set_gate(open: bool) {
-    *GATE.0.lock().unwrap() = open;
-    GATE.1.notify_all();
-}
-
-fn page(index: u64) -> [u8; PAGE] {
-    let mut state = index << 32 | 1;
-    std::array::from_fn(|_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state.to_le_bytes()[7]
-    })
-}
-
 fn device(depth: u16) -> (Arc<Store>, Device) {
-    let disk = Shelf::pausing(2 + usize::try_from(OUT).unwrap(), wait_at_gate);
     let store = Store::create(PAGES, Options { reserve: 0, ..Options::default() }).unwrap();
-    format_backing(&disk, "shelf", &store).unwrap();
-    store.set_backing(disk.boxed(), "shelf").unwrap();
+    behind_the_gate(&store, OUT);
     let options = DeviceOptions { workers: 1, depth, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
     let mut queue = device.queue().unwrap();
     (0..PAGES).for_each(|index| queue.write_now(index, &page(index)).unwrap());
-    let mut worker = store.worker().unwrap();
-    let (mut batch, mut out) = (Batch::new(128), [0; MAX_OBJECT]);
-    for index in 0..OUT {
-        let Page::Object { tag, len } = worker.look(index, &mut out).unwrap() else {
-            panic!("page {index} is no object")
-        };
-        batch.add(&Seen { index, tag, bytes: &out[..len] });
-    }
-    assert_eq!(worker.write_back(&mut batch).unwrap().pages, OUT);
+    put_out(&store, 0..OUT);
     (store, device)
 }
 
@@ -110,7 +80,7 @@ fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
                 assert_eq!(write, Some(Ok(())), "a write waits behind reads");
             }
         }
-        assert!(!*GATE.0.lock().unwrap(), "who asked for a read waited for it");
+        assert!(!is_gate_open(), "who asked for a read waited for it");
         asked.store(true, Ordering::Release);
     });
     let over: usize = queues.iter_mut().map(finish).sum();

@@ -3,19 +3,21 @@
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
+mod simple;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use device::{Device, DeviceOptions, Queue, PAGE};
 use nbd::{Server, ServerOptions};
-use shelf::Shelf;
-use store::{format_backing, Batch, Options, Page, Seen, Store, MAX_OBJECT};
+use shelf::gate::{behind_the_gate, page, put_out, set_gate};
+use simple::{client, request};
+use store::{Options, Store};
 
 #[global_allocator]
 static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
@@ -25,28 +27,6 @@ const LONG: Duration = Duration::from_secs(120);
 const PAGES: u64 = 4096;
 /// These are on the device; the others are in memory.
 const OUT: u64 = 1024;
-
-static GATE: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
-
-fn wait_at_gate() {
-    let open = GATE.0.lock().unwrap();
-    drop(GATE.1.wait_while(open, |open| !*open).unwrap());
-}
-
-fn set_gate(open: bool) {
-    *GATE.0.lock().unwrap() = open;
-    GATE.1.notify_all();
-}
-
-/// Noise with the page's number in it.
-fn page(index: u64) -> Vec<u8> {
-    let mut state = index << 32 | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state.to_le_bytes()[7]
-    };
-    (0..PAGE).map(|_| next()).collect()
-}
 
 fn pages(from: u64, number: u64) -> Vec<u8> {
     (from..from + number).flat_map(page).collect()
@@ -62,26 +42,15 @@ struct Client {
 impl Client {
     /// One with simple replies only, as the kernel's.
     fn new(path: &std::path::Path) -> Self {
-        let mut stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        stream.set_write_timeout(Some(LONG)).unwrap();
-        stream.read_exact(&mut [0; 18]).unwrap();
-        let options = [&[0, 0, 0, 3], &b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat();
-        stream.write_all(&options).unwrap();
-        stream.read_exact(&mut [0; 10]).unwrap();
+        let stream = client(path, LONG);
         Self { stream, lengths: BTreeMap::new(), cookie: 0 }
     }
 
     fn ask(&mut self, command: u8, page: u64, pages: u64, bytes: &[u8]) -> u64 {
         self.cookie += 1;
-        let length = pages * PAGE as u64;
-        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-        request.extend([0, 0, 0, command]);
-        request.extend(self.cookie.to_be_bytes());
-        request.extend((page * PAGE as u64).to_be_bytes());
-        request.extend(u32::try_from(length).unwrap().to_be_bytes());
-        request.extend(bytes);
-        self.stream.write_all(&request).unwrap();
+        let (offset, length) = (page * PAGE as u64, pages * PAGE as u64);
+        let [offset, len] = [offset, length].map(|bytes| usize::try_from(bytes).unwrap());
+        self.stream.write_all(&request(command, self.cookie, offset, len, bytes)).unwrap();
         let brings = if command == 0 { length } else { 0 };
         self.lengths.insert(self.cookie, usize::try_from(brings).unwrap());
         self.cookie
@@ -111,28 +80,15 @@ impl Client {
 
 #[test]
 fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
-    let disk = Shelf::pausing(2 + usize::try_from(OUT).unwrap(), wait_at_gate);
     let store = Store::create(PAGES, Options::default()).unwrap();
-    format_backing(&disk, "shelf", &store).unwrap();
-    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let disk = behind_the_gate(&store, OUT);
     let options = DeviceOptions { workers: 1, depth: 64, ..DeviceOptions::default() };
     let device = Arc::new(Device::new(&store, &options).unwrap());
     let mut queue = device.queue().unwrap();
     for index in 0..PAGES {
         queue.write_now(index, &page(index)).unwrap();
     }
-    let mut worker = store.worker().unwrap();
-    let (mut batch, mut out) = (Batch::new(64), [0; MAX_OBJECT]);
-    for index in 0..OUT {
-        let Page::Object { tag, len } = worker.look(index, &mut out).unwrap() else {
-            panic!("page {index} is no object")
-        };
-        batch.add(&Seen { index, tag, bytes: &out[..len] });
-        if batch.blocks() == 64 {
-            assert_eq!(worker.write_back(&mut batch).unwrap().pages, 64);
-        }
-    }
-    assert_eq!(store.stats().bd_count, OUT);
+    put_out(&store, 0..OUT);
 
     let server = Arc::new(Server::new(Arc::clone(&device), ServerOptions::default()).unwrap());
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,8 @@
 //! A device that takes long over a write, and has many under way: small writes of one connection must not wait for each
 //! other.
 
+mod simple;
+
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,6 +14,7 @@ use device::{
     Backend, Device, DeviceOptions, DeviceQueue, Errno, Extent, Op, Queue, Request, PAGE,
 };
 use nbd::{Server, ServerOptions};
+use simple::{client, request};
 use store::{Options, Store};
 
 /// What hangs, hangs for longer.
@@ -87,24 +90,6 @@ impl Queue for PatientQueue {
     }
 }
 
-fn client(path: &std::path::Path) -> UnixStream {
-    let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.read_exact(&mut [0; 18]).unwrap();
-    stream.write_all(&[&[0, 0, 0, 3], &b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-    stream
-}
-
-fn ask(stream: &mut UnixStream, kind: u8, cookie: u64, offset: usize, len: usize) {
-    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-    request.extend([0, 0, 0, kind]);
-    request.extend(cookie.to_be_bytes());
-    request.extend((offset as u64).to_be_bytes());
-    request.extend(u32::try_from(len).unwrap().to_be_bytes());
-    stream.write_all(&request).unwrap();
-}
-
 fn answer(stream: &mut UnixStream) -> u64 {
     let mut reply = [0; 16];
     stream.read_exact(&mut reply).expect("an answer, though others are not done");
@@ -125,7 +110,7 @@ fn small_writes_of_one_connection_are_under_way_together() {
         let server = Arc::clone(&server);
         thread::spawn(move || server.run(&listener, |_| ()).unwrap())
     };
-    let mut stream = client(&path);
+    let mut stream = client(&path, LONG);
     let mut model = vec![0; 256 * PAGE];
     // Whole pages, parts of them on either side, parts alone: these need nobody.
     let shapes = [(0, PAGE), (0, 3 * PAGE), (17, 2 * PAGE), (4000, PAGE + 100), (9, 50)];
@@ -139,7 +124,7 @@ fn small_writes_of_one_connection_are_under_way_together() {
                 (0..len).map(|n| (n * 7 + round + offset / 512).to_le_bytes()[0]).collect();
             held += usize::from((offset + len) / PAGE > offset.div_ceil(PAGE));
             model[offset..offset + len].copy_from_slice(&bytes);
-            ask(&mut stream, 1, cookie as u64, offset, len);
+            stream.write_all(&request(1, cookie as u64, offset, len, &[])).unwrap();
             stream.write_all(&bytes).unwrap();
             asked.push(cookie as u64);
             cookie += 1;
@@ -149,7 +134,7 @@ fn small_writes_of_one_connection_are_under_way_together() {
         assert_eq!(answered, asked);
     }
     for (offset, expected) in (0..).step_by(16 * PAGE).zip(model.chunks(16 * PAGE)) {
-        ask(&mut stream, 0, 0, offset, expected.len());
+        stream.write_all(&request(0, 0, offset, expected.len(), &[])).unwrap();
         answer(&mut stream);
         let mut got = vec![0; expected.len()];
         stream.read_exact(&mut got).unwrap();

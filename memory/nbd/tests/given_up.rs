@@ -1,6 +1,8 @@
 //! A connection that is given up while one of its requests is held up, as the kernel's client does after some time:
 //! what it then sends by another connection must not be overtaken by what the slow thread has in its hands.
 
+mod simple;
+
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
@@ -14,6 +16,7 @@ use device::{
     Backend, Device, DeviceOptions, DeviceQueue, Errno, Extent, Op, Queue, Request, PAGE,
 };
 use nbd::{Server, ServerOptions};
+use simple::{client, request};
 use store::{Options, Store};
 
 /// What hangs, hangs for longer.
@@ -81,26 +84,11 @@ impl Queue for SlowQueue {
     }
 }
 
-/// A client with simple replies.
-fn client(path: &std::path::Path) -> UnixStream {
-    let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.read_exact(&mut [0; 18]).unwrap();
-    stream.write_all(&[&[0, 0, 0, 3], &b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-    stream
-}
-
 /// Sends a write of page 5.
 fn write(stream: &mut UnixStream, byte: u8) {
-    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-    request.extend([0, 0, 0, 1]);
-    request.extend(u64::from(byte).to_be_bytes());
-    request.extend((5 * PAGE as u64).to_be_bytes());
-    request.extend(u32::try_from(PAGE).unwrap().to_be_bytes());
     // No page of one word.
-    request.extend((0..PAGE).map(|at| if at == 7 { 99 } else { byte }));
-    stream.write_all(&request).unwrap();
+    let bytes: Vec<u8> = (0..PAGE).map(|at| if at == 7 { 99 } else { byte }).collect();
+    stream.write_all(&request(1, byte.into(), 5 * PAGE, PAGE, &bytes)).unwrap();
 }
 
 fn eventually(what: &str, mut is: impl FnMut() -> bool) {
@@ -128,7 +116,8 @@ fn what_was_sent_again_waits_for_the_thread_that_still_has_it() {
         thread::spawn(move || server.run(&listener, |_| ()).unwrap())
     };
 
-    let (mut first, mut second, mut third) = (client(&path), client(&path), client(&path));
+    let (mut first, mut second, mut third) =
+        (client(&path, LONG), client(&path, LONG), client(&path, LONG));
     write(&mut first, 1);
     has_begun.recv_timeout(LONG).unwrap();
     first.shutdown(Shutdown::Both).unwrap();

@@ -1,6 +1,8 @@
 //! A backing device in memory that outlives servers and fails when it is told to.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub(crate) mod gate;
+
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
