@@ -122,10 +122,12 @@ fn twice(count: usize) -> u64 {
     count | (!count & 0xffff_ffff) << 32
 }
 
-/// Blocks written to the backing device on `day`, whichever server did. The clock may be set back, and forth again: only
-/// a day after the last one has a budget of its own.
+/// Blocks written to the backing device on `day`, whichever server did. The clock may be set back, and forth again: a day
+/// after the last one has a budget of its own, and the one before it has not. A clock that was wrong by more than that is
+/// begun with anew, or there would be no budget until the day that it said.
 pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
-    if words[DAY].load(Ordering::Relaxed) >= day {
+    let last = words[DAY].load(Ordering::Relaxed);
+    if last == day || last == day.saturating_add(1) {
         words[WRITTEN].load(Ordering::Relaxed)
     } else {
         0
@@ -137,7 +139,9 @@ pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     let sum = written(words, day).saturating_add(blocks);
     // A server killed in between has written nothing yet today, or more than it has.
     words[WRITTEN].store(sum, Ordering::Relaxed);
-    words[DAY].fetch_max(day, Ordering::Relaxed);
+    if words[DAY].load(Ordering::Relaxed) != day.saturating_add(1) {
+        words[DAY].store(day, Ordering::Relaxed);
+    }
 }
 
 /// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one thread at a time, and
@@ -261,5 +265,10 @@ mod tests {
         assert_eq!(written(&words, 20_001), 0);
         add_written(&words, 20_001, 3);
         assert_eq!((written(&words, 20_001), written(&words, 20_000)), (3, 3));
+        // It was years ahead, and is put right.
+        add_written(&words, 24_000, 9);
+        assert_eq!(written(&words, 20_001), 0);
+        add_written(&words, 20_001, 1);
+        assert_eq!((written(&words, 20_001), written(&words, 20_002)), (1, 0));
     }
 }
