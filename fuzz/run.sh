@@ -1,7 +1,8 @@
 #!/bin/sh
 # fuzz/run.sh [SECONDS [TARGET...]]: builds the fuzz targets on the pinned stable toolchain, seeds
 # their corpora and runs each for SECONDS (default 5). Fails on the first crash, leak or hang; the
-# input is then in fuzz/artifacts/TARGET. Needs a C++ compiler (libFuzzer). Corpora grow in fuzz/corpus and are kept between runs.
+# input is then in fuzz/artifacts/TARGET. Needs a C++ compiler (libFuzzer). Corpora grow in
+# fuzz/corpus and are kept between runs.
 set -eu
 cd "$(dirname "$0")"
 
@@ -12,8 +13,8 @@ seconds=${1:-5}
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 export CARGO_TARGET_DIR="${FUZZ_TARGET_DIR:-$(cd .. && pwd)/target/fuzz}"
-# What cargo-fuzz passes on nightly; all of it is stable but for the name of the pass. --target keeps
-# the instrumentation out of build scripts.
+# What cargo-fuzz passes on nightly; all of it is stable but for the name of the pass. --target
+# keeps the instrumentation out of build scripts.
 export RUSTFLAGS="-Cpasses=sancov-module \
 -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \

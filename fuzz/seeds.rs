@@ -1,5 +1,6 @@
 //! Writes the seed corpora of all targets into the folder named by the first argument: the golden
-//! streams of the repository, made streams of every style, what packing and the codecs make of them.
+//! streams of the repository, made streams of every style, what packing and the codecs make of
+//! them.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;

@@ -1,8 +1,8 @@
-//! Hostile backing devices: one whose header and blocks were written to is refused, or serves every page as it was or
-//! says that it cannot.
+//! Hostile backing devices: one whose header and blocks were written to is refused, or serves every
+//! page as it was or says that it cannot.
 //!
-//! Input: its length in blocks (one byte), then changes of ten bytes, each an offset (two bytes) in its first blocks
-//! and the eight bytes to go there.
+//! Input: its length in blocks (one byte), then changes of ten bytes, each an offset (two bytes) in
+//! its first blocks and the eight bytes to go there.
 #![no_main]
 
 mod shelf;

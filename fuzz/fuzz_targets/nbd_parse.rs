@@ -1,8 +1,8 @@
-//! A client that lies: options are answered within bounds or refused, and a request that is done lies
-//! within the export.
+//! A client that lies: options are answered within bounds or refused, and a request that is done
+//! lies within the export.
 //!
-//! Input: what a client sends, from its flags on; after the handshake, requests of 28 bytes, those of
-//! writes with as much payload as is left.
+//! Input: what a client sends, from its flags on; after the handshake, requests of 28 bytes, those
+//! of writes with as much payload as is left.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

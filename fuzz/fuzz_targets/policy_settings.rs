@@ -1,4 +1,5 @@
-//! A policy file, and a pressure stall file: settings that pass their own check, or an error that says why not.
+//! A policy file, and a pressure stall file: settings that pass their own check, or an error that
+//! says why not.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

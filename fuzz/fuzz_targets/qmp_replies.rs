@@ -1,7 +1,8 @@
-//! A monitor that lies: whatever it says is a value, an event or an error, and a call never waits for more than there is.
+//! A monitor that lies: whatever it says is a value, an event or an error, and a call never waits
+//! for more than there is.
 //!
-//! Input: one byte, whose low bit has a greeting and the first reply stand before the rest; then all that the monitor
-//! says before it closes.
+//! Input: one byte, whose low bit has a greeting and the first reply stand before the rest; then
+//! all that the monitor says before it closes.
 #![no_main]
 
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! A destination QEMU's bytes: where SHUT is does not depend on how they are cut, and nothing of any length is kept.
+//! A destination QEMU's bytes: where SHUT is does not depend on how they are cut, and nothing of
+//! any length is kept.
 //!
 //! Input: one byte, the size of the pieces less one; then the return path.
 #![no_main]

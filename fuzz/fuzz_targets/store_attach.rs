@@ -1,8 +1,8 @@
-//! Hostile files: a store whose superblock, table, records of groups, dictionaries or slab heads were written to is
-//! refused or taken over, and then serves every page or says that it cannot.
+//! Hostile files: a store whose superblock, table, records of groups, dictionaries or slab heads
+//! were written to is refused or taken over, and then serves every page or says that it cannot.
 //!
-//! Input: changes of eleven bytes, each a part of the file (one byte), an offset in it (two) and the eight bytes to go
-//! there.
+//! Input: changes of eleven bytes, each a part of the file (one byte), an offset in it (two) and
+//! the eight bytes to go there.
 #![no_main]
 
 use std::fs::File;
@@ -14,8 +14,8 @@ use store::{GroupBuffer, Options, Page, Seen, Store, DICTIONARY_TAG, MAX_DICTION
 
 const PAGES: u64 = 128;
 
-/// Where the parts of a file of so many pages lie, and how long they are. Of the regions, 2 MiB each, the first ones'
-/// heads.
+/// Where the parts of a file of so many pages lie, and how long they are. Of the regions, 2 MiB
+/// each, the first ones' heads.
 const PARTS: [(u64, u64); 7] = [
     (0, 5120),
     (4096, 1024),

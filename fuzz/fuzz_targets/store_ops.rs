@@ -1,8 +1,8 @@
-//! Operations on a store against a map: whatever the order, a page is what was last stored. Dictionaries and a backing
-//! device are there as well.
+//! Operations on a store against a map: whatever the order, a page is what was last stored.
+//! Dictionaries and a backing device are there as well.
 //!
-//! Input: one byte for the memory limit, then operations of four bytes: what, page, and two for the length, the word or
-//! the number of pages.
+//! Input: one byte for the memory limit, then operations of four bytes: what, page, and two for the
+//! length, the word or the number of pages.
 #![no_main]
 
 mod shelf;
@@ -143,7 +143,8 @@ fuzz_target!(|input: &[u8]| {
             12 => drop(store.trim()),
             13 => worker.rest(),
             14 if arg % 2 == 0 => {
-                // Neighbours that are objects, as one; the last one as if it had been written meanwhile.
+                // Neighbours that are objects, as one; the last one as if it had been written
+                // meanwhile.
                 let members: Vec<(u64, u8, [u8; MAX_OBJECT], usize)> = (index..PAGES)
                     .take(1 + usize::from(arg >> 11))
                     .filter_map(|index| match oracle.get(&index) {

@@ -1,6 +1,7 @@
 //! What the kernel's netlink and an NBD server's hello may be: read within their bytes, or refused.
 //!
-//! Input: the attribute that is looked for (u16), then the bytes, once as an answer and once as a hello.
+//! Input: the attribute that is looked for (u16), then the bytes, once as an answer and once as a
+//! hello.
 #![no_main]
 
 use std::io::{self, Cursor, Read, Write};

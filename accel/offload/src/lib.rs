@@ -1,21 +1,23 @@
 //! Units of deflate-qz, made and read by a QAT engine with many pieces in flight.
 //!
-//! A unit is up to a megabyte; a device works on pieces of 64 KiB. An [`Offload`] belongs to one worker thread. It cuts
-//! a unit into pieces, keeps several units in flight on its [`Engine`], and gives each back when its last piece is done:
+//! A unit is up to a megabyte; a device works on pieces of 64 KiB. An [`Offload`] belongs to one
+//! worker thread. It cuts a unit into pieces, keeps several units in flight on its [`Engine`], and
+//! gives each back when its last piece is done:
 //!
 //! ```text
 //! compress(carry)   ─► pieces of 64 KiB ─► engine ─► streams, any order ─► poll: carry, Done::Streams ─► members
 //! decompress(carry) ─► one per member   ─► engine ─► plain, any order   ─► poll: carry, Done::Plain
 //! ```
 //!
-//! The *carry* is the caller's: it comes back with its unit, exactly once. The engine redoes in software what its device
-//! refuses, fails or is late with; here nobody knows.
+//! The *carry* is the caller's: it comes back with its unit, exactly once. The engine redoes in
+//! software what its device refuses, fails or is late with; here nobody knows.
 //!
-//! What fails: a payload whose members no device takes (above 64 KiB plain, or too many) is refused at once, and one
-//! that does not decode comes back as [`Done::Bad`]: in both cases the caller decodes it in software, which also finds
-//! the words for what is wrong. Nothing else fails.
+//! What fails: a payload whose members no device takes (above 64 KiB plain, or too many) is refused
+//! at once, and one that does not decode comes back as [`Done::Bad`]: in both cases the caller
+//! decodes it in software, which also finds the words for what is wrong. Nothing else fails.
 //!
-//! Limits: `units` in flight, each of at most `max_plain` bytes; all memory is allocated at the start.
+//! Limits: `units` in flight, each of at most `max_plain` bytes; all memory is allocated at the
+//! start.
 
 use codec::qz;
 use qat::{Engine, Op};
@@ -52,7 +54,8 @@ impl Streams<'_> {
         self.pieces.iter().map(|piece| piece.done_len + qz::MEMBER_OVERHEAD).sum()
     }
 
-    /// Writes the members to the front of `out`, and returns their length; `None` if they do not fit.
+    /// Writes the members to the front of `out`, and returns their length; `None` if they do not
+    /// fit.
     pub fn write(&self, out: &mut [u8]) -> Option<usize> {
         let mut at = 0;
         for (number, piece) in self.pieces.iter().enumerate() {
@@ -103,7 +106,8 @@ pub struct Offload<C> {
 }
 
 impl<C: Carry> Offload<C> {
-    /// Keeps up to `units` units of at most `max_plain` bytes in flight on `engine`, whose pieces must be able to hold
+    /// Keeps up to `units` units of at most `max_plain` bytes in flight on `engine`, whose pieces
+    /// must be able to hold
     /// [`qz::MEMBER_PLAIN`] bytes.
     pub fn new(engine: Engine, units: u16, max_plain: usize) -> Self {
         let stride = engine.capacity();
@@ -129,7 +133,8 @@ impl<C: Carry> Offload<C> {
         }
     }
 
-    /// Whether another unit can be begun. Without a device one at a time: the others are for workers that have one.
+    /// Whether another unit can be begun. Without a device one at a time: the others are for
+    /// workers that have one.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() && (self.engine.on_device() || self.kept() == 0)
     }
@@ -144,7 +149,8 @@ impl<C: Carry> Offload<C> {
         &self.engine
     }
 
-    /// Where the caller may build the bytes of the next unit, `max_plain` of them; `None` without room.
+    /// Where the caller may build the bytes of the next unit, `max_plain` of them; `None` without
+    /// room.
     pub fn buffer(&mut self) -> Option<&mut [u8]> {
         self.free.last().map(|&unit| &mut *self.units[usize::from(unit)].input)
     }
@@ -218,7 +224,8 @@ impl<C: Carry> Offload<C> {
         Ok(())
     }
 
-    /// Gives back what is done. With `idle` the caller has nothing else to do, and this may sleep for some 50 us.
+    /// Gives back what is done. With `idle` the caller has nothing else to do, and this may sleep
+    /// for some 50 us.
     pub fn poll(&mut self, idle: bool, done: &mut dyn FnMut(C, Done<'_>)) {
         let Self { engine, units, free, stride, .. } = self;
         let delivered = engine.poll(|tag, finished| {
@@ -283,7 +290,8 @@ impl<C> Unit<C> {
         (self.submitted, self.done, self.bad) = (0, 0, false);
     }
 
-    /// Keeps the output of a piece: its bytes and the CRC-32 of its plain bytes; `None` for one that does not decode.
+    /// Keeps the output of a piece: its bytes and the CRC-32 of its plain bytes; `None` for one
+    /// that does not decode.
     fn take(&mut self, piece: usize, output: Option<(&[u8], u32)>) {
         self.done += 1;
         let piece = &mut self.pieces[piece];

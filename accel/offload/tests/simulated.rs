@@ -1,4 +1,5 @@
-//! Units of 512 KiB on the simulated device, with every fault of its script: each comes back once, and right.
+//! Units of 512 KiB on the simulated device, with every fault of its script: each comes back once,
+//! and right.
 
 #[path = "../../qat/tests/simulated/matrix.rs"]
 mod matrix;
@@ -110,7 +111,8 @@ fn work(
     while next < UNITS || offload.kept() > 0 {
         assert!(start.elapsed() < sim::HANG, "{seen:?}: {:#?}", offload.engine().counters());
         if next == UNITS / 2 {
-            // As in the driver's matrix: the device may have done all of it before its event arrives.
+            // As in the driver's matrix: the device may have done all of it before its event
+            // arrives.
             while fault.script.contains("restarting") && sim.counters().events == 0 {
                 offload.poll(true, &mut |job: Job, done| {
                     seen[job.number] += 1;

@@ -1,5 +1,5 @@
-//! Units through an engine without a device: order, reuse, refusals. With a device the same code runs (`qat`'s tests
-//! have the device's faults).
+//! Units through an engine without a device: order, reuse, refusals. With a device the same code
+//! runs (`qat`'s tests have the device's faults).
 
 use codec::{qz, Codec, Decoder, UnitHeader};
 use corpus::Corpus;

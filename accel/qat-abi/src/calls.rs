@@ -1,4 +1,5 @@
-//! Function types of `libqat.so.4` and `libusdm.so.0`, one per exported function that platen or QATzip uses.
+//! Function types of `libqat.so.4` and `libusdm.so.0`, one per exported function that platen or
+//! QATzip uses.
 
 use crate::layout::{
     CpaBufferList, CpaDcCallbackFn, CpaDcInstanceCapabilities, CpaDcOpData, CpaDcRqResults,
@@ -10,7 +11,8 @@ use std::ffi::{c_char, c_int, c_void};
 /// `CpaVirtualToPhysical`: 0 means that the address is not for the device.
 pub type CpaVirtualToPhysical =
     Option<unsafe extern "C" fn(address: *mut c_void) -> CpaPhysicalAddr>;
-/// `CpaDcInstanceNotificationCbFunc`: called from `icp_sal_poll_device_events` with a `CpaInstanceEvent`.
+/// `CpaDcInstanceNotificationCbFunc`: called from `icp_sal_poll_device_events` with a
+/// `CpaInstanceEvent`.
 pub type CpaDcInstanceNotificationCbFunc =
     Option<unsafe extern "C" fn(instance: CpaInstanceHandle, tag: *mut c_void, event: u32)>;
 
@@ -22,7 +24,8 @@ pub type IcpSalUserStartMultiProcess = unsafe extern "C" fn(*const c_char, CpaBo
 pub type IcpSalUserStop = unsafe extern "C" fn() -> CpaStatus;
 /// `icp_sal_poll_device_events`: delivers events to the notification callbacks.
 pub type IcpSalPollDeviceEvents = unsafe extern "C" fn() -> CpaStatus;
-/// `icp_sal_DcPollInstance(instance, quota)`: runs callbacks; quota 0 for all; RETRY when nothing was there.
+/// `icp_sal_DcPollInstance(instance, quota)`: runs callbacks; quota 0 for all; RETRY when nothing
+/// was there.
 pub type IcpSalDcPollInstance = unsafe extern "C" fn(CpaInstanceHandle, u32) -> CpaStatus;
 /// `icp_sal_DcGetFileDescriptor(instance, fd)`: optional, for event-driven completion.
 pub type IcpSalDcGetFileDescriptor =
@@ -76,7 +79,8 @@ pub type CpaDcInitSession = unsafe extern "C" fn(
 /// `cpaDcRemoveSession`: RETRY while requests are pending.
 pub type CpaDcRemoveSession =
     unsafe extern "C" fn(CpaInstanceHandle, CpaDcSessionHandle) -> CpaStatus;
-/// `cpaDcDeflateCompressBound(instance, huffman, input bytes, bound)`. QATzip passes a null instance.
+/// `cpaDcDeflateCompressBound(instance, huffman, input bytes, bound)`. QATzip passes a null
+/// instance.
 pub type CpaDcDeflateCompressBound =
     unsafe extern "C" fn(CpaInstanceHandle, u32, u32, *mut u32) -> CpaStatus;
 /// `cpaDcLZ4CompressBound` and `cpaDcLZ4SCompressBound`.
@@ -103,7 +107,8 @@ pub type CpaDcDecompressData = unsafe extern "C" fn(
     *mut c_void,
 ) -> CpaStatus;
 
-/// `qaeMemAllocNUMA(bytes, node, alignment)`: at most 64 MiB, alignment a power of two up to 4 MiB; null when exhausted.
+/// `qaeMemAllocNUMA(bytes, node, alignment)`: at most 64 MiB, alignment a power of two up to 4 MiB;
+/// null when exhausted.
 pub type QaeMemAllocNuma = unsafe extern "C" fn(usize, c_int, usize) -> *mut c_void;
 /// `qaeMemFreeNUMA(pointer to the pointer)`, which it sets to null.
 pub type QaeMemFreeNuma = unsafe extern "C" fn(*mut *mut c_void);
@@ -111,7 +116,8 @@ pub type QaeMemFreeNuma = unsafe extern "C" fn(*mut *mut c_void);
 pub type QaeVirtToPhysNuma = unsafe extern "C" fn(*mut c_void) -> u64;
 /// `qaePhysToVirtNUMA`: null for an address it does not know.
 pub type QaePhysToVirtNuma = unsafe extern "C" fn(u64) -> *mut c_void;
-/// `qaeMemMapContiguousIova(address, bytes)` of 26.02 and later: maps the caller's own pages for the device; 0 is success.
+/// `qaeMemMapContiguousIova(address, bytes)` of 26.02 and later: maps the caller's own pages for
+/// the device; 0 is success.
 pub type QaeMemMapContiguousIova = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 /// `qaeMemUnmapContiguousIova`.
 pub type QaeMemUnmapContiguousIova = unsafe extern "C" fn(*mut c_void, usize) -> c_int;

@@ -100,7 +100,8 @@ pub struct CpaDcSessionSetupData {
     pub sessDirection: u32,
     /// `CpaDcSessionState`.
     pub sessState: u32,
-    /// `CpaDcCompWindowSize`. QATzip 1.3.1 passes 7, which is no value of the enum; devices do not look.
+    /// `CpaDcCompWindowSize`. QATzip 1.3.1 passes 7, which is no value of the enum; devices do not
+    /// look.
     pub windowSize: u32,
     /// `CpaDcCompMinMatch`, LZ4s only.
     pub minMatch: u32,
@@ -251,7 +252,8 @@ pub struct CpaDcInstanceCapabilities {
     pub integrityCrcs64b: CpaBoolean,
 }
 
-/// A callback: the request with this tag is over. `status` SUCCESS or FAIL; the rest is in its results.
+/// A callback: the request with this tag is over. `status` SUCCESS or FAIL; the rest is in its
+/// results.
 pub type CpaDcCallbackFn = Option<unsafe extern "C" fn(tag: *mut c_void, status: CpaStatus)>;
 
 macro_rules! layout {

@@ -1,12 +1,15 @@
-//! The C interface of QAT data compression, as qatlib 24.02 (API 3.2) and 26.08 (API 5.9) both have it.
+//! The C interface of QAT data compression, as qatlib 24.02 (API 3.2) and 26.08 (API 5.9) both have
+//! it.
 //!
-//! Layouts, constants and function types only: no code, no library, no unsafe. The driver (`qat`) and the simulated
-//! device (`qat-sim`) meet here, so that neither can be right by agreeing with itself: every layout is asserted at
-//! compile time against the offsets of Intel's headers, and a test compiles those headers where they are installed.
+//! Layouts, constants and function types only: no code, no library, no unsafe. The driver (`qat`)
+//! and the simulated device (`qat-sim`) meet here, so that neither can be right by agreeing with
+//! itself: every layout is asserted at compile time against the offsets of Intel's headers, and a
+//! test compiles those headers where they are installed.
 //!
-//! Names are Intel's, so that its documents can be searched for them. C enums are 4-byte integers here, never Rust
-//! enums: the library is free to return a value this version does not know. Sources: `cpa.h`, `cpa_dc.h`, `icp_sal_user.h`,
-//! `icp_sal_poll.h` of qatlib 24.02.0; libusdm's functions from its exported symbols.
+//! Names are Intel's, so that its documents can be searched for them. C enums are 4-byte integers
+//! here, never Rust enums: the library is free to return a value this version does not know.
+//! Sources: `cpa.h`, `cpa_dc.h`, `icp_sal_user.h`, `icp_sal_poll.h` of qatlib 24.02.0; libusdm's
+//! functions from its exported symbols.
 //!
 //! Limits: x86-64 and AArch64 Linux (8-byte pointers, 4-byte enums).
 
@@ -170,9 +173,11 @@ pub const CPA_DC_EMPTY_DYM_BLK: i32 = -19;
 /// The integrity CRC does not match.
 pub const CPA_DC_CRC_INTEG_ERR: i32 = -20;
 
-/// Requests that fit into an instance's ring (`NumConcurrentRequests`); one less is in flight at most.
+/// Requests that fit into an instance's ring (`NumConcurrentRequests`); one less is in flight at
+/// most.
 pub const RING_REQUESTS: usize = 512;
-/// The least destination of a compress request with dynamic trees on 4xxx (qatlib's Gen4 minimum), bytes.
+/// The least destination of a compress request with dynamic trees on 4xxx (qatlib's Gen4 minimum),
+/// bytes.
 pub const MIN_DEST_DYNAMIC: usize = 512;
 /// The same with static trees.
 pub const MIN_DEST_STATIC: usize = 1024;

@@ -1,5 +1,6 @@
-//! What one request costs its application on this machine: CPU time of the calling thread for submit, poll and
-//! callback, with the device's work on the device's threads. Simulated: it bounds what a driver can be seen to cost.
+//! What one request costs its application on this machine: CPU time of the calling thread for
+//! submit, poll and callback, with the device's work on the device's threads. Simulated: it bounds
+//! what a driver can be seen to cost.
 //!
 //! `cargo run --release -p qat-sim --example cost`
 

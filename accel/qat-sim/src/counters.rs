@@ -48,7 +48,8 @@ counters! {
     in_flight,
     /// The most that one instance ever had.
     max_in_flight,
-    /// CPU time of the device's own threads, nanoseconds: take it off the process's to see the software's cost.
+    /// CPU time of the device's own threads, nanoseconds: take it off the process's to see the
+    /// software's cost.
     device_cpu_ns,
     /// Sessions that exist now.
     sessions,

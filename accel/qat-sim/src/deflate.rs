@@ -1,7 +1,8 @@
 //! What the device's slices do: deflate, inflate, checksums.
 //!
-//! libdeflate makes the dynamic streams, zlib-rs those with fixed trees and those that end flushed; zlib-rs inflates.
-//! Status codes and what is no error are those of qatlib on a Gen4 device (its `dc_datapath.c`).
+//! libdeflate makes the dynamic streams, zlib-rs those with fixed trees and those that end flushed;
+//! zlib-rs inflates. Status codes and what is no error are those of qatlib on a Gen4 device (its
+//! `dc_datapath.c`).
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use libdeflater::{Adler32, CompressionLvl, Compressor, Crc};
@@ -74,7 +75,8 @@ impl Slices {
         let naked = params.best == CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_NO_HDRS;
         if fits {
             let smaller = if naked { input.len() } else { stored_len(input.len()) };
-            // At equal size too: libdeflate may have made stored blocks itself, and the results are to say so.
+            // At equal size too: libdeflate may have made stored blocks itself, and the results are
+            // to say so.
             if !((stored || naked) && smaller <= out.len()) {
                 return match self.verify(input, out) {
                     true => Ok(Done { consumed: input.len(), flag: false }),
@@ -149,7 +151,8 @@ impl Slices {
     ) -> Result<Done, i32> {
         self.inflate.reset(false);
         out.clear();
-        // One byte more than there is room for: whether it gets written tells an overflow from an input that ends.
+        // One byte more than there is room for: whether it gets written tells an overflow from an
+        // input that ends.
         out.resize(room + 1, 0);
         let result = self.inflate.decompress(input, out, FlushDecompress::Finish);
         let made = usize::try_from(self.inflate.total_out()).unwrap_or(usize::MAX);

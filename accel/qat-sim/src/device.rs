@@ -1,8 +1,8 @@
 //! The device behind libqat's functions: start and stop, handles, events, the script.
 //!
-//! Every method is one exported function, with its C types; `Device` is what makes them testable in process. A
-//! started machine is never freed: a thread that polls events while another stops the library must find memory.
-//! Starts are few, and a machine is some hundred kilobytes.
+//! Every method is one exported function, with its C types; `Device` is what makes them testable in
+//! process. A started machine is never freed: a thread that polls events while another stops the
+//! library must find memory. Starts are few, and a machine is some hundred kilobytes.
 
 #![expect(unsafe_code, reason = "takes the pointers of a C interface")]
 
@@ -233,7 +233,8 @@ impl Device {
         CPA_STATUS_SUCCESS
     }
 
-    /// `icp_sal_poll_device_events`. No cancellation point: locks are futexes, and nothing sleeps or prints.
+    /// `icp_sal_poll_device_events`. No cancellation point: locks are futexes, and nothing sleeps
+    /// or prints.
     pub fn poll_events(&self) -> CpaStatus {
         let Some(machine) = self.machine() else { return CPA_STATUS_FAIL };
         machine.tick();

@@ -1,8 +1,9 @@
 //! The device's own threads, and its time.
 //!
-//! An engine thread looks at all rings in turn, takes a batch of tasks, carries each out on copies of the data, and
-//! queues the responses. What a request costs in simulated time is worked out apart from what the thread takes: a
-//! response is not delivered before it is due. The threads' CPU time is known apart from the process's.
+//! An engine thread looks at all rings in turn, takes a batch of tasks, carries each out on copies
+//! of the data, and queues the responses. What a request costs in simulated time is worked out
+//! apart from what the thread takes: a response is not delivered before it is due. The threads' CPU
+//! time is known apart from the process's.
 
 #![expect(unsafe_code, reason = "reads per-thread CPU clocks")]
 
@@ -22,7 +23,8 @@ use std::sync::atomic::{fence, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Tasks taken at once: few enough that a second thread finds some, many enough to pay for the lock.
+/// Tasks taken at once: few enough that a second thread finds some, many enough to pay for the
+/// lock.
 const BATCH: usize = 32;
 /// Looks at empty rings, 20 us apart, before a thread waits to be woken.
 const IDLE_LOOKS: usize = 50;
@@ -175,7 +177,8 @@ struct Worker<'a> {
     plain: Vec<u8>,
     out: Vec<u8>,
     list: Vec<u8>,
-    /// By instance, for order `fifo`, in which one thread serves: a small request does not overtake a large one.
+    /// By instance, for order `fifo`, in which one thread serves: a small request does not overtake
+    /// a large one.
     last_due_ns: Vec<u64>,
 }
 
@@ -314,7 +317,8 @@ impl Worker<'_> {
             Direction::Decompress => self.slices.decompress(input, room, out),
         };
         let done = done.map_err(|code| match (task.direction, code) {
-            // Gen4 as the traditional API shows it: an overflow of a stateless compression is no failure.
+            // Gen4 as the traditional API shows it: an overflow of a stateless compression is no
+            // failure.
             (Direction::Compress, CPA_DC_OVERFLOW) => (CPA_STATUS_SUCCESS, code),
             _ => (CPA_STATUS_FAIL, code),
         })?;

@@ -112,7 +112,8 @@ impl Faults {
                 Trigger::Every(number) if progress.seen % number == 0 => progress.fire(deeds),
                 _ => {}
             }
-            // The first rule that has something to say about this submission has it; the others keep their counts.
+            // The first rule that has something to say about this submission has it; the others
+            // keep their counts.
             if verdict != (Verdict::Accept { effect: Effect::None, rule: NO_RULE })
                 || progress.left == 0
             {

@@ -1,10 +1,10 @@
 //! One compression instance: its ring, its sessions, its polls.
 //!
-//! A submission takes a cookie (what the answer needs) and queues a task (what the device needs); an engine thread
-//! carries the task out and queues a response; a poll matches it with the cookie, writes the results, runs the
-//! callback and only then gives the ring entry back. Whatever dies with the device keeps its cookie, and a poll in
-//! state ERROR answers it as a dummy. The epoch tells the dead from the living: an answer of an older epoch is
-//! dropped before it touches memory.
+//! A submission takes a cookie (what the answer needs) and queues a task (what the device needs);
+//! an engine thread carries the task out and queues a response; a poll matches it with the cookie,
+//! writes the results, runs the callback and only then gives the ring entry back. Whatever dies
+//! with the device keeps its cookie, and a poll in state ERROR answers it as a dummy. The epoch
+//! tells the dead from the living: an answer of an older epoch is dropped before it touches memory.
 
 #![expect(unsafe_code, reason = "runs the caller's callbacks and writes its results")]
 
@@ -194,8 +194,8 @@ pub(crate) struct Instance {
     in_flight: AtomicU32,
     /// Some cookies are of an epoch that is over: they are due as dummies.
     orphans: AtomicBool,
-    /// Threads in a submission or a poll, and whether one of them is at the poll of a dead instance. Kept while the
-    /// script has faults.
+    /// Threads in a submission or a poll, and whether one of them is at the poll of a dead
+    /// instance. Kept while the script has faults.
     inside: AtomicU32,
     walking: AtomicBool,
     /// Written with both `gate` and `requests` held, so it may be read with either.
@@ -208,7 +208,8 @@ pub(crate) struct Instance {
     pub(crate) done: Mutex<Vec<Response>>,
     pub(crate) done_count: AtomicUsize,
     poller: Mutex<Poller>,
-    /// Held for reading by an engine that writes to memory and answers, for writing by whoever ends an epoch.
+    /// Held for reading by an engine that writes to memory and answers, for writing by whoever ends
+    /// an epoch.
     pub(crate) gate: RwLock<()>,
     pub(crate) notify: Mutex<Notify>,
 }
@@ -314,7 +315,8 @@ impl Instance {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Ends the epoch: what is in flight will never be carried out. With `answered`, polls answer it as dummies.
+    /// Ends the epoch: what is in flight will never be carried out. With `answered`, polls answer
+    /// it as dummies.
     pub(crate) fn end_epoch(&self, answered: bool) {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let requests = lock(&self.requests);
@@ -374,7 +376,8 @@ impl Instance {
     /// Takes a request, or says why not. The caller has looked at the state.
     ///
     /// # Safety
-    /// The pointers of `call` are null or valid as Intel's API states it, the results until the callback.
+    /// The pointers of `call` are null or valid as Intel's API states it, the results until the
+    /// callback.
     pub(crate) unsafe fn submit(
         &self,
         call: &Call,
@@ -404,8 +407,8 @@ impl Instance {
             return status;
         }
         let Some(slot) = requests.free.last().copied() else { return CPA_STATUS_RETRY };
-        // Writing the lists comes last, as in libqat: a request that is refused leaves no trace there.
-        // SAFETY: `check` has walked both lists.
+        // Writing the lists comes last, as in libqat: a request that is refused leaves no trace
+        // there. SAFETY: `check` has walked both lists.
         let (source, target) = match unsafe { sgl::translate(call, translation) } {
             Ok(both) => both,
             Err(status) => return status,
@@ -461,8 +464,9 @@ impl Instance {
         CPA_STATUS_SUCCESS
     }
 
-    /// A thread is in a submission or a poll, until what is returned is dropped. qatlib 24.02 polls a dead instance without
-    /// the ring's lock, so whoever comes in meanwhile spoils its lists: a violation.
+    /// A thread is in a submission or a poll, until what is returned is dropped. qatlib 24.02 polls
+    /// a dead instance without the ring's lock, so whoever comes in meanwhile spoils its lists: a
+    /// violation.
     pub(crate) fn enter(&self, tally: &Tally) -> Inside<'_> {
         self.inside.fetch_add(1, Ordering::SeqCst);
         add(&tally.violations, u64::from(self.walking.load(Ordering::SeqCst)));

@@ -1,20 +1,25 @@
-//! A simulated QAT device behind the C interface of qatlib: for tests, and for measuring software without hardware.
+//! A simulated QAT device behind the C interface of qatlib: for tests, and for measuring software
+//! without hardware.
 //!
-//! Two shared objects are made of this crate, under the names that the real ones have: `libusdm.so.0` holds
+//! Two shared objects are made of this crate, under the names that the real ones have:
+//! `libusdm.so.0` holds
 //! [`Usdm`], the pinned memory with its IOVAs; `libqat.so.4` holds [`Device`], the instances and their engine
-//! threads. Programs that were built for QAT (Intel's QATzip and `qzip` among them) run on it unmodified:
+//! threads. Programs that were built for QAT (Intel's QATzip and `qzip` among them) run on it
+//! unmodified:
 //!
 //! ```text
 //!  cpaDcCompressData2 ─► checks, cookie, task ─► ring ─► engine thread ─► copies by IOVA, deflates, verifies
 //!  icp_sal_DcPollInstance ◄─ callbacks, results ◄──────── responses, due by the service model
 //! ```
 //!
-//! What is as on the real thing: ring and RETRY, callbacks only from polls, completions in any order, the statuses
-//! of good and bad requests, memory that must be pinned, events, death and reset of a device. What is stricter: the
-//! device refuses what a real one would read or overwrite. What is missing: stateful sessions, LZ4, LZ4s, skip data,
-//! integrity CRCs, the data-plane API. Faults come from a script; `SCRIPT.md` describes it.
+//! What is as on the real thing: ring and RETRY, callbacks only from polls, completions in any
+//! order, the statuses of good and bad requests, memory that must be pinned, events, death and
+//! reset of a device. What is stricter: the device refuses what a real one would read or overwrite.
+//! What is missing: stateful sessions, LZ4, LZ4s, skip data, integrity CRCs, the data-plane API.
+//! Faults come from a script; `SCRIPT.md` describes it.
 //!
-//! Figures taken on it show the cost of software and scheduling. They are never a device's throughput.
+//! Figures taken on it show the cost of software and scheduling. They are never a device's
+//! throughput.
 
 mod counters;
 mod deflate;

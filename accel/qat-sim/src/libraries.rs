@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds the simulated libraries, optimised, and returns the folder that holds `libqat.so.4` and `libusdm.so.0`.
+/// Builds the simulated libraries, optimised, and returns the folder that holds `libqat.so.4` and
+/// `libusdm.so.0`.
 ///
-/// The first caller of a process builds; other processes wait for it. Everything lands in the target folder that the
-/// running test was built into.
+/// The first caller of a process builds; other processes wait for it. Everything lands in the
+/// target folder that the running test was built into.
 ///
 /// # Panics
 /// When cargo fails: a test that needs the device cannot go on.

@@ -14,7 +14,8 @@ pub enum Engine {
 /// How pinned memory is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
-    /// Whole pages for each allocation, inaccessible pages around it; the device sees not one byte more.
+    /// Whole pages for each allocation, inaccessible pages around it; the device sees not one byte
+    /// more.
     Guard,
     /// 2-MiB slabs shared by allocations, as the real libusdm has them: overruns hit neighbours.
     Slab,
@@ -38,11 +39,12 @@ pub struct Settings {
     pub packages: usize,
     /// What the device does.
     pub engine: Engine,
-    /// Fixed part of a request's time, nanoseconds. `None`: 10 us for deflate (an assumption: no figure for 4 KiB
-    /// is published), 0 for stored.
+    /// Fixed part of a request's time, nanoseconds. `None`: 10 us for deflate (an assumption: no
+    /// figure for 4 KiB is published), 0 for stored.
     pub latency_ns: Option<u64>,
-    /// Throughput of one device in Gbit/s of plain bytes, 0 for no limit. `None`: 45 for deflate, the capacity that
-    /// Linux states for a 4xxx (`ADF_4XXX_RL_MAX_TP_DC`, dynamic deflate, level 1), no limit for stored.
+    /// Throughput of one device in Gbit/s of plain bytes, 0 for no limit. `None`: 45 for deflate,
+    /// the capacity that Linux states for a 4xxx (`ADF_4XXX_RL_MAX_TP_DC`, dynamic deflate, level
+    /// 1), no limit for stored.
     pub gbps: Option<u64>,
     /// Requests that a device works on at once. 8 is an assumption, not a published figure.
     pub engines: usize,
@@ -56,7 +58,8 @@ pub struct Settings {
     pub order: Order,
     /// Seed of everything random.
     pub seed: u64,
-    /// Intermediate buffers that `cpaDcStartInstance` wants: 0 on 4xxx and later, 12 to 64 on older ones.
+    /// Intermediate buffers that `cpaDcStartInstance` wants: 0 on 4xxx and later, 12 to 64 on older
+    /// ones.
     pub intermediate: u16,
     /// What `requiresPhysicallyContiguousMemory` says.
     pub contiguous: bool,

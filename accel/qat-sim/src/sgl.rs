@@ -1,8 +1,9 @@
 //! Buffer lists: the checks of libqat on the way in, the device's form of them in the metadata.
 //!
-//! As in libqat, an address is translated once per flat buffer and once for the metadata, and the list of bus
-//! addresses is written into the metadata, where the device reads it. Unlike libqat, the simulated one also asks
-//! whether the metadata's end is pinned: metadata that is too small is refused instead of overrun.
+//! As in libqat, an address is translated once per flat buffer and once for the metadata, and the
+//! list of bus addresses is written into the metadata, where the device reads it. Unlike libqat,
+//! the simulated one also asks whether the metadata's end is pinned: metadata that is too small is
+//! refused instead of overrun.
 
 #![expect(unsafe_code, reason = "reads the caller's buffer lists, writes their metadata")]
 

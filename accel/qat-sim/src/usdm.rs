@@ -1,10 +1,12 @@
 //! Pinned memory: what `libusdm.so.0` hands out, and what the device may touch.
 //!
-//! All of it lies in one reserved range of the process. A table per page answers "which IOVA" without a lock, a
-//! second one "which address": device accesses are checked byte for byte against both. IOVAs have 39 bits, are
-//! contiguous within an allocation, run against the addresses between allocations and equal no address.
+//! All of it lies in one reserved range of the process. A table per page answers "which IOVA"
+//! without a lock, a second one "which address": device accesses are checked byte for byte against
+//! both. IOVAs have 39 bits, are contiguous within an allocation, run against the addresses between
+//! allocations and equal no address.
 //!
-//! Device accesses copy: the caller's memory is never borrowed, and a free waits for a copy in progress.
+//! Device accesses copy: the caller's memory is never borrowed, and a free waits for a copy in
+//! progress.
 
 #![expect(unsafe_code, reason = "maps memory and copies to and from what callers own")]
 
@@ -41,13 +43,15 @@ pub struct Usdm {
 #[derive(Debug)]
 struct Region {
     base: NonNull<u8>,
-    /// By page of the range: page of the IOVA space + 1 in the upper half, bytes that are valid in the lower one.
+    /// By page of the range: page of the IOVA space + 1 in the upper half, bytes that are valid in
+    /// the lower one.
     forward: &'static [AtomicU64],
     /// By page of the IOVA space: page of the range + 1.
     reverse: &'static [AtomicU32],
 }
 
-// SAFETY: the base is an address, never dereferenced without the checks of `resolve`; the tables are atomics.
+// SAFETY: the base is an address, never dereferenced without the checks of `resolve`; the tables
+// are atomics.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -67,7 +71,8 @@ struct Heap {
 }
 
 impl Usdm {
-    /// Sets layout and limit for what is allocated from now on: what somebody left behind does not count.
+    /// Sets layout and limit for what is allocated from now on: what somebody left behind does not
+    /// count.
     pub fn configure(&self, mode: MemoryMode, limit: Option<u64>) {
         let mut heap = self.heap.write().unwrap_or_else(PoisonError::into_inner);
         heap.mode = Some(mode);
@@ -141,7 +146,8 @@ impl Usdm {
     pub fn read(&self, iova: u64, into: &mut [u8]) -> bool {
         let _heap = self.heap.read().unwrap_or_else(PoisonError::into_inner);
         let Some(source) = self.resolve(iova, into.len()) else { return false };
-        // SAFETY: `resolve` found all of the range mapped, and the lock keeps it so; the destination is ours.
+        // SAFETY: `resolve` found all of the range mapped, and the lock keeps it so; the
+        // destination is ours.
         unsafe { ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), into.len()) };
         true
     }
@@ -309,8 +315,8 @@ impl Region {
     fn close(&self, offset: usize, bytes: usize) {
         // SAFETY: the run lies in the reserved range.
         let start = unsafe { self.base.add(offset) };
-        // Mapped anew instead of protected: the pages go back to the system, and a later use starts with zeros.
-        // SAFETY: the run was this allocation's; whoever still uses it is to fault.
+        // Mapped anew instead of protected: the pages go back to the system, and a later use starts
+        // with zeros. SAFETY: the run was this allocation's; whoever still uses it is to fault.
         let mapped = unsafe {
             libc::mmap(
                 start.as_ptr().cast(),

@@ -1,10 +1,10 @@
-//! One session on one instance, and the pinned slots its requests live in. Everything here talks to the C interface;
-//! what to submit, and what to do with the answers, is `device`'s.
+//! One session on one instance, and the pinned slots its requests live in. Everything here talks to
+//! the C interface; what to submit, and what to do with the answers, is `device`'s.
 //!
-//! A slot is one pinned allocation: the two buffer lists and their flat buffers, what the library needs with each, the
-//! operation, the results, the source bytes, the destination bytes. From a successful submission until its callback it
-//! belongs to the device. The driver may read the source meanwhile, which the device only reads too; it touches nothing
-//! else of it.
+//! A slot is one pinned allocation: the two buffer lists and their flat buffers, what the library
+//! needs with each, the operation, the results, the source bytes, the destination bytes. From a
+//! successful submission until its callback it belongs to the device. The driver may read the
+//! source meanwhile, which the device only reads too; it touches nothing else of it.
 
 #![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
 
@@ -69,7 +69,8 @@ impl Layout {
         let source_meta = CONTROL_END;
         let dest_meta = source_meta + round(meta);
         let source = dest_meta + round(meta);
-        // The destination comes last: a device that writes too far leaves the allocation instead of hitting a list.
+        // The destination comes last: a device that writes too far leaves the allocation instead of
+        // hitting a list.
         let dest = source + round(room);
         Self { source_meta, dest_meta, source, dest, end: dest + room }
     }
@@ -91,7 +92,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Starts the instance where that is needed, and a session on it. The caller has claimed the instance.
+    /// Starts the instance where that is needed, and a session on it. The caller has claimed the
+    /// instance.
     pub(crate) fn new(
         api: &'static Api,
         instance: Arc<Instance>,
@@ -109,7 +111,8 @@ impl Channel {
         instance.start(api)?;
         let handle = instance.handle();
         let mut meta = 0;
-        // SAFETY: the handle came from the library and is not stopped before the last channel is gone.
+        // SAFETY: the handle came from the library and is not stopped before the last channel is
+        // gone.
         let status = unsafe { (api.meta_size)(handle, 1, &raw mut meta) };
         call("cpaDcBufferListGetMetaSize", status)?;
         let mut data = abi::CpaDcSessionSetupData {
@@ -139,7 +142,8 @@ impl Channel {
             let status = unsafe {
                 compress_bound(handle, abi::CPA_DC_HT_FULL_DYNAMIC, plain, &raw mut bound)
             };
-            // A library that does not know leaves it to `setup.room`; an output that does not fit is an error answer.
+            // A library that does not know leaves it to `setup.room`; an output that does not fit
+            // is an error answer.
             bound = if status == abi::CPA_STATUS_SUCCESS { bound.min(MAX_BOUND) } else { 0 };
         }
         let room = setup.room.max(bound as usize);
@@ -148,8 +152,8 @@ impl Channel {
         let slots = (0..setup.slots)
             .map(|_| pinned(layout.end))
             .collect::<Result<Vec<_>, ChannelError>>()?;
-        // SAFETY: the session's memory is of the size asked for and lives until the session has been removed;
-        // stateless sessions have no context; the callback does not unwind.
+        // SAFETY: the session's memory is of the size asked for and lives until the session has
+        // been removed; stateless sessions have no context; the callback does not unwind.
         let status = unsafe {
             (api.init_session)(
                 handle,
@@ -186,8 +190,8 @@ impl Channel {
     /// The source of a slot, to be filled. The slot is not with the device.
     pub(crate) fn source_mut(&mut self, slot: u16) -> &mut [u8] {
         let start = self.at(slot, self.layout.source);
-        // SAFETY: `room` initialised bytes of the slot; the device does not have the slot, and the borrow of `self`
-        // keeps it from being submitted.
+        // SAFETY: `room` initialised bytes of the slot; the device does not have the slot, and the
+        // borrow of `self` keeps it from being submitted.
         unsafe { std::slice::from_raw_parts_mut(start, self.room) }
     }
 
@@ -201,7 +205,8 @@ impl Channel {
     /// The first `len` bytes of a slot's destination, after its callback.
     pub(crate) fn output(&self, slot: u16, len: usize) -> &[u8] {
         assert!(len <= self.room, "{len} bytes of output, the slot has {}", self.room);
-        // SAFETY: `len` initialised bytes (zeroed when made); the callback has come, so nobody writes to them.
+        // SAFETY: `len` initialised bytes (zeroed when made); the callback has come, so nobody
+        // writes to them.
         unsafe { std::slice::from_raw_parts(self.at(slot, self.layout.dest), len) }
     }
 
@@ -219,8 +224,9 @@ impl Channel {
         let (instance, session) = (self.instance.handle(), self.session.start().cast());
         let [source, dest] = [SOURCE_LIST, DEST_LIST].map(|list| self.at(slot, list).cast());
         let (operation, results) = (self.at(slot, OP_DATA).cast(), self.at(slot, RESULTS).cast());
-        // SAFETY, for both: all of it is pinned memory of this slot, described by `describe` and `prepare`, and stays
-        // untouched until the callback; `owned` keeps it from being freed before.
+        // SAFETY, for both: all of it is pinned memory of this slot, described by `describe` and
+        // `prepare`, and stays untouched until the callback; `owned` keeps it from being freed
+        // before.
         let status = match op {
             // SAFETY: see above.
             Op::Compress => unsafe {
@@ -232,7 +238,8 @@ impl Channel {
                 (self.api.decompress)(instance, session, source, dest, results, flush, tag)
             },
         };
-        // A callback that came in spite of a refusal has the last word: it is taken back like any other.
+        // A callback that came in spite of a refusal has the last word: it is taken back like any
+        // other.
         if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.forget(slot) {
             self.owned += 1;
             return abi::CPA_STATUS_SUCCESS;
@@ -285,7 +292,8 @@ impl Channel {
         self.owned
     }
 
-    /// Ends the session and gives the instance back. `Err` with the channel while the device still has requests.
+    /// Ends the session and gives the instance back. `Err` with the channel while the device still
+    /// has requests.
     #[expect(
         clippy::result_large_err,
         reason = "the channel is what is given back, once in its life"
@@ -300,8 +308,8 @@ impl Channel {
             (self.api.remove_session)(self.instance.handle(), self.session.start().cast())
         };
         self.rest();
-        // A dead device refuses (FAIL of qatlib 24.02 in its state ERROR), and may still write to what it had: the
-        // answers that came were the library's own.
+        // A dead device refuses (FAIL of qatlib 24.02 in its state ERROR), and may still write to
+        // what it had: the answers that came were the library's own.
         if status == abi::CPA_STATUS_SUCCESS {
             self.instance.release();
             Ok(())
@@ -310,7 +318,8 @@ impl Channel {
         }
     }
 
-    /// Gives the memory up for good: the device may still write to it. For requests that never came back.
+    /// Gives the memory up for good: the device may still write to it. For requests that never came
+    /// back.
     pub(crate) fn abandon(self) -> usize {
         let bytes = self.slots.iter().map(Pinned::len).sum();
         std::mem::forget(self);
@@ -353,7 +362,8 @@ impl Channel {
             outputSkipData: abi::CpaDcSkipData::default(),
             pCrcData: std::ptr::null_mut(),
         };
-        // SAFETY: all four are aligned, within the slot, do not overlap, and the slot is the driver's.
+        // SAFETY: all four are aligned, within the slot, do not overlap, and the slot is the
+        // driver's.
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "four writes of the same kind")]
         unsafe {
             let source_list = list(SOURCE_FLAT, self.layout.source_meta);

@@ -66,7 +66,8 @@ impl Reason {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters of one engine. Written by the engine's thread only, so a count costs no locked instruction.
+        /// Counters of one engine. Written by the engine's thread only, so a count costs no locked
+        /// instruction.
         #[derive(Debug, Default)]
         pub struct Counters {
             $(pub(crate) $name: AtomicU64,)*
@@ -135,7 +136,8 @@ counters! {
     in_flight,
     /// Longest time from `submit` to delivery, microseconds.
     longest_wait_us,
-    /// Estimate: the device's time for 1 KiB of input while it is busy, nanoseconds. 0 before the first.
+    /// Estimate: the device's time for 1 KiB of input while it is busy, nanoseconds. 0 before the
+    /// first.
     device_ns_per_kib,
     /// Estimate: this CPU's time for 1 KiB of input, nanoseconds. 0 before the first.
     software_ns_per_kib,

@@ -1,5 +1,5 @@
-//! What the device's and the software's side of an engine share: the clock, the counters, the pieces that wait for
-//! software, and the delivery.
+//! What the device's and the software's side of an engine share: the clock, the counters, the
+//! pieces that wait for software, and the delivery.
 
 use crate::counters::{add, set, Counters, Reason};
 use crate::engine::{By, Finished, Op};
@@ -17,7 +17,8 @@ pub(crate) struct Work {
     /// Bytes of the source.
     pub(crate) len: usize,
     pub(crate) tag: u64,
-    /// CRC-32 of the plain bytes: of the source when compressing, not known before the end otherwise.
+    /// CRC-32 of the plain bytes: of the source when compressing, not known before the end
+    /// otherwise.
     pub(crate) crc32: u32,
     /// When it was submitted, nanoseconds of the desk's clock.
     pub(crate) at: u64,
@@ -95,7 +96,8 @@ impl Desk {
         self.now = u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// Puts a piece behind the others that wait for software; returns the number its slot must keep.
+    /// Puts a piece behind the others that wait for software; returns the number its slot must
+    /// keep.
     pub(crate) fn queue(&mut self, place: Place, plain_len: usize, reason: Reason) -> u64 {
         self.numbers += 1;
         self.queue.push_back(Queued { place, number: self.numbers, reason, plain_len });
@@ -109,7 +111,8 @@ impl Desk {
         Some(queued)
     }
 
-    /// Forgets a place whose piece has been delivered. So no piece is queued twice, and the queue never grows.
+    /// Forgets a place whose piece has been delivered. So no piece is queued twice, and the queue
+    /// never grows.
     pub(crate) fn withdraw(&mut self, number: u64) {
         if let Some(at) = self.queue.iter().position(|queued| queued.number == number) {
             let queued = self.queue.remove(at);
@@ -117,7 +120,8 @@ impl Desk {
         }
     }
 
-    /// Forgets the places of a device that goes. All of them are void: none of its slots has a piece.
+    /// Forgets the places of a device that goes. All of them are void: none of its slots has a
+    /// piece.
     pub(crate) fn forget_pinned(&mut self) {
         self.queue.retain(|queued| matches!(queued.place, Place::Plain(_)));
         self.queued_bytes = self.queue.iter().map(|queued| queued.plain_len).sum();
@@ -201,7 +205,8 @@ fn deliver(
 
 /// The new estimate of nanoseconds for 1 KiB after `len` bytes took from `start` to `end`.
 ///
-/// One sample in eight; a sample of a thread that was put aside meanwhile counts as four times the estimate at most.
+/// One sample in eight; a sample of a thread that was put aside meanwhile counts as four times the
+/// estimate at most.
 pub(crate) fn smooth(rate: u64, start: u64, end: u64, len: usize) -> u64 {
     let sample = end.saturating_sub(start).saturating_mul(1024) / (len as u64).max(64);
     if rate == 0 {
@@ -222,7 +227,8 @@ fn kind(op: Op) -> usize {
 mod tests {
     use super::*;
 
-    /// Pieces that wait for software, in order, and what each of them is: the desk's queue as it should be.
+    /// Pieces that wait for software, in order, and what each of them is: the desk's queue as it
+    /// should be.
     #[test]
     fn what_is_withdrawn_waits_for_nobody_and_the_queue_never_grows() {
         const PIECES: usize = 40;

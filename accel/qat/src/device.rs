@@ -48,7 +48,8 @@ struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
     Good,
-    /// Software does everything until a probe is answered. `since`: when it began. `sent`: the probe that is out.
+    /// Software does everything until a probe is answered. `since`: when it began. `sent`: the
+    /// probe that is out.
     Suspect {
         since: u64,
         probe_at: u64,
@@ -72,7 +73,8 @@ pub(crate) struct Device {
     /// Looks that found a piece late, of those since `lates_since`.
     lates: u32,
     lates_since: u64,
-    /// Slots leased, pending, queued: the caller's pieces that keep this device from being exchanged.
+    /// Slots leased, pending, queued: the caller's pieces that keep this device from being
+    /// exchanged.
     held: usize,
     /// The device's nanoseconds for 1 KiB while it is busy; and since when it is.
     rate: u64,
@@ -128,7 +130,8 @@ impl Device {
         let mailbox = instance.mailbox;
         let depth = u16::try_from(options.depth).expect("at most 256");
         let probes = depth..depth + u16::try_from(PROBE_SLOTS).expect("a constant");
-        // Letters in an order that has matches, literals and a dynamic tree in it, whatever the length.
+        // Letters in an order that has matches, literals and a dynamic tree in it, whatever the
+        // length.
         let letters = b"platen looks whether the device is well";
         let probe_plain: Vec<u8> = (0..options.max_plain.min(4096))
             .map(|i| letters[(i * i / 8) % letters.len()])
@@ -343,8 +346,9 @@ impl Device {
                 self.recycle(slot);
             }
         }
-        // Only an error that software does not make is the device's: a peer's broken data is not. Nor are data that
-        // software puts up with and a device need not, such as bytes after the end.
+        // Only an error that software does not make is the device's: a peer's broken data is not.
+        // Nor are data that software puts up with and a device need not, such as bytes after the
+        // end.
         let data = queued.reason == Reason::Wrong && matches!(work.op, Op::Decompress { .. });
         let error = matches!(queued.reason, Reason::Failed | Reason::Wrong | Reason::Refused);
         if good && error && !data {
@@ -456,12 +460,14 @@ impl Device {
                     _ => self.sign_of_life(status, desk.now),
                 }
             }
-            // `take_done` reports only announced requests, and those are in one of the phases above.
+            // `take_done` reports only announced requests, and those are in one of the phases
+            // above.
             phase => unreachable!("callback of slot {slot} in phase {phase:?}"),
         }
     }
 
-    /// Looks at what the device says it did. `Ok` with the length of the output, or why it is not to be used.
+    /// Looks at what the device says it did. `Ok` with the length of the output, or why it is not
+    /// to be used.
     fn judge(
         &mut self,
         slot: u16,
@@ -490,7 +496,8 @@ impl Device {
                     let output = self.channel.output(slot, produced);
                     let plain = self.channel.source(slot, work.len);
                     if desk.software.decompress(output, work.len) != Ok(plain) {
-                        // Its checksum and its own verification were fine: nothing it says can be believed.
+                        // Its checksum and its own verification were fine: nothing it says can be
+                        // believed.
                         self.suspect(Reason::Wrong, desk);
                         return Err(Reason::Wrong);
                     }
@@ -594,8 +601,9 @@ impl Device {
     }
 }
 
-/// Whether a decompression answered so because of the stream (`CpaDcReqStatus`: invalid blocks, codes and distances,
-/// an incomplete stream, an empty dynamic block), and not because of the device.
+/// Whether a decompression answered so because of the stream (`CpaDcReqStatus`: invalid blocks,
+/// codes and distances, an incomplete stream, an empty dynamic block), and not because of the
+/// device.
 fn is_about_data(status: i32) -> bool {
     matches!(status, -10..=-1 | -15 | -19)
 }

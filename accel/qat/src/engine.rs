@@ -1,4 +1,5 @@
-//! One worker's engine: slots to fill, submission, delivery. It has a device when there is one to have.
+//! One worker's engine: slots to fill, submission, delivery. It has a device when there is one to
+//! have.
 
 use crate::channel::ChannelError;
 use crate::counters::{add, set, Counters, Reason};
@@ -21,7 +22,8 @@ pub struct EngineOptions {
     pub level: u32,
     /// Requests in flight at most, 1 to 256. Default 128; the device's ring holds 511.
     pub depth: usize,
-    /// Plain bytes of a piece at most, 1 to 64 KiB. Default 64 KiB. A slot takes a good two times that.
+    /// Plain bytes of a piece at most, 1 to 64 KiB. Default 64 KiB. A slot takes a good two times
+    /// that.
     pub max_plain: usize,
     /// No piece waits longer for the device, 1 ms to 60 s. Default 100 ms.
     pub deadline: Duration,
@@ -29,13 +31,15 @@ pub struct EngineOptions {
     pub direction: Direction,
     /// While the device is full, do pieces in software that are done sooner that way. Default true.
     pub share: bool,
-    /// Of the device's compressed outputs, decompress each n-th and compare: 1 for all, 0 for none. Default 64.
+    /// Of the device's compressed outputs, decompress each n-th and compare: 1 for all, 0 for none.
+    /// Default 64.
     ///
-    /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is compared always; this
-    /// finds what goes wrong after that, at about 4 µs for a page.
+    /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is
+    /// compared always; this finds what goes wrong after that, at about 4 µs for a page.
     pub verify_every: u32,
-    /// Look for an instance now and then: when there is none, or the one there is has been of no use for a second.
-    /// That allocates, also pinned memory; nothing else in a `poll` allocates. Default true.
+    /// Look for an instance now and then: when there is none, or the one there is has been of no
+    /// use for a second. That allocates, also pinned memory; nothing else in a `poll` allocates.
+    /// Default true.
     pub roam: bool,
 }
 
@@ -63,8 +67,8 @@ impl EngineOptions {
         self
     }
 
-    /// Bytes of a slot's source and destination: the expansion of deflate (stored blocks, the device's 9-bit literals)
-    /// and a margin above the device's least destination.
+    /// Bytes of a slot's source and destination: the expansion of deflate (stored blocks, the
+    /// device's 9-bit literals) and a margin above the device's least destination.
     pub(crate) fn room(&self) -> usize {
         (self.max_plain + self.max_plain / 8 + 1024).next_multiple_of(64)
     }
@@ -96,7 +100,8 @@ pub enum Op {
 /// A piece that is done.
 #[derive(Debug, Clone, Copy)]
 pub struct Finished<'a> {
-    /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes: up to the caller then.
+    /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes: up
+    /// to the caller then.
     pub bytes: &'a [u8],
     /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
     pub crc32: u32,
@@ -113,7 +118,8 @@ pub enum By {
     Software(Reason),
 }
 
-/// A slot to fill and submit. Give it to the engine it came from; a lease that is dropped loses its slot.
+/// A slot to fill and submit. Give it to the engine it came from; a lease that is dropped loses its
+/// slot.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped loses its slot: submit it or give it back"]
 pub struct Lease {
@@ -149,13 +155,14 @@ struct PlainSlot {
     number: u64,
 }
 
-/// Slots of ordinary memory: what can wait for software at once. The device's own slots come on top.
+/// Slots of ordinary memory: what can wait for software at once. The device's own slots come on
+/// top.
 const PLAIN_SLOTS: u16 = 16;
 /// Software work of one `poll`, after which the caller gets its thread back.
 const POLL_BUDGET_NS: u64 = 1_000_000;
 const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
-/// Of a sleep between two looks at the device: what a new piece may have to wait beside a device that has work for four
-/// times as long.
+/// Of a sleep between two looks at the device: what a new piece may have to wait beside a device
+/// that has work for four times as long.
 const LONGEST_PAUSE_NS: u64 = 1_000_000;
 /// With less in flight than this an instance is not worth having.
 const LEAST_DEPTH: usize = 8;
@@ -163,7 +170,8 @@ const LEAST_DEPTH: usize = 8;
 const EXCHANGE_AFTER_NS: u64 = 1_000_000_000;
 
 impl Engine {
-    /// An engine on a free instance of `qat`, or without one: it works in software then, and looks again now and then.
+    /// An engine on a free instance of `qat`, or without one: it works in software then, and looks
+    /// again now and then.
     pub fn new(qat: Option<&Arc<Qat>>, options: EngineOptions) -> Self {
         static IDS: AtomicU32 = AtomicU32::new(0);
         let options = options.in_range();
@@ -197,7 +205,8 @@ impl Engine {
         engine
     }
 
-    /// Gives an engine that was made without one a device to look for instances on; the next `poll` does.
+    /// Gives an engine that was made without one a device to look for instances on; the next `poll`
+    /// does.
     pub fn attach(&mut self, qat: &Arc<Qat>) {
         if self.qat.is_none() {
             self.qat = Some(Arc::clone(qat));
@@ -220,8 +229,9 @@ impl Engine {
                 let slot = if wait <= device.patience() { device.lease() } else { None };
                 match slot {
                     Some(slot) => Some(Place::Pinned(slot)),
-                    // Full. The CPU takes this piece if it is done before the device would be: then the device still
-                    // has work while the CPU is busy, so that neither stands still.
+                    // Full. The CPU takes this piece if it is done before the device would be: then
+                    // the device still has work while the CPU is busy, so that neither stands
+                    // still.
                     None if device.is_idle()
                         || self.options.share
                             && self.desk.software_ns(self.last_op, plain_len) < wait =>
@@ -270,12 +280,14 @@ impl Engine {
         }
     }
 
-    /// Takes the first `len` bytes of the slot's source as a piece. It is delivered by a later `poll`, once, with `tag`.
+    /// Takes the first `len` bytes of the slot's source as a piece. It is delivered by a later
+    /// `poll`, once, with `tag`.
     ///
     /// # Panics
     ///
-    /// When the lease is another engine's, or `len` is above `capacity` (compressing: above `max_plain`). A `plain_len`
-    /// above `max_plain` may come from a peer: it is delivered as bad data.
+    /// When the lease is another engine's, or `len` is above `capacity` (compressing: above
+    /// `max_plain`). A `plain_len` above `max_plain` may come from a peer: it is delivered as bad
+    /// data.
     pub fn submit(&mut self, lease: Lease, len: usize, op: Op, tag: u64) {
         assert_eq!(lease.engine, self.id, "a lease of another engine");
         let limit = if op == Op::Compress { self.options.max_plain } else { self.capacity() };
@@ -314,8 +326,9 @@ impl Engine {
         }
     }
 
-    /// Collects what the device has done, looks after the device, does some of the pieces that wait for software.
-    /// `done` gets each piece's tag and what it came to; the bytes are valid during the call. Returns how many there were.
+    /// Collects what the device has done, looks after the device, does some of the pieces that wait
+    /// for software. `done` gets each piece's tag and what it came to; the bytes are valid during
+    /// the call. Returns how many there were.
     pub fn poll(&mut self, mut done: impl FnMut(u64, Result<Finished<'_>, BadData>)) -> usize {
         self.desk.tick();
         let before = self.desk.outstanding;
@@ -339,10 +352,11 @@ impl Engine {
         delivered
     }
 
-    /// Sleeps 20 µs to 1 ms when there is nothing to do but wait for the device, by what it has to do; call it when `poll`
-    /// returned 0.
+    /// Sleeps 20 µs to 1 ms when there is nothing to do but wait for the device, by what it has to
+    /// do; call it when `poll` returned 0.
     ///
-    /// Sets the calling thread's timer slack to 1 µs, once: with the default of 50 µs the sleep would be three times as long.
+    /// Sets the calling thread's timer slack to 1 µs, once: with the default of 50 µs the sleep
+    /// would be three times as long.
     pub fn wait(&mut self) {
         thread_local! {
             static SLACK_SET: Cell<bool> = const { Cell::new(false) };
@@ -351,11 +365,13 @@ impl Engine {
             return;
         }
         if !SLACK_SET.replace(true) {
-            // Refused only by a kernel that does not know it; the sleeps are longer then, nothing else.
+            // Refused only by a kernel that does not know it; the sleeps are longer then, nothing
+            // else.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
         }
-        // A device that is busy answers soon; one that has been quiet for some sleeps gets longer ones. A wake-up costs
-        // as much as a page: one that is known to be at it for long is looked at four times until it is done.
+        // A device that is busy answers soon; one that has been quiet for some sleeps gets longer
+        // ones. A wake-up costs as much as a page: one that is known to be at it for long is looked
+        // at four times until it is done.
         let pause = if self.waits < 4 { 20_000 } else { 50_000 };
         self.waits += 1;
         let work = self.device.as_ref().filter(|device| device.usable()).map_or(0, Device::wait_ns);
@@ -439,7 +455,8 @@ impl Engine {
         }
     }
 
-    /// A device on a claimed instance, with less depth where pinned memory does not reach for all of it.
+    /// A device on a claimed instance, with less depth where pinned memory does not reach for all
+    /// of it.
     fn open(
         &mut self,
         qat: &Qat,
@@ -459,7 +476,8 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Pieces that were not delivered are given up. Waits for the device as long as the deadline, when it works.
+    /// Pieces that were not delivered are given up. Waits for the device as long as the deadline,
+    /// when it works.
     fn drop(&mut self) {
         if let (Some(device), Some(qat)) = (self.device.take(), &self.qat) {
             device.leave(qat, &mut self.desk);

@@ -41,10 +41,10 @@ pub(crate) struct Instance {
     /// Under suspicion by its engine, or left behind by one: the event thread polls it.
     pub(crate) neglected: AtomicBool,
     claimed: AtomicBool,
-    /// Somebody submits to it or polls it: its engine, from its first piece until it has none under way, or the event
-    /// thread for one poll. libqat lets two threads poll at once, but not while a device dies: that poll walks the
-    /// requests without the ring's lock, and a request that another thread is about to submit is then given back twice
-    /// (qatlib 24.02).
+    /// Somebody submits to it or polls it: its engine, from its first piece until it has none under
+    /// way, or the event thread for one poll. libqat lets two threads poll at once, but not while a
+    /// device dies: that poll walks the requests without the ring's lock, and a request that
+    /// another thread is about to submit is then given back twice (qatlib 24.02).
     turn: AtomicBool,
     /// Set once `cpaDcStartInstance` succeeded; the intermediate buffers live as long.
     started: Mutex<Option<Vec<Pinned>>>,
@@ -117,7 +117,8 @@ impl Instance {
         // SAFETY: the callback does not unwind and takes a number for its tag.
         let status = unsafe { (api.set_notification)(handle, Some(on_event), tag) };
         if status != abi::CPA_STATUS_SUCCESS {
-            // Without events a dead device would only be found by deadlines, and a restarted one by probes.
+            // Without events a dead device would only be found by deadlines, and a restarted one by
+            // probes.
             return Err(unfit(info.name, "events (cpaDcInstanceSetNotificationCb failed)"));
         }
         Ok(Self {
@@ -174,7 +175,8 @@ impl Instance {
 
     /// Runs callbacks. The caller has the turn.
     pub(crate) fn poll(&self, api: &Api) -> CpaStatus {
-        // SAFETY: the handle came from the library and is not stopped while this instance is in use.
+        // SAFETY: the handle came from the library and is not stopped while this instance is in
+        // use.
         unsafe { (api.poll_instance)(self.handle, 0) }
     }
 
@@ -192,7 +194,8 @@ impl Instance {
             abi::CPA_STATUS_SUCCESS => Ok(()),
             status => Err(ChannelError::Call { instance: self.info.name.clone(), call, status }),
         };
-        // SAFETY: the handle came from the library; libusdm's function has the type asked for and lives for ever.
+        // SAFETY: the handle came from the library; libusdm's function has the type asked for and
+        // lives for ever.
         let status = unsafe { (api.set_translation)(self.handle, Some(api.virt_to_phys)) };
         call("cpaDcSetAddressTranslation", status)?;
         let mut count = 0;
@@ -209,14 +212,16 @@ impl Instance {
         let mut lists: Vec<*mut CpaBufferList> =
             buffers.iter().map(|buffer| buffer.start().cast()).collect();
         let lists = if lists.is_empty() { std::ptr::null_mut() } else { lists.as_mut_ptr() };
-        // SAFETY: `lists` has `count` lists in pinned memory, which lives until the instance has been stopped.
+        // SAFETY: `lists` has `count` lists in pinned memory, which lives until the instance has
+        // been stopped.
         let status = unsafe { (api.start_instance)(self.handle, count, lists) };
         call("cpaDcStartInstance", status)?;
         *started = Some(buffers);
         Ok(())
     }
 
-    /// Stops the instance if it was started. `leak`: the device may still write to the intermediate buffers.
+    /// Stops the instance if it was started. `leak`: the device may still write to the intermediate
+    /// buffers.
     pub(crate) fn stop(&self, api: &Api, leak: bool) {
         let Some(buffers) = lock(&self.started).take() else { return };
         // SAFETY: the handle came from the library, and no engine uses it any more.
@@ -226,7 +231,8 @@ impl Instance {
         }
     }
 
-    /// A buffer for the device's first pass with dynamic trees: devices before 4xxx have no memory of their own.
+    /// A buffer for the device's first pass with dynamic trees: devices before 4xxx have no memory
+    /// of their own.
     fn intermediate(&self, api: &'static Api, meta: usize) -> Result<Pinned, ChannelError> {
         // Twice the largest output, as Intel's API document asks.
         let room = 2 * MAX_PIECE.next_multiple_of(4096) + 4096;
@@ -259,7 +265,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }
 
-/// These locks guard plain values that are whole at any time, so a panic elsewhere does not spoil them.
+/// These locks guard plain values that are whole at any time, so a panic elsewhere does not spoil
+/// them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

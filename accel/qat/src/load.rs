@@ -1,8 +1,9 @@
 //! The libraries, found at run time: `libusdm.so.0` (pinned memory) and `libqat.so.4` (the device).
 //!
-//! Absence is normal: most hosts have no QAT, and a build must not need one. libusdm comes first and both are loaded
-//! with RTLD_GLOBAL, because libqat's own reference to libusdm is then met by the one chosen here (glibc matches by
-//! SONAME). They are never unloaded: their threads and destructors do not expect it.
+//! Absence is normal: most hosts have no QAT, and a build must not need one. libusdm comes first
+//! and both are loaded with RTLD_GLOBAL, because libqat's own reference to libusdm is then met by
+//! the one chosen here (glibc matches by SONAME). They are never unloaded: their threads and
+//! destructors do not expect it.
 
 #![expect(unsafe_code, reason = "dlopen and dlsym")]
 
@@ -80,7 +81,8 @@ impl Libraries {
             Api::resolve(&Source::new(&usdm, &usdm_library), &Source::new(&qat, &qat_library))?;
         // Never dlclose: callbacks and destructors of the libraries may run until the process ends.
         std::mem::forget((usdm_library, qat_library));
-        // One small table per loading; engines on any thread then share it without counting references.
+        // One small table per loading; engines on any thread then share it without counting
+        // references.
         Ok(Self { api: Box::leak(Box::new(api)), usdm, qat })
     }
 
@@ -141,7 +143,8 @@ impl Api {
             clippy::multiple_unsafe_ops_per_block,
             reason = "the same promise for each symbol"
         )]
-        // SAFETY: each name is given the type that Intel's headers declare for it (`qat_abi` checks those headers).
+        // SAFETY: each name is given the type that Intel's headers declare for it (`qat_abi` checks
+        // those headers).
         unsafe {
             Ok(Self {
                 is_available: qat.required("icp_sal_userIsQatAvailable")?,
@@ -180,8 +183,8 @@ impl Api {
 }
 
 fn open(path: &Path) -> Result<Library, LoadError> {
-    // SAFETY: loading runs the library's initialisers. qatlib's only prepare its own variables; a file that was
-    // named on the command line is trusted as an executable would be.
+    // SAFETY: loading runs the library's initialisers. qatlib's only prepare its own variables; a
+    // file that was named on the command line is trusted as an executable would be.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| {
         // libloading keeps the linker's message as the source.
         let reason = std::error::Error::source(&error)

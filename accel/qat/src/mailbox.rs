@@ -1,13 +1,15 @@
 //! Where the library's callbacks leave their word: one static mailbox per instance.
 //!
-//! A callback carries only a tag, and it may come late, twice, or after its engine has gone. So a tag is numbers, never
-//! a pointer: instance, slot, generation. The mailbox of an instance is never freed, its generations never repeat
-//! within 2^32 requests of a slot, and a callback whose generation is not the expected one is counted and ignored.
-//! Any thread may run a callback; the engine that owns the instance collects.
+//! A callback carries only a tag, and it may come late, twice, or after its engine has gone. So a
+//! tag is numbers, never a pointer: instance, slot, generation. The mailbox of an instance is never
+//! freed, its generations never repeat within 2^32 requests of a slot, and a callback whose
+//! generation is not the expected one is counted and ignored. Any thread may run a callback; the
+//! engine that owns the instance collects.
 //!
-//! What a slot waits for and what came are one word, so that they change in one step: whoever changes it first, the
-//! callback, another callback or the owner that gives up, decides for all. The bit in `done` then carries what the
-//! library wrote to the owner. `scripts/loom` proves that, and that nothing less would do.
+//! What a slot waits for and what came are one word, so that they change in one step: whoever
+//! changes it first, the callback, another callback or the owner that gives up, decides for all.
+//! The bit in `done` then carries what the library wrote to the owner. `scripts/loom` proves that,
+//! and that nothing less would do.
 
 use crate::sync::{exchange, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering, Site};
 use qat_abi::CpaStatus;
@@ -15,7 +17,8 @@ use std::array::from_fn;
 use std::ffi::c_void;
 use std::sync::OnceLock;
 
-/// Slots an instance can have: its ring takes 511 requests, so more would be of no use. A model needs two.
+/// Slots an instance can have: its ring takes 511 requests, so more would be of no use. A model
+/// needs two.
 pub(crate) const MAX_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
 /// Instances a process can have: 16 devices of 64.
 pub(crate) const MAX_INSTANCES: usize = 1024;
@@ -57,10 +60,11 @@ pub(crate) struct Mailbox {
     pub(crate) restarts: AtomicU64,
     /// Callbacks that belonged to no request: late ones of a former life, or a second one.
     pub(crate) strays: AtomicU64,
-    /// Last generation handed out per slot, over all engines that ever had this instance. Owner only.
+    /// Last generation handed out per slot, over all engines that ever had this instance. Owner
+    /// only.
     last: [AtomicU32; MAX_SLOTS],
-    /// High half: the generation whose callback is awaited, 0 for none. Low half: the status that the callback brought,
-    /// valid from when the slot's bit has been taken until the next request.
+    /// High half: the generation whose callback is awaited, 0 for none. Low half: the status that
+    /// the callback brought, valid from when the slot's bit has been taken until the next request.
     requests: [AtomicU64; MAX_SLOTS],
     /// A bit for each slot whose callback has come.
     done: [AtomicU64; WORDS],
@@ -96,46 +100,49 @@ impl Mailbox {
         }
     }
 
-    /// The state and the counts. A restart that is counted has changed the state, and its death is counted.
+    /// The state and the counts. A restart that is counted has changed the state, and its death is
+    /// counted.
     pub(crate) fn events(&self) -> Events {
-        // The count first: whoever sees a restart while the state is still the one before would take note of it, and
-        // have forgotten it when the state says that the device is back.
+        // The count first: whoever sees a restart while the state is still the one before would
+        // take note of it, and have forgotten it when the state says that the device is back.
         let restarts = self.restarts.load(strong(Site::RestartAcquire, Ordering::Acquire));
         Events { state: self.state(), fatals: self.fatals.load(Ordering::Relaxed), restarts }
     }
 
-    /// A new start of the library: the state is what it was made with, whatever the last life ended in.
+    /// A new start of the library: the state is what it was made with, whatever the last life ended
+    /// in.
     pub(crate) fn reset(&self) {
         self.state.store(State::Running as u8, Ordering::Relaxed);
         self.fatals.store(0, Ordering::Relaxed);
         self.restarts.store(0, Ordering::Relaxed);
     }
 
-    /// Announces a request in `slot` and gives its tag. The slot has no request under way, and no callback that
-    /// `take_done` has yet to report.
+    /// Announces a request in `slot` and gives its tag. The slot has no request under way, and no
+    /// callback that `take_done` has yet to report.
     pub(crate) fn expect(&self, ordinal: u16, slot: u16) -> *mut c_void {
         let at = usize::from(slot);
         let count = u32::from(step(Site::Generation));
         // 0 means "none", so it is skipped when the count wraps.
         let generation = self.last[at].load(Ordering::Relaxed).wrapping_add(count).max(1);
         self.last[at].store(generation, Ordering::Relaxed);
-        // Relaxed: the library takes it to the callback with the request, as it does everything the request points to.
+        // Relaxed: the library takes it to the callback with the request, as it does everything the
+        // request points to.
         self.requests[at].store(awaited(generation), Ordering::Relaxed);
         let tag = u64::from(generation) << 32 | u64::from(ordinal) << 16 | u64::from(slot);
         // Numbers, not an address: nobody dereferences it.
         std::ptr::without_provenance_mut(usize::try_from(tag).expect("64-bit pointers"))
     }
 
-    /// A new owner: nothing is awaited and nothing has come. Nobody may have requests on the instance, and no thread may
-    /// be running its callbacks.
+    /// A new owner: nothing is awaited and nothing has come. Nobody may have requests on the
+    /// instance, and no thread may be running its callbacks.
     pub(crate) fn clear(&self) {
         for word in self.requests.iter().chain(&self.done) {
             word.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The request in `slot` was refused after all. False when its callback has come nevertheless: `take_done` reports
-    /// it, and the slot has a request under way until then.
+    /// The request in `slot` was refused after all. False when its callback has come nevertheless:
+    /// `take_done` reports it, and the slot has a request under way until then.
     #[must_use = "a request whose callback has come is under way until it is taken"]
     pub(crate) fn forget(&self, slot: u16) -> bool {
         let at = usize::from(slot);
@@ -159,8 +166,8 @@ impl Mailbox {
     }
 
     fn deliver(&self, slot: usize, generation: u32, status: CpaStatus) {
-        // One exchange claims the request and leaves the status: "once" is certain, whichever threads call, and the
-        // status is the claimant's. 0 is "none", so it claims nothing.
+        // One exchange claims the request and leaves the status: "once" is certain, whichever
+        // threads call, and the status is the claimant's. 0 is "none", so it claims nothing.
         let claimed = generation != 0
             && self.requests.get(slot).is_some_and(|request| {
                 let answered = u64::from(status.cast_unsigned());
@@ -170,7 +177,8 @@ impl Mailbox {
             self.strays.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        // Release: the results the library wrote before this callback are seen by whoever takes the bit.
+        // Release: the results the library wrote before this callback are seen by whoever takes the
+        // bit.
         let release = strong(Site::DoneRelease, Ordering::Release);
         self.done[slot / 64].fetch_or(1 << (slot % 64), release);
     }

@@ -44,7 +44,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let mut start = self.start.as_ptr().cast();
-        // SAFETY: `start` came from `mem_alloc` and is freed once; the owner made sure the device is done with it.
+        // SAFETY: `start` came from `mem_alloc` and is freed once; the owner made sure the device
+        // is done with it.
         unsafe { (self.api.mem_free)(&raw mut start) };
     }
 }

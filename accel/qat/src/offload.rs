@@ -1,12 +1,13 @@
 //! What offloading costs and brings, measured: the data of `platen bench offload`.
 //!
-//! *Direct*: submit one page, wait for it, take the next, as a caller of a synchronous interface does.
-//! *Asynchronous*: keep many in flight. Both use the same engine, without load sharing, so that the difference is the
-//! way of waiting and nothing else. On a simulated device the figures show software's cost and the effect of latency,
-//! never a device's throughput; with its `engine stored` at 128 in flight they show what this driver costs by itself.
+//! *Direct*: submit one page, wait for it, take the next, as a caller of a synchronous interface
+//! does. *Asynchronous*: keep many in flight. Both use the same engine, without load sharing, so
+//! that the difference is the way of waiting and nothing else. On a simulated device the figures
+//! show software's cost and the effect of latency, never a device's throughput; with its `engine
+//! stored` at 128 in flight they show what this driver costs by itself.
 //!
-//! CPU time is the calling thread's: submission, both copies, polling, checks. The device's threads, if simulated, are
-//! other threads.
+//! CPU time is the calling thread's: submission, both copies, polling, checks. The device's
+//! threads, if simulated, are other threads.
 
 use crate::{Engine, Op, Snapshot};
 use rustix::time::{clock_gettime, ClockId, Timespec};
@@ -22,7 +23,8 @@ pub struct Plan {
     pub pages: usize,
     /// Pages in flight: 1 is direct offload. The engine's depth is the other limit.
     pub in_flight: usize,
-    /// Poll without a pause instead of sleeping between polls that brought nothing: least latency, a whole CPU.
+    /// Poll without a pause instead of sleeping between polls that brought nothing: least latency,
+    /// a whole CPU.
     pub busy: bool,
     /// Stop when this much time has passed, whatever the pages.
     pub at_most: Duration,
@@ -68,7 +70,8 @@ pub fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
     let (mut submitted, mut compressed) = (0, 0u64);
     let mut ended = start;
     while waits.len() < submitted || submitted < plan.pages {
-        // One reading of the clock for the pages of a turn: the pages' own times are relative to it.
+        // One reading of the clock for the pages of a turn: the pages' own times are relative to
+        // it.
         let now = micros(start);
         let more = start.elapsed() < plan.at_most;
         if !more && submitted == waits.len() {

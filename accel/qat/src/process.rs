@@ -1,5 +1,5 @@
-//! The device as the process has it: started once, its instances claimed by engines, its events polled by one thread,
-//! stopped when the last engine has gone.
+//! The device as the process has it: started once, its instances claimed by engines, its events
+//! polled by one thread, stopped when the last engine has gone.
 
 #![expect(unsafe_code, reason = "the C interface of libqat")]
 
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// How to start the library.
 #[derive(Debug, Clone)]
 pub struct StartOptions {
-    /// Process name given to the library: a section of the configuration file where one is used. The default is the
-    /// environment's `QAT_SECTION_NAME`, or "SHIM", which is what QATzip uses.
+    /// Process name given to the library: a section of the configuration file where one is used.
+    /// The default is the environment's `QAT_SECTION_NAME`, or "SHIM", which is what QATzip uses.
     pub section: String,
     /// Time between two looks for events of the device. Default 10 ms.
     pub event_interval: Duration,
@@ -36,13 +36,15 @@ impl Default for StartOptions {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// `icp_sal_userIsQatAvailable` says no: no device, no virtual functions, no permission on /dev/vfio.
+    /// `icp_sal_userIsQatAvailable` says no: no device, no virtual functions, no permission on
+    /// /dev/vfio.
     #[error("libqat finds no usable QAT device on this host")]
     Unavailable,
     /// The process has it already; the library can be started once.
     #[error("this process has started QAT already")]
     AlreadyStarted,
-    /// `icp_sal_userStartMultiProcess` failed: all virtual functions are taken, or the service qat (qatmgr) is not there.
+    /// `icp_sal_userStartMultiProcess` failed: all virtual functions are taken, or the service qat
+    /// (qatmgr) is not there.
     #[error("icp_sal_userStartMultiProcess(\"{section}\") answered {status}")]
     Start {
         /// The section asked for.
@@ -66,7 +68,8 @@ fn first(unfit: &[Unfit]) -> String {
     unfit.first().map_or(String::new(), |unfit| format!("; {} lacks {}", unfit.name, unfit.lacks))
 }
 
-/// The started device. Engines hold it; when the last of them and the caller have let go, it is stopped.
+/// The started device. Engines hold it; when the last of them and the caller have let go, it is
+/// stopped.
 #[derive(Debug)]
 pub struct Qat {
     inner: Arc<Inner>,
@@ -139,7 +142,8 @@ impl Qat {
             .filter(|instance| instance.mailbox.state() == State::Running && instance.claim())
     }
 
-    /// Takes a channel whose engine has gone. It is closed when the device has given everything back.
+    /// Takes a channel whose engine has gone. It is closed when the device has given everything
+    /// back.
     pub(crate) fn leave(&self, channel: Channel) {
         if let Err(channel) = channel.close() {
             channel.instance().neglected.store(true, Ordering::Release);
@@ -223,8 +227,8 @@ impl Inner {
             let _: CpaStatus = unsafe { (self.api.poll_events)() };
             for instance in &self.instances {
                 let unwell = instance.mailbox.state() != State::Running;
-                // A device restarts only when its rings have been polled empty, and an engine without work does not
-                // poll. One with work has the turn, and polls.
+                // A device restarts only when its rings have been polled empty, and an engine
+                // without work does not poll. One with work has the turn, and polls.
                 let watched = unwell || instance.neglected.load(Ordering::Acquire);
                 if watched && instance.is_started() && instance.try_turn() {
                     instance.poll(self.api);
@@ -255,7 +259,8 @@ impl Drop for Inner {
             let _: CpaStatus = unsafe { (self.api.poll_events)() };
             std::thread::sleep(Duration::from_millis(1));
         }
-        // What has not come back by now may still be written to by the device: that memory is never given back.
+        // What has not come back by now may still be written to by the device: that memory is never
+        // given back.
         let lost: Vec<u16> = std::mem::take(&mut *lock(&self.orphans))
             .into_iter()
             .map(|channel| {

@@ -1,8 +1,10 @@
-//! What there is of QAT on this host, what it does, and what is missing: the data of `platen qat status`.
+//! What there is of QAT on this host, what it does, and what is missing: the data of `platen qat
+//! status`.
 //!
-//! Reading only: /sys, /proc, /dev and this process's own state. Every path is below a root that tests set.
-//! Sources: Linux `Documentation/ABI/testing/sysfs-driver-qat` and `debugfs-driver-qat_telemetry`; qatlib's INSTALL
-//! and `qat_init.sh`; PCI identifiers from the kernel's `adf_accel_devices.h`.
+//! Reading only: /sys, /proc, /dev and this process's own state. Every path is below a root that
+//! tests set. Sources: Linux `Documentation/ABI/testing/sysfs-driver-qat` and
+//! `debugfs-driver-qat_telemetry`; qatlib's INSTALL and `qat_init.sh`; PCI identifiers from the
+//! kernel's `adf_accel_devices.h`.
 
 mod host;
 
@@ -69,7 +71,8 @@ pub struct InstanceStatus {
 }
 
 impl Status {
-    /// Looks at the host below `root` ("/" but in tests), and at the process's own libraries and device.
+    /// Looks at the host below `root` ("/" but in tests), and at the process's own libraries and
+    /// device.
     pub fn collect(
         root: &Path,
         libraries: Result<&Libraries, &LoadError>,

@@ -1,6 +1,7 @@
 //! The atomics of the mailbox, named here only, so that loom's can stand in for them.
 //!
-//! Every ordering stronger than `Relaxed` and every step that the mailbox's promises rest on is written through a
+//! Every ordering stronger than `Relaxed` and every step that the mailbox's promises rest on is
+//! written through a
 //! [`Site`]. In a normal build the site vanishes. Under `--cfg loom` the environment variable `WEAKEN=<site>` takes that
 //! one away, and a model must then fail: what nobody misses is either not needed or not tested.
 

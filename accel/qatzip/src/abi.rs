@@ -1,8 +1,8 @@
 //! Layouts and constants of `qatzip.h`, as QATzip 1.1 to 1.3.1 (`libqatzip.so.3`) have them.
 //!
 //! Names are Intel's. C enums are plain integers: the library may return a value unknown here.
-//! `tests/header.rs` compiles the header where it is installed and compares; what the loaded library
-//! itself believes is probed when it is loaded (`library.rs`).
+//! `tests/header.rs` compiles the header where it is installed and compares; what the loaded
+//! library itself believes is probed when it is loaded (`library.rs`).
 
 #![allow(non_snake_case, reason = "names are those of Intel's header")]
 

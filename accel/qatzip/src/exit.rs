@@ -12,9 +12,9 @@ pub(crate) fn stuck() {
     STUCK.store(true, Ordering::Relaxed);
 }
 
-/// Ends the process with `status` if a call was given up; otherwise returns. For the end of `main`: exit handlers of
-/// QATzip and libqat would take down what that call still uses, and the process would end by SIGSEGV after all had gone
-/// well.
+/// Ends the process with `status` if a call was given up; otherwise returns. For the end of `main`:
+/// exit handlers of QATzip and libqat would take down what that call still uses, and the process
+/// would end by SIGSEGV after all had gone well.
 pub fn end_process_if_stuck(status: u8) {
     if STUCK.load(Ordering::Relaxed) {
         let _ = std::io::stdout().flush();

@@ -1,13 +1,13 @@
 //! Whether QATzip may still be called in this process, and which results may still be believed.
 //!
-//! QATzip keeps one set of buffers per device instance and lends instances to sessions call by call.
-//! When a call fails, requests of it may still be with the device, and the next call on that
-//! instance, of whichever session, takes their answers for its own and returns success. So the first
-//! error closes the gate for good, for all sessions.
+//! QATzip keeps one set of buffers per device instance and lends instances to sessions call by
+//! call. When a call fails, requests of it may still be with the device, and the next call on that
+//! instance, of whichever session, takes their answers for its own and returns success. So the
+//! first error closes the gate for good, for all sessions.
 //!
-//! That leaves a call that took the instance over before the failed call had returned to us. If that
-//! one is back first, it finds the failed one still running. So a result counts only once every call
-//! that was running at its end has ended well: [`Gate::finish`].
+//! That leaves a call that took the instance over before the failed call had returned to us. If
+//! that one is back first, it finds the failed one still running. So a result counts only once
+//! every call that was running at its end has ended well: [`Gate::finish`].
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -55,8 +55,8 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// The call has ended well. Waits for those that run at this moment to end as well, and fails if
-    /// one does not.
+    /// The call has ended well. Waits for those that run at this moment to end as well, and fails
+    /// if one does not.
     ///
     /// Bounded by the deadlines of those calls: whoever waits for a silent one closes the gate.
     pub(crate) fn finish(&self, ticket: u64) -> Result<(), QatZipError> {

@@ -1,7 +1,7 @@
 //! Compression through Intel's QATzip library, with its traps fenced.
 //!
-//! For sites that standardise on QATzip; the driver of libqat itself (crate `qat`) does more work with
-//! less CPU. Payloads are [`codec::qz`] members in both directions: what a session makes, our
+//! For sites that standardise on QATzip; the driver of libqat itself (crate `qat`) does more work
+//! with less CPU. Payloads are [`codec::qz`] members in both directions: what a session makes, our
 //! software, `gunzip`, QEMU's `qatzip` method and any QATzip read, and the other way round.
 //!
 //! ```text
@@ -12,10 +12,10 @@
 //!
 //! # What fails, and what is done about it
 //!
-//! Every error means: no result, do it in software ([`codec::Encoder`], [`codec::Decoder`]). A session
-//! never gives bytes whose CRC-32 it has not checked. [`QatZipError::Busy`] and the errors about sizes
-//! are for this call only. Any other one puts QATzip out of use for the rest of the process
-//! ([`QatZip::closed`] says why), since QATzip 1.3.1 is not to be trusted after an error:
+//! Every error means: no result, do it in software ([`codec::Encoder`], [`codec::Decoder`]). A
+//! session never gives bytes whose CRC-32 it has not checked. [`QatZipError::Busy`] and the errors
+//! about sizes are for this call only. Any other one puts QATzip out of use for the rest of the
+//! process ([`QatZip::closed`] says why), since QATzip 1.3.1 is not to be trusted after an error:
 //!
 //! | trap (QATzip 1.3.1, found with the simulated device) | fence |
 //! |---|---|
@@ -32,15 +32,15 @@
 //! | `qzGetStatus` answers `QZ_OK` and writes nothing | not called; the session's own state is looked at |
 //! | Log lines go to standard output | silenced when loaded |
 //!
-//! What is not checked: whether the deflate stream behind a right CRC-32 is the right one. The device
-//! verifies that itself (compress and verify), and the receiver checks each unit: a bit flipped on
-//! the way costs the migration, not a byte.
+//! What is not checked: whether the deflate stream behind a right CRC-32 is the right one. The
+//! device verifies that itself (compress and verify), and the receiver checks each unit: a bit
+//! flipped on the way costs the migration, not a byte.
 //!
-//! Limits: units up to [`codec::MAX_PLAIN`]; 2.2 MiB of memory a session, besides the 5 MiB of pinned
-//! memory that QATzip takes an instance; as many sessions as instances, others find it [`QatZipError::Busy`].
-//! A peer whose unit is not sound closes the gate too (it ends its own session as well): servers of
-//! several peers had better decode in software. QATzip's log and its wish to find `/dev/vfio` may
-//! write to standard error.
+//! Limits: units up to [`codec::MAX_PLAIN`]; 2.2 MiB of memory a session, besides the 5 MiB of
+//! pinned memory that QATzip takes an instance; as many sessions as instances, others find it
+//! [`QatZipError::Busy`]. A peer whose unit is not sound closes the gate too (it ends its own
+//! session as well): servers of several peers had better decode in software. QATzip's log and its
+//! wish to find `/dev/vfio` may write to standard error.
 
 pub mod abi;
 mod error;

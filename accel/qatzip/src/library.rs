@@ -55,8 +55,9 @@ impl QatZip {
             None => {}
         }
         if let Some(folder) = &paths.drivers {
-            // QATzip names them by SONAME; the loader then takes those already there. libusdm first:
-            // libqat needs it. Global, because libqat's plain symbols are looked up by others.
+            // QATzip names them by SONAME; the loader then takes those already there. libusdm
+            // first: libqat needs it. Global, because libqat's plain symbols are looked up by
+            // others.
             for name in ["libusdm.so.0", "libqat.so.4"] {
                 std::mem::forget(open(&folder.join(name), RTLD_NOW | RTLD_GLOBAL)?);
             }
@@ -125,13 +126,14 @@ impl Calls {
             compress: function(&library, name, "qzCompressExt")?,
             decompress: function(&library, name, "qzDecompressExt")?,
         };
-        // Never unloaded: it has a thread of its own after `qzInit`, and pointers into it are above.
+        // Never unloaded: it has a thread of its own after `qzInit`, and pointers into it are
+        // above.
         std::mem::forget(library);
         Ok(calls)
     }
 
-    /// Checks that the library lays its parameters out as we do, silences it, and takes software out
-    /// of its defaults.
+    /// Checks that the library lays its parameters out as we do, silences it, and takes software
+    /// out of its defaults.
     fn probe(&self, name: &Path) -> Result<(), LoadError> {
         let layout = |what: String| LoadError::Layout { library: name.to_owned(), what };
         // SAFETY: takes a number. INFO and DEBUG lines would go to standard output.

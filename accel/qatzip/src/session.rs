@@ -31,13 +31,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts a session at `level`, 1 to 9. The first one in the process starts the device, which can
-    /// take seconds.
+    /// Starts a session at `level`, 1 to 9. The first one in the process starts the device, which
+    /// can take seconds.
     ///
     /// # Errors
     ///
-    /// A level that does not exist, no memory, no thread, and [`QatZipError::Closed`]: no device, or
-    /// an error before.
+    /// A level that does not exist, no memory, no thread, and [`QatZipError::Closed`]: no device,
+    /// or an error before.
     pub fn new(library: &Arc<QatZip>, level: i32) -> Result<Self, QatZipError> {
         let checked = u8::try_from(level).ok().filter(|level| (1..=9).contains(level));
         let level = checked.ok_or(QatZipError::Level(level))?;

@@ -13,8 +13,8 @@ use crate::{Closed, QatZip, QatZipError};
 
 /// What one session works on. Our own copies: a call that hangs keeps them, and nobody else does.
 ///
-/// Ordinary memory, not QATzip's: what comes from `qzMalloc(PINNED)` it gives to the device as it is,
-/// in the place of a slot of its own. A call that never ends leaves it there, and QATzip's exit
+/// Ordinary memory, not QATzip's: what comes from `qzMalloc(PINNED)` it gives to the device as it
+/// is, in the place of a slot of its own. A call that never ends leaves it there, and QATzip's exit
 /// handler then frees a pointer into the middle of ours. What is not pinned it copies.
 #[derive(Debug)]
 pub(crate) struct Buffers {
@@ -206,9 +206,9 @@ impl<'a> Open<'a> {
         let dest = buffers.output.as_mut_ptr();
         let session = &raw mut *self.session;
         let code = match work {
-            // SAFETY: a session that was set up and has had no error; `src` and `dest` are memory of
-            // at least the lengths given, for as long as library or device may use them: on any error
-            // it is given up, not freed. Last argument but one: the data are whole.
+            // SAFETY: a session that was set up and has had no error; `src` and `dest` are memory
+            // of at least the lengths given, for as long as library or device may use them: on any
+            // error it is given up, not freed. Last argument but one: the data are whole.
             Work::Compress { .. } => unsafe {
                 (calls.compress)(
                     session,
@@ -262,8 +262,8 @@ impl<'a> Open<'a> {
     fn close(self) {
         // SAFETY: a session that was set up and is not used again.
         unsafe { (self.library.calls.teardown)(&raw mut *self.session) };
-        // SAFETY: from `Box::leak` in `set_up`, whose only reference this is; torn down, the library
-        // has no more use for it.
+        // SAFETY: from `Box::leak` in `set_up`, whose only reference this is; torn down, the
+        // library has no more use for it.
         drop(unsafe { Box::from_raw(self.session) });
     }
 }

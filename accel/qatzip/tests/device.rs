@@ -292,7 +292,8 @@ fn a_silent_device_costs_one_deadline_and_the_process_still_ends() {
         let closed = library.closed().expect("the device is silent");
         assert!(closed.reason.contains("no answer within"), "{closed}");
         println!("{done} units, then {closed}; 1 passed");
-        // Now and then the exit handlers crash on the call that has not ended. Who runs this looks at the status.
+        // Now and then the exit handlers crash on the call that has not ended. Who runs this looks
+        // at the status.
         qatzip::end_process_if_stuck(0);
         panic!("a call was given up, and nobody remembers");
     });

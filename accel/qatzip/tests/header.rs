@@ -6,7 +6,8 @@ use std::process::Command;
 
 use qatzip::abi;
 
-/// Where `qatzip.h` is: beside the headers named by the user, fetched by `make setup`, or installed.
+/// Where `qatzip.h` is: beside the headers named by the user, fetched by `make setup`, or
+/// installed.
 fn include() -> Option<PathBuf> {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let named = std::env::var_os("PLATEN_QAT_INCLUDE")
@@ -87,7 +88,8 @@ fn layouts_are_those_of_the_header() {
         LOG_NONE,
         QZ_SW_EXECUTION_MASK
     );
-    // What our own types say, against the header's prototypes: a mismatch is a warning, hence -Werror.
+    // What our own types say, against the header's prototypes: a mismatch is a warning, hence
+    // -Werror.
     program.push_str(
         "QzLogLevel_T (*a)(QzLogLevel_T) = qzSetLogLevel;\n\
          int (*b)(QzSessionParamsDeflate_T *) = qzGetDefaultsDeflate;\n\

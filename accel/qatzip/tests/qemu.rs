@@ -1,5 +1,5 @@
-//! Interchange with QEMU's `qatzip` method: packets as its multifd makes and reads them, by the real
-//! QATzip called as `migration/multifd-qatzip.c` calls it, against our software.
+//! Interchange with QEMU's `qatzip` method: packets as its multifd makes and reads them, by the
+//! real QATzip called as `migration/multifd-qatzip.c` calls it, against our software.
 
 #![expect(unsafe_code, reason = "calls QATzip as QEMU does; each block says why that is sound")]
 

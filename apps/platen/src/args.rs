@@ -11,7 +11,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Seconds to wait for a lost peer: a switch that restarts a port or a spanning tree that settles takes up to 30 s.
+/// Seconds to wait for a lost peer: a switch that restarts a port or a spanning tree that settles
+/// takes up to 30 s.
 const RESUME: u64 = 30;
 
 /// on or off, as QEMU says it.
@@ -23,8 +24,8 @@ pub(crate) enum OnOff {
     Off,
 }
 
-/// Delta cache where nobody says how large, at either end: 256 MiB, and on a host that is short of memory, which may be why
-/// it is emptied, no more than a 16th of what there is.
+/// Delta cache where nobody says how large, at either end: 256 MiB, and on a host that is short of
+/// memory, which may be why it is emptied, no more than a 16th of what there is.
 fn delta_cache_default() -> u64 {
     (256 << 20).min(available_memory().unwrap_or(u64::MAX) / 16)
 }
@@ -74,9 +75,10 @@ impl FromStr for Channels {
 impl Channels {
     /// The number to use.
     ///
-    /// A single stream is the default for every QEMU: compression is done by platen's threads either way, and QEMU 7.2's
-    /// multifd threads burn CPU while their channels are blocked (28 CPU seconds at 200 Mbit/s where a single stream
-    /// takes 2). Multifd pays where one migration thread cannot fill the link, beyond 10 Gbit/s.
+    /// A single stream is the default for every QEMU: compression is done by platen's threads
+    /// either way, and QEMU 7.2's multifd threads burn CPU while their channels are blocked (28 CPU
+    /// seconds at 200 Mbit/s where a single stream takes 2). Multifd pays where one migration
+    /// thread cannot fill the link, beyond 10 Gbit/s.
     pub(crate) fn count(self) -> u8 {
         match self {
             Self::Auto => 0,
@@ -124,7 +126,8 @@ pub(crate) struct TlsOptions {
     /// Its key, PEM [default: key.pem in --tls-dir]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// No TLS: guest memory crosses the network in the clear, and whoever reaches the receiver can deliver a VM
+    /// No TLS: guest memory crosses the network in the clear, and whoever reaches the receiver can
+    /// deliver a VM
     #[arg(long, conflicts_with_all = ["tls_dir", "tls_ca", "tls_cert", "tls_key", "peer_name"])]
     pub(crate) insecure: bool,
 }
@@ -152,8 +155,8 @@ pub(crate) struct SourceOptions {
     /// Which of the receiver's targets
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// auto, none, lz4, zlib, zstd or qatzip; auto chooses codec and level all the time, by what link and CPU have to
-    /// spare
+    /// auto, none, lz4, zlib, zstd or qatzip; auto chooses codec and level all the time, by what
+    /// link and CPU have to spare
     #[arg(long, default_value = "auto", visible_alias = "multifd-compression")]
     pub(crate) codec: CodecChoice,
     /// Level of a named codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
@@ -167,7 +170,8 @@ pub(crate) struct SourceOptions {
         conflicts_with = "level"
     )]
     pub(crate) qatzip_level: Option<i32>,
-    /// Who does codec qatzip: a QAT device if there is one (auto), must be (qat), Intel's QATzip (qatzip), or software
+    /// Who does codec qatzip: a QAT device if there is one (auto), must be (qat), Intel's QATzip
+    /// (qatzip), or software
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
@@ -175,8 +179,8 @@ pub(crate) struct SourceOptions {
     /// Compression threads [default: the cores, at most 8, and what --max-cpu allows]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) compress_threads: Option<u16>,
-    /// Cores that the relay may use on average, 1.5 for example; with a named codec, which cannot give way, only the
-    /// number of threads follows it
+    /// Cores that the relay may use on average, 1.5 for example; with a named codec, which cannot
+    /// give way, only the number of threads follows it
     #[arg(long, value_name = "CORES", value_parser = cores)]
     pub(crate) max_cpu: Option<f64>,
     /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
@@ -191,11 +195,13 @@ pub(crate) struct SourceOptions {
     /// TCP connections to the receiver
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) links: u16,
-    /// Memory for pages as they were sent last, here and at the receiver: one that is sent again goes as its difference.
-    /// Taken as it is used, by a single stream alone; with --codec auto only while the link is slower than the CPUs. 0
-    /// for none [default: 256M and a 16th of free memory at most with --codec auto, else 0]
-    // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more than that, and a slot
-    // serves one page only; with a named codec nothing tells whether the copies cost more than they save.
+    /// Memory for pages as they were sent last, here and at the receiver: one that is sent again
+    /// goes as its difference. Taken as it is used, by a single stream alone; with --codec auto
+    /// only while the link is slower than the CPUs. 0 for none [default: 256M and a 16th of free
+    /// memory at most with --codec auto, else 0]
+    // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more
+    // than that, and a slot serves one page only; with a named codec nothing tells whether the
+    // copies cost more than they save.
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
     /// Page size of the guest, bytes; both ends must agree
@@ -204,7 +210,8 @@ pub(crate) struct SourceOptions {
     /// What the receiver's certificate must be for [default: the HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,
-    /// Seconds to wait for the receiver when every link to it is lost; 0 ends the migration with the first lost link
+    /// Seconds to wait for the receiver when every link to it is lost; 0 ends the migration with
+    /// the first lost link
     #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) resume_timeout: u64,
     #[command(flatten)]
@@ -403,7 +410,8 @@ pub(crate) struct RelayArgs {
     /// Where QEMU will migrate to, unix:PATH
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) listen: UnixAddress,
-    /// Multifd channels that QEMU was told to use, for a receiver that sets up the destination by its monitor
+    /// Multifd channels that QEMU was told to use, for a receiver that sets up the destination by
+    /// its monitor
     #[arg(long, visible_alias = "multifd-channels")]
     pub(crate) channels: Option<u8>,
     #[command(flatten)]
@@ -431,9 +439,10 @@ pub(crate) struct ReceiveArgs {
     /// Decompression threads [default: the cores, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) decompress_threads: Option<u16>,
-    /// Who decompresses codec qatzip: software, or a QAT device if there is one (auto), or must be (qat)
-    // Not auto: a daemon would hold instances that a sender on this host may want, to save little. libdeflate decodes
-    // a gigabyte a second on a core.
+    /// Who decompresses codec qatzip: software, or a QAT device if there is one (auto), or must be
+    /// (qat)
+    // Not auto: a daemon would hold instances that a sender on this host may want, to save little.
+    // libdeflate decodes a gigabyte a second on a core.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
@@ -441,17 +450,20 @@ pub(crate) struct ReceiveArgs {
     /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
-    /// The most memory that a migration may take here for pages as they were sent last (see migrate --delta-cache); 0
-    /// for none [default: 256M, and a 16th of the memory that is free at the start at most]
+    /// The most memory that a migration may take here for pages as they were sent last (see migrate
+    /// --delta-cache); 0 for none [default: 256M, and a 16th of the memory that is free at the
+    /// start at most]
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
     /// Page size of the guests, bytes; both ends must agree
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
-    /// Take sources with a certificate for this name only; repeatable [default: any that the CA has signed]
+    /// Take sources with a certificate for this name only; repeatable [default: any that the CA has
+    /// signed]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Vec<String>,
-    /// Seconds to wait for a source when every link to it is lost; 0 ends its migration with the first lost link
+    /// Seconds to wait for a source when every link to it is lost; 0 ends its migration with the
+    /// first lost link
     #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) resume_timeout: u64,
     #[command(flatten)]
@@ -512,7 +524,8 @@ pub(crate) fn shown(name: &Option<String>) -> String {
     name.as_ref().map_or("the unnamed target".into(), |name| format!("target '{name}'"))
 }
 
-/// The cores, at most 8: more than 8 threads fill a 25 Gbit/s link with zstd 1, and a host has other work.
+/// The cores, at most 8: more than 8 threads fill a 25 Gbit/s link with zstd 1, and a host has
+/// other work.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
 }

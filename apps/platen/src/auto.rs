@@ -1,4 +1,5 @@
-//! `--codec auto` as a person sees it: `--explain`, its part of the report, and a word where QEMU alone would do.
+//! `--codec auto` as a person sees it: `--explain`, its part of the report, and a word where QEMU
+//! alone would do.
 
 use crate::say::say;
 use controller::{Bottleneck, Decision};

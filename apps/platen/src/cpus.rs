@@ -36,7 +36,8 @@ impl FromStr for Cpus {
 }
 
 impl Cpus {
-    /// Keeps this thread, and all that it starts from here on, to these CPUs. Call it before there are others.
+    /// Keeps this thread, and all that it starts from here on, to these CPUs. Call it before there
+    /// are others.
     pub(crate) fn apply(&self) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         for &cpu in &self.0 {

@@ -1,6 +1,7 @@
 //! platen: moves and holds memory at a fraction of its size.
 //!
-//! The one binary. `args` is what was typed, a module for each command is what it does; everything else is in the crates.
+//! The one binary. `args` is what was typed, a module for each command is what it does; everything
+//! else is in the crates.
 
 // These wait for a reader that does not read, and panic when there is none: see `say`.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]

@@ -21,11 +21,13 @@ const ASK: Duration = Duration::from_millis(250);
 /// How long QEMU may take to settle on completed, failed or cancelled once the stream has ended.
 const SETTLE: Duration = Duration::from_secs(15);
 
-/// What QEMU calls a migration that was interrupted in postcopy: not over, and nobody's but its user's to take up again.
+/// What QEMU calls a migration that was interrupted in postcopy: not over, and nobody's but its
+/// user's to take up again.
 const PAUSED: &str = "postcopy-paused";
 
-/// From this version on a source can fail, and start its VM again, when it has begun to send in postcopy (its state
-/// `postcopy-device`); platen takes the first section in postcopy for the point of no return.
+/// From this version on a source can fail, and start its VM again, when it has begun to send in
+/// postcopy (its state `postcopy-device`); platen takes the first section in postcopy for the point
+/// of no return.
 const FAILS_IN_POSTCOPY: (u32, u32) = (10, 2);
 
 /// Tells the source QEMU what the migration needs.
@@ -67,7 +69,8 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
         ("compress", false),
         ("zero-copy-send", false),
     ])?;
-    // QEMU counts uncompressed bytes; its default of 128 MiB/s would cap a 1 Gbit/s link before compression.
+    // QEMU counts uncompressed bytes; its default of 128 MiB/s would cap a 1 Gbit/s link before
+    // compression.
     let mut parameters = json!({ "max-bandwidth": 0 });
     if channels > 0 {
         parameters["multifd-channels"] = json!(channels);
@@ -209,9 +212,9 @@ fn watch(
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {
             passed_on = asked;
-            // Politely first: QEMU cancels and closes its socket. Then by ending the relay. Once the destination may be
-            // starting the VM, or the source turns to postcopy, a cancel would resume the source beside it: the relay
-            // decides then (W23).
+            // Politely first: QEMU cancels and closes its socket. Then by ending the relay. Once
+            // the destination may be starting the VM, or the source turns to postcopy, a cancel
+            // would resume the source beside it: the relay decides then (W23).
             let postcopy =
                 qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
             if handle.in_doubt() || postcopy || asked > 1 || qmp.migrate_cancel().is_err() {
@@ -221,7 +224,8 @@ fn watch(
             }
         }
         let info = qmp.query_migrate().ok();
-        // QEMU gave up before it ever connected (a bad path, a device that cannot migrate): no socket will say so.
+        // QEMU gave up before it ever connected (a bad path, a device that cannot migrate): no
+        // socket will say so.
         if let Some(info) =
             info.as_ref().filter(|info| info.is_over() && info.status() != "completed")
         {

@@ -33,7 +33,8 @@ fn host(address: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// What secures links to `peer`, which must be what it is called there or by `--peer-name`; none with `--insecure`.
+/// What secures links to `peer`, which must be what it is called there or by `--peer-name`; none
+/// with `--insecure`.
 pub(crate) fn connector(
     options: &TlsOptions,
     peer: &str,

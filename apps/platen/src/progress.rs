@@ -6,7 +6,8 @@ use qmp::MigrationInfo;
 use relay::Progress;
 use std::time::{Duration, Instant};
 
-/// A bar over the pages, with ratio, link rate, dirty rate, expected downtime and busy workers. Draws only on a terminal.
+/// A bar over the pages, with ratio, link rate, dirty rate, expected downtime and busy workers.
+/// Draws only on a terminal.
 pub(crate) struct Bar {
     bar: ProgressBar,
     last: (Instant, u64),

@@ -35,7 +35,8 @@ impl QatLibraries {
 const NO_DEVICE: &str =
     "--accelerator qat: no QAT device (`platen qat status` says what is missing)";
 
-/// The device for a source, if one is wanted and there. Says on stderr when software is left to do the work.
+/// The device for a source, if one is wanted and there. Says on stderr when software is left to do
+/// the work.
 pub(crate) fn accelerator(
     wanted: Accelerator,
     libraries: &QatLibraries,
@@ -135,7 +136,8 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
     if let Some(report) = &args.report {
         command.env("PLATEN_QAT_SIM_REPORT", report);
     }
-    // Ctrl-C and SIGTERM are for the command to answer; here they would leave the private folder behind.
+    // Ctrl-C and SIGTERM are for the command to answer; here they would leave the private folder
+    // behind.
     let (interrupted, running) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
     let (seen, pid) = (interrupted.clone(), running.clone());
     let tell = |pid: &Pid| {

@@ -96,7 +96,8 @@ impl Host for Receiver {
         let Some((_, deliver)) = self.targets.iter().find(|(name, _)| name == target) else {
             return Ok(());
         };
-        // A bare relay that does not say how QEMU was set up: a single stream with return path is QEMU's plainest form.
+        // A bare relay that does not say how QEMU was set up: a single stream with return path is
+        // QEMU's plainest form.
         let setup = hello.setup.clone().unwrap_or(Setup { channels: 0, return_path: true });
         set_up(monitor, deliver, &setup)
             .map_err(|error| format!("the destination cannot be set up: {error:#}"))

@@ -58,8 +58,8 @@ pub(crate) struct Report {
     pub(crate) total_time: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) downtime: Option<u64>,
-    /// How long the last bytes took from the source QEMU's socket to the destination's, ms: what of the downtime QEMU
-    /// cannot plan for is at most that. Of a completed precopy migration.
+    /// How long the last bytes took from the source QEMU's socket to the destination's, ms: what of
+    /// the downtime QEMU cannot plan for is at most that. Of a completed precopy migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hidden_downtime: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -239,8 +239,8 @@ impl Report {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Prints it, and writes it to `json` if given. That one of them fails is said, and nothing else: whether the VM has
-    /// moved is what the exit status tells.
+    /// Prints it, and writes it to `json` if given. That one of them fails is said, and nothing
+    /// else: whether the VM has moved is what the exit status tells.
     pub(crate) fn publish(&self, json: Option<&Path>) {
         let written = json.map_or(Ok(()), |path| {
             std::fs::write(path, self.json() + "\n")

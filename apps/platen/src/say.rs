@@ -1,9 +1,10 @@
-//! Lines for a person, from processes that must not wait for one, nor end because nobody listens: a VM or a disk needs
-//! them.
+//! Lines for a person, from processes that must not wait for one, nor end because nobody listens: a
+//! VM or a disk needs them.
 //!
-//! Standard error may be a pipe that is full and not read, or whose reader has gone; a terminal that was stopped; a
-//! service manager's socket. Whoever is to read it may be swapped out to the very disk that waits for us. `eprintln!`
-//! waits for the first of these and panics for the second, so that nothing here uses it.
+//! Standard error may be a pipe that is full and not read, or whose reader has gone; a terminal
+//! that was stopped; a service manager's socket. Whoever is to read it may be swapped out to the
+//! very disk that waits for us. `eprintln!` waits for the first of these and panics for the second,
+//! so that nothing here uses it.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fstat, open, FileType, Mode, OFlags};
@@ -14,15 +15,16 @@ use std::sync::OnceLock;
 /// A pipe takes so much as a whole or not at all.
 const MOST: usize = 4096;
 
-/// How a descriptor of somebody else's is written to without waiting: its flags are shared with all who have it, and so
-/// is what `O_NONBLOCK` would do to them.
+/// How a descriptor of somebody else's is written to without waiting: its flags are shared with all
+/// who have it, and so is what `O_NONBLOCK` would do to them.
 #[derive(Debug)]
 enum Way {
     /// A socket can be told for each line.
     Socket,
     /// A pipe or a terminal is opened once more, with flags of our own.
     Own(OwnedFd),
-    /// A file does not make anybody wait for a reader. Opened once more it would be written from its beginning.
+    /// A file does not make anybody wait for a reader. Opened once more it would be written from
+    /// its beginning.
     Shared,
 }
 
@@ -34,7 +36,8 @@ impl Way {
             Ok(FileType::Fifo | FileType::CharacterDevice) => {
                 let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
                 let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-                // Somebody else's terminal, or a pipe without a reader: what is left is to look first.
+                // Somebody else's terminal, or a pipe without a reader: what is left is to look
+                // first.
                 open(path, flags, Mode::empty()).map_or(Self::Shared, Self::Own)
             }
             _ => Self::Shared,
@@ -60,7 +63,8 @@ fn takes(fd: BorrowedFd<'_>) -> bool {
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Says a line on standard error, or leaves it out when nobody takes it just now. It neither waits nor panics.
+/// Says a line on standard error, or leaves it out when nobody takes it just now. It neither waits
+/// nor panics.
 pub(crate) fn say(line: &str) {
     static WAY: OnceLock<Way> = OnceLock::new();
     let stderr = rustix::stdio::stderr();
@@ -82,7 +86,8 @@ pub(crate) fn say_untaken(untaken: impl IntoIterator<Item = swap::Untaken>) {
     }
 }
 
-/// Has panics said in the same way: one that waits for a reader of its last words does not end, and is not replaced.
+/// Has panics said in the same way: one that waits for a reader of its last words does not end, and
+/// is not replaced.
 pub(crate) fn say_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -90,7 +95,8 @@ pub(crate) fn say_panics() {
     }));
 }
 
-/// Writes what a command was asked for to standard output. Who has closed it has seen enough: that is no error.
+/// Writes what a command was asked for to standard output. Who has closed it has seen enough: that
+/// is no error.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Nobody listens: standard error is a pipe whose reader has gone, or that is full; standard output cannot be written.
+//! Nobody listens: standard error is a pipe whose reader has gone, or that is full; standard output
+//! cannot be written.
 
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::fs::File;
@@ -37,7 +38,8 @@ fn wait(child: &mut Child) -> Option<i32> {
     None
 }
 
-/// What is kept beside a relay says that it holds on, and holds on whether somebody hears it or not.
+/// What is kept beside a relay says that it holds on, and holds on whether somebody hears it or
+/// not.
 #[test]
 fn a_socket_of_qemu_s_is_held_though_nobody_hears_why() {
     for full in [false, true] {

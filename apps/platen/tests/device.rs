@@ -1,7 +1,8 @@
-//! `platen device serve` before judges that share no line with it: libnbd's tools, QEMU's, and fio's.
+//! `platen device serve` before judges that share no line with it: libnbd's tools, QEMU's, and
+//! fio's.
 //!
-//! The server is a debug build here, which ends at once when an I/O thread allocates. A judge that is
-//! not installed is left out with a word of it; `scripts/setup` installs all of them.
+//! The server is a debug build here, which ends at once when an I/O thread allocates. A judge that
+//! is not installed is left out with a word of it; `scripts/setup` installs all of them.
 
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs;
@@ -246,7 +247,8 @@ fn without_a_supervisor_it_is_one_process() {
     served.end();
 }
 
-/// What a service manager sends to all processes at once must not hit the one that is needed when another dies.
+/// What a service manager sends to all processes at once must not hit the one that is needed when
+/// another dies.
 #[test]
 fn a_server_that_stands_by_follows_its_supervisor_and_no_signals() {
     let folder = tempfile::tempdir().unwrap();

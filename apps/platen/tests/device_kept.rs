@@ -1,5 +1,5 @@
-//! What `platen device serve` holds is not lost to anything that its servers could do without: what somebody takes while
-//! there is no server, and a standard error that nobody reads.
+//! What `platen device serve` holds is not lost to anything that its servers could do without: what
+//! somebody takes while there is no server, and a standard error that nobody reads.
 
 use rustix::fs::{open, Mode, OFlags};
 use rustix::process::{kill_process, Pid, Signal};
@@ -49,8 +49,8 @@ impl Served {
         let mut command = Self::command(folder, "kept", "nbd.sock", options);
         let served =
             Self { supervisor: command.stderr(stderr).spawn().unwrap(), folder: folder.to_owned() };
-        // The policy begins when the supervisor has been told that all is ready: a first server that dies before that has
-        // not started.
+        // The policy begins when the supervisor has been told that all is ready: a first server
+        // that dies before that has not started.
         wait("the server does not begin", || {
             served.stat().is_some_and(|stat| !stat["policy"].is_null())
         });

@@ -1,5 +1,5 @@
-//! `platen device serve --codec qatzip`, on a simulated QAT device and without one. A debug build, which ends at once when
-//! an I/O thread allocates.
+//! `platen device serve --codec qatzip`, on a simulated QAT device and without one. A debug build,
+//! which ends at once when an I/O thread allocates.
 
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs;
@@ -99,7 +99,8 @@ impl Drop for Served {
     }
 }
 
-/// The least of an NBD client (simple replies; proto.md of the NBD project): export name, reads, writes.
+/// The least of an NBD client (simple replies; proto.md of the NBD project): export name, reads,
+/// writes.
 struct Client(UnixStream);
 
 impl Client {

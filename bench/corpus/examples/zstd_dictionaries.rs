@@ -1,12 +1,15 @@
-//! Whether a dictionary of zstd pays for single pages of 4 KiB: ratio and CPU time, by its size and level.
+//! Whether a dictionary of zstd pays for single pages of 4 KiB: ratio and CPU time, by its size and
+//! level.
 //!
-//! `cargo run --release -p corpus --example zstd_dictionaries [-- SET...]`    (guest redis text code ...)
+//! `cargo run --release -p corpus --example zstd_dictionaries [-- SET...]`    (guest redis text
+//! code ...)
 //!
-//! A dictionary is trained on up to 1024 pages and judged by others, no page twice: *mixed* takes both from all of
-//! the set, as a device that samples itself does; *halves* trains on the first half and judges by the second, as for
-//! data that changes after the training. Variants take turns of 256 pages in one thread; its CPU time is summed,
-//! medians of the rounds. A page that does not lose a 32nd counts as it is. What a dictionary itself takes is not in
-//! the ratio: it is the same for a device of any size.
+//! A dictionary is trained on up to 1024 pages and judged by others, no page twice: *mixed* takes
+//! both from all of the set, as a device that samples itself does; *halves* trains on the first
+//! half and judges by the second, as for data that changes after the training. Variants take turns
+//! of 256 pages in one thread; its CPU time is summed, medians of the rounds. A page that does not
+//! lose a 32nd counts as it is. What a dictionary itself takes is not in the ratio: it is the same
+//! for a device of any size.
 
 use std::collections::HashSet;
 use std::error::Error;

@@ -1,14 +1,16 @@
 //! What zstd level 1 should mean for units of 128 pages: ratio and CPU time of parameter sets,
 //! against the streams that QEMU's multifd makes.
 //!
-//! `cargo run --release -p corpus --example zstd_params [-- [--all] [--set NAME] [--mib N] [--rounds N]]`
+//! `cargo run --release -p corpus --example zstd_params [-- [--all] [--set NAME] [--mib N]
+//! [--rounds N]]`
 //!
 //! Every variant compresses the same pages in the same thread. They take turns every 4 MiB, so that
-//! whatever else the machine does falls on all of them alike; thread CPU time is summed over a round,
-//! and the medians of the rounds count, as does the median of the ratio to level 1 in the same round.
+//! whatever else the machine does falls on all of them alike; thread CPU time is summed over a
+//! round, and the medians of the rounds count, as does the median of the ratio to level 1 in the
+//! same round.
 //!
-//! QEMU is modelled as its multifd does it: one context per channel, fed page by page, flushed after
-//! each packet of 128 pages, packets going to two channels in turn; all at zstd's 1.5.7 here.
+//! QEMU is modelled as its multifd does it: one context per channel, fed page by page, flushed
+//! after each packet of 128 pages, packets going to two channels in turn; all at zstd's 1.5.7 here.
 
 use std::error::Error;
 

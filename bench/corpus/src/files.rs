@@ -91,7 +91,8 @@ fn is_unpacked(directory: &Path) -> bool {
 }
 
 /// Unpacks beside `done` and moves the result there in one step, while holding a lock: a process
-/// that comes second waits and finds it done, and one that is killed leaves nothing half done there.
+/// that comes second waits and finds it done, and one that is killed leaves nothing half done
+/// there.
 fn unpack(script: &Path, done: &Path) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
     let parent = done.parent().expect("it is target/corpora");

@@ -176,7 +176,8 @@ impl Corpus {
     }
 
     /// Every distinct page of all sets once, in the order of the sets and of the pages in them,
-    /// without those that are one 8-byte word over and over. About 267 MiB of files, or 62 MiB made.
+    /// without those that are one 8-byte word over and over. About 267 MiB of files, or 62 MiB
+    /// made.
     ///
     /// # Panics
     ///

@@ -10,10 +10,10 @@ use crate::PAGE;
 ///
 /// One constant for all bytes of a round, and not an 8-byte word: such a word takes matches apart
 /// whose distance is no multiple of eight, and text would lose half its ratio. A constant byte is a
-/// renaming of the bytes: a codec finds the same matches and the same statistics, but no page and no
-/// longer stretch of one round is met again in another. The first round is renamed too, so that
-/// nothing is the same as in the corpus, and pages that the receiver might know otherwise
-/// are not among them.
+/// renaming of the bytes: a codec finds the same matches and the same statistics, but no page and
+/// no longer stretch of one round is met again in another. The first round is renamed too, so that
+/// nothing is the same as in the corpus, and pages that the receiver might know otherwise are not
+/// among them.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     unique: Vec<u8>,

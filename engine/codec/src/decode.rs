@@ -49,8 +49,8 @@ impl Decoder {
         verify(header, out)
     }
 
-    /// Decodes a payload of `codec` into all of `out` without a checksum of the plain bytes: for who
-    /// keeps one of the payload. Otherwise as [`decode`](Self::decode).
+    /// Decodes a payload of `codec` into all of `out` without a checksum of the plain bytes: for
+    /// who keeps one of the payload. Otherwise as [`decode`](Self::decode).
     ///
     /// # Errors
     ///
@@ -106,12 +106,13 @@ impl Decoder {
         Ok(())
     }
 
-    /// As [`decode_payload`](Self::decode_payload) of a payload of [`Codec::Zstd`] that was made with `dictionary`. One
-    /// made with another gives other bytes, or an error.
+    /// As [`decode_payload`](Self::decode_payload) of a payload of [`Codec::Zstd`] that was made
+    /// with `dictionary`. One made with another gives other bytes, or an error.
     ///
     /// # Errors
     ///
-    /// Every payload that does not decode to exactly as many bytes as `out` has; a dictionary that is empty.
+    /// Every payload that does not decode to exactly as many bytes as `out` has; a dictionary that
+    /// is empty.
     pub fn decode_with(
         &mut self,
         dictionary: &Dictionary,
@@ -167,7 +168,8 @@ fn verify(header: &UnitHeader, plain: &[u8]) -> Result<(), DecodeError> {
 
 /// Why a unit could not be turned back into its plain bytes.
 ///
-/// All but [`DecodeError::Buffer`] are reachable from bytes a peer sent: none of them is a bug here.
+/// All but [`DecodeError::Buffer`] are reachable from bytes a peer sent: none of them is a bug
+/// here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {

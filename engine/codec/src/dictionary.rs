@@ -1,4 +1,5 @@
-//! Dictionaries of zstd for single pages: digested once, used by all threads, and nothing allocated after that.
+//! Dictionaries of zstd for single pages: digested once, used by all threads, and nothing allocated
+//! after that.
 //!
 //! ```text
 //!  samples ──► train (another process) ──► bytes ──► Dictionary::digest, into memory that is there already
@@ -6,11 +7,13 @@
 //!          Encoder::encode_with ◄────────────────────────┴───────────────────► Decoder::decode_with
 //! ```
 //!
-//! A dictionary's bytes may come from a process that nobody trusts: [`Dictionary::digest`] refuses what is not one, and
-//! whatever else it holds, a payload decodes within the bounds of its output. That a payload was made with *this*
-//! dictionary is for the caller to know: another one gives other bytes without an error.
+//! A dictionary's bytes may come from a process that nobody trusts: [`Dictionary::digest`] refuses
+//! what is not one, and whatever else it holds, a payload decodes within the bounds of its output.
+//! That a payload was made with *this* dictionary is for the caller to know: another one gives
+//! other bytes without an error.
 //!
-//! zstd is told to work in memory of ours ("static" contexts): it never asks for any, and says so when it would have to.
+//! zstd is told to work in memory of ours ("static" contexts): it never asks for any, and says so
+//! when it would have to.
 #![expect(unsafe_code, reason = "zstd's static contexts, which the safe bindings leave out")]
 
 use std::ffi::{c_int, c_void};
@@ -82,7 +85,8 @@ impl Drop for Memory {
 
 /// A dictionary in memory of its own, or that memory, empty.
 pub struct Dictionary {
-    /// The level that it compresses at, and the memory for that; none if it is for decompression only.
+    /// The level that it compresses at, and the memory for that; none if it is for decompression
+    /// only.
     compress: Option<(c_int, Memory)>,
     decompress: Memory,
     /// Both null while it is empty. They point into the two memories.
@@ -91,15 +95,15 @@ pub struct Dictionary {
     len: usize,
 }
 
-// SAFETY: no thread has a part in the memory; after `digest`, which has the whole to itself, nothing writes it: zstd's
-// digested dictionaries may be used by any number of contexts at once.
+// SAFETY: no thread has a part in the memory; after `digest`, which has the whole to itself,
+// nothing writes it: zstd's digested dictionaries may be used by any number of contexts at once.
 unsafe impl Send for Dictionary {}
 // SAFETY: as above.
 unsafe impl Sync for Dictionary {}
 
 impl Dictionary {
-    /// Memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression, and for compression at `level`
-    /// if one is given.
+    /// Memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression, and for
+    /// compression at `level` if one is given.
     pub fn room(level: Option<i32>) -> Self {
         Self {
             compress: level.map(|level| (level, Memory::new(encoder_memory(level)))),
@@ -146,8 +150,8 @@ impl Dictionary {
         }
         let (dict, len) = (bytes.as_ptr().cast(), bytes.len());
         let (to, room) = (self.decompress.start(), self.decompress.bytes());
-        // SAFETY: `to` is aligned, has `room` bytes, is ours alone while we have `&mut self`, and lives as long as the
-        // pointer; `dict` is copied.
+        // SAFETY: `to` is aligned, has `room` bytes, is ours alone while we have `&mut self`, and
+        // lives as long as the pointer; `dict` is copied.
         let for_decoder = unsafe { sys::ZSTD_initStaticDDict(to, room, dict, len, BY_COPY, FULL) };
         if for_decoder.is_null() {
             return Err(DictionaryError::Unsound);
@@ -223,7 +227,8 @@ impl WithDictionary {
     pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
         let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
         let memory = Memory::new(Dictionary::context_memory(level));
-        // SAFETY: the memory is aligned, of this length, ours alone, and lives as long as the context.
+        // SAFETY: the memory is aligned, of this length, ours alone, and lives as long as the
+        // context.
         let context = unsafe { sys::ZSTD_initStaticCCtx(memory.start(), memory.bytes()) };
         let context = NonNull::new(context).ok_or_else(|| failed("too little memory"))?;
         let mut this = Self { context, of: None, _memory: memory };
@@ -257,8 +262,9 @@ impl WithDictionary {
         }
         if !self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, dictionary)) {
             self.forget();
-            // SAFETY: both are sound. The dictionary is not changed as long as there is an `Arc` of it beside its
-            // owner's, and `of` has one until the context refers to another or to none.
+            // SAFETY: both are sound. The dictionary is not changed as long as there is an `Arc` of
+            // it beside its owner's, and `of` has one until the context refers to another or to
+            // none.
             let refused = checked(unsafe {
                 sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), dictionary.for_encoder)
             });
@@ -269,7 +275,8 @@ impl WithDictionary {
         }
         let context = self.context.as_ptr();
         let (to, room) = (out.as_mut_ptr().cast(), out.len());
-        // SAFETY: the context and what it refers to are sound; both buffers have the lengths said, and do not overlap.
+        // SAFETY: the context and what it refers to are sound; both buffers have the lengths said,
+        // and do not overlap.
         let result =
             unsafe { sys::ZSTD_compress2(context, to, room, plain.as_ptr().cast(), plain.len()) };
         // SAFETY: takes and gives numbers.
@@ -284,7 +291,8 @@ impl WithDictionary {
     pub(crate) fn forget(&mut self) {
         // SAFETY: the context is sound; null is "none".
         let refused = unsafe { sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), ptr::null()) };
-        // Refused only in the middle of a frame, and `compress` leaves none begun but by an error, which is reset here.
+        // Refused only in the middle of a frame, and `compress` leaves none begun but by an error,
+        // which is reset here.
         if checked(refused).is_err() {
             let only = sys::ZSTD_ResetDirective::ZSTD_reset_session_only;
             // SAFETY: the context is sound.
@@ -354,8 +362,8 @@ impl Drop for Context {
     }
 }
 
-/// Parameters of `level` for a dictionary of the largest size: zstd has tables two to four times as large for those just
-/// below it, which bring nothing.
+/// Parameters of `level` for a dictionary of the largest size: zstd has tables two to four times as
+/// large for those just below it, which bring nothing.
 fn params(level: c_int) -> sys::ZSTD_compressionParameters {
     // SAFETY: takes and gives numbers.
     let params = unsafe { sys::ZSTD_getCParams(level, 0, MAX_DICTIONARY) };
@@ -386,9 +394,11 @@ fn checked(result: usize) -> Result<usize, &'static str> {
     }
 }
 
-/// Makes a dictionary of at most `most` bytes from samples of `each` bytes. `None` if there is too little to go by.
+/// Makes a dictionary of at most `most` bytes from samples of `each` bytes. `None` if there is too
+/// little to go by.
 ///
-/// Takes tens of MiB of memory and a good part of a second: not for a process that may not wait for memory.
+/// Takes tens of MiB of memory and a good part of a second: not for a process that may not wait for
+/// memory.
 pub fn train(samples: &[u8], each: usize, most: usize) -> Option<Vec<u8>> {
     let sizes = vec![each; samples.len() / each.max(1)];
     let mut dictionary = Vec::with_capacity(most.min(MAX_DICTIONARY));

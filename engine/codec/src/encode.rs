@@ -26,8 +26,8 @@ pub struct Encoder {
     lz4: Option<Lz4>,
     /// For both codecs that are deflate inside.
     deflate: Option<(i32, libdeflater::Compressor)>,
-    /// For levels that need little memory, and for the others: a context that is changed to and fro between them would
-    /// give memory back and take it again.
+    /// For levels that need little memory, and for the others: a context that is changed to and fro
+    /// between them would give memory back and take it again.
     zstd: [Option<zstd::Compressor>; 2],
     /// For pages with a dictionary.
     with_dictionary: Option<WithDictionary>,
@@ -46,8 +46,8 @@ impl Encoder {
         Ok(this)
     }
 
-    /// An encoder for `settings` that can compress pages with a dictionary too, if that is zstd's level from the
-    /// beginning to the end.
+    /// An encoder for `settings` that can compress pages with a dictionary too, if that is zstd's
+    /// level from the beginning to the end.
     ///
     /// # Errors
     ///
@@ -101,8 +101,8 @@ impl Encoder {
     /// Compresses `plain` into the front of `out`, which is at least as long.
     ///
     /// The payload is always shorter than `plain`, or else the answer is [`Codec::Raw`]: then the
-    /// caller sends `plain` itself, and the contents of `out` mean nothing. With [`Codec::Raw`] set,
-    /// `plain` is not even read; with any other codec a repeated word is found first.
+    /// caller sends `plain` itself, and the contents of `out` mean nothing. With [`Codec::Raw`]
+    /// set, `plain` is not even read; with any other codec a repeated word is found first.
     ///
     /// An `out` of at least [`Encoder::roomy`] bytes saves lz4 a copy of its payload.
     ///
@@ -148,9 +148,9 @@ impl Encoder {
         }
     }
 
-    /// As [`encode`](Self::encode), with `dictionary` if there is one, it is for compression, and this encoder was made
-    /// for any ([`with_dictionaries`](Self::with_dictionaries)): whether it was used is the other part of the answer.
-    /// Only for a page of 4096 bytes at most.
+    /// As [`encode`](Self::encode), with `dictionary` if there is one, it is for compression, and
+    /// this encoder was made for any ([`with_dictionaries`](Self::with_dictionaries)): whether it
+    /// was used is the other part of the answer. Only for a page of 4096 bytes at most.
     ///
     /// # Panics
     ///
@@ -191,8 +191,9 @@ impl Encoder {
     }
 }
 
-/// Which of the two compressors does `level`. For units of 512 KiB levels up to 3 take 0.5 to 1.3 MB, those from 4 to 12
-/// 2.6 to 5.8 MB; a context gives back what it has used less than a third of for long.
+/// Which of the two compressors does `level`. For units of 512 KiB levels up to 3 take 0.5 to 1.3
+/// MB, those from 4 to 12 2.6 to 5.8 MB; a context gives back what it has used less than a third of
+/// for long.
 fn zstd_number(level: i32) -> usize {
     usize::from(level > 3)
 }

@@ -1,6 +1,7 @@
 //! Units that are one 8-byte word over and over: zero pages, and pages the guest filled.
 
-/// The word that `plain` repeats, if it is nothing else and longer than the word, which has 8 bytes.
+/// The word that `plain` repeats, if it is nothing else and longer than the word, which has 8
+/// bytes.
 ///
 /// Stops at the first block that differs, so ordinary data costs one block of comparisons.
 pub fn same_filled(plain: &[u8]) -> Option<[u8; WORD]> {

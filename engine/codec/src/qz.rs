@@ -15,9 +15,9 @@
 //! | 24 + n | 4 | CRC-32 of the plain bytes |
 //! | 28 + n | 4 | plain length again |
 //!
-//! What has a device in it works on pieces: QATzip gives the device [`MEMBER_PLAIN`] bytes at a time
-//! and takes no more per member back, so that is what we write. Its software path writes ONE member
-//! for a whole call, however long; such a member is read here, but no device takes it.
+//! What has a device in it works on pieces: QATzip gives the device [`MEMBER_PLAIN`] bytes at a
+//! time and takes no more per member back, so that is what we write. Its software path writes ONE
+//! member for a whole call, however long; such a member is read here, but no device takes it.
 //!
 //! What fails: [`members`] checks all headers, footers and lengths before it hands out the first
 //! member, and neither reads past the payload nor promises more than the plain length asked for.

@@ -9,10 +9,10 @@
 //! and more than makes up for the lost history; the streams, which copy each page into a window
 //! first, cost 16 to 20 % over level 1.
 //!
-//! Units of 128 pages, zstd 1.5.7, thread CPU time as a multiple of that of plain level 1 (which took
-//! 2.0 to 2.2 s/GiB to encode and 0.75 to 0.81 s/GiB to decode on an AMD EPYC with other work beside
-//! it), medians of 5 rounds of `cargo run --release -p corpus --example zstd_params`, for guest memory
-//! (`--set guest`), a heap (`--set redis`) and all distinct pages:
+//! Units of 128 pages, zstd 1.5.7, thread CPU time as a multiple of that of plain level 1 (which
+//! took 2.0 to 2.2 s/GiB to encode and 0.75 to 0.81 s/GiB to decode on an AMD EPYC with other work
+//! beside it), medians of 5 rounds of `cargo run --release -p corpus --example zstd_params`, for
+//! guest memory (`--set guest`), a heap (`--set redis`) and all distinct pages:
 //!
 //! | | guest: ratio, encode, decode | heap | all |
 //! |---|---|---|---|
@@ -25,9 +25,9 @@
 //! | level 2 | 2.786, 1.32, 1.03 | 2.818, 1.31, 1.03 | 3.023, 1.29, 1.04 |
 //! | ours with header and checksum | 2.730, 1.05, 1.07 | 2.759, 1.05, 1.08 | 2.969, 1.07, 1.08 |
 //!
-//! Not worth it (`--all`), against ours: smaller blocks (16 to 64 KiB: +0.2 to +0.9 % ratio for +2 to
-//! +15 % to encode and +4 to +18 % to decode), a wider search step (-3.6 % ratio, -5 % time), dfast
-//! with the same table (+1 % ratio, +15 % time).
+//! Not worth it (`--all`), against ours: smaller blocks (16 to 64 KiB: +0.2 to +0.9 % ratio for +2
+//! to +15 % to encode and +4 to +18 % to decode), a wider search step (-3.6 % ratio, -5 % time),
+//! dfast with the same table (+1 % ratio, +15 % time).
 
 use zstd_safe::{CCtx, CParameter, FrameFormat, ResetDirective};
 
@@ -37,8 +37,8 @@ use crate::{Codec, SettingsError, MAX_PLAIN};
 /// Compression contexts at one level at a time, one per class of unit sizes.
 ///
 /// A context whose last 128 units needed less than a third of its memory gives that back and takes
-/// it again for the next long unit. Batches of all sizes come mixed, so each context sees only sizes
-/// that need about the same: then nothing is allocated after the first unit of a class.
+/// it again for the next long unit. Batches of all sizes come mixed, so each context sees only
+/// sizes that need about the same: then nothing is allocated after the first unit of a class.
 pub(crate) struct Compressor {
     level: i32,
     classes: [Class; CLASSES.len()],

@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release -p controller --example measure > engine/controller/tests/sim/tables.rs`
 //!
-//! For each kind of data some chunks of 512 KiB, evenly spread over its set; for each chunk its class
-//! and, per candidate, encoded bytes in 1/10000 of the plain ones and thread CPU time in picoseconds a
-//! plain byte, the least of [`ROUNDS`] rounds (what other work on the machine adds is no property of the
-//! codec). Summaries and the cost of the probe go to stderr.
+//! For each kind of data some chunks of 512 KiB, evenly spread over its set; for each chunk its
+//! class and, per candidate, encoded bytes in 1/10000 of the plain ones and thread CPU time in
+//! picoseconds a plain byte, the least of [`ROUNDS`] rounds (what other work on the machine adds is
+//! no property of the codec). Summaries and the cost of the probe go to stderr.
 
 use std::error::Error;
 

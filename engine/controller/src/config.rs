@@ -21,13 +21,14 @@ pub struct Config {
     /// CPU time a plain byte costs besides encoding, ns, on those cores. A first guess when
     /// [`Signals::other_cpu`](crate::Signals::other_cpu) is given.
     pub other_ns_per_byte: f64,
-    /// What may be chosen, in any order; [`Config::candidates`] are the usual ones. The cheapest that
-    /// compresses, or else the first of all, is used until something is known.
+    /// What may be chosen, in any order; [`Config::candidates`] are the usual ones. The cheapest
+    /// that compresses, or else the first of all, is used until something is known.
     pub candidates: Vec<Settings>,
     /// Bytes of a full chunk.
     pub chunk_bytes: usize,
-    /// How long encoding one chunk may take, ns. What is being encoded when the VM stops is downtime,
-    /// and the session's window holds 15 ms of drain: slower candidates would starve the link.
+    /// How long encoding one chunk may take, ns. What is being encoded when the VM stops is
+    /// downtime, and the session's window holds 15 ms of drain: slower candidates would starve the
+    /// link.
     pub longest_encode_ns: f64,
     /// Share of the time to completion that exploring may cost, 0 to 1.
     pub explore_share: f64,
@@ -50,11 +51,12 @@ impl Config {
 
     /// none, lz4, and zstd -3, 1, 3, 7 and 9.
     ///
-    /// Few, for each has to be tried out, and a figure that is wrong by chance may draw chunks to it. Mixes of
-    /// these are within 2.7 % of the best that those and zstd -5, -1, 2 and 5 allow, on text, guest and redis
-    /// memory, with 1 to 16 cores and any link. zlib is in no case the best (zstd 1 encodes at half its cost to
-    /// the same size). zstd 12 saves 0.4 to 1.2 % of level 9's bytes at 1.5 times its cost and takes longer for
-    /// a chunk than may be held back when the VM stops.
+    /// Few, for each has to be tried out, and a figure that is wrong by chance may draw chunks to
+    /// it. Mixes of these are within 2.7 % of the best that those and zstd -5, -1, 2 and 5 allow,
+    /// on text, guest and redis memory, with 1 to 16 cores and any link. zlib is in no case the
+    /// best (zstd 1 encodes at half its cost to the same size). zstd 12 saves 0.4 to 1.2 % of level
+    /// 9's bytes at 1.5 times its cost and takes longer for a chunk than may be held back when the
+    /// VM stops.
     pub fn candidates() -> Vec<Settings> {
         let zstd = [-3, 1, 3, 7, 9].map(|level| (Codec::Zstd, Some(level)));
         [(Codec::Raw, None), (Codec::Lz4, None)]

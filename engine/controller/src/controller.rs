@@ -39,7 +39,8 @@ impl Choice {
     }
 }
 
-/// What became of a chunk. Also wanted of chunks that went raw, or no share of the classes is right.
+/// What became of a chunk. Also wanted of chunks that went raw, or no share of the classes is
+/// right.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
     /// What [`Controller::choose`] said; also where the codec gave up and the chunk went raw.
@@ -124,18 +125,20 @@ impl Plan {
 const PLAN_EVERY: u32 = 8;
 /// Chunks after which a class's share of them counts for a third.
 const WEIGHT_MEMORY: f64 = 32.0;
-/// A class with less than this share of the chunks is planned for as if it were about to get all: when the data turns,
-/// all chunks get what was planned for the few (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as
-/// the others can afford that (`what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others`).
+/// A class with less than this share of the chunks is planned for as if it were about to get all:
+/// when the data turns, all chunks get what was planned for the few
+/// (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as the others can afford
+/// that (`what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others`).
 const RARE: f64 = 0.1;
 /// A chunk in this many explores at most; while a class is new, and later.
 const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
 /// Observations with which a class is no longer new.
 const NEW: f64 = 24.0;
-/// Where a QEMU is the bottleneck a chunk may take this share of the longest time to encode: between the codec threads
-/// and a destination that pauses lies the session's window of 15 ms, and time spent in the former is not there for the
-/// latter (`a_slow_destination_behind_a_narrow_link_is_kept_busy`).
+/// Where a QEMU is the bottleneck a chunk may take this share of the longest time to encode:
+/// between the codec threads and a destination that pauses lies the session's window of 15 ms, and
+/// time spent in the former is not there for the latter
+/// (`a_slow_destination_behind_a_narrow_link_is_kept_busy`).
 const HURRY: f64 = 0.4;
 /// Share of the last looks at which it is so.
 const HELD: f64 = 0.1;
@@ -161,7 +164,8 @@ impl Controller {
         config.explore_share = share.unwrap_or(0.02).clamp(1e-4, 0.5);
         config.chunk_bytes = config.chunk_bytes.max(1);
         let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
-        // The cheapest that compresses: over a slow link little is lost by it, and over a fast one not much.
+        // The cheapest that compresses: over a slow link little is lost by it, and over a fast one
+        // not much.
         let start = (0..candidates.len())
             .filter(|&at| candidates[at].codec() != Codec::Raw)
             .min_by(|&a, &b| priors[a].cost.total_cmp(&priors[b].cost))
@@ -219,7 +223,8 @@ impl Controller {
         &self.candidates
     }
 
-    /// Takes what became of a chunk. One short lock; every eighth makes a new plan (some microseconds).
+    /// Takes what became of a chunk. One short lock; every eighth makes a new plan (some
+    /// microseconds).
     pub fn observe(&self, observation: &Observation) {
         let mut inner = self.lock();
         if inner.observe(observation) && !self.stopped.load(Ordering::Relaxed) {
@@ -227,7 +232,8 @@ impl Controller {
         }
     }
 
-    /// Takes the figures of the flow; call it every 25 to 100 ms. `now`: time since any fixed moment.
+    /// Takes the figures of the flow; call it every 25 to 100 ms. `now`: time since any fixed
+    /// moment.
     pub fn tick(&self, now: Duration, signals: &Signals) {
         let mut inner = self.lock();
         inner.now = inner.now.max(now);
@@ -236,8 +242,8 @@ impl Controller {
         }
     }
 
-    /// The VM has stopped: from here on each class goes with the one candidate with which a chunk is
-    /// encoded and sent soonest, and nothing is tried out any more.
+    /// The VM has stopped: from here on each class goes with the one candidate with which a chunk
+    /// is encoded and sent soonest, and nothing is tried out any more.
     pub fn stopped(&self) {
         // Under the lock, or a plan being made could follow.
         let mut inner = self.lock();
@@ -341,7 +347,8 @@ impl Inner {
     }
 
     fn is_short(&self, point: Point) -> bool {
-        // Behind a QEMU that takes bytes by fits and starts, what is being encoded is what its window lacks.
+        // Behind a QEMU that takes bytes by fits and starts, what is being encoded is what its
+        // window lacks.
         let longest =
             if self.flow.held > HELD { HURRY } else { 1.0 } * self.config.longest_encode_ns;
         point.cost * self.chunk_bytes.max(65536.0) <= longest
@@ -354,7 +361,8 @@ impl Inner {
         let mut mix = best(&hulls, &self.weights, &limits);
         let known = self.flow.link.is_some();
         if !known {
-            // Nothing was seen to be delivered yet: that takes a round trip, and a tick after some 10 ms.
+            // Nothing was seen to be delivered yet: that takes a round trip, and a tick after some
+            // 10 ms.
             mix.pairs = Class::ALL.map(|class| {
                 let start = self.start(class);
                 Pair { low: start, high: start, share: 0.0 }
@@ -363,11 +371,13 @@ impl Inner {
         for (class, plan) in plans.iter().enumerate() {
             let mut own = mix;
             if known && self.weights[class] < RARE {
-                // Beside the others' bytes its own hardly count, and anything would do: but not for all of the data.
+                // Beside the others' bytes its own hardly count, and anything would do: but not for
+                // all of the data.
                 let mut weights = [0.0; Class::COUNT];
                 weights[class] = 1.0;
                 own = best(&hulls, &weights, &limits);
-                // As long as it is rare its CPU time is the others': not more of it than bytes are worth to them.
+                // As long as it is rare its CPU time is the others': not more of it than bytes are
+                // worth to them.
                 if self.cost(class, &mix.pairs[class]) < self.cost(class, &own.pairs[class]) {
                     own = mix;
                 }
@@ -438,8 +448,8 @@ impl Inner {
         Some((rarest, period((more / share).max(least))))
     }
 
-    /// For each class the candidate with which one chunk is through soonest: all codec threads at it,
-    /// and then the link. The two do not overlap, for there is not much left to overlap with.
+    /// For each class the candidate with which one chunk is through soonest: all codec threads at
+    /// it, and then the link. The two do not overlap, for there is not much left to overlap with.
     fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
         let limits = self.limits();
         let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];

@@ -1,10 +1,12 @@
-//! What each candidate makes of a chunk of a class: size and cost, from noisy observations that grow old.
+//! What each candidate makes of a chunk of a class: size and cost, from noisy observations that
+//! grow old.
 //!
 //! Sizes vary from chunk to chunk by a fifth and more, the relation between candidates hardly. So a
-//! class has one *level*, the size and cost that zstd 1 has or would have, which every observation of any
-//! candidate moves, quickly; and each candidate a *relation* to it, learnt slowly from its own
-//! observations and starting from the prior: size = level ^ power, cost = level * multiple. When the data
-//! turns, the chunks encoded with whatever is in use move the estimates of all candidates at once.
+//! class has one *level*, the size and cost that zstd 1 has or would have, which every observation
+//! of any candidate moves, quickly; and each candidate a *relation* to it, learnt slowly from its
+//! own observations and starting from the prior: size = level ^ power, cost = level * multiple.
+//! When the data turns, the chunks encoded with whatever is in use move the estimates of all
+//! candidates at once.
 //!
 //! A level and the relations to it could drift together without any observation noticing. They are
 //! pinned: over the candidates that were seen, the relations are on (geometric) average the priors.
@@ -12,7 +14,8 @@
 use crate::config::{first_guess, Prior};
 use crate::Class;
 
-/// Sizes and costs outside these are somebody's mistake or a clock's, and would blind the estimates.
+/// Sizes and costs outside these are somebody's mistake or a clock's, and would blind the
+/// estimates.
 const SIZES: (f64, f64) = (1e-4, 1.0);
 const COSTS: (f64, f64) = (1e-4, 1e4);
 /// Chunks after which an observation counts for a third, in level and relation.
@@ -145,8 +148,8 @@ impl Estimates {
         }
         self.compressed += weight;
         self.since = 0.0;
-        // Both from what was believed before, in steps that are right on average: the mean of the sizes
-        // is sought, not of their logarithms.
+        // Both from what was believed before, in steps that are right on average: the mean of the
+        // sizes is sought, not of their logarithms.
         let (level, power) = (self.size.mean, relation.power);
         let expected = level.powf(power);
         let slope = power * level.powf(power - 1.0);

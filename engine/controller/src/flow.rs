@@ -1,9 +1,10 @@
-//! What holds the migration up, and how much of it there is: the link, the codec threads, or a QEMU.
+//! What holds the migration up, and how much of it there is: the link, the codec threads, or a
+//! QEMU.
 //!
-//! Each tick looks at what happened since the last one. Only what was the bottleneck shows its capacity;
-//! of the rest it is only known that there was enough. So an estimate follows the measurement while the
-//! thing is the bottleneck, and otherwise rises, slowly first and then faster, until it is asked too
-//! much of and is measured again.
+//! Each tick looks at what happened since the last one. Only what was the bottleneck shows its
+//! capacity; of the rest it is only known that there was enough. So an estimate follows the
+//! measurement while the thing is the bottleneck, and otherwise rises, slowly first and then
+//! faster, until it is asked too much of and is measured again.
 //!
 //! | codec threads busy | readers wait for credit | bytes wait for the link | bottleneck |
 //! |---|---|---|---|
@@ -24,8 +25,8 @@ pub struct Signals {
     pub wire_bytes: u64,
     /// Time during which at least one reader waited for credit.
     pub credit_wait: Duration,
-    /// Share of the time since the last tick, 0 to 1, in which bytes waited for the link: had they been
-    /// sent before, it would have taken them.
+    /// Share of the time since the last tick, 0 to 1, in which bytes waited for the link: had they
+    /// been sent before, it would have taken them.
     pub link_busy: f64,
     /// CPU time of the process besides the codec threads; `None` when nobody looked.
     pub other_cpu: Option<Duration>,
@@ -64,12 +65,13 @@ const ALL_BUSY: f64 = 0.92;
 const NEARLY: f64 = 0.85;
 /// Readers wait for credit often from here on.
 const OFTEN: f64 = 0.05;
-/// Share of the codec threads' time that may save bytes nobody waits for. The rest is for when the data
-/// turns dear: until that is noticed QEMU would wait.
+/// Share of the codec threads' time that may save bytes nobody waits for. The rest is for when the
+/// data turns dear: until that is noticed QEMU would wait.
 const IDLE_USE: f64 = 0.4;
 /// Looks in a row at which a QEMU has to be the bottleneck before it is believed to be.
 const SURE: u32 = 3;
-/// Before the link was the bottleneck once it is taken to be this much faster than what was sent over it.
+/// Before the link was the bottleneck once it is taken to be this much faster than what was sent
+/// over it.
 const UNSEEN: f64 = 64.0;
 /// The factor once the link is seen to take clearly more than was believed.
 const FASTER: f64 = 1.3;
@@ -243,7 +245,8 @@ impl Flow {
 
     /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
     fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
-        // Where the round trip is long nothing was delivered at first, which says nothing of the link.
+        // Where the round trip is long nothing was delivered at first, which says nothing of the
+        // link.
         if self.link.is_some() || wire > 0.0 {
             self.learn_link(wire, link_busy);
         }

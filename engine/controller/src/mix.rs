@@ -1,17 +1,17 @@
 //! The best mix of choices, given what each costs and saves and how much of either there is.
 //!
-//! Each chunk of class k may go with one of some candidates, points (cost, size) per plain byte. A share
-//! of the chunks each makes every point between them reachable, so what a class can have is the convex
-//! hull of its points, and of that only the lower left edge matters: from the cheapest candidate on,
-//! each step to the next vertex buys bytes for CPU time at a worse rate than the one before. What all
-//! classes together can have is the weighted (Minkowski) sum of their hulls: the same steps, sorted by
-//! what they buy. `Step`s in that order are the chain.
+//! Each chunk of class k may go with one of some candidates, points (cost, size) per plain byte. A
+//! share of the chunks each makes every point between them reachable, so what a class can have is
+//! the convex hull of its points, and of that only the lower left edge matters: from the cheapest
+//! candidate on, each step to the next vertex buys bytes for CPU time at a worse rate than the one
+//! before. What all classes together can have is the weighted (Minkowski) sum of their hulls: the
+//! same steps, sorted by what they buy. `Step`s in that order are the chain.
 //!
 //! Time per plain byte is the longest of what the link, the codec threads, the cores and QEMU take.
-//! Each is linear in (cost, size) and grows with both, so the minimum over all mixes lies on the chain;
-//! along it the maximum of the linear functions is convex; and its minimum is at a vertex or where two
-//! of them cross within a step. So at most one class is split, between two neighbouring vertices: the
-//! point where the link and the codec threads finish at the same time.
+//! Each is linear in (cost, size) and grows with both, so the minimum over all mixes lies on the
+//! chain; along it the maximum of the linear functions is convex; and its minimum is at a vertex or
+//! where two of them cross within a step. So at most one class is split, between two neighbouring
+//! vertices: the point where the link and the codec threads finish at the same time.
 
 use crate::estimate::Point;
 use crate::Class;
@@ -25,9 +25,11 @@ pub(crate) struct Limits {
     pub(crate) workers: f64,
     /// Cores that everything shares, and CPU ns a plain byte that it costs besides encoding.
     pub(crate) cores: Option<(f64, f64)>,
-    /// QEMU, at either end, takes this long for a plain byte whatever is done here, ns; 0: not known.
+    /// QEMU, at either end, takes this long for a plain byte whatever is done here, ns; 0: not
+    /// known.
     pub(crate) floor: f64,
-    /// Share of the floor's time that the codec threads may be busy to save bytes that nobody waits for.
+    /// Share of the floor's time that the codec threads may be busy to save bytes that nobody waits
+    /// for.
     pub(crate) idle_use: f64,
 }
 
@@ -61,8 +63,8 @@ impl Limits {
                 best = (time, share);
             }
         };
-        // In ascending order of share or not: the strict comparison above prefers the first of equals,
-        // and equals only occur on a plateau that the floor makes.
+        // In ascending order of share or not: the strict comparison above prefers the first of
+        // equals, and equals only occur on a plateau that the floor makes.
         for row in &mut [(0, 1), (0, 2)] {
             let gap = |rows: &[f64; 3]| rows[row.0] - rows[row.1];
             let share = gap(&start) / (gap(&start) - gap(&end));
@@ -104,8 +106,8 @@ pub(crate) struct Mix {
     pub(crate) pairs: [Pair; Class::COUNT],
     /// Where it lies, over all classes.
     pub(crate) at: Point,
-    /// Bytes that the next step buys for a ns of CPU time: infinite where CPU time is all that counts,
-    /// 0 where bytes are.
+    /// Bytes that the next step buys for a ns of CPU time: infinite where CPU time is all that
+    /// counts, 0 where bytes are.
     pub(crate) price: f64,
     /// Only to save bytes did it go beyond the least time.
     pub(crate) idle_used: bool,
@@ -146,8 +148,8 @@ struct Step {
 
 /// A step that saves less is no use for idle CPU time.
 const WORTH: f64 = 0.01;
-/// A class with a smaller share of the chunks has none: what its steps gain would drown in rounding, and a step that
-/// gains nothing ends the chain for all that come behind it.
+/// A class with a smaller share of the chunks has none: what its steps gain would drown in
+/// rounding, and a step that gains nothing ends the chain for all that come behind it.
 const NO_WEIGHT: f64 = 1e-6;
 
 /// Finds the best mix for classes with these hulls (none empty) and these weights (sum 1).

@@ -1,10 +1,10 @@
 //! A look at a chunk that costs two microseconds: what kind of bytes are these?
 //!
 //! [`BLOCKS`] blocks of 64 bytes, spread over the chunk, are asked how many different byte values they
-//! hold. 64 random bytes hold 56.6 on average, prose about 22, most pages of a Linux guest 16 to 30, a
-//! zero page one. The mean over the blocks goes with what zstd 1 makes of the chunk: below 14 it left
-//! 4 to 17 % of guest memory's chunks, from 14 to 33 16 to 51 %, from 33 to 45 61 to 64 %, at 49 92 %, and
-//! of random bytes (56) all.
+//! hold. 64 random bytes hold 56.6 on average, prose about 22, most pages of a Linux guest 16 to
+//! 30, a zero page one. The mean over the blocks goes with what zstd 1 makes of the chunk: below 14
+//! it left 4 to 17 % of guest memory's chunks, from 14 to 33 16 to 51 %, from 33 to 45 61 to 64 %,
+//! at 49 92 %, and of random bytes (56) all.
 
 /// Blocks looked at.
 const BLOCKS: usize = 32;

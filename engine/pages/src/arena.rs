@@ -20,8 +20,8 @@ use crate::PAGE_SIZE;
 /// the number is in `free`. The stack's own ordering hands the bytes on from one owner to the next.
 ///
 /// The slot freed last is given first: its bytes are still in the cache, and memory that was never
-/// needed is never touched. (In a queue every slot would be touched in turn: 1.7 of 2.4 CPU seconds a
-/// GiB in page faults.)
+/// needed is never touched. (In a queue every slot would be touched in turn: 1.7 of 2.4 CPU seconds
+/// a GiB in page faults.)
 pub struct Arena {
     base: NonNull<u8>,
     len_bytes: usize,

@@ -17,8 +17,8 @@
 //!
 //! # What fails
 //!
-//! Only [`Arena::new`], when the mapping is refused. A slot that is leaked (`mem::forget`) is out of
-//! the arena for good.
+//! Only [`Arena::new`], when the mapping is refused. A slot that is leaked (`mem::forget`) is out
+//! of the arena for good.
 //!
 //! # Limits
 //!

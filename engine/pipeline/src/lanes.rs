@@ -24,8 +24,9 @@ pub trait Job: Sized + Send + 'static {
     /// Does the work. It must not wait for another job of the same lanes, and must not panic.
     fn run(self, context: &mut Self::Context) -> Self::Output;
 
-    /// Begins the work of a job whose context may hand it to a device. Gives the output where it is there at once, with
-    /// the ticket; else the context keeps the ticket, and [`poll`](Self::poll) gives both back.
+    /// Begins the work of a job whose context may hand it to a device. Gives the output where it is
+    /// there at once, with the ticket; else the context keeps the ticket, and [`poll`](Self::poll)
+    /// gives both back.
     ///
     /// What is not said otherwise is done here, by [`run`](Self::run).
     fn start(
@@ -48,8 +49,8 @@ pub trait Job: Sized + Send + 'static {
 
     /// Looks after the jobs that `context` keeps, and gives what is finished to `done`.
     ///
-    /// With `idle` the worker has nothing else to do: this may then sleep, but not for longer than a new job may wait
-    /// (some 50 us), since nobody wakes it.
+    /// With `idle` the worker has nothing else to do: this may then sleep, but not for longer than
+    /// a new job may wait (some 50 us), since nobody wakes it.
     fn poll(
         _context: &mut Self::Context,
         _idle: bool,
@@ -89,9 +90,10 @@ impl Default for LanesConfig {
 
 /// Worker threads that run jobs of one type for any number of submitters.
 ///
-/// A submitter that waits for room is woken when a quarter of what the rings hold is left, or when a
-/// worker runs dry, not at each job: it then finds room for many, and the workers have work for as
-/// long as the wake-up takes. With jobs shorter than that (some 10 us) give the rings more capacity.
+/// A submitter that waits for room is woken when a quarter of what the rings hold is left, or when
+/// a worker runs dry, not at each job: it then finds room for many, and the workers have work for
+/// as long as the wake-up takes. With jobs shorter than that (some 10 us) give the rings more
+/// capacity.
 ///
 /// A worker that runs dry takes the oldest job from another's ring before it sleeps: jobs do not
 /// wait behind a thread that the system has taken off its CPU while another has nothing to do.
@@ -360,8 +362,8 @@ impl<J: Job> Shared<J> {
             };
             let idle = task.is_none();
             if let Some(Task { job, results }) = task {
-                // When several workers count at the same moment each may miss what the others took, and
-                // nobody notifies; then more jobs follow, and at the last `next_task` does.
+                // When several workers count at the same moment each may miss what the others took,
+                // and nobody notifies; then more jobs follow, and at the last `next_task` does.
                 if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
                     self.room.notify_one();
                 }

@@ -12,15 +12,15 @@
 //! ```
 //!
 //! Nothing here knows pages or codecs: a [`Job`] runs once, with its worker's own context, and
-//! gives an output. A context may own an accelerator and keep several jobs in flight on it: its worker
-//! then goes on taking jobs while there is room ([`Job::start`]) and collects what is finished
-//! ([`Job::poll`]). While both sides are busy a job costs no allocation, no lock and no system
-//! call; a side with nothing to do spins briefly and then sleeps on a futex.
+//! gives an output. A context may own an accelerator and keep several jobs in flight on it: its
+//! worker then goes on taking jobs while there is room ([`Job::start`]) and collects what is
+//! finished ([`Job::poll`]). While both sides are busy a job costs no allocation, no lock and no
+//! system call; a side with nothing to do spins briefly and then sleeps on a futex.
 //!
 //! # What fails
 //!
-//! Submitting to closed [`Lanes`] gives the job back. A job that panics ends the process: its output
-//! would never come, and whoever waits for it would wait for ever.
+//! Submitting to closed [`Lanes`] gives the job back. A job that panics ends the process: its
+//! output would never come, and whoever waits for it would wait for ever.
 //!
 //! # Limits
 //!

@@ -145,8 +145,8 @@ impl<T> Results<T> {
 
     /// A job with these results is about to be queued.
     pub(crate) fn expect_one(&self) {
-        // Relaxed: ordered before the worker's `finish_one` by the request ring, and before a flush by
-        // being in the thread that flushes.
+        // Relaxed: ordered before the worker's `finish_one` by the request ring, and before a flush
+        // by being in the thread that flushes.
         self.queued.0.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -371,7 +371,8 @@ struct Slow {
     number: u64,
 }
 
-/// A worker with a device that holds a few jobs and answers the youngest first, a random few at a time.
+/// A worker with a device that holds a few jobs and answers the youngest first, a random few at a
+/// time.
 struct Device {
     kept: Vec<(u64, Ticket<(u64, u64)>)>,
     depth: usize,
@@ -465,7 +466,8 @@ fn jobs_on_devices_come_back_exactly_once_to_their_own_submitter() {
                     let mut job = Slow { number: who * EACH + number };
                     while let Err(back) = lanes.try_submit(job, &results) {
                         job = back;
-                        // Not a wait: the rings may be full of the others' jobs, and none of this one out.
+                        // Not a wait: the rings may be full of the others' jobs, and none of this
+                        // one out.
                         match results.pop() {
                             Some(output) => {
                                 take(output);

@@ -30,8 +30,9 @@
 //! # Proof
 //!
 //! `tests/oracle.rs` runs operation lists against a `VecDeque`, `tests/stress.rs` real threads, and
-//! `tests/loom.rs` every interleaving of small models; `scripts/loom` runs those, and once more for each
-//! memory ordering made weaker, where a model has to fail. Atomics are named in `sync.rs` alone.
+//! `tests/loom.rs` every interleaving of small models; `scripts/loom` runs those, and once more for
+//! each memory ordering made weaker, where a model has to fail. Atomics are named in `sync.rs`
+//! alone.
 
 mod event;
 mod queue;

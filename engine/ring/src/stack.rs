@@ -6,8 +6,9 @@ use crate::sync::{step, strong, AtomicU32, AtomicU64, Ordering, Site};
 
 /// Numbers `0..capacity`, each in the stack or out of it; lock-free, for any number of threads.
 ///
-/// Ownership rule: whoever pops a number owns what it stands for until it pushes it again. `next[n]`
-/// belongs to the owner of `n`; others read it only to throw it away when `head` has moved.
+/// Ownership rule: whoever pops a number owns what it stands for until it pushes it again.
+/// `next[n]` belongs to the owner of `n`; others read it only to throw it away when `head` has
+/// moved.
 pub struct Stack {
     /// The top number plus 1 (0: empty) in the low half; the high half counts changes, so that a
     /// number that was popped and pushed again in between is told apart (the ABA problem).

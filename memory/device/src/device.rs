@@ -26,15 +26,16 @@ use crate::stats::{self, Counters, IoStats};
 /// What a device is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Codec and level of what is written from now on. What is stored already is read whatever it is.
+    /// Codec and level of what is written from now on. What is stored already is read whatever it
+    /// is.
     pub settings: Settings,
     /// Threads beside the transports' own that large requests are split over, at most 32; 0: each
     /// transport thread does its requests alone.
     pub workers: usize,
     /// Requests that are split, or wait for the backing device, that a queue may have under way.
     pub depth: u16,
-    /// Whether there is memory for dictionaries that may be installed: 0.1 to 0.3 MB each. Those that the store has are
-    /// used anyway, if the codec is zstd.
+    /// Whether there is memory for dictionaries that may be installed: 0.1 to 0.3 MB each. Those
+    /// that the store has are used anyway, if the codec is zstd.
     pub dictionaries: bool,
 }
 
@@ -52,12 +53,13 @@ impl Default for DeviceOptions {
     }
 }
 
-/// Threads that wait for a backing device: so many of its reads are under way, since a disk likes more than one.
+/// Threads that wait for a backing device: so many of its reads are under way, since a disk likes
+/// more than one.
 const FETCHERS: usize = 4;
 
-/// Pieces of requests that may wait for them. A request that is split has five and one for each worker that has found
-/// the first: 64 requests of four ublk queues each are 2,000 pieces on four CPUs. Whoever has one more waits for the
-/// backing device itself, as without these threads.
+/// Pieces of requests that may wait for them. A request that is split has five and one for each
+/// worker that has found the first: 64 requests of four ublk queues each are 2,000 pieces on four
+/// CPUs. Whoever has one more waits for the backing device itself, as without these threads.
 const FETCHES: usize = 16_384;
 
 /// Why a device or a queue could not be made.
@@ -127,12 +129,14 @@ pub(crate) struct Shared {
     invitations: Ring<Invitation>,
     /// Invitations wait.
     work: EventCount,
-    /// What waits for the threads that may wait, and that it does; none of them without a backing device.
+    /// What waits for the threads that may wait, and that it does; none of them without a backing
+    /// device.
     fetches: Ring<Fetch>,
     fetching: EventCount,
     pub(crate) fetchers: usize,
     pub(crate) stop: AtomicBool,
-    /// A queue's place is made when first needed and stays, since an invitation may outlive the queue.
+    /// A queue's place is made when first needed and stays, since an invitation may outlive the
+    /// queue.
     stations: Box<[OnceLock<Station>]>,
     /// Which of them have a queue.
     open: Mutex<u64>,
@@ -163,8 +167,8 @@ impl Shared {
         u32::try_from(sent).expect("no more than asked for")
     }
 
-    /// Has `count` pages of a flight, from its page `first` on, read by a thread that may wait; `false` if there is
-    /// none, or no room to say so. Whoever asks has invited it.
+    /// Has `count` pages of a flight, from its page `first` on, read by a thread that may wait;
+    /// `false` if there is none, or no room to say so. Whoever asks has invited it.
     pub(crate) fn fetch(&self, queue: u16, flight: u16, first: u32, count: u32) -> bool {
         let sent =
             self.fetchers > 0 && self.fetches.push(Fetch { queue, flight, first, count }).is_ok();
@@ -272,8 +276,8 @@ impl Device {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Has pages that are written compressed by a QAT device, by threads with an instance each. Gives the number of
-    /// these threads. All memory is taken here.
+    /// Has pages that are written compressed by a QAT device, by threads with an instance each.
+    /// Gives the number of these threads. All memory is taken here.
     ///
     /// # Errors
     ///

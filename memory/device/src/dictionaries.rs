@@ -1,7 +1,9 @@
-//! The dictionaries of a store, digested: what all threads read with, and which one they write with.
+//! The dictionaries of a store, digested: what all threads read with, and which one they write
+//! with.
 //!
-//! The memory is taken when the device is made. A dictionary that is installed later goes into it on the thread that
-//! installs it; a thread that writes sees it by one load, and nothing is taken away from one that still has the last.
+//! The memory is taken when the device is made. A dictionary that is installed later goes into it
+//! on the thread that installs it; a thread that writes sees it by one load, and nothing is taken
+//! away from one that still has the last.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,7 +14,8 @@ use store::{DictionaryError, Store, DICTIONARIES, DICTIONARY_TAG, MAX_DICTIONARY
 /// Of one store; every thread that reads or writes has it.
 #[derive(Debug)]
 pub struct Dictionaries {
-    /// By their places. One that is not there cannot be read: it is damaged, or was never installed.
+    /// By their places. One that is not there cannot be read: it is damaged, or was never
+    /// installed.
     there: [OnceLock<Arc<Dictionary>>; DICTIONARIES],
     /// The place of the one to write with, and one more; 0 for none.
     newest: AtomicUsize,
@@ -21,8 +24,8 @@ pub struct Dictionaries {
 }
 
 impl Dictionaries {
-    /// Those of this store. Who asks first decides what they are for: with `settings` of zstd they are written with,
-    /// and there is memory for `more` of them.
+    /// Those of this store. Who asks first decides what they are for: with `settings` of zstd they
+    /// are written with, and there is memory for `more` of them.
     pub(crate) fn of(store: &Store, settings: Option<Settings>, more: bool) -> Arc<Self> {
         let made = store.beside(|| Arc::new(Self::new(store, settings, more)));
         // Nobody else in this program puts anything there.
@@ -103,7 +106,8 @@ impl Dictionaries {
         }
     }
 
-    /// Installs a dictionary, which `digested` is of these `bytes`, for good: from now on pages are written with it.
+    /// Installs a dictionary, which `digested` is of these `bytes`, for good: from now on pages are
+    /// written with it.
     ///
     /// # Errors
     ///

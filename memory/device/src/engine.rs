@@ -11,7 +11,8 @@ use crate::pages::{Damage, PageReader, CRC};
 use crate::request::{Buffer, Errno, Extent, Op, PAGE};
 use crate::stats::{add, Counters};
 
-/// What a thread without an accelerator does for `settings`: a page alone needs no member around its stream.
+/// What a thread without an accelerator does for `settings`: a page alone needs no member around
+/// its stream.
 fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
     match settings.codec() {
         Codec::DeflateQz => Settings::new(Codec::Zlib, Some(settings.level())),
@@ -79,8 +80,9 @@ impl Engine {
         &self.shared.counters[self.number]
     }
 
-    /// Does `count` pages of a request from its page `first` on, and gives its first failure; `None` if one of them
-    /// is on the backing device, and all have to be read by a thread that may wait. Nothing but a read gives `None`.
+    /// Does `count` pages of a request from its page `first` on, and gives its first failure;
+    /// `None` if one of them is on the backing device, and all have to be read by a thread that may
+    /// wait. Nothing but a read gives `None`.
     ///
     /// For a read the caller has these pages of the buffer to itself.
     pub(crate) fn run(
@@ -189,7 +191,8 @@ impl Engine {
         stored.map_err(|error| self.refused(&error))
     }
 
-    /// Stores a page of which somebody else has made a deflate stream, with the CRC-32 of what that was made of.
+    /// Stores a page of which somebody else has made a deflate stream, with the CRC-32 of what that
+    /// was made of.
     #[inline]
     pub(crate) fn write_offloaded(
         &mut self,
@@ -264,8 +267,8 @@ impl Engine {
         modified
     }
 
-    /// Makes a page that is in a group one of its own, and brings one back that is on the backing device, which is
-    /// waited for.
+    /// Makes a page that is in a group one of its own, and brings one back that is on the backing
+    /// device, which is waited for.
     fn take_out(&mut self, index: u64) -> Result<(), Errno> {
         let page = match self.reader.fetch(&self.worker, index, true, &mut self.plain) {
             Ok(page @ (Page::Grouped | Page::Backed)) => page,
@@ -329,7 +332,8 @@ fn damaged(counters: &Counters, shared: &Shared, damage: Damage) -> Errno {
     Errno::Io
 }
 
-/// Compresses a page, with the newest dictionary if there is one, and gives the tag of what came of it.
+/// Compresses a page, with the newest dictionary if there is one, and gives the tag of what came of
+/// it.
 #[inline]
 fn encode(
     encoder: &mut Encoder,

@@ -10,11 +10,12 @@ use crate::sync::{both, strong, AtomicU32, Ordering, Site, UnsafeCell};
 
 /// A request under way, in a place that its queue uses again and again.
 ///
-/// Ownership rule: `what` belongs to the queue while `invited` is 0 and the flight is not under way;
-/// from the first invitation on everybody may read it and nobody writes it. It is under way while a page is not done.
-/// Those invited say when they will not look at it again by taking one off `invited`; whoever still has pages of it may.
-/// Pages belong to whoever moved `next` past them. Who takes the last page off `left` finishes the flight, and says so to the queue; that may be
-/// before the last invitation is looked at, which is why `invited` is not `left`.
+/// Ownership rule: `what` belongs to the queue while `invited` is 0 and the flight is not under
+/// way; from the first invitation on everybody may read it and nobody writes it. It is under way
+/// while a page is not done. Those invited say when they will not look at it again by taking one
+/// off `invited`; whoever still has pages of it may. Pages belong to whoever moved `next` past
+/// them. Who takes the last page off `left` finishes the flight, and says so to the queue; that may
+/// be before the last invitation is looked at, which is why `invited` is not `left`.
 pub(crate) struct Flight {
     what: UnsafeCell<(u64, Request)>,
     /// The first page that nobody has taken. Relaxed: it only shares pages out.
@@ -75,9 +76,9 @@ impl Flight {
         self.invited.fetch_sub(1, strong(Site::LeaveRelease, Ordering::Release));
     }
 
-    /// Does pages until there are none to take; whether the last of all was among them. Those that have to be waited
-    /// for are given to `elsewhere`, the first one and how many, which says whether somebody else does them; if so,
-    /// that one has been invited.
+    /// Does pages until there are none to take; whether the last of all was among them. Those that
+    /// have to be waited for are given to `elsewhere`, the first one and how many, which says
+    /// whether somebody else does them; if so, that one has been invited.
     ///
     /// # Safety
     ///
@@ -100,7 +101,8 @@ impl Flight {
             let done = match done {
                 Some(done) => done,
                 None if self.hand_over(first, count, &mut elsewhere) => {
-                    // Where one is, its neighbours are: they go in a few pieces, for whose notes there is room.
+                    // Where one is, its neighbours are: they go in a few pieces, for whose notes
+                    // there is room.
                     far = request.pages.div_ceil(FAR);
                     continue;
                 }
@@ -119,11 +121,13 @@ impl Flight {
     ///
     /// The caller was invited and has not left, or has taken a page that is not [done](Self::did).
     pub(crate) unsafe fn request(&self) -> Request {
-        // SAFETY: by the ownership rule nobody writes it: while a page is not done the flight is under way.
+        // SAFETY: by the ownership rule nobody writes it: while a page is not done the flight is
+        // under way.
         self.what.with(|what| unsafe { (*what).1 })
     }
 
-    /// Takes pages of `request`, which is this flight's: the first, and how many. `None` when all are taken.
+    /// Takes pages of `request`, which is this flight's: the first, and how many. `None` when all
+    /// are taken.
     #[inline]
     pub(crate) fn take(&self, request: &Request) -> Option<(u32, u32)> {
         self.take_or(request, 0)
@@ -155,7 +159,8 @@ impl Flight {
         count: u32,
         elsewhere: &mut impl FnMut(u32, u32) -> bool,
     ) -> bool {
-        // Before the ring says so. The caller is the queue or invited itself, so that the flight is not free.
+        // Before the ring says so. The caller is the queue or invited itself, so that the flight is
+        // not free.
         self.invited.fetch_add(1, Ordering::Relaxed);
         let taken = elsewhere(first, count);
         if !taken {
@@ -169,7 +174,8 @@ impl Flight {
         self.next.store(pages, Ordering::Relaxed);
     }
 
-    /// Has pages that were taken done elsewhere, or does them; whether the last of all was among them.
+    /// Has pages that were taken done elsewhere, or does them; whether the last of all was among
+    /// them.
     ///
     /// # Safety
     ///
@@ -226,11 +232,13 @@ impl Flight {
     }
 }
 
-/// What is left of a request is noted in about so many pieces for those who may wait: as many as there are of them.
+/// What is left of a request is noted in about so many pieces for those who may wait: as many as
+/// there are of them.
 const FAR: u32 = 4;
 
 /// Pages that are taken at a time: few, so that all threads end together, and taking one costs
-/// nanoseconds where compressing one costs microseconds. A page that is discarded costs nanoseconds too.
+/// nanoseconds where compressing one costs microseconds. A page that is discarded costs nanoseconds
+/// too.
 fn step(op: Op) -> u32 {
     match op {
         Op::Write => 1,

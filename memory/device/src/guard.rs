@@ -10,8 +10,8 @@
 //! static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 //! ```
 //!
-//! It sees what Rust allocates. The C codecs take their memory when they are set up, which the tests
-//! of `codec` check by their own count of it.
+//! It sees what Rust allocates. The C codecs take their memory when they are set up, which the
+//! tests of `codec` check by their own count of it.
 #![expect(unsafe_code, reason = "an allocator is unsafe to write")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -51,8 +51,8 @@ impl Drop for IoPath {
     }
 }
 
-/// The system's allocator, which aborts with a message on a thread that holds an [`IoPath`]. A thread
-/// that panics may allocate, so that the panic is the message.
+/// The system's allocator, which aborts with a message on a thread that holds an [`IoPath`]. A
+/// thread that panics may allocate, so that the panic is the message.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocator;
 

@@ -1,8 +1,9 @@
-//! Every interleaving, and every value that a weakly ordered load may give, of small models of a split request.
+//! Every interleaving, and every value that a weakly ordered load may give, of small models of a
+//! split request.
 //!
-//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a failure. Loom's cells
-//! stand for the pages of a request: they see a page that two threads have, and one that is read by who was not told
-//! that it is done.
+//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a
+//! failure. Loom's cells stand for the pages of a request: they see a page that two threads have,
+//! and one that is read by who was not told that it is done.
 #![expect(unsafe_code, reason = "the models write the pages of a request")]
 
 use std::collections::VecDeque;
@@ -37,12 +38,13 @@ impl Model {
     /// What the queue does: begins a request of two pages in the flight, for one guest.
     fn begin(&self, tag: u64) {
         let request = Request { op: Op::Write, page: tag, pages: 2, buffer: Buffer::NONE };
-        // SAFETY: the model's queue begins it when it is free and not under way; loom checks just that.
+        // SAFETY: the model's queue begins it when it is free and not under way; loom checks just
+        // that.
         unsafe { self.station.flights[0].begin(tag, request, 1) };
     }
 
-    /// Writes the request's number into pages, as long as there are any; whether the last was among them. A page that
-    /// had it before is an error.
+    /// Writes the request's number into pages, as long as there are any; whether the last was among
+    /// them. A page that had it before is an error.
     fn work(&self) -> bool {
         self.work_but(None, |_, _| false)
     }
@@ -80,8 +82,9 @@ impl Model {
         }
     }
 
-    /// What a thread with a QAT device does: takes all pages, leaves, and does them later, the last one first; whether
-    /// the last of all was among them. What they are it reads from the request, each time.
+    /// What a thread with a QAT device does: takes all pages, leaves, and does them later, the last
+    /// one first; whether the last of all was among them. What they are it reads from the request,
+    /// each time.
     fn offload(&self) {
         let flight = &self.station.flights[0];
         // SAFETY: it is invited, and leaves below.

@@ -17,7 +17,8 @@ use crate::request::PAGE;
 /// How pages are given to a QAT device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// Threads, each with an instance of its own, at most 32; fewer where there are fewer instances.
+    /// Threads, each with an instance of its own, at most 32; fewer where there are fewer
+    /// instances.
     pub threads: usize,
     /// Pages that each keeps in flight, 1 to 256. With 1 it waits for each page: direct offload.
     pub depth: usize,
@@ -30,8 +31,8 @@ pub struct OffloadOptions {
 }
 
 impl Default for OffloadOptions {
-    /// One thread for each eight CPUs, since one copies 1 GB/s and more; 128 pages in flight, shared load, one output
-    /// in 64 verified, 100 ms.
+    /// One thread for each eight CPUs, since one copies 1 GB/s and more; 128 pages in flight,
+    /// shared load, one output in 64 verified, 100 ms.
     fn default() -> Self {
         let driver = EngineOptions::default();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -46,7 +47,8 @@ impl Default for OffloadOptions {
 }
 
 impl OffloadOptions {
-    /// An engine of the driver, which does not look for another instance later: that would allocate.
+    /// An engine of the driver, which does not look for another instance later: that would
+    /// allocate.
     pub(crate) fn engine(&self, qat: &Arc<Qat>, level: i32) -> qat::Engine {
         let options = EngineOptions {
             level: u32::try_from(level).unwrap_or(1),
@@ -80,7 +82,8 @@ pub(crate) struct Offload {
     invitations: Ring<Invitation>,
     /// Invitations wait.
     pub(crate) work: EventCount,
-    /// Threads whose instance takes pages. A hint: who is given a page does it, one way or the other.
+    /// Threads whose instance takes pages. A hint: who is given a page does it, one way or the
+    /// other.
     on_device: AtomicUsize,
     /// Of each thread, in the order of their numbers.
     counters: Mutex<Vec<Arc<qat::Counters>>>,
@@ -252,7 +255,8 @@ impl Offloader {
         })
     }
 
-    /// Tells the queues what is finished: once for all that a look has brought, since each may cost a system call.
+    /// Tells the queues what is finished: once for all that a look has brought, since each may cost
+    /// a system call.
     fn notify(&mut self) {
         while self.waiting != 0 {
             let queue = self.waiting.trailing_zeros();
@@ -261,7 +265,8 @@ impl Offloader {
         }
     }
 
-    /// Sleeps until there is work, or it is time to look after the instance; `false` when it is time to stop.
+    /// Sleeps until there is work, or it is time to look after the instance; `false` when it is
+    /// time to stop.
     fn rest(&mut self) -> bool {
         let Shared { offload, stop, .. } = &*self.shared;
         let look = (!self.ready).then(|| Instant::now() + PROBING);

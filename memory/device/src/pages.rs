@@ -45,7 +45,8 @@ pub enum Damage {
         /// The tag.
         tag: u8,
     },
-    /// Its bytes are those that were stored, and the dictionary that they were made with is not there, or damaged.
+    /// Its bytes are those that were stored, and the dictionary that they were made with is not
+    /// there, or damaged.
     #[error("page {index}: compressed with dictionary {place}, which is not there")]
     Dictionary {
         /// The page.
@@ -61,7 +62,8 @@ pub enum Damage {
         /// What the codec said.
         error: DecodeError,
     },
-    /// Its bytes are those that were stored, and decode to another page than a QAT device was given.
+    /// Its bytes are those that were stored, and decode to another page than a QAT device was
+    /// given.
     #[error("page {index}: made by a QAT device from bytes of CRC-32 {expected:08x}, decodes to {got:08x}")]
     Offloaded {
         /// The page.
@@ -73,7 +75,8 @@ pub enum Damage {
     },
 }
 
-/// A decoder and buffers. The last group that was read is kept, so that the next page of it costs a copy.
+/// A decoder and buffers. The last group that was read is kept, so that the next page of it costs a
+/// copy.
 pub struct PageReader {
     decoder: Decoder,
     dictionaries: Arc<Dictionaries>,
@@ -103,8 +106,8 @@ impl PageReader {
 
     /// Reads page `index` into `out`, and says what it was: for an object, its bytes are in
     /// [`object`](Self::object) then, for a page of a group that is in [`group`](Self::group). With `touch`
-    /// the page is young again. For [`Page::Backed`] nothing is read: [`fetch`](Self::fetch) is for threads
-    /// that may wait.
+    /// the page is young again. For [`Page::Backed`] nothing is read: [`fetch`](Self::fetch) is for
+    /// threads that may wait.
     ///
     /// # Errors
     ///
@@ -162,8 +165,8 @@ impl PageReader {
         }
     }
 
-    /// Stores the page that [`fetch`](Self::fetch) read last from the backing device in memory, as these bytes, if it
-    /// is there still.
+    /// Stores the page that [`fetch`](Self::fetch) read last from the backing device in memory, as
+    /// these bytes, if it is there still.
     ///
     /// # Errors
     ///

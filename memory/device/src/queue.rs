@@ -140,7 +140,8 @@ impl DeviceQueue {
         )
     }
 
-    /// Has a small read done by threads that may wait for the backing device; `None` if it is under way.
+    /// Has a small read done by threads that may wait for the backing device; `None` if it is under
+    /// way.
     fn hand_over(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         let Request { page, pages, ref buffer, .. } = request;
         // One that is taken is used: it would be gone for good.
@@ -317,6 +318,6 @@ impl fmt::Debug for DeviceQueue {
 /// One more thread is worth waking for so many pages.
 const GUEST_PAGES: u32 = 8;
 
-/// How long a thread whose own share is done waits for the others before it goes on: about what a sleep and
-/// a wake-up cost, and more than a page takes that nobody interrupts.
+/// How long a thread whose own share is done waits for the others before it goes on: about what a
+/// sleep and a wake-up cost, and more than a page takes that nobody interrupts.
 const LINGER: Duration = Duration::from_micros(30);

@@ -48,10 +48,10 @@ impl Buffer {
     ///
     /// # Safety
     ///
-    /// From [`Queue::submit`] of a request with this buffer until that request is over, the bytes are
-    /// valid, and they are the device's: nobody else writes them, and for [`Op::Read`] nobody else
-    /// reads them. A request is over when `submit` gives `Some`, when [`Queue::reap`] reports its tag, or
-    /// when the queue has been dropped (which waits for it).
+    /// From [`Queue::submit`] of a request with this buffer until that request is over, the bytes
+    /// are valid, and they are the device's: nobody else writes them, and for [`Op::Read`] nobody
+    /// else reads them. A request is over when `submit` gives `Some`, when [`Queue::reap`] reports
+    /// its tag, or when the queue has been dropped (which waits for it).
     pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         Self { start, len }
     }
@@ -135,7 +135,8 @@ pub enum Errno {
     /// EIO: a page cannot be read.
     #[error("a page cannot be read")]
     Io = 5,
-    /// EINVAL: beyond the end, or a buffer of another length. The transport's fault or its client's.
+    /// EINVAL: beyond the end, or a buffer of another length. The transport's fault or its
+    /// client's.
     #[error("the request is not valid")]
     Invalid = 22,
     /// ENOSPC: no memory for what was to be written.
@@ -186,8 +187,8 @@ pub trait Backend: Send + Sync + 'static {
     fn open(&self) -> io::Result<Self::Queue>;
 }
 
-/// One transport thread's requests. Owned by that thread; nothing here allocates or blocks, except as
-/// said.
+/// One transport thread's requests. Owned by that thread; nothing here allocates or blocks, except
+/// as said.
 pub trait Queue: Send + 'static {
     /// Begins a request. `Some` when it is over already, and then `tag` is not reported again;
     /// else [`reap`](Self::reap) reports it. `tag` is the caller's, and means nothing here.
@@ -195,8 +196,9 @@ pub trait Queue: Send + 'static {
     /// Dropping the queue waits for all that is under way.
     fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>>;
 
-    /// Does a read at once, if nothing of it has to be waited for; `None` if it has, or if that cannot be known: then
-    /// nothing has happened, the buffer is the caller's, and the request can be [submitted](Self::submit).
+    /// Does a read at once, if nothing of it has to be waited for; `None` if it has, or if that
+    /// cannot be known: then nothing has happened, the buffer is the caller's, and the request can
+    /// be [submitted](Self::submit).
     fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
         let _ = request;
         None
@@ -212,8 +214,8 @@ pub trait Queue: Send + 'static {
     /// reap already, and then nothing will wake it. Needed again before the next sleep.
     fn arm(&mut self) -> bool;
 
-    /// Whether a write, however small, is better not waited for before the next one is begun: somebody has many under way
-    /// who takes long over each. It may change at any time.
+    /// Whether a write, however small, is better not waited for before the next one is begun:
+    /// somebody has many under way who takes long over each. It may change at any time.
     fn defers_writes(&self) -> bool {
         false
     }

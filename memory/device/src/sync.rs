@@ -1,9 +1,11 @@
-//! The only file that names the atomics of flights and stations, so that loom's can stand in for them.
+//! The only file that names the atomics of flights and stations, so that loom's can stand in for
+//! them.
 //!
-//! Every ordering stronger than `Relaxed` and every fence of the protocols in `flight.rs` and `station.rs` is written
-//! through a [`Site`]. In a normal build the site vanishes. Under `--cfg loom` the environment variable
-//! `WEAKEN_DEVICE=<site>` takes that one ordering or fence away, `WEAKEN_DEVICE=<site>AcqRel` leaves an acquire and
-//! release fence of it, and a model must then fail. (`WEAKEN` is the ring's, which the models use.)
+//! Every ordering stronger than `Relaxed` and every fence of the protocols in `flight.rs` and
+//! `station.rs` is written through a [`Site`]. In a normal build the site vanishes. Under `--cfg
+//! loom` the environment variable `WEAKEN_DEVICE=<site>` takes that one ordering or fence away,
+//! `WEAKEN_DEVICE=<site>AcqRel` leaves an acquire and release fence of it, and a model must then
+//! fail. (`WEAKEN` is the ring's, which the models use.)
 
 /// A place where the proof rests on an ordering, a fence or a step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +177,8 @@ mod model {
         loom::thread::yield_now();
     }
 
-    /// An eventfd without a kernel. It orders nothing that a poll of a real one would not order: sleeping and waking.
+    /// An eventfd without a kernel. It orders nothing that a poll of a real one would not order:
+    /// sleeping and waking.
     #[derive(Debug)]
     pub(crate) struct Wake {
         readable: Mutex<bool>,

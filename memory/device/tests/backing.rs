@@ -1,4 +1,5 @@
-//! Pages that are on a backing device, read through the device: by threads that may wait, while others go on.
+//! Pages that are on a backing device, read through the device: by threads that may wait, while
+//! others go on.
 #![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
 
 #[path = "../../store/tests/shelf/mod.rs"]

@@ -1,4 +1,5 @@
-//! More reads of a backing device that does not answer than there is room to note: nobody is refused, nothing is lost.
+//! More reads of a backing device that does not answer than there is room to note: nobody is
+//! refused, nothing is lost.
 #![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
 
 #[path = "../../store/tests/shelf/mod.rs"]
@@ -54,8 +55,8 @@ fn finish(queue: &mut DeviceQueue) -> usize {
 
 #[test]
 fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
-    // As ublk's queues: 64 requests of 512 KiB each, all pages on the device. Each is a few notes, and nobody who asks for
-    // them waits; what is written meanwhile is done.
+    // As ublk's queues: 64 requests of 512 KiB each, all pages on the device. Each is a few notes,
+    // and nobody who asks for them waits; what is written meanwhile is done.
     let (store, of) = device(64);
     let all: Vec<u8> = (0..OUT).flat_map(page).collect();
     set_gate(false);
@@ -88,7 +89,8 @@ fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
     assert!(buffers.iter().all(|bytes| *bytes == all));
     drop((queues, buffers, of, store));
 
-    // So many small ones that there is no room for their notes: who asks for one more waits with it.
+    // So many small ones that there is no room for their notes: who asks for one more waits with
+    // it.
     const MANY: usize = 17_000;
     let (_store, of) = device(20_000);
     set_gate(false);

@@ -1,5 +1,5 @@
-//! Dictionaries that are installed while clients write and read, with an allocator that aborts when the I/O path
-//! allocates.
+//! Dictionaries that are installed while clients write and read, with an allocator that aborts when
+//! the I/O path allocates.
 #![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
 
 use std::os::fd::AsFd;

@@ -295,9 +295,9 @@ fn patches_of_one_page_lose_nothing() {
     }
 }
 
-/// One thread patches the middle of a page while another writes whole pages: a patch never brings back what was there
-/// before a write. Both begin a round together, and sleep until both are done with it: how busy the machine is matters
-/// to nobody.
+/// One thread patches the middle of a page while another writes whole pages: a patch never brings
+/// back what was there before a write. Both begin a round together, and sleep until both are done
+/// with it: how busy the machine is matters to nobody.
 #[test]
 fn a_patch_never_undoes_a_write() {
     const ROUNDS: u32 = 2000;
@@ -388,8 +388,8 @@ fn a_full_device_says_so_and_loses_nothing() {
     fill(&mut big, 2, 5);
     let before = device.stats().pages_written;
     assert_eq!(transfer(&mut queue, Op::Write, 1000, &mut big), Err(Errno::NoSpace));
-    // Each thread finds out once at most: the others' pages are not tried, for each could wait for memory. What was
-    // there already may have been written over before.
+    // Each thread finds out once at most: the others' pages are not tried, for each could wait for
+    // memory. What was there already may have been written over before.
     let over = stored.iter().filter(|number| (1000..1064).contains(*number)).count() as u64;
     let tried = device.stats().pages_written - before;
     assert!(tried <= over + 3, "{tried} pages of a write without memory were tried");
@@ -403,8 +403,8 @@ fn a_full_device_says_so_and_loses_nothing() {
     }
 }
 
-/// Bytes that change in the store's memory are an error for their page, told once and counted, and for
-/// no other.
+/// Bytes that change in the store's memory are an error for their page, told once and counted, and
+/// for no other.
 #[test]
 fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     use std::os::unix::fs::FileExt;
@@ -450,8 +450,8 @@ fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     assert_eq!(device.damage().unwrap().to_string(), reason);
 }
 
-/// Queues that are dropped with requests under way wait for them, and their places are used again while
-/// invitations to them are still about.
+/// Queues that are dropped with requests under way wait for them, and their places are used again
+/// while invitations to them are still about.
 #[test]
 fn queues_come_and_go_with_requests_under_way() {
     const PAGES: usize = 48;

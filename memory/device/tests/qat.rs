@@ -1,5 +1,5 @@
-//! Pages compressed by the simulated QAT device, with every fault of its script, against plain memory; with an allocator
-//! that aborts when the I/O path allocates.
+//! Pages compressed by the simulated QAT device, with every fault of its script, against plain
+//! memory; with an allocator that aborts when the I/O path allocates.
 #![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and seeds that may be cut")]
 
@@ -33,7 +33,8 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 const PART: u64 = 160;
 const CLIENTS: u64 = 3;
 
-/// As many as a fault may need to show: verified outputs, no sharing, a deadline that the fault says.
+/// As many as a fault may need to show: verified outputs, no sharing, a deadline that the fault
+/// says.
 fn offload(threads: usize, deadline: Duration) -> OffloadOptions {
     OffloadOptions { threads, depth: 32, share: false, verify_every: 1, deadline }
 }
@@ -126,7 +127,8 @@ impl Client {
         self.queue.read_now(self.base + page, out)
     }
 
-    /// Writes runs of pages that do not overlap, all under way at once; meanwhile changes and reads others.
+    /// Writes runs of pages that do not overlap, all under way at once; meanwhile changes and reads
+    /// others.
     fn round(&mut self) {
         let mut data = self.model.clone();
         let mut free: Vec<(u64, u64)> = Vec::new();

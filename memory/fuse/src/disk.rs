@@ -7,7 +7,8 @@ use rustix::event::{poll, PollFd, PollFlags};
 /// A queue and memory for its requests.
 pub(crate) struct Disk<Q> {
     queue: Q,
-    /// Whole pages: of reads, and of writes whose bytes lie in no particular alignment, which the device does not mind.
+    /// Whole pages: of reads, and of writes whose bytes lie in no particular alignment, which the
+    /// device does not mind.
     bytes: Vec<u8>,
 }
 
@@ -33,7 +34,8 @@ impl<Q: Queue> Disk<Q> {
             // The kernel's requests are a MiB at most, and so is this.
             self.bytes.resize(room, 0);
         }
-        // SAFETY: `bytes` has that many, and nobody touches them before `perform` says that the request is over.
+        // SAFETY: `bytes` has that many, and nobody touches them before `perform` says that the
+        // request is over.
         let buffer = unsafe { Buffer::new(self.bytes.as_mut_ptr(), room) };
         self.perform(Op::Read, first, pages as u64, buffer)?;
         let from = usize::try_from(offset % PAGE as u64).unwrap_or(0);
@@ -52,8 +54,8 @@ impl<Q: Queue> Disk<Q> {
         }
         let (whole, tail) = data.split_at(data.len() / PAGE * PAGE);
         if !whole.is_empty() {
-            // SAFETY: a write's buffer is only read, by promise of the device, and `whole` is there until `perform` says
-            // that the request is over.
+            // SAFETY: a write's buffer is only read, by promise of the device, and `whole` is there
+            // until `perform` says that the request is over.
             let buffer = unsafe { Buffer::new(whole.as_ptr().cast_mut(), whole.len()) };
             self.perform(Op::Write, offset / page, (whole.len() / PAGE) as u64, buffer)?;
         }
@@ -63,7 +65,8 @@ impl<Q: Queue> Disk<Q> {
         Ok(())
     }
 
-    /// Has the bytes from `offset` on, within the device, read as zeros; `op` says how, for whole pages.
+    /// Has the bytes from `offset` on, within the device, read as zeros; `op` says how, for whole
+    /// pages.
     pub(crate) fn zero(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Errno> {
         const ZEROS: [u8; PAGE] = [0; PAGE];
         let page = PAGE as u64;

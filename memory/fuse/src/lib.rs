@@ -1,22 +1,24 @@
 //! A block device as a single file: FUSE, mounted over a regular file.
 //!
-//! With `losetup` that file becomes a disk on kernels that have neither ublk nor NBD's client. It is **not for swap**:
-//! the kernel takes memory for each FUSE request, and waits for it.
+//! With `losetup` that file becomes a disk on kernels that have neither ublk nor NBD's client. It
+//! is **not for swap**: the kernel takes memory for each FUSE request, and waits for it.
 //!
 //! ```text
 //!  read, write, fallocate of PATH ─► kernel ─► /dev/fuse ─► session threads (fuser), a disk queue each ─► device
 //! ```
 //!
-//! The mount point is a regular file, and so is what is mounted: it has the device's size and no directory around it.
-//! Nothing is cached on this side of it (`FOPEN_DIRECT_IO`). Holes punched and ranges zeroed are discard and
-//! write-zeroes, which loop devices send as well. Bytes that are no whole pages are patched into them. The wire is
-//! fuser's (FUSE 7.6 on, Linux 4.5 for a descriptor each thread).
+//! The mount point is a regular file, and so is what is mounted: it has the device's size and no
+//! directory around it. Nothing is cached on this side of it (`FOPEN_DIRECT_IO`). Holes punched and
+//! ranges zeroed are discard and write-zeroes, which loop devices send as well. Bytes that are no
+//! whole pages are patched into them. The wire is fuser's (FUSE 7.6 on, Linux 4.5 for a descriptor
+//! each thread).
 //!
 //! # What fails
-//! A read of a damaged page is EIO, a write without memory ENOSPC, beyond the end EFBIG or nothing; another size of the
-//! file, EINVAL. When the process is killed the file answers ENOTCONN until it is served again, which takes
-//! the dead mount away first; whoever had it open has to open it again. A panic in a request ends the process: a thread
-//! less, and what it had in its hands, would not be seen by anybody.
+//! A read of a damaged page is EIO, a write without memory ENOSPC, beyond the end EFBIG or nothing;
+//! another size of the file, EINVAL. When the process is killed the file answers ENOTCONN until it
+//! is served again, which takes the dead mount away first; whoever had it open has to open it
+//! again. A panic in a request ends the process: a thread less, and what it had in its hands, would
+//! not be seen by anybody.
 //!
 //! # Limits
 //! [`THREADS`] requests at a time at most. fuser allocates for requests, so that a debug build's guard of I/O threads
@@ -93,7 +95,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `backend` as the file `path`, which is made if it is not there, by `threads` threads (1 to [`THREADS`]).
+    /// Serves `backend` as the file `path`, which is made if it is not there, by `threads` threads
+    /// (1 to [`THREADS`]).
     ///
     /// # Errors
     /// See [`MountError`]. A file that was made is removed again.
@@ -136,14 +139,15 @@ impl Server {
         &self.path
     }
 
-    /// Whether it is served no more: somebody has unmounted it, or its threads have failed. [`Server::stop`] says which.
+    /// Whether it is served no more: somebody has unmounted it, or its threads have failed.
+    /// [`Server::stop`] says which.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
     }
 
-    /// Waits for so long, or until mounts have changed: whether it is still mounted. One that was unmounted while somebody
-    /// has it open (`umount -l`) is served on for those; its path is the empty file beneath it. True where the kernel does
-    /// not say.
+    /// Waits for so long, or until mounts have changed: whether it is still mounted. One that was
+    /// unmounted while somebody has it open (`umount -l`) is served on for those; its path is the
+    /// empty file beneath it. True where the kernel does not say.
     pub fn is_mounted(&mut self, wait: Duration) -> bool {
         match &mut self.mount {
             Some(mount) => mount.is_there(wait),
@@ -154,27 +158,30 @@ impl Server {
         }
     }
 
-    /// Leaves one that is mounted no more to those who still have it open: they are served until they close it, or this
-    /// process ends.
+    /// Leaves one that is mounted no more to those who still have it open: they are served until
+    /// they close it, or this process ends.
     pub fn leave(self) {
         std::mem::forget(self.session);
     }
 
-    /// Unmounts it, unless somebody has. True if somebody still had it open, who gets errors from when this process ends.
+    /// Unmounts it, unless somebody has. True if somebody still had it open, who gets errors from
+    /// when this process ends.
     ///
     /// # Errors
     /// The kernel's, of unmounting; those of the threads that have served it.
     pub fn stop(self) -> io::Result<bool> {
         if !self.has_ended() {
             match take_away(&self.path) {
-                // Nothing is mounted there: somebody has just unmounted it, or did while others had it open.
+                // Nothing is mounted there: somebody has just unmounted it, or did while others had
+                // it open.
                 Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
                 done => done?,
             }
             let start = Instant::now();
             while !self.has_ended() {
                 if start.elapsed() > LETTING_GO {
-                    // Its threads go on for who has it open, perhaps by a copy of the mount in another namespace.
+                    // Its threads go on for who has it open, perhaps by a copy of the mount in
+                    // another namespace.
                     std::mem::forget(self.session);
                     return Ok(true);
                 }
@@ -185,7 +192,8 @@ impl Server {
     }
 }
 
-/// Unmounts `path` even if somebody has it open; by fusermount3, which mounted it, for those who are not root.
+/// Unmounts `path` even if somebody has it open; by fusermount3, which mounted it, for those who
+/// are not root.
 fn take_away(path: &Path) -> io::Result<()> {
     match unmount(path, UnmountFlags::DETACH) {
         Err(Errno::PERM) => {

@@ -1,4 +1,5 @@
-//! Whether a mount is still there, as the kernel's list of mounts has it: proc(5), `/proc/PID/mountinfo`.
+//! Whether a mount is still there, as the kernel's list of mounts has it: proc(5),
+//! `/proc/PID/mountinfo`.
 //!
 //! To ask the file itself would be to wait for one's own threads.
 

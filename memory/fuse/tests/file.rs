@@ -235,8 +235,9 @@ impl device::Queue for BrokenQueue {
     }
 }
 
-/// In a process of its own: this test again, which finds the file named in its environment. It is not the one that
-/// reads: the kernel does not let a process go that waits for an answer of its own.
+/// In a process of its own: this test again, which finds the file named in its environment. It is
+/// not the one that reads: the kernel does not let a process go that waits for an answer of its
+/// own.
 #[test]
 fn a_panic_in_a_request_ends_the_process() {
     const NAME: &str = "PLATEN_TEST_BROKEN_FILE";
@@ -260,7 +261,8 @@ fn a_panic_in_a_request_ends_the_process() {
         assert!(start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // What a request gets whose thread is gone comes with the end of the process, or of its standard input.
+    // What a request gets whose thread is gone comes with the end of the process, or of its
+    // standard input.
     let reading = std::thread::spawn({
         let path = path.clone();
         move || File::open(path).unwrap().read_at(&mut [0; 4096], 0)

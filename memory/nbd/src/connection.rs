@@ -8,21 +8,22 @@
 //!                                  read: noted, and submitted when a slice is free; sent when it is over
 //! ```
 //!
-//! Nothing that is read holds up what is written: a read that waits for the backing device is a note of a few bytes
-//! until it gets one of the six slices that reads may have, and the thread goes on with what comes after it. On a
-//! disk that is swapped to, memory is got back by writing. (What does wait is a write of a *part* of a page that is
-//! there; the kernel writes whole pages.)
+//! Nothing that is read holds up what is written: a read that waits for the backing device is a
+//! note of a few bytes until it gets one of the six slices that reads may have, and the thread goes
+//! on with what comes after it. On a disk that is swapped to, memory is got back by writing. (What
+//! does wait is a write of a *part* of a page that is there; the kernel writes whole pages.)
 //!
-//! Replies collect in `output` until there is nothing more to parse, so that a client with many small
-//! requests on the way costs two system calls for many of them. Memory is bounded by these buffers
-//! whatever a client does: one that does not read is not read from either.
+//! Replies collect in `output` until there is nothing more to parse, so that a client with many
+//! small requests on the way costs two system calls for many of them. Memory is bounded by these
+//! buffers whatever a client does: one that does not read is not read from either.
 //!
-//! A client that is gone is not served: reads that wait for the backing device then are nobody's, but fill buffers of ours when
-//! they are over. After a while they are left to the server with these, and the connection ends.
+//! A client that is gone is not served: reads that wait for the backing device then are nobody's,
+//! but fill buffers of ours when they are over. After a while they are left to the server with
+//! these, and the connection ends.
 //!
-//! The kernel's own client knows simple replies only. There, the slices of one read follow each other
-//! without anything between, so that the first one is sent when those that fit at a time are all over, 1.5 MiB; a
-//! failure after that ends the connection.
+//! The kernel's own client knows simple replies only. There, the slices of one read follow each
+//! other without anything between, so that the first one is sent when those that fit at a time are
+//! all over, 1.5 MiB; a failure after that ends the connection.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -68,18 +69,21 @@ pub enum ConnectionError {
 const SLICE: usize = 256 << 10;
 /// Slices on the way at a time.
 const SLICES: usize = 8;
-/// Those that reads may have: what is written needs no more than workers to be over, and must always get one.
+/// Those that reads may have: what is written needs no more than workers to be over, and must
+/// always get one.
 const READS: usize = SLICES - 2;
-/// Reads that may wait for a slice. The kernel's client has 128 requests on the way on a connection.
+/// Reads that may wait for a slice. The kernel's client has 128 requests on the way on a
+/// connection.
 const WAITING: usize = 512;
-/// Requests that are there at a time: with slices on the way, and one of each kind between two slices.
+/// Requests that are there at a time: with slices on the way, and one of each kind between two
+/// slices.
 const LARGES: usize = SLICES + 2;
 /// Requests up to here go without a slice.
 const SMALL: usize = 32 << 10;
 const INPUT: usize = 128 << 10;
 const OUTPUT: usize = 256 << 10;
-/// Room in `output` kept for the headers of replies to large requests on the way, and to reads that wait, all of which may
-/// fail at once.
+/// Room in `output` kept for the headers of replies to large requests on the way, and to reads that
+/// wait, all of which may fail at once.
 const RESERVE: usize = (2 * SLICES + WAITING) * DATA_CHUNK;
 /// Extents in one reply of block status.
 const EXTENTS: usize = 512;
@@ -148,11 +152,12 @@ enum Need {
 /// How long reads are waited for whose client is gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Serves requests until the client leaves, and gives why the connection had to end if that was not it. `input` is what
-/// came after the handshake; `others` is called before what has been read is done, and may make it wait.
+/// Serves requests until the client leaves, and gives why the connection had to end if that was not
+/// it. `input` is what came after the handshake; `others` is called before what has been read is
+/// done, and may make it wait.
 ///
-/// Reads that do not get over are left with the slices that they fill, if `leave` has room for that: the queue has them
-/// still, and tells by its tags which ones it is done with.
+/// Reads that do not get over are left with the slices that they fill, if `leave` has room for
+/// that: the queue has them still, and tells by its tags which ones it is done with.
 pub(crate) fn serve<Q: Queue>(
     stream: &UnixStream,
     queue: &mut Q,
@@ -182,8 +187,8 @@ pub(crate) fn serve<Q: Queue>(
     let _path = IoPath::enter();
     others();
     let result = connection.run();
-    // Slices are the device's as long as requests are on the way. What is written is over soon, and has to be: it may be
-    // sent again by another connection.
+    // Slices are the device's as long as requests are on the way. What is written is over soon, and
+    // has to be: it may be sent again by another connection.
     let begun = Instant::now();
     while connection.queue.in_flight() > 0 {
         if begun.elapsed() >= PATIENCE && !connection.is_writing() && leave() {
@@ -261,7 +266,8 @@ impl<Q: Queue> Connection<'_, Q> {
         }
     }
 
-    /// Notes what is over, sends what can be sent and submits what has waited; whether there was any of it.
+    /// Notes what is over, sends what can be sent and submits what has waited; whether there was
+    /// any of it.
     fn advance(&mut self) -> Result<bool, ConnectionError> {
         let reaped = self.reap();
         let sent = self.send_slices()?;
@@ -337,7 +343,8 @@ impl<Q: Queue> Connection<'_, Q> {
             }
             return Ok(None);
         }
-        // Waited for on the spot, a write would wait for all of a device's latency, and the next one with it.
+        // Waited for on the spot, a write would wait for all of a device's latency, and the next
+        // one with it.
         if write && (len > SMALL || len > 0 && self.queue.defers_writes()) {
             let large = self.enter(cookie, true);
             self.input.take(REQUEST);
@@ -412,8 +419,9 @@ impl<Q: Queue> Connection<'_, Q> {
     fn receive(&mut self) -> Result<bool, ConnectionError> {
         let got = self.read()?;
         (self.others)();
-        // Whoever has given this connection up may have sent the same by another one, and more after it: what
-        // still lies in this one must not undo that. Nobody was told that it is done.
+        // Whoever has given this connection up may have sent the same by another one, and more
+        // after it: what still lies in this one must not undo that. Nobody was told that it is
+        // done.
         let mut fds = [PollFd::new(self.stream, PollFlags::empty())];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         if poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP) {
@@ -442,8 +450,8 @@ impl<Q: Queue> Connection<'_, Q> {
         Ok(got > 0)
     }
 
-    /// Sleeps until a request is over or, with `input`, the socket has something; whether it has. Without, a client that
-    /// is gone is an error.
+    /// Sleeps until a request is over or, with `input`, the socket has something; whether it has.
+    /// Without, a client that is gone is an error.
     fn sleep(&mut self, input: bool) -> Result<bool, ConnectionError> {
         if !self.queue.arm() {
             return Ok(false);
@@ -506,7 +514,8 @@ fn at_once<Q: Queue>(
     })
 }
 
-/// Does a request that no disk is waited for, and waits for it; what else arrives meanwhile is noted.
+/// Does a request that no disk is waited for, and waits for it; what else arrives meanwhile is
+/// noted.
 fn now<Q: Queue>(
     queue: &mut Q,
     uses: &mut [Option<Use>; SLICES],
@@ -558,8 +567,8 @@ mod tests {
     use std::net::Shutdown;
     use store::{Options, Store};
 
-    /// What page 3 holds after a client has sent a write of it, in `length` bytes, and gone in its way, all of it
-    /// before the server looked.
+    /// What page 3 holds after a client has sent a write of it, in `length` bytes, and gone in its
+    /// way, all of it before the server looked.
     fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>) {
         let store = Store::create(256, Options::default()).unwrap();
         let options = DeviceOptions {
@@ -586,7 +595,8 @@ mod tests {
         (served, page)
     }
 
-    /// A queue whose pages from [`BAD`] on have to be waited for, and fail as soon as that is tried.
+    /// A queue whose pages from [`BAD`] on have to be waited for, and fail as soon as that is
+    /// tried.
     struct Failing(device::DeviceQueue);
 
     const BAD: u64 = 128;
@@ -631,7 +641,8 @@ mod tests {
         }
     }
 
-    /// All that wait, as many as may, fail while the output is as full as it gets by what is answered on the spot.
+    /// All that wait, as many as may, fail while the output is as full as it gets by what is
+    /// answered on the spot.
     #[test]
     fn there_is_room_for_the_answers_of_all_that_fail_at_once() {
         let store = Store::create(256, Options::default()).unwrap();

@@ -95,8 +95,8 @@ impl<'a> Handshake<'a> {
         greeting
     }
 
-    /// Takes one thing from the front of `input`, puts what is to be answered at the end of `out` (some
-    /// hundred bytes more than the option had, at most), and gives how many bytes it took.
+    /// Takes one thing from the front of `input`, puts what is to be answered at the end of `out`
+    /// (some hundred bytes more than the option had, at most), and gives how many bytes it took.
     ///
     /// # Errors
     ///

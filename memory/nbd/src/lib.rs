@@ -9,25 +9,25 @@
 //!
 //! It speaks fixed newstyle with structured replies, block status (`base:allocation`), trim,
 //! write-zeroes (no-hole, fast), FUA and flush (which have nothing to do), and says that several
-//! connections see the same. Any alignment will do: a part of a page is read, changed and stored
-//! as one ([`device::Queue::patch`]). Clients without structured replies, the kernel's among them, get simple
-//! ones. Not spoken: TLS, extended headers, several exports.
+//! connections see the same. Any alignment will do: a part of a page is read, changed and stored as
+//! one ([`device::Queue::patch`]). Clients without structured replies, the kernel's among them, get
+//! simple ones. Not spoken: TLS, extended headers, several exports.
 //!
-//! Many requests may be on the way on one connection: small ones are done in the order they come, on
-//! the connection's thread, and answered together; large ones go in slices that the device's workers
-//! share, and overtake each other.
+//! Many requests may be on the way on one connection: small ones are done in the order they come,
+//! on the connection's thread, and answered together; large ones go in slices that the device's
+//! workers share, and overtake each other.
 //!
 //! # What fails
 //!
-//! A request is answered with an error of the protocol, and the connection goes on. What is not the protocol ends the
-//! connection, with a line for whoever runs the server. No client harms another one: each has its own
-//! thread and fixed buffers, and one that does not read is not read from.
+//! A request is answered with an error of the protocol, and the connection goes on. What is not the
+//! protocol ends the connection, with a line for whoever runs the server. No client harms another
+//! one: each has its own thread and fixed buffers, and one that does not read is not read from.
 //!
 //! # Limits
 //!
-//! One export. Reads and writes of 32 MiB ([`MAX_REQUEST`]); a longer write ends the connection. 3 MiB of
-//! buffers for a connection whatever it does; [`ServerOptions::connections`] of them. Who may connect is
-//! the socket's mode: there is no other authentication.
+//! One export. Reads and writes of 32 MiB ([`MAX_REQUEST`]); a longer write ends the connection. 3
+//! MiB of buffers for a connection whatever it does; [`ServerOptions::connections`] of them. Who
+//! may connect is the socket's mode: there is no other authentication.
 
 mod buffers;
 mod connection;

@@ -45,7 +45,8 @@ pub struct Server<B: Backend> {
     stop: OwnedFd,
     open: Mutex<Open>,
     simple_ended: AtomicU64,
-    /// Connections in `open` that have simple replies only. Relaxed: `open`'s lock carries the order.
+    /// Connections in `open` that have simple replies only. Relaxed: `open`'s lock carries the
+    /// order.
     simple: AtomicUsize,
     /// Those that wait in `wait_for_others`. For who watches.
     waiting: AtomicUsize,
@@ -54,8 +55,8 @@ pub struct Server<B: Backend> {
     places: AtomicUsize,
 }
 
-/// Connections whose reads of a backing device do not get over, and which have ended: each has its buffers still, and one
-/// of the store's workers.
+/// Connections whose reads of a backing device do not get over, and which have ended: each has its
+/// buffers still, and one of the store's workers.
 const STRANDED: usize = 8;
 
 /// Reads whose client is gone, and what they fill.
@@ -130,7 +131,8 @@ impl<B: Backend> Server<B> {
     }
 
     /// Takes connections until [`stop`](Self::stop); then ends them all and returns when they have
-    /// ended. `notice` gets a line for each client that misbehaves or is lost, 10 in a minute at most.
+    /// ended. `notice` gets a line for each client that misbehaves or is lost, 10 in a minute at
+    /// most.
     ///
     /// # Errors
     ///
@@ -211,20 +213,22 @@ impl<B: Backend> Server<B> {
         self.open().streams.len()
     }
 
-    /// Connections with simple replies only that were served and have ended, or were given up by their client while
-    /// a request of theirs is under way. The kernel's client has such: whoever serves it learns here that it has
-    /// given one up.
+    /// Connections with simple replies only that were served and have ended, or were given up by
+    /// their client while a request of theirs is under way. The kernel's client has such: whoever
+    /// serves it learns here that it has given one up.
     pub fn simple_ended(&self) -> u64 {
         let given_up = self.open().given_up(None).count() as u64;
         self.simple_ended.load(Ordering::Acquire) + given_up
     }
 
-    /// Connections whose requests wait until a request is over that its client has given up, and may have sent again.
+    /// Connections whose requests wait until a request is over that its client has given up, and
+    /// may have sent again.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Connections that have ended before their reads were over, which wait for a backing device; 8 at most.
+    /// Connections that have ended before their reads were over, which wait for a backing device; 8
+    /// at most.
     pub fn stranded(&self) -> usize {
         self.places.load(Ordering::Acquire)
     }
@@ -266,12 +270,12 @@ impl<B: Backend> Server<B> {
         }
     }
 
-    /// Waits until the threads are done of all connections that the kernel's client has given up, or this one is
-    /// given up too.
+    /// Waits until the threads are done of all connections that the kernel's client has given up,
+    /// or this one is given up too.
     ///
-    /// That client shuts a connection down before it sends what was not answered there by another one. So what has
-    /// just been read from `stream` may be a write that a thread still has in its hands; or come after one that was
-    /// done again, and would be undone when that thread goes on.
+    /// That client shuts a connection down before it sends what was not answered there by another
+    /// one. So what has just been read from `stream` may be a write that a thread still has in its
+    /// hands; or come after one that was done again, and would be undone when that thread goes on.
     fn wait_for_others(&self, number: u64, stream: &UnixStream) {
         if self.simple.load(Ordering::Relaxed) < 2
             || self.open().given_up(Some(number)).next().is_none()
@@ -365,13 +369,15 @@ impl<B: Backend> Drop for Server<B> {
     fn drop(&mut self) {
         self.look_at_stranded();
         let all = self.stranded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Whoever ends does not wait for a disk that answers nobody; the buffers are the device's until then.
+        // Whoever ends does not wait for a disk that answers nobody; the buffers are the device's
+        // until then.
         all.drain(..).for_each(std::mem::forget);
     }
 }
 
 impl Open {
-    /// Connections with simple replies, but for one, that their client has given up and whose threads are not done.
+    /// Connections with simple replies, but for one, that their client has given up and whose
+    /// threads are not done.
     fn given_up(&self, but: Option<u64>) -> impl Iterator<Item = u64> + '_ {
         self.streams
             .iter()

@@ -11,11 +11,12 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
-/// The most bytes that one read or write may have: 32 MiB, what clients assume where nothing is said.
+/// The most bytes that one read or write may have: 32 MiB, what clients assume where nothing is
+/// said.
 pub const MAX_REQUEST: u32 = 32 << 20;
 
-/// What the export says of itself: has flags, flush, FUA, trim, write-zeroes, don't-fragment, several
-/// connections see the same, fast zeroes.
+/// What the export says of itself: has flags, flush, FUA, trim, write-zeroes, don't-fragment,
+/// several connections see the same, fast zeroes.
 pub(crate) const TRANSMISSION_FLAGS: u16 =
     1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11;
 /// [`TRANSMISSION_FLAGS`] without the one that is only for structured replies.

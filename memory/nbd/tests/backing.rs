@@ -1,5 +1,5 @@
-//! Pages that are on a backing device, asked for by the kernel's way of speaking and by the other one: nobody waits for
-//! them but who asked.
+//! Pages that are on a backing device, asked for by the kernel's way of speaking and by the other
+//! one: nobody waits for them but who asked.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
@@ -102,7 +102,8 @@ fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
 
     set_gate(false);
     let mut reads = BTreeMap::new();
-    // As many as the kernel has on the way, of one page and of eight; long ones, some of whose pages are in memory.
+    // As many as the kernel has on the way, of one page and of eight; long ones, some of whose
+    // pages are in memory.
     for number in 0..128 {
         let (at, pages) = (number * 7, if number % 3 == 0 { 8 } else { 1 });
         reads.insert(client.read(at, pages), (at, pages));
@@ -112,8 +113,8 @@ fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
         reads.insert(client.read(at, pages), (at, pages));
     }
     reads.insert(client.read(0, OUT), (0, OUT));
-    // What is in memory is read, written by one page and by many, discarded: answered while nothing comes from the
-    // device, and that is what frees memory.
+    // What is in memory is read, written by one page and by many, discarded: answered while nothing
+    // comes from the device, and that is what frees memory.
     for round in 0..40 {
         let at = OUT + 200 + round * 64;
         let write = client.write(at, 1, at + 5000);
@@ -137,8 +138,8 @@ fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
         assert_eq!(error, 0, "{number} pages from {at}");
         assert!(bytes == pages(at, number), "{number} pages from {at}");
     }
-    // A long one whose end is on the device does not begin before all of it is there, whatever else waits: begun, it
-    // would keep every other answer back.
+    // A long one whose end is on the device does not begin before all of it is there, whatever else
+    // waits: begun, it would keep every other answer back.
     assert_eq!((client.write(300, 256, 300), client.answer().1), (client.cookie, 0));
     set_gate(false);
     let reads = [client.read(1, 1), client.read(2, 1), client.read(300, 320)];

@@ -1,4 +1,5 @@
-//! Clients that lie take a bounded amount of the server's memory each. Alone in its process, whose memory is measured.
+//! Clients that lie take a bounded amount of the server's memory each. Alone in its process, whose
+//! memory is measured.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,5 +1,5 @@
-//! A device that takes long over a write, and has many under way: small writes of one connection must not wait for each
-//! other.
+//! A device that takes long over a write, and has many under way: small writes of one connection
+//! must not wait for each other.
 
 mod simple;
 

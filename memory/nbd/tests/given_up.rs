@@ -1,5 +1,6 @@
-//! A connection that is given up while one of its requests is held up, as the kernel's client does after some time:
-//! what it then sends by another connection must not be overtaken by what the slow thread has in its hands.
+//! A connection that is given up while one of its requests is held up, as the kernel's client does
+//! after some time: what it then sends by another connection must not be overtaken by what the slow
+//! thread has in its hands.
 
 mod simple;
 
@@ -127,7 +128,8 @@ fn what_was_sent_again_waits_for_the_thread_that_still_has_it() {
     write(&mut second, 2);
     // The third may wait as well, before it has read anything.
     eventually("a wait", || server.waiting() >= 1);
-    // One that is given up while it waits ends, held up or not: the server has two more, and then one.
+    // One that is given up while it waits ends, held up or not: the server has two more, and then
+    // one.
     write(&mut third, 3);
     eventually("another wait", || server.waiting() == 2);
     third.shutdown(Shutdown::Both).unwrap();

@@ -1,4 +1,5 @@
-//! Clients that go while their reads wait for a backing device that does not answer: they hold nobody's place.
+//! Clients that go while their reads wait for a backing device that does not answer: they hold
+//! nobody's place.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
@@ -66,8 +67,8 @@ fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
     };
 
     set_gate(false);
-    // More than there are connections: small reads, long ones, a write begun and not ended, one that says goodbye and one
-    // that says nothing more and waits for its answers until it is gone.
+    // More than there are connections: small reads, long ones, a write begun and not ended, one
+    // that says goodbye and one that says nothing more and waits for its answers until it is gone.
     for round in 0..5 {
         let mut client = client(&path, LONG);
         ask(&mut client, 0, round * 8, PAGE, &[]);
@@ -105,7 +106,8 @@ fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
     drop(other);
     eventually("its place", || server.connections() == 0);
 
-    // No more than so many are left; the others wait, and go on when there is room. Who ends the server does not wait.
+    // No more than so many are left; the others wait, and go on when there is room. Who ends the
+    // server does not wait.
     set_gate(false);
     let strand = || {
         let mut client = client(&path, LONG);

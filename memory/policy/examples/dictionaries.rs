@@ -1,12 +1,15 @@
-//! What a dictionary brings to a device: memory and CPU with and without, trained and judged as a server does it.
+//! What a dictionary brings to a device: memory and CPU with and without, trained and judged as a
+//! server does it.
 //!
-//! `cargo run --release -p policy --example dictionaries [-- SET[,SET...] [LEVEL...]]`    (guest,redis,text... 1 3)
+//! `cargo run --release -p policy --example dictionaries [-- SET[,SET...] [LEVEL...]]`
+//! (guest,redis,text... 1 3)
 //!
-//! Two devices get the pages of a set, those left out that are one word over and over. One has a policy, which asks for
-//! a trainer: a thread here, in a server a process. When that has come to an end all pages are written again in random
-//! order on both, by turns of 256, and read in another; CPU is the thread's, medians of five such rounds. Memory is all
-//! of the store's after compaction: table, half-empty slabs and the dictionary are in it. What the server has for its
-//! tables is printed beside it.
+//! Two devices get the pages of a set, those left out that are one word over and over. One has a
+//! policy, which asks for a trainer: a thread here, in a server a process. When that has come to an
+//! end all pages are written again in random order on both, by turns of 256, and read in another;
+//! CPU is the thread's, medians of five such rounds. Memory is all of the store's after compaction:
+//! table, half-empty slabs and the dictionary are in it. What the server has for its tables is
+//! printed beside it.
 
 use std::collections::HashSet;
 use std::error::Error;

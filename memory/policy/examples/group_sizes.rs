@@ -1,4 +1,5 @@
-//! What groups of neighbours bring: ratio against the cost of writing and reading one, by size and level.
+//! What groups of neighbours bring: ratio against the cost of writing and reading one, by size and
+//! level.
 //!
 //! `cargo run --release -p policy --example group_sizes [SET]`
 

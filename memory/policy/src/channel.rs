@@ -1,5 +1,5 @@
-//! What a server and the process that trains for it say to each other, through a pair of stream sockets that is made for
-//! this one training and for nobody else.
+//! What a server and the process that trains for it say to each other, through a pair of stream
+//! sockets that is made for this one training and for nobody else.
 //!
 //! ```text
 //!  server  ─► question: magic, round, level, bytes of the dictionary that there is, checksum; that dictionary
@@ -10,24 +10,27 @@
 //!
 //! # Why a pair of sockets
 //!
-//! The two have nothing in common that one of them could hold while it waits for memory, which a trainer may do, on a
-//! host that swaps to this very server. A file has an inode with a lock for writers, a pipe has one mutex for both ends.
-//! Each socket of a pair has its own: a mutex that only who *receives* from this end takes, and spin locks, under which
-//! nobody sleeps. What goes to the other end has its memory before the other end's lock is taken.
+//! The two have nothing in common that one of them could hold while it waits for memory, which a
+//! trainer may do, on a host that swaps to this very server. A file has an inode with a lock for
+//! writers, a pipe has one mutex for both ends. Each socket of a pair has its own: a mutex that
+//! only who *receives* from this end takes, and spin locks, under which nobody sleeps. What goes to
+//! the other end has its memory before the other end's lock is taken.
 //!
 //! # What the server's end may cost its thread
 //!
-//! Each call says `MSG_DONTWAIT`, and is for a page at most (for 16 KiB once, with the dictionary that there is). That flag
-//! keeps it from waiting for *room* (what the other end has not read is 208 KiB at most, by `net.core.wmem_default`), not
-//! from the kernel's search for memory for the bytes: a stream socket allocates with `GFP_KERNEL_ACCOUNT`. The thread is
-//! an I/O flusher (`PR_SET_IO_FLUSHER`), which takes `__GFP_IO` and `__GFP_FS` out of that: it may look for memory that is
-//! free for the taking and wait for that, but neither writes a page to a disk nor waits for one that is being written. It
-//! holds no lock meanwhile, of ours or of the kernel's, that a thread with requests could want; and one that is killed
-//! there is let out by the kernel. Nothing at all is said while memory is short (`training.rs`). Receiving allocates
-//! nothing.
+//! Each call says `MSG_DONTWAIT`, and is for a page at most (for 16 KiB once, with the dictionary
+//! that there is). That flag keeps it from waiting for *room* (what the other end has not read is
+//! 208 KiB at most, by `net.core.wmem_default`), not from the kernel's search for memory for the
+//! bytes: a stream socket allocates with `GFP_KERNEL_ACCOUNT`. The thread is an I/O flusher
+//! (`PR_SET_IO_FLUSHER`), which takes `__GFP_IO` and `__GFP_FS` out of that: it may look for memory
+//! that is free for the taking and wait for that, but neither writes a page to a disk nor waits for
+//! one that is being written. It holds no lock meanwhile, of ours or of the kernel's, that a thread
+//! with requests could want; and one that is killed there is let out by the kernel. Nothing at all
+//! is said while memory is short (`training.rs`). Receiving allocates nothing.
 //!
-//! Whatever comes from the other end may be half of something, or anything: it is checked, and used for nothing but what
-//! the server then tries for itself. When one of the two ends, however it does, the other hears it.
+//! Whatever comes from the other end may be half of something, or anything: it is checked, and used
+//! for nothing but what the server then tries for itself. When one of the two ends, however it
+//! does, the other hears it.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -108,8 +111,8 @@ impl Channel {
         }
     }
 
-    /// Makes a new pair, whose other end it gives, and asks; `current` is the dictionary that there is, if there is
-    /// one.
+    /// Makes a new pair, whose other end it gives, and asks; `current` is the dictionary that there
+    /// is, if there is one.
     pub(crate) fn open(&mut self, question: &Question, current: &[u8]) -> io::Result<OwnedFd> {
         self.close();
         let flags = SocketFlags::CLOEXEC;
@@ -159,7 +162,8 @@ impl Channel {
         (self.sent, self.len) = (0, 8);
     }
 
-    /// What the trainer has made, when all of it has come: its dictionary is in `out`. `None` until then.
+    /// What the trainer has made, when all of it has come: its dictionary is in `out`. `None` until
+    /// then.
     pub(crate) fn receive(
         &mut self,
         out: &mut [u8; MAX_DICTIONARY],
@@ -202,8 +206,8 @@ fn passes(error: Errno) -> bool {
     matches!(error, Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM)
 }
 
-/// What the head of an answer says, with the checksum of what follows; `None` if that is nothing that a trainer says in
-/// this round.
+/// What the head of an answer says, with the checksum of what follows; `None` if that is nothing
+/// that a trainer says in this round.
 fn read_answer(head: &[u8; ANSWER_LEN], round: u64) -> Option<(Answer, u64)> {
     let [magic, of, len, gain, sum] = read_words(head)?;
     let len = usize::try_from(len).ok().filter(|&len| len <= MAX_DICTIONARY)?;

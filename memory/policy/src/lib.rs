@@ -1,5 +1,5 @@
-//! What becomes of pages that nobody touches: recompressed by a stronger codec, in groups of neighbours, or written
-//! back to a disk.
+//! What becomes of pages that nobody touches: recompressed by a stronger codec, in groups of
+//! neighbours, or written back to a disk.
 //!
 //! ```text
 //!  entries of the table: age, codec               the store, beside clients that read and write
@@ -12,33 +12,35 @@
 //! ```
 //!
 //! A page gets one period older each period (a client's read or write makes it young, in the one
-//! compare-and-swap that it costs anyway). Idle pages that are near each other are compressed as one: what
-//! single pages of 4 KiB have in common is most of what a strong codec finds. A lonely one is compressed
-//! again by itself. A page that is read in its group leaves it at the next pass, and so do all when most have left.
-//! What did not get smaller is marked, and not tried again until it is written.
+//! compare-and-swap that it costs anyway). Idle pages that are near each other are compressed as
+//! one: what single pages of 4 KiB have in common is most of what a strong codec finds. A lonely
+//! one is compressed again by itself. A page that is read in its group leaves it at the next pass,
+//! and so do all when most have left. What did not get smaller is marked, and not tried again until
+//! it is written.
 //!
-//! What did not get smaller, and what is idle for long, is written back, if there is a backing device: in batches, by
-//! this same thread, while memory is short, within the day's budget and as long as its file system has room. Pages
-//! that are read there stay there, as zram's do.
+//! What did not get smaller, and what is idle for long, is written back, if there is a backing
+//! device: in batches, by this same thread, while memory is short, within the day's budget and as
+//! long as its file system has room. Pages that are read there stay there, as zram's do.
 //!
 //! # What it may not do
 //!
-//! It never makes a client's thread wait for more than the comparison of one page with what was read of it
-//! (no lock, no compression while a page is pinned), never uses memory that the keeper has ready for writes, and
-//! allocates nothing once it runs: on a device that is swapped to, a thread that asks for memory may wait for
-//! itself. It uses so many per cent of one CPU.
+//! It never makes a client's thread wait for more than the comparison of one page with what was
+//! read of it (no lock, no compression while a page is pinned), never uses memory that the keeper
+//! has ready for writes, and allocates nothing once it runs: on a device that is swapped to, a
+//! thread that asks for memory may wait for itself. It uses so many per cent of one CPU.
 //!
 //! # What fails
 //!
 //! [`SettingsError`] and [`StartError`] at the start, and nothing later: without memory to spare a group is put
-//! off ([`PolicyStats::no_room`]); a page that cannot be read is left ([`PolicyStats::damaged`]) for the client that
-//! reads it; without pressure stall information memory is never short. A write that fails ends writing back until
-//! somebody asks for it ([`Policy::write_back`]); what is not on the device is in memory.
+//! off ([`PolicyStats::no_room`]); a page that cannot be read is left ([`PolicyStats::damaged`])
+//! for the client that reads it; without pressure stall information memory is never short. A write
+//! that fails ends writing back until somebody asks for it ([`Policy::write_back`]); what is not on
+//! the device is in memory.
 //!
 //! # Limits
 //!
-//! Groups have up to 32 pages and 28 KiB. A group keeps its memory until half of its pages have left and a pass
-//! has come by. Ages are three bits: a page is at most 7 periods old.
+//! Groups have up to 32 pages and 28 KiB. A group keeps its memory until half of its pages have
+//! left and a pass has come by. Ages are three bits: a page is at most 7 periods old.
 
 mod channel;
 mod pressure;
@@ -92,7 +94,8 @@ impl Passes {
         Ok(Self { sweep, back, counters })
     }
 
-    /// One step of writing such pages back; whether the pass goes on. Nothing without a backing device.
+    /// One step of writing such pages back; whether the pass goes on. Nothing without a backing
+    /// device.
     pub fn write_back(&mut self, what: What) -> bool {
         self.back.as_mut().is_some_and(|back| back.step(writeback::Wanted::Asked(what)))
     }

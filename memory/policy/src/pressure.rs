@@ -1,7 +1,8 @@
 //! The kernel's pressure stall information: whether tasks wait for memory.
 //!
-//! Where the kernel takes it, a trigger wakes the policy when a window had too much of it. Where it does not
-//! (an old kernel, a container), the same file is read now and then for the share of the last ten seconds.
+//! Where the kernel takes it, a trigger wakes the policy when a window had too much of it. Where it
+//! does not (an old kernel, a container), the same file is read now and then for the share of the
+//! last ten seconds.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;

@@ -8,12 +8,13 @@ use store::{MAX_AGE, MAX_MEMBERS};
 
 /// The section. What is left out has its default; a key that is not known is refused.
 ///
-/// The defaults are for a machine that has other work: a page is left alone for ten minutes at least, a
-/// twentieth of one CPU is used, and a quarter while there is memory pressure. Nothing is written to a disk unless one
-/// is named; then only while memory is short (a read from it costs a hundred times one from memory, and flash wears),
-/// pages that memory is worst spent on first: those that do not compress, soon; others after half an hour (a quarter
-/// under pressure, when waiting costs more); half a GiB a day (180 GiB a year, where
-/// disks are made for a hundred TB); in writes of 256 KiB, which disks take at their full speed.
+/// The defaults are for a machine that has other work: a page is left alone for ten minutes at
+/// least, a twentieth of one CPU is used, and a quarter while there is memory pressure. Nothing is
+/// written to a disk unless one is named; then only while memory is short (a read from it costs a
+/// hundred times one from memory, and flash wears), pages that memory is worst spent on first:
+/// those that do not compress, soon; others after half an hour (a quarter under pressure, when
+/// waiting costs more); half a GiB a day (180 GiB a year, where disks are made for a hundred TB);
+/// in writes of 256 KiB, which disks take at their full speed.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -29,12 +30,12 @@ pub struct Settings {
     pub idle_pressed: u8,
     /// Codec of idle pages.
     pub codec: String,
-    /// Its level. 14 is the first whose groups come to 1.5 times zram's ratio on guest memory with all that the
-    /// store adds; 9 is next to it (1.49) at a quarter of the cost.
+    /// Its level. 14 is the first whose groups come to 1.5 times zram's ratio on guest memory with
+    /// all that the store adds; 9 is next to it (1.49) at a quarter of the cost.
     pub level: i32,
-    /// Neighbours that are compressed as one at most, 8 to 32; 1 for each page by itself. Of guest memory
-    /// 16 pages bring 1.53 times zram's ratio for reads of 56 us of CPU, 8 bring 1.51 for 32, 24 bring 1.55 for
-    /// 71; each page by itself would be read in 6.
+    /// Neighbours that are compressed as one at most, 8 to 32; 1 for each page by itself. Of guest
+    /// memory 16 pages bring 1.53 times zram's ratio for reads of 56 us of CPU, 8 bring 1.51 for
+    /// 32, 24 bring 1.55 for 71; each page by itself would be read in 6.
     pub group: usize,
     /// Per cent by which the new form has to be smaller.
     pub gain: u32,
@@ -42,7 +43,8 @@ pub struct Settings {
     pub cpu: u32,
     /// The same while memory is short.
     pub cpu_pressed: u32,
-    /// The file or block device that pages are written back to; none if it is not named. zram's name.
+    /// The file or block device that pages are written back to; none if it is not named. zram's
+    /// name.
     pub backing_dev: Option<PathBuf>,
     /// Bytes that the file is to have; it grows to them as it is used. Not for a block device.
     pub backing_size: u64,
@@ -50,8 +52,8 @@ pub struct Settings {
     pub backing_free: u64,
     /// Whether `writeback_limit` holds. zram's name.
     pub writeback_limit_enable: bool,
-    /// Blocks of 4 KiB that may be written a day, midnight to midnight UTC, whichever server of the store does. zram's
-    /// name; there it is counted down.
+    /// Blocks of 4 KiB that may be written a day, midnight to midnight UTC, whichever server of the
+    /// store does. zram's name; there it is counted down.
     pub writeback_limit: u64,
     /// Blocks of 4 KiB that are written at a time. zram's name.
     pub writeback_batch_size: u32,
@@ -69,13 +71,14 @@ pub struct Settings {
     /// The same while memory is short.
     #[serde(deserialize_with = "periods")]
     pub writeback_huge_idle_pressed: u8,
-    /// `auto`: zstd dictionaries are trained from the device's own pages, and used if they pay. `off`: none are trained;
-    /// those that there are stay in use.
+    /// `auto`: zstd dictionaries are trained from the device's own pages, and used if they pay.
+    /// `off`: none are trained; those that there are stay in use.
     pub dictionary: String,
-    /// Pages of their own that a device has to hold for that: with 64 MiB of them, 3 % are some 20 times what a
-    /// dictionary and its tables take.
+    /// Pages of their own that a device has to hold for that: with 64 MiB of them, 3 % are some 20
+    /// times what a dictionary and its tables take.
     pub dictionary_pages: u64,
-    /// Seconds from one try to the next at least; twice as many after each that brought nothing, up to 24 times.
+    /// Seconds from one try to the next at least; twice as many after each that brought nothing, up
+    /// to 24 times.
     pub dictionary_period: u64,
     /// When memory is short.
     pub pressure: Pressure,
@@ -126,7 +129,8 @@ impl Default for Settings {
 }
 
 impl Default for Pressure {
-    /// A tenth of two seconds: the kernel takes windows of whole twos from anybody, others from root.
+    /// A tenth of two seconds: the kernel takes windows of whole twos from anybody, others from
+    /// root.
     fn default() -> Self {
         Self { file: "/proc/pressure/memory".into(), stall: 200, window: 2000 }
     }
@@ -173,7 +177,8 @@ struct File {
     policy: Settings,
 }
 
-/// A number of periods: one that cannot be is told what may be, as those are that [`Settings::check`] finds.
+/// A number of periods: one that cannot be is told what may be, as those are that
+/// [`Settings::check`] finds.
 fn periods<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
     let value = i64::deserialize(from)?;
     let wrong = |_| serde::de::Error::custom(format!("{value}, expected 1 to {MAX_AGE} periods"));

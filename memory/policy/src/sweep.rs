@@ -1,7 +1,7 @@
 //! A pass over all pages: idle ones are recompressed, in steps that each cost a millisecond or so.
 //!
-//! All memory is taken when the sweep is made. A page is read like a client's, without becoming young;
-//! compressed outside of the store; and stored only if it is what was read.
+//! All memory is taken when the sweep is made. A page is read like a client's, without becoming
+//! young; compressed outside of the store; and stored only if it is what was read.
 
 use std::sync::Arc;
 
@@ -15,10 +15,12 @@ use crate::stats::{add as count, Counters};
 /// Entries of the table that a step looks at.
 const LOOK_AT: u64 = 4096;
 
-/// Fewer pages are recompressed one by one: a group of two or three saves little, and costs a record.
+/// Fewer pages are recompressed one by one: a group of two or three saves little, and costs a
+/// record.
 const FEWEST: usize = 4;
 
-/// Bytes that pages of a group may have by themselves: as one they have a fifth less, or some are left out.
+/// Bytes that pages of a group may have by themselves: as one they have a fifth less, or some are
+/// left out.
 const MOST_BYTES: usize = MAX_PAYLOAD * 5 / 4;
 
 /// Pages that are further apart are not neighbours: who reads one is not about to read the other.
@@ -117,7 +119,8 @@ impl Sweep {
         self.worker.store().pages()
     }
 
-    /// One step of a pass over the pages that are at least `idle` periods old; begins a pass if none is on.
+    /// One step of a pass over the pages that are at least `idle` periods old; begins a pass if
+    /// none is on.
     pub(crate) fn step(&mut self, idle: u8) -> Step {
         let from = match self.cursor {
             Some(cursor) => cursor,
@@ -145,7 +148,8 @@ impl Sweep {
         self.flush(to, pages)
     }
 
-    /// The page, if it is an idle one that may get smaller. What should leave its group does so here.
+    /// The page, if it is an idle one that may get smaller. What should leave its group does so
+    /// here.
     fn idle(&mut self, index: u64, idle: u8) -> Option<Idle> {
         match self.worker.peek(index).ok()? {
             (Page::Object { tag, len }, age) if age >= idle => {
@@ -186,8 +190,8 @@ impl Sweep {
         }
     }
 
-    /// Makes a group of what was found; `false` if there is no room. The pass goes on at `next`, which is
-    /// earlier if not all of it fits.
+    /// Makes a group of what was found; `false` if there is no room. The pass goes on at `next`,
+    /// which is earlier if not all of it fits.
     fn join(&mut self, next: &mut u64) -> bool {
         self.read_found();
         if self.count < FEWEST {
@@ -231,7 +235,8 @@ impl Sweep {
         }
     }
 
-    /// Reads what was found into `objects` and `plain`, and leaves out what is something else by now.
+    /// Reads what was found into `objects` and `plain`, and leaves out what is something else by
+    /// now.
     fn read_found(&mut self) {
         let mut kept = 0;
         for at in 0..self.count {
@@ -250,7 +255,8 @@ impl Sweep {
         self.count = kept;
     }
 
-    /// Recompresses what was found one by one, if that was not done before; `false` if there is no room.
+    /// Recompresses what was found one by one, if that was not done before; `false` if there is no
+    /// room.
     fn alone(&mut self) -> bool {
         let found = self.found;
         let known = |idle: &&Idle| idle.tag & RECOMPRESSED == 0;
@@ -264,8 +270,8 @@ impl Sweep {
         (0..self.count).all(|at| self.recompress(at, 0))
     }
 
-    /// Stores one page, read as number `at`, in its smallest form; `false` if there is no room. `mark` is
-    /// for its tag.
+    /// Stores one page, read as number `at`, in its smallest form; `false` if there is no room.
+    /// `mark` is for its tag.
     fn recompress(&mut self, at: usize, mark: u8) -> bool {
         let idle = self.found[at];
         let encoded = self.encoder.encode(&self.plain[at], &mut self.coded);

@@ -159,8 +159,9 @@ impl Policy {
         Self::start_with(store, settings, None)
     }
 
-    /// As [`start`](Self::start), with somebody who starts processes that train dictionaries. The device was made
-    /// with memory for them ([`device::DeviceOptions::dictionaries`]). That they cannot be trained is no error: see
+    /// As [`start`](Self::start), with somebody who starts processes that train dictionaries. The
+    /// device was made with memory for them ([`device::DeviceOptions::dictionaries`]). That they
+    /// cannot be trained is no error: see
     /// [`untrained`](Self::untrained).
     ///
     /// # Errors
@@ -221,8 +222,9 @@ impl Policy {
         self.counters.stats()
     }
 
-    /// Asks for a pass that writes such pages back, after those who asked before and what the policy is writing back by
-    /// itself; recompression waits for it. Gives a ticket by which it can be [asked](Self::asked) what came of it.
+    /// Asks for a pass that writes such pages back, after those who asked before and what the
+    /// policy is writing back by itself; recompression waits for it. Gives a ticket by which it can
+    /// be [asked](Self::asked) what came of it.
     ///
     /// # Errors
     ///
@@ -256,7 +258,8 @@ impl Policy {
         }
     }
 
-    /// How memory pressure is known: `trigger`, `average`, or `none`; then memory is never taken to be short.
+    /// How memory pressure is known: `trigger`, `average`, or `none`; then memory is never taken to
+    /// be short.
     pub fn pressure(&self) -> &'static str {
         if self.pressure_lost.load(Ordering::Acquire) {
             "none"
@@ -403,7 +406,8 @@ impl Turns {
         }
     }
 
-    /// Does a bit of work, of training too, then sleeps until it is no more than its share of the time.
+    /// Does a bit of work, of training too, then sleeps until it is no more than its share of the
+    /// time.
     fn paced<R>(&mut self, work: impl FnOnce(&mut Self, bool) -> R) -> Result<R, Stopped> {
         let pressed = self.gauge.is_pressed();
         let Settings { cpu, cpu_pressed, .. } = self.settings;
@@ -421,7 +425,8 @@ impl Turns {
         Ok(result)
     }
 
-    /// Waits until the time is over or there is pressure, and if `idle` until there is something asked.
+    /// Waits until the time is over or there is pressure, and if `idle` until there is something
+    /// asked.
     fn sleep(&mut self, time: Duration, idle: bool) -> Result<(), Stopped> {
         let timeout = Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),

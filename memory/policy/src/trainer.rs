@@ -37,16 +37,17 @@ pub(crate) fn gain(before: u64, after: u64) -> u64 {
     before.saturating_sub(after).saturating_mul(10_000) / before.max(1)
 }
 
-/// Whether memory that was saved is worth the CPU that it costs to write with a dictionary: for each per cent of the one
-/// four of the other, at most. What a client waits for does not double for a few pages.
+/// Whether memory that was saved is worth the CPU that it costs to write with a dictionary: for
+/// each per cent of the one four of the other, at most. What a client waits for does not double for
+/// a few pages.
 pub(crate) fn pays(gain: u64, before: Duration, after: Duration) -> bool {
     let most = before.as_nanos().saturating_mul(10_000 + 4 * u128::from(gain)) / 10_000;
     gain >= WORTH && after.as_nanos() <= most
 }
 
-/// Answers the question that comes through `stream`, once; to be called in a process of its own, at low priority, which
-/// somebody kills when it takes long. It ends as soon as the server does, or gives the round up, unless it is training
-/// just then.
+/// Answers the question that comes through `stream`, once; to be called in a process of its own, at
+/// low priority, which somebody kills when it takes long. It ends as soon as the server does, or
+/// gives the round up, unless it is training just then.
 ///
 /// # Errors
 ///

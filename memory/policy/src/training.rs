@@ -6,12 +6,13 @@
 //!                                 somebody starts a process (trainer.rs) ────────╯
 //! ```
 //!
-//! A dictionary is tried by this thread before pages depend on it: the pages that were held out are read from the store
-//! once more, compressed with it, decompressed and compared, and it has to bring as much here as its maker
-//! says. A trainer that dies, hangs or lies costs the round.
+//! A dictionary is tried by this thread before pages depend on it: the pages that were held out are
+//! read from the store once more, compressed with it, decompressed and compared, and it has to
+//! bring as much here as its maker says. A trainer that dies, hangs or lies costs the round.
 //!
-//! None is begun while memory is short, and one that is on then is given up, for a trainer takes some. On a host that
-//! swaps to this store that is more than a courtesy: what a trainer takes, this server has to make room for.
+//! None is begun while memory is short, and one that is on then is given up, for a trainer takes
+//! some. On a host that swaps to this store that is more than a courtesy: what a trainer takes,
+//! this server has to make room for.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,7 +34,8 @@ const LOOK_AT: u64 = 4096;
 /// Pages that a step reads, sends or tries: less than a millisecond.
 const AT_ONCE: usize = 16;
 
-/// How long a trainer may take, from when it is asked for: to be started, to take samples, to train.
+/// How long a trainer may take, from when it is asked for: to be started, to take samples, to
+/// train.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How often to look for what a trainer says, or whether it has taken what was said.
@@ -45,12 +47,13 @@ const PRESSED: Duration = Duration::from_secs(10);
 /// A pause gets no longer than this many times the first one.
 const MOST_PAUSES: u32 = 24;
 
-/// Who starts processes that call [`train`](crate::train) for a server. Neither word may wait or allocate.
+/// Who starts processes that call [`train`](crate::train) for a server. Neither word may wait or
+/// allocate.
 pub struct Trainer {
     /// Codec and level that pages are written with: only zstd has dictionaries.
     pub settings: codec::Settings,
-    /// Asks for a process that trains with what comes through this socket. Whoever does not hear it, or has no process,
-    /// drops the socket, which tells as much.
+    /// Asks for a process that trains with what comes through this socket. Whoever does not hear
+    /// it, or has no process, drops the socket, which tells as much.
     pub start: Box<dyn FnMut(OwnedFd) + Send>,
     /// The one that was asked for last is not waited for any more: it may be ended.
     pub stop: Box<dyn FnMut() + Send>,
@@ -65,8 +68,8 @@ impl std::fmt::Debug for Trainer {
 #[derive(Debug)]
 enum State {
     Idle,
-    /// A trainer gets samples: the next entry, eligible pages to leave out before the next one, and whether it has not
-    /// yet taken the last ones.
+    /// A trainer gets samples: the next entry, eligible pages to leave out before the next one, and
+    /// whether it has not yet taken the last ones.
     Giving {
         since: Instant,
         cursor: u64,
@@ -121,7 +124,8 @@ pub(crate) struct Training {
     period: Duration,
     pauses: u32,
     least: u64,
-    /// Pages held, and objects freed, when the last round began that came to a result; and the one that is on.
+    /// Pages held, and objects freed, when the last round began that came to a result; and the one
+    /// that is on.
     last: Option<(u64, u64)>,
     this: Option<(u64, u64)>,
     counters: Arc<Counters>,
@@ -424,7 +428,8 @@ impl Training {
         }
     }
 
-    /// The trainer has not said in time what it had to say: it was killed, hangs, or was never started.
+    /// The trainer has not said in time what it had to say: it was killed, hangs, or was never
+    /// started.
     fn late(&mut self) {
         count(&self.counters.dictionary_late, 1);
         self.give_up();

@@ -1,4 +1,5 @@
-//! Rounds of training step by step, with trainers that do what they should and that do anything else.
+//! Rounds of training step by step, with trainers that do what they should and that do anything
+//! else.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -31,8 +32,8 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// As a program keeps its records in memory: each has the same long names once, and values of its own. `kind` has
-/// names of its own.
+/// As a program keeps its records in memory: each has the same long names once, and values of its
+/// own. `kind` has names of its own.
 fn record(kind: u64, number: u64) -> [u8; PAGE] {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut page = Vec::with_capacity(2 * PAGE);
@@ -113,7 +114,8 @@ impl Made {
         }
     }
 
-    /// Steps until somebody is asked to start a trainer for the `nth` time; what that one is to have.
+    /// Steps until somebody is asked to start a trainer for the `nth` time; what that one is to
+    /// have.
     fn until_asked(&mut self, nth: u32) -> UnixStream {
         self.training.end_pause();
         self.until("asked", |made| made.asked.load(Ordering::Relaxed) >= nth);
@@ -312,7 +314,8 @@ fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
     assert_eq!(made.asked.load(Ordering::Relaxed), asked);
 }
 
-/// Takes the samples, and says `answer` of this round with these bytes: length, gain and checksum as they are said.
+/// Takes the samples, and says `answer` of this round with these bytes: length, gain and checksum
+/// as they are said.
 fn say(mut stream: UnixStream, said: impl FnOnce(u64) -> [u64; 5], bytes: &[u8]) -> io::Result<()> {
     let (question, _, samples) = channel::hear(&mut stream)?;
     assert_eq!(samples.len(), SAMPLES * PAGE);
@@ -374,7 +377,8 @@ fn trainers_that_lie_cost_their_round() {
     assert_eq!((stats.dictionary_no_gain, stats.dictionary_installed), (1, 0), "{stats:?}");
     assert_eq!(made.store.dictionaries(), 0);
     made.is_unharmed(page);
-    // None of it has cost the room: an honest one is believed, when there is something new to train on.
+    // None of it has cost the room: an honest one is believed, when there is something new to train
+    // on.
     for index in 0..PAGES {
         made.queue.write_now(index, &page(index)).unwrap();
     }
@@ -390,8 +394,8 @@ fn trainers_that_die_cost_their_round_at_once() {
     let mut made = made(page);
     let good = dictionary(1);
     let half = good[..good.len() / 2].to_vec();
-    // Never started; dead with some of the samples, with all of them, in the middle of the head of its answer, and of
-    // the dictionary. No patience is needed for any.
+    // Never started; dead with some of the samples, with all of them, in the middle of the head of
+    // its answer, and of the dictionary. No patience is needed for any.
     made.round(|_| Ok(()));
     made.round(|mut stream| stream.read_exact(&mut [0; 100_000]));
     made.round(|mut stream| channel::hear(&mut stream).map(drop));
@@ -415,7 +419,8 @@ fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
     let page = |number| record(1, number);
     let mut made = made(page);
     let good = dictionary(1);
-    // It takes nothing: the server goes on with other things, and has given it what there is room for.
+    // It takes nothing: the server goes on with other things, and has given it what there is room
+    // for.
     let mut stream = made.until_asked(1);
     for _ in 0..3000 {
         made.training.step(false);

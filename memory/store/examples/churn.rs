@@ -1,9 +1,9 @@
 //! What the store costs: memory by the byte stored, after churn, and CPU time by the operation.
 //!
-//! Takes the lengths and bytes of real pages, compressed by a codec, from the corpus (or made ones),
-//! fills a store, overwrites pages at random, and prints `mem_used_total` over `compr_data_size`
-//! before and after compaction. All counters are the store's own; the file's memory as the kernel
-//! counts it is compared with them.
+//! Takes the lengths and bytes of real pages, compressed by a codec, from the corpus (or made
+//! ones), fills a store, overwrites pages at random, and prints `mem_used_total` over
+//! `compr_data_size` before and after compaction. All counters are the store's own; the file's
+//! memory as the kernel counts it is compared with them.
 //!
 //! Usage: churn [CODEC[:LEVEL] [PAGES [WORKERS]]]    (zstd:1, every page of the corpus, 4)
 

@@ -1,5 +1,6 @@
-//! What taking over a store costs: `takeover [PAGES]`. Objects of 900 to 2300 bytes, each written twice in random order,
-//! the server gone, the store attached again; wall and CPU time of each of five.
+//! What taking over a store costs: `takeover [PAGES]`. Objects of 900 to 2300 bytes, each written
+//! twice in random order, the server gone, the store attached again; wall and CPU time of each of
+//! five.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

@@ -5,16 +5,18 @@
 //!  block 1.. a page as it is, or a directory and objects (`writeback.rs`)
 //! ```
 //!
-//! The device says whose it is and nothing about what is in its blocks: that is in the slot table, so that it
-//! is worth nothing without the store, and there is nothing to be repaired on it. Formatting takes a device that
-//! is empty or was a backing device before, and nothing else. Of a file that is empty means: nothing but holes; of a
-//! block device, zeros wherever file systems, partition tables, arrays and the like say what they are.
+//! The device says whose it is and nothing about what is in its blocks: that is in the slot table,
+//! so that it is worth nothing without the store, and there is nothing to be repaired on it.
+//! Formatting takes a device that is empty or was a backing device before, and nothing else. Of a
+//! file that is empty means: nothing but holes; of a block device, zeros wherever file systems,
+//! partition tables, arrays and the like say what they are.
 //!
-//! What the kernel was asked to write outlives a server that is killed. So blocks are noted in the superblock while they
-//! are written, and a server that finds such a note of another one's keeps them out of use: what was meant for pages
-//! that were never out might land on other ones. No call tells when such a write is over: a flush of a disk counts only
-//! writes that are done, and nobody has the killed process's ring. So it is for as long as the store lives; that is at most one run of a
-//! batch for each server that was killed while it wrote.
+//! What the kernel was asked to write outlives a server that is killed. So blocks are noted in the
+//! superblock while they are written, and a server that finds such a note of another one's keeps
+//! them out of use: what was meant for pages that were never out might land on other ones. No call
+//! tells when such a write is over: a flush of a disk counts only writes that are done, and nobody
+//! has the killed process's ring. So it is for as long as the store lives; that is at most one run
+//! of a batch for each server that was killed while it wrote.
 
 use std::io;
 use std::ops::Range;
@@ -44,11 +46,13 @@ const WORDS: usize = 6;
 /// How long reads that fail are tried again, from the first of them on until one succeeds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Blocks that have to be zero on a device that is not ours yet, at a time: its first ones (partition tables, file
-/// systems, swap, LVM, arrays, btrfs at 64 KiB), and its last (partition tables' second copy, arrays of the old kinds).
+/// Blocks that have to be zero on a device that is not ours yet, at a time: its first ones
+/// (partition tables, file systems, swap, LVM, arrays, btrfs at 64 KiB), and its last (partition
+/// tables' second copy, arrays of the old kinds).
 const EMPTY: u32 = 32;
 
-/// Where the first partition and the first volume of LVM begin, 1 MiB: a device whose beginning was wiped.
+/// Where the first partition and the first volume of LVM begin, 1 MiB: a device whose beginning was
+/// wiped.
 const FIRST_PARTITION: u32 = 256;
 
 /// Where btrfs has its second superblock, 64 MiB.
@@ -180,8 +184,8 @@ pub enum Stopped {
         /// The first block of the write.
         block: u32,
     },
-    /// The header has not been read since a server took the device over. Pages on the device are read meanwhile as far
-    /// as it gives them: their checksums say that they are right.
+    /// The header has not been read since a server took the device over. Pages on the device are
+    /// read meanwhile as far as it gives them: their checksums say that they are right.
     Unread {
         /// The kernel's number, if it was tried.
         errno: Option<i32>,
@@ -227,8 +231,8 @@ pub struct BackingStats {
     pub blocks: u64,
     /// Those that are free.
     pub free: u64,
-    /// Those that are not used because a server was killed while it wrote them: the kernel may still do that, however
-    /// late, and nothing tells when it is over.
+    /// Those that are not used because a server was killed while it wrote them: the kernel may
+    /// still do that, however late, and nothing tells when it is over.
     pub doubtful: u64,
     /// Whether it goes around the page cache.
     pub direct: bool,
@@ -297,16 +301,16 @@ pub fn format_backing(disk: &dyn Disk, name: &str, store: &Store) -> Result<(), 
     disk.write(0, std::slice::from_ref(&header)).map_err(io_error("write the header of", name))
 }
 
-/// Whether a device begins with a header of ours, and with nothing else: whoever has it now may have left the first
-/// bytes as they were.
+/// Whether a device begins with a header of ours, and with nothing else: whoever has it now may
+/// have left the first bytes as they were.
 fn was_ours(block: &Block) -> bool {
     let words = words(block);
     let rest = &block.0[(WORDS + 1) * 8..];
     words[0] == MAGIC && words[WORDS] == sum(&words[..WORDS]) && rest.iter().all(|&byte| byte == 0)
 }
 
-/// Marks of those who leave the first 4096 bytes as they were: block, byte, and what is there. In front of them a header of
-/// ours stays though the disk is somebody else's by now.
+/// Marks of those who leave the first 4096 bytes as they were: block, byte, and what is there. In
+/// front of them a header of ours stays though the disk is somebody else's by now.
 const NEW_OWNERS: [(u32, usize, &[u8]); 3] = [
     // Linux's md, metadata 1.2: its magic number.
     (1, 0, &0xa92b_4efc_u32.to_le_bytes()),
@@ -362,8 +366,8 @@ fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
 }
 
 impl Store {
-    /// Takes the device that this store was [given](format_backing): what its servers wrote back can be read
-    /// again, and more can be written.
+    /// Takes the device that this store was [given](format_backing): what its servers wrote back
+    /// can be read again, and more can be written.
     ///
     /// # Errors
     ///
@@ -379,9 +383,9 @@ impl Store {
         self.install(disk, name, count, stopped)
     }
 
-    /// Takes the device that an earlier server of this store had, which need not answer just now: nobody is to wait
-    /// for it but who reads what is on it. Nothing is written to it until [`retry_backing`](Self::retry_backing) has
-    /// seen its header.
+    /// Takes the device that an earlier server of this store had, which need not answer just now:
+    /// nobody is to wait for it but who reads what is on it. Nothing is written to it until
+    /// [`retry_backing`](Self::retry_backing) has seen its header.
     ///
     /// # Errors
     ///
@@ -477,7 +481,8 @@ impl Store {
         })
     }
 
-    /// Bytes that others may still store on the file system of the backing device; `None` if it is in none.
+    /// Bytes that others may still store on the file system of the backing device; `None` if it is
+    /// in none.
     pub fn backing_space(&self) -> Option<u64> {
         self.backing.get()?.disk.free()
     }
@@ -491,8 +496,8 @@ impl Store {
         }
     }
 
-    /// Looks at a device that was [taken](Self::take_backing) unseen, if that is still to be done, and lets writing
-    /// begin if it is this store's. Waits for the device.
+    /// Looks at a device that was [taken](Self::take_backing) unseen, if that is still to be done,
+    /// and lets writing begin if it is this store's. Waits for the device.
     ///
     /// # Errors
     ///
@@ -520,7 +525,8 @@ impl Store {
         checked.map(drop)
     }
 
-    /// Blocks that servers of this store have written to the backing device today, from midnight UTC on.
+    /// Blocks that servers of this store have written to the backing device today, from midnight
+    /// UTC on.
     pub fn written_today(&self) -> u64 {
         crate::superblock::written(self.heap.map.superblock(), crate::writeback::today())
     }
@@ -556,8 +562,8 @@ impl Backing {
         read
     }
 
-    /// After a read that failed: whether it is worth while to ask again. A disk that answers nobody for
-    /// some time does not make everybody wait for as long again.
+    /// After a read that failed: whether it is worth while to ask again. A disk that answers nobody
+    /// for some time does not make everybody wait for as long again.
     #[cold]
     pub(crate) fn may_recover(&self) -> bool {
         self.failing().get_or_insert_with(Instant::now).elapsed() < PATIENCE

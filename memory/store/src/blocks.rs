@@ -1,8 +1,9 @@
 //! Which blocks of the backing device are in use: how many entries name each.
 //!
-//! Ownership rule: a block that nobody holds belongs to the one thread that may *take* (the writer's lock is
-//! held). It holds the block while it writes it; then each entry that names it does, from before it is
-//! published until whoever swapped it out has *left*. Readers hold nothing: see `writeback.rs`.
+//! Ownership rule: a block that nobody holds belongs to the one thread that may *take* (the
+//! writer's lock is held). It holds the block while it writes it; then each entry that names it
+//! does, from before it is published until whoever swapped it out has *left*. Readers hold nothing:
+//! see `writeback.rs`.
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name it"))]
 
 use crate::sync::{strong, AtomicU32, AtomicU8, Ordering, Site};
@@ -56,8 +57,8 @@ impl Blocks {
         self.holds[block as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The block is named by one entry less, or the writer is done with it. A block that is not there was
-    /// named by a damaged entry, and is not counted.
+    /// The block is named by one entry less, or the writer is done with it. A block that is not
+    /// there was named by a damaged entry, and is not counted.
     pub fn leave(&self, block: u32) {
         let Some(holds) = self.holds.get(block as usize) else { return };
         let release = strong(Site::LeaveBlockRelease, Ordering::Release);
@@ -82,8 +83,9 @@ impl Blocks {
         true
     }
 
-    /// For recovery, when the entries are counted: the kernel may still write to this block what a killed server has
-    /// asked for. It is never free; `false` if that is so already, or it is no block for pages.
+    /// For recovery, when the entries are counted: the kernel may still write to this block what a
+    /// killed server has asked for. It is never free; `false` if that is so already, or it is no
+    /// block for pages.
     pub(crate) fn shut(&self, block: u32) -> bool {
         let holds = self.holds.get(block as usize).filter(|_| block > 0);
         let Some(holds) = holds.filter(|holds| holds.load(Ordering::Relaxed) < SHUT) else {

@@ -1,10 +1,11 @@
 //! Compaction: the objects of the emptiest slabs move to the others of their class.
 //!
-//! A pass chooses, in each class, as many of the emptiest listed slabs as the rest of the listed ones
-//! and the last slabs of the three larger classes have room for; walks the whole table once, in steps, and moves what lies in a chosen slab; then
-//! makes those that are empty ready for others. The table is the index from a slab to its objects:
-//! no object carries a way back to its page. A slab that got an object meanwhile (a worker had
-//! claimed a place and not yet published it) is listed again and waits for the next pass.
+//! A pass chooses, in each class, as many of the emptiest listed slabs as the rest of the listed
+//! ones and the last slabs of the three larger classes have room for; walks the whole table once,
+//! in steps, and moves what lies in a chosen slab; then makes those that are empty ready for
+//! others. The table is the index from a slab to its objects: no object carries a way back to its
+//! page. A slab that got an object meanwhile (a worker had claimed a place and not yet published
+//! it) is listed again and waits for the next pass.
 //!
 //! A server that is killed in a pass leaves an object at its old place or at its new one, and the
 //! other place is free: the same one store decides as for a write.
@@ -113,8 +114,8 @@ impl Store {
         freed
     }
 
-    /// Gives the memory of all ready slabs, and of records without groups, back to the kernel, and the
-    /// number of its bytes.
+    /// Gives the memory of all ready slabs, and of records without groups, back to the kernel, and
+    /// the number of its bytes.
     pub fn trim(&self) -> u64 {
         let mut pages = 0;
         for length in (1..).zip(&CUTS[1..]).map(|(length, _)| length) {
@@ -138,8 +139,9 @@ impl Store {
 /// How many slabs of each class a pass can empty.
 ///
 /// Emptying one takes its free places away and needs as many as it has objects: all its places, in
-/// all. What is left of a class's free places then is less than a slab's; where that and what is left
-/// of the few larger classes suffice, one slab more can go, so that classes share their last slabs.
+/// all. What is left of a class's free places then is less than a slab's; where that and what is
+/// left of the few larger classes suffice, one slab more can go, so that classes share their last
+/// slabs.
 fn plan(heap: &Heap) -> [u32; CLASSES] {
     let mut free = [0_u32; CLASSES];
     let mut slabs = [0_u32; CLASSES];

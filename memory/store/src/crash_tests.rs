@@ -1,9 +1,9 @@
 //! `kill -9` between any two steps of every operation, taking over among them.
 //!
 //! A child takes the store over, works through a list of operations and counts in shared memory
-//! those that are done. It is killed at step 1, then at step 2, and so on until it comes to the end.
-//! Each time the parent takes over what is left: every page holds what the operations done say, or,
-//! if the one it died in would change it, what that one says.
+//! those that are done. It is killed at step 1, then at step 2, and so on until it comes to the
+//! end. Each time the parent takes over what is left: every page holds what the operations done
+//! say, or, if the one it died in would change it, what that one says.
 #![expect(unsafe_code, reason = "forks a child that is killed")]
 
 use std::collections::HashMap;
@@ -132,7 +132,8 @@ fn script() -> Vec<Op> {
         Op::Discard(26, 1),
         Op::WriteBack(15, 30),
         Op::Trim,
-        // In part: what is an object, longer and shorter; what is not there; what is one word, and becomes one.
+        // In part: what is an object, longer and shorter; what is not there; what is one word, and
+        // becomes one.
         Op::Put(220, 1200),
         Op::Modify(220, 1300),
         Op::Modify(220, 40),
@@ -153,8 +154,8 @@ fn script() -> Vec<Op> {
     ]
 }
 
-/// A store that may have 36 pages: writes that are refused, those that get what other lengths of slab have ready, and
-/// those that make their own room.
+/// A store that may have 36 pages: writes that are refused, those that get what other lengths of
+/// slab have ready, and those that make their own room.
 fn full_script() -> Vec<Op> {
     let mut ops: Vec<Op> = (0..60).map(|i| Op::Put(i, 2000)).collect();
     // Whole slabs of one length are ready, and another length is asked for.
@@ -352,7 +353,8 @@ fn limited(mem_limit: u64) -> Options {
     Options { mem_limit, reserve: 0, ..Options::default() }
 }
 
-/// Tests take turns: a child has copies of what the process has open, and with them the locks of other tests' stores.
+/// Tests take turns: a child has copies of what the process has open, and with them the locks of
+/// other tests' stores.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -364,8 +366,8 @@ fn back(disk: &OwnedFd) -> FileDisk {
 
 /// Runs `child` in a process of its own; its signal, if it was killed by one.
 fn killed(child: impl FnOnce()) -> Option<i32> {
-    // SAFETY: the child uses only what the forking thread owns, and the C library's allocator, which
-    // may be used after a fork; it leaves by `_exit`.
+    // SAFETY: the child uses only what the forking thread owns, and the C library's allocator,
+    // which may be used after a fork; it leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no child");
     if pid == 0 {
@@ -403,7 +405,8 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
     assert!(steps > 300, "the schedule has {steps} steps only: is it compiled in?");
 }
 
-/// Which operations of a script are done when there is room for so many bytes; the others are refused.
+/// Which operations of a script are done when there is room for so many bytes; the others are
+/// refused.
 fn done_with(script: &[Op], limit: u64) -> Vec<bool> {
     let store = Store::create(PAGES, limited(limit)).unwrap();
     let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
@@ -440,8 +443,9 @@ fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
     assert!(steps > 300, "the schedule has {steps} steps only");
 }
 
-/// Kills a server at each step of `script`, where memory of so many bytes is allowed, if not 0; how many steps there
-/// are, and at how many of them blocks of the disk were left in doubt. `done` says which operations have an effect.
+/// Kills a server at each step of `script`, where memory of so many bytes is allowed, if not 0; how
+/// many steps there are, and at how many of them blocks of the disk were left in doubt. `done` says
+/// which operations have an effect.
 fn killed_at_each_step(
     prelude: &[Op],
     script: &[Op],
@@ -581,8 +585,8 @@ fn killed_at_each_step(
     (at - 1, doubtful)
 }
 
-/// A disk whose process is killed when it has asked for blocks to be written, and that does it later: in `queue` they
-/// are, the first one's number and their bytes.
+/// A disk whose process is killed when it has asked for blocks to be written, and that does it
+/// later: in `queue` they are, the first one's number and their bytes.
 #[derive(Debug)]
 struct Late<'a> {
     disk: FileDisk,
@@ -636,7 +640,8 @@ fn what_a_killed_server_has_asked_for_may_be_written_late() {
     let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
     drop(store);
     let mut queues = Vec::new();
-    // Two servers are killed so, each with ten pages of its own, and a third takes what it finds free.
+    // Two servers are killed so, each with ten pages of its own, and a third takes what it finds
+    // free.
     for first in [0, 20] {
         let queue = File::from(memfd_create("queue", MemfdFlags::CLOEXEC).unwrap());
         let signal = killed(|| {

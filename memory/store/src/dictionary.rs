@@ -4,14 +4,16 @@
 //!  place: 4 pages, sparse  | checksum (4) | 0 (4) | len (8) | gain (8) | generation (8) | bytes |
 //! ```
 //!
-//! The store does not compress, and a dictionary is bytes to it. It keeps them because without them the objects that
-//! were made with one are worth nothing, and because of what it does with tags: an object whose tag's lower four bits
-//! are [`DICTIONARY_TAG`] and more was made with that place's. Places are taken in their order and never given back:
-//! who is about to store an object, or has one on the backing device, need not be asked.
+//! The store does not compress, and a dictionary is bytes to it. It keeps them because without them
+//! the objects that were made with one are worth nothing, and because of what it does with tags: an
+//! object whose tag's lower four bits are [`DICTIONARY_TAG`] and more was made with that place's.
+//! Places are taken in their order and never given back: who is about to store an object, or has
+//! one on the backing device, need not be asked.
 //!
-//! A dictionary is written, then counted in the superblock, then named by objects. A server killed before it is counted
-//! leaves memory that the next one gives back; a place that is counted is never written again, whatever is found in it:
-//! with other bytes there, objects would be read as something else.
+//! A dictionary is written, then counted in the superblock, then named by objects. A server killed
+//! before it is counted leaves memory that the next one gives back; a place that is counted is
+//! never written again, whatever is found in it: with other bytes there, objects would be read as
+//! something else.
 
 use std::any::Any;
 use std::sync::{Arc, PoisonError};
@@ -26,7 +28,8 @@ use crate::sync::Ordering;
 /// The most dictionaries that a store ever has.
 pub const DICTIONARIES: usize = 4;
 
-/// The lower four bits of the tag of an object that was made with the first one; the next are the next one's.
+/// The lower four bits of the tag of an object that was made with the first one; the next are the
+/// next one's.
 pub const DICTIONARY_TAG: u8 = 8;
 
 /// The lower four bits of a tag.
@@ -88,14 +91,16 @@ pub enum DictionaryError {
     },
 }
 
-/// Bytes of memory that an object of this length takes in its slab, checksum and all. For 1 to 4096.
+/// Bytes of memory that an object of this length takes in its slab, checksum and all. For 1 to
+/// 4096.
 pub fn stored_len(len: usize) -> usize {
     let class = fitting(len.clamp(1, PAGE));
     TABLE[class].bytes as usize + if class == WHOLE { SUM } else { 0 }
 }
 
 impl Store {
-    /// Dictionaries that there are: places below this are taken, whether what is in them is sound or not.
+    /// Dictionaries that there are: places below this are taken, whether what is in them is sound
+    /// or not.
     pub fn dictionaries(&self) -> usize {
         superblock::dictionaries(self.heap.map.superblock())
     }
@@ -169,8 +174,8 @@ impl Store {
         crate::stats::sum(&self.counters, |c| &c.freed)
     }
 
-    /// Something that all users of the store share, and that goes with it: made when it is first asked for. `None` if
-    /// there is something of another type. The store does not look at it.
+    /// Something that all users of the store share, and that goes with it: made when it is first
+    /// asked for. `None` if there is something of another type. The store does not look at it.
     pub fn beside<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Option<Arc<T>> {
         let shared = self.beside.get_or_init(|| make());
         Arc::clone(shared).downcast().ok()

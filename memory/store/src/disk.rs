@@ -23,7 +23,8 @@ impl Block {
     pub const ZERO: Self = Self([0; PAGE]);
 }
 
-/// Where blocks are written to and read from. Nothing here allocates: errors are the kernel's numbers.
+/// Where blocks are written to and read from. Nothing here allocates: errors are the kernel's
+/// numbers.
 pub trait Disk: fmt::Debug + Send + Sync {
     /// Blocks that it has now.
     ///
@@ -39,8 +40,8 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// The kernel's; `UnexpectedEof` for one that is not there.
     fn read(&self, block: u32, out: &mut Block) -> io::Result<()>;
 
-    /// Writes blocks that lie one behind the other. When it returns they are there for whoever opens it next,
-    /// though this process is killed; not if the host is.
+    /// Writes blocks that lie one behind the other. When it returns they are there for whoever
+    /// opens it next, though this process is killed; not if the host is.
     ///
     /// # Errors
     ///
@@ -102,8 +103,8 @@ pub enum DiskError {
     Io(#[from] io::Error),
 }
 
-/// File systems that keep nothing on a disk of this machine, by the numbers that statfs(2) has, and whether they keep
-/// it in memory.
+/// File systems that keep nothing on a disk of this machine, by the numbers that statfs(2) has, and
+/// whether they keep it in memory.
 const UNFIT: [(u32, &str, bool); 14] = [
     (0x0102_1994, "tmpfs", true),
     (0x8584_58f6, "ramfs", true),
@@ -128,9 +129,10 @@ const NBD: u32 = 43;
 
 /// A file or a block device.
 ///
-/// Opened for direct I/O where that is possible: a page cache would use the memory that is to be freed. Where it is
-/// not (a file system that knows none) each write is followed by its data's way to the disk, and the cache is told
-/// to forget. Who waits for it can be killed, where the kernel has io_uring for us (`rings.rs`).
+/// Opened for direct I/O where that is possible: a page cache would use the memory that is to be
+/// freed. Where it is not (a file system that knows none) each write is followed by its data's way
+/// to the disk, and the cache is told to forget. Who waits for it can be killed, where the kernel
+/// has io_uring for us (`rings.rs`).
 #[derive(Debug)]
 pub struct FileDisk {
     file: File,
@@ -144,9 +146,10 @@ pub struct FileDisk {
 }
 
 impl FileDisk {
-    /// Opens `path`, and locks it against other servers until all copies of its [descriptor](Self::fd) are closed; a
-    /// block device is claimed from mounts and everything else as well. A file that is not there is made, for its
-    /// owner alone. Nothing is written; one shorter than `size` bytes gets as long when it is
+    /// Opens `path`, and locks it against other servers until all copies of its
+    /// [descriptor](Self::fd) are closed; a block device is claimed from mounts and everything else
+    /// as well. A file that is not there is made, for its owner alone. Nothing is written; one
+    /// shorter than `size` bytes gets as long when it is
     /// [formatted](crate::format_backing), without using the room yet.
     ///
     /// # Errors
@@ -157,8 +160,8 @@ impl FileDisk {
         let file = match fs::metadata(path) {
             Ok(found) => {
                 in_file_system(found.file_type())?;
-                // Without O_CREAT it means that nobody else may have claimed the block device, or will as long as it
-                // is open; for a file it means nothing.
+                // Without O_CREAT it means that nobody else may have claimed the block device, or
+                // will as long as it is open; for a file it means nothing.
                 let exclusive = i32::try_from(OFlags::EXCL.bits()).expect("a low bit");
                 let file =
                     OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
@@ -199,8 +202,9 @@ impl FileDisk {
         Ok(options.read(true).write(true).create_new(true).mode(0o600).open(path)?)
     }
 
-    /// Whether pages that are swapped out may go on to it: a file's file system asks for memory when it is written to
-    /// (for its tree, its journal, a block to a place that had none), a loop device's does, a network may.
+    /// Whether pages that are swapped out may go on to it: a file's file system asks for memory
+    /// when it is written to (for its tree, its journal, a block to a place that had none), a loop
+    /// device's does, a network may.
     ///
     /// # Errors
     ///
@@ -217,7 +221,8 @@ impl FileDisk {
         }
     }
 
-    /// The one that `fd` is, which whoever left it to us has [opened](Self::open) and locked; it is used as they left it.
+    /// The one that `fd` is, which whoever left it to us has [opened](Self::open) and locked; it is
+    /// used as they left it.
     ///
     /// # Errors
     ///
@@ -389,7 +394,8 @@ fn is_refused(done: &io::Result<usize>) -> bool {
 
 #[expect(unsafe_code, reason = "an array of arrays of bytes is bytes")]
 fn bytes_of(blocks: &[Block]) -> &[u8] {
-    // SAFETY: a block is 4096 bytes and as long as its alignment, so that there is nothing between them.
+    // SAFETY: a block is 4096 bytes and as long as its alignment, so that there is nothing between
+    // them.
     unsafe { std::slice::from_raw_parts(blocks.as_ptr().cast(), blocks.len() * PAGE) }
 }
 

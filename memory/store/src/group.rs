@@ -1,13 +1,13 @@
 //! Pages that are compressed as one: made, read, left.
 //!
-//! Whoever makes a group has read its pages before and compressed them outside of the store, without a
-//! pin. So each page is compared with what was read when it is let in, while it is pinned: its bytes,
-//! since a word may come back that names other bytes than it did. A page that was written meanwhile stays
-//! as it was written.
+//! Whoever makes a group has read its pages before and compressed them outside of the store,
+//! without a pin. So each page is compared with what was read when it is let in, while it is
+//! pinned: its bytes, since a word may come back that names other bytes than it did. A page that
+//! was written meanwhile stays as it was written.
 //!
-//! A group that a killed server leaves half made is one without pages, or with some of them: the others
-//! still name what they named before. Objects of a group that no page is in are freed by whoever takes the
-//! table over.
+//! A group that a killed server leaves half made is one without pages, or with some of them: the
+//! others still name what they named before. Objects of a group that no page is in are freed by
+//! whoever takes the table over.
 
 use std::sync::Arc;
 
@@ -18,8 +18,9 @@ use crate::stats::add;
 use crate::store::{checksum, locate, Store};
 use crate::worker::{slot_of, GetError, Pin, PutError, Worker};
 
-/// Bytes before a group's payload: how many pages, the first one's number (5 bytes), how many bytes there are in all
-/// (2), and from each page to the next. Objects have checksums each, and say nothing of one that is missing behind them.
+/// Bytes before a group's payload: how many pages, the first one's number (5 bytes), how many bytes
+/// there are in all (2), and from each page to the next. Objects have checksums each, and say
+/// nothing of one that is missing behind them.
 const HEADER: usize = 8 + MAX_MEMBERS;
 
 /// The most bytes of a group's payload.
@@ -145,7 +146,8 @@ impl std::fmt::Debug for GroupBuffer {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// There is no memory that writes do not count on, or the limit is reached: another time, perhaps.
+    /// There is no memory that writes do not count on, or the limit is reached: another time,
+    /// perhaps.
     #[error("no room to spare for a group of {members} pages, {len} bytes")]
     Full {
         /// Pages.
@@ -166,13 +168,13 @@ pub enum GroupError {
 }
 
 impl Worker {
-    /// Stores these pages, in the order of their numbers, as one payload: the first `len` bytes of the
-    /// buffer's [room](GroupBuffer::room). Each has to be what was `seen`; those that are something else by
-    /// now, or are being read just then, are left as they are. Gives a bit for each page that is in the
-    /// group. Each stays as old as it is.
+    /// Stores these pages, in the order of their numbers, as one payload: the first `len` bytes of
+    /// the buffer's [room](GroupBuffer::room). Each has to be what was `seen`; those that are
+    /// something else by now, or are being read just then, are left as they are. Gives a bit for
+    /// each page that is in the group. Each stays as old as it is.
     ///
-    /// No write waits for more than the comparison of one page, and no memory is used that writes count
-    /// on.
+    /// No write waits for more than the comparison of one page, and no memory is used that writes
+    /// count on.
     ///
     /// # Errors
     ///
@@ -228,9 +230,9 @@ impl Worker {
         Ok(joined)
     }
 
-    /// Stores `bytes` for a page in the place of what was `seen` there, if it is that still; whether it was.
-    /// The page stays as old as it is. No write waits for more than the comparison of one page, and no
-    /// memory is used that writes count on.
+    /// Stores `bytes` for a page in the place of what was `seen` there, if it is that still;
+    /// whether it was. The page stays as old as it is. No write waits for more than the comparison
+    /// of one page, and no memory is used that writes count on.
     ///
     /// # Errors
     ///
@@ -254,8 +256,9 @@ impl Worker {
         Ok(done)
     }
 
-    /// Stores `bytes` for a page that is in the group that `buffer` has, which it leaves; whether it was
-    /// there still. The page stays as old as it is. With `spare` no memory is used that writes count on.
+    /// Stores `bytes` for a page that is in the group that `buffer` has, which it leaves; whether
+    /// it was there still. The page stays as old as it is. With `spare` no memory is used that
+    /// writes count on.
     ///
     /// # Errors
     ///
@@ -329,9 +332,9 @@ impl Worker {
         true
     }
 
-    /// Reads the group that page `index` is in, checked, unless the buffer has it; `None` if the page is in
-    /// none, and then [`get`](Self::get) has it. After an error the buffer has no group. Makes the page
-    /// young again.
+    /// Reads the group that page `index` is in, checked, unless the buffer has it; `None` if the
+    /// page is in none, and then [`get`](Self::get) has it. After an error the buffer has no group.
+    /// Makes the page young again.
     ///
     /// # Errors
     ///

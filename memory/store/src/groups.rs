@@ -1,7 +1,7 @@
 //! The records of groups: which have memory, which are free.
 //!
-//! Their area in the file is sparse. Memory comes a page at a time, on the thread that makes a group, and
-//! goes back from the end when there are no more groups in it.
+//! Their area in the file is sparse. Memory comes a page at a time, on the thread that makes a
+//! group, and goes back from the end when there are no more groups in it.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,14 +1,15 @@
 //! Places for objects: each class's slabs with room, and the workers' own.
 //!
-//! A worker claims from its current slab of the class without a lock. When that is full it takes the
-//! class's lock for the first slab of the list. Slabs that were full and have a hole go to the front
-//! of the list, so that nearly full ones are filled first and those at the back empty themselves; a
-//! slab whose last object goes is ready for any class with slabs of that length.
+//! A worker claims from its current slab of the class without a lock. When that is full it takes
+//! the class's lock for the first slab of the list. Slabs that were full and have a hole go to the
+//! front of the list, so that nearly full ones are filled first and those at the back empty
+//! themselves; a slab whose last object goes is ready for any class with slabs of that length.
 //!
 //! A class with few slabs has none that belong to a worker: half a slab for each of 158 classes and
-//! each worker would be most of a small store. Workers claim from its listed slabs under the lock. A
-//! class without any room uses that of up to three larger ones before it gets one more slab: their
-//! places are a few per cent too long for a few of its objects, a slab more is half empty for long.
+//! each worker would be most of a small store. Workers claim from its listed slabs under the lock.
+//! A class without any room uses that of up to three larger ones before it gets one more slab:
+//! their places are a few per cent too long for a few of its objects, a slab more is half empty for
+//! long.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -260,9 +261,9 @@ impl Heap {
         }
     }
 
-    /// A slab for `class` that no write is going to miss: more of its length are ready than the keeper wants
-    /// to be woken for, or other lengths have memory enough to make one of. The caller may have to wait for
-    /// the kernel, and holds nothing that a write waits for.
+    /// A slab for `class` that no write is going to miss: more of its length are ready than the
+    /// keeper wants to be woken for, or other lengths have memory enough to make one of. The caller
+    /// may have to wait for the kernel, and holds nothing that a write waits for.
     fn spare_slab(&self, class: usize) -> Result<u32, Full> {
         let pages = TABLE[class].pages;
         let length = pages as usize;

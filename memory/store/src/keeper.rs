@@ -2,9 +2,10 @@
 //!
 //! A worker that needs a slab takes one that is ready, so that it never asks the kernel for memory:
 //! under memory pressure the kernel might find some only by writing to this very store. The keeper
-//! asks instead, for slabs of the lengths that are in demand. It is woken when half of them are taken, when
-//! far more than that are ready (what is freed is to be had by others at once: swapoff waits for it), and looks by
-//! itself once a second, when it also lets compaction run if that frees enough.
+//! asks instead, for slabs of the lengths that are in demand. It is woken when half of them are
+//! taken, when far more than that are ready (what is freed is to be had by others at once: swapoff
+//! waits for it), and looks by itself once a second, when it also lets compaction run if that frees
+//! enough.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -62,8 +63,8 @@ impl Keeper {
         Self::start_in(store, || ())
     }
 
-    /// As [`start`](Self::start); what `enter` gives in the thread is held while it works. It asks for no memory but
-    /// the store's, and a guard can hold it to that.
+    /// As [`start`](Self::start); what `enter` gives in the thread is held while it works. It asks
+    /// for no memory but the store's, and a guard can hold it to that.
     ///
     /// # Errors
     ///
@@ -181,8 +182,9 @@ impl Store {
                 continue;
             }
             while wanted.load(Ordering::Relaxed) > self.heap.regions.ready_slabs(pages) {
-                // What is ready in other lengths is given back to the kernel, which then has it to give out: it
-                // may have nothing else, for what it is to get back waits for this very slab.
+                // What is ready in other lengths is given back to the kernel, which then has it to
+                // give out: it may have nothing else, for what it is to get back waits for this
+                // very slab.
                 self.heap.regions.trade(&self.heap.map, pages);
                 if self.heap.grow(pages).is_err() {
                     self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
@@ -234,8 +236,8 @@ impl Store {
         true
     }
 
-    /// How many slabs of each number of pages are to be ready: their share of the reserve by demand, and
-    /// one for each length that a class has, as far as the reserve goes.
+    /// How many slabs of each number of pages are to be ready: their share of the reserve by
+    /// demand, and one for each length that a class has, as far as the reserve goes.
     fn targets(&self, demand: &[u32; LENGTHS]) -> [u32; LENGTHS] {
         let mut targets = [0; LENGTHS];
         let reserve = self.options.reserve / PAGE as u64;

@@ -81,7 +81,8 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps `file`, which is taken, is another opening of `shared`, and has `layout.len` bytes for good.
+    /// Maps `file`, which is taken, is another opening of `shared`, and has `layout.len` bytes for
+    /// good.
     pub(crate) fn new(file: File, shared: OwnedFd, layout: Layout) -> io::Result<Self> {
         // Under `mlockall(MCL_FUTURE)` the kernel would fill every hole of a mapping that may be
         // read: it is made unreadable first.
@@ -142,13 +143,14 @@ impl Map {
         unsafe { slice::from_raw_parts(table.as_ptr().cast::<Slot>(), len) }
     }
 
-    /// The records of groups. Touching one that has no memory would give it some that nobody counts.
+    /// The records of groups. Touching one that has no memory would give it some that nobody
+    /// counts.
     #[inline]
     pub(crate) fn records(&self) -> &[Record] {
         // SAFETY: the layout has room for the records behind the table.
         let records = unsafe { self.base.add(self.layout.records_at) };
-        // SAFETY: as many as the layout has are in the mapping, aligned to 64, live as long as `self`,
-        // and `Record` consists of atomics for which every bit pattern is valid.
+        // SAFETY: as many as the layout has are in the mapping, aligned to 64, live as long as
+        // `self`, and `Record` consists of atomics for which every bit pattern is valid.
         unsafe { slice::from_raw_parts(records.as_ptr().cast::<Record>(), self.layout.records) }
     }
 
@@ -175,9 +177,9 @@ impl Map {
         let sum = sum.to_le_bytes();
         // SAFETY: inside the mapping by the assertions above.
         let to = unsafe { self.base.add(at) };
-        // SAFETY: both ranges are valid for their length; by the ownership rule on `Map` nobody else
-        // reads or writes the place, and no slice the caller holds is part of the mapping, since
-        // none is ever handed out.
+        // SAFETY: both ranges are valid for their length; by the ownership rule on `Map` nobody
+        // else reads or writes the place, and no slice the caller holds is part of the mapping,
+        // since none is ever handed out.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         // SAFETY: inside the mapping by the assertions above.
         let to = unsafe { self.base.add(sum_at) };

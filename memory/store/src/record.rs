@@ -1,14 +1,14 @@
 //! A group's own 64 bytes: how many pages are in it, and the entries that name its objects.
 //!
-//! A group is pages that were compressed as one. Its bytes lie in up to [`PIECES`] objects, each named
-//! by an entry of the record as a page's object is by the table's: compaction moves them in the same
-//! way. Pages say in their entries which group they are in.
+//! A group is pages that were compressed as one. Its bytes lie in up to [`PIECES`] objects, each
+//! named by an entry of the record as a page's object is by the table's: compaction moves them in
+//! the same way. Pages say in their entries which group they are in.
 //!
-//! Ownership rule: a free record belongs to whoever holds the lock of the free ones. Who *takes* one
-//! fills its entries in and then lets pages name it; each page that does, and the one that took it
-//! while it works, has a *part* in it. Who gives the last part up has the record, takes the objects out
-//! and says that it is free. A reader pins its page's entry, so that this page's part stays, and with it
-//! the record.
+//! Ownership rule: a free record belongs to whoever holds the lock of the free ones. Who *takes*
+//! one fills its entries in and then lets pages name it; each page that does, and the one that took
+//! it while it works, has a *part* in it. Who gives the last part up has the record, takes the
+//! objects out and says that it is free. A reader pins its page's entry, so that this page's part
+//! stays, and with it the record.
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
 
 use crate::slot::Slot;

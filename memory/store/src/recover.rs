@@ -2,8 +2,8 @@
 //!
 //! The table is all there is to go by. Every word that names an object claims its place again; what
 //! no word names is free. A killed server leaves nothing else behind: pins are taken off, places it
-//! had claimed and not published are named by nobody, and neither are those it had not yet freed. How
-//! many pages are in a group is counted; the objects of one without pages are freed.
+//! had claimed and not published are named by nobody, and neither are those it had not yet freed.
+//! How many pages are in a group is counted; the objects of one without pages are freed.
 //!
 //! A word that names no place, a place of another class's slab, or one that is taken, is not the
 //! trace of a killed server but of damage. Which of two words that contradict each other is right,
@@ -148,7 +148,8 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
     Ok(Ok(found))
 }
 
-/// Claims the object of an entry; `None`, and the entry says that it is lost, if it cannot be right.
+/// Claims the object of an entry; `None`, and the entry says that it is lost, if it cannot be
+/// right.
 fn examine(
     heap: &Heap,
     kinds: &mut [u32],
@@ -181,8 +182,8 @@ fn unpin(slot: &Slot) {
     }
 }
 
-/// Claims an object's place; `false` if its word cannot be right. `kinds` are the pages of the slabs
-/// of each region, 0 until one is known.
+/// Claims an object's place; `false` if its word cannot be right. `kinds` are the pages of the
+/// slabs of each region, 0 until one is known.
 fn claim(
     heap: &Heap,
     kinds: &mut [u32],

@@ -1,4 +1,5 @@
-//! Memory by the slab: which addresses have some, which of those are free, and how much there may be.
+//! Memory by the slab: which addresses have some, which of those are free, and how much there may
+//! be.
 //!
 //! ```text
 //!             type_region                 populate                   take_ready
@@ -189,8 +190,8 @@ impl Regions {
         room()
     }
 
-    /// Gives at least `pages` pages back of what other lengths of slab have ready, the longest first, if
-    /// they have so much; how many it were.
+    /// Gives at least `pages` pages back of what other lengths of slab have ready, the longest
+    /// first, if they have so much; how many it were.
     pub(crate) fn trade(&self, map: &Map, pages: u32) -> u32 {
         let mut freed = 0;
         for other in (1..=MAX_PAGES).rev() {
@@ -210,7 +211,8 @@ impl Regions {
         self.used().saturating_sub(self.ready()) + u64::from(pages) <= self.limit()
     }
 
-    /// For recovery: makes a region of which nothing is known one of slabs of `pages` pages, all bare.
+    /// For recovery: makes a region of which nothing is known one of slabs of `pages` pages, all
+    /// bare.
     pub(crate) fn adopt_region(&self, map: &Map, region: u32, pages: u32) -> io::Result<()> {
         let cut = CUTS[pages as usize];
         map.populate(map.layout().region(region), cut.head)?;
@@ -223,8 +225,8 @@ impl Regions {
     }
 
     /// Maps the memory of a region's slabs, which a server that has taken it over has not touched
-    /// yet: otherwise the first use of each page needs memory for page tables. `false` if there is no
-    /// such region.
+    /// yet: otherwise the first use of each page needs memory for page tables. `false` if there is
+    /// no such region.
     pub(crate) fn warm(&self, map: &Map, region: u32) -> bool {
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(&Region { pages, .. }) = self.lock().regions.get(region as usize) else {

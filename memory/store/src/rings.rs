@@ -1,10 +1,11 @@
 //! Reads and writes that a thread can be killed in.
 //!
-//! A thread in `pread` on a disk that does not answer cannot be killed, and until the disk answers its process is not
-//! gone: its successor would wait for the store's lock, for the kernel's disk, for the supervisor to notice. A thread
-//! that waits for a completion of io_uring sleeps in a way that ends with a signal, and what it had asked for is the
-//! kernel's. (Where the kernel cannot submit without waiting, as for a device all of whose requests are under way,
-//! it has a worker wait that belongs to the process; then it is as with `pread`.)
+//! A thread in `pread` on a disk that does not answer cannot be killed, and until the disk answers
+//! its process is not gone: its successor would wait for the store's lock, for the kernel's disk,
+//! for the supervisor to notice. A thread that waits for a completion of io_uring sleeps in a way
+//! that ends with a signal, and what it had asked for is the kernel's. (Where the kernel cannot
+//! submit without waiting, as for a device all of whose requests are under way, it has a worker
+//! wait that belongs to the process; then it is as with `pread`.)
 #![expect(unsafe_code, reason = "entries name memory by its address")]
 
 use std::io;
@@ -62,8 +63,8 @@ impl Rings {
     unsafe fn run(&self, entry: &squeue::Entry) -> Option<io::Result<usize>> {
         let mut slot = self.any();
         let ring = slot.as_mut()?;
-        // SAFETY: by the caller's promise the memory stays until we return, which is when the kernel is done with it,
-        // or has never had it and the ring is gone.
+        // SAFETY: by the caller's promise the memory stays until we return, which is when the
+        // kernel is done with it, or has never had it and the ring is gone.
         if unsafe { ring.submission().push(entry) }.is_err() {
             return None;
         }
@@ -146,7 +147,8 @@ mod tests {
         assert!(rings.read(-1, &mut out, 0).unwrap().is_err());
     }
 
-    /// One that waits for what never comes is woken by a signal, and goes on waiting: it is what a kill ends.
+    /// One that waits for what never comes is woken by a signal, and goes on waiting: it is what a
+    /// kill ends.
     #[test]
     fn who_waits_can_be_interrupted() {
         let Some(rings) = Rings::new() else {

@@ -1,10 +1,10 @@
 //! A slab's own 24 bytes: which of its objects are in use, and whose it is.
 //!
-//! Ownership rule: a free object may be *claimed* only by the slab's owner. That is the worker whose
-//! current slab it is (`Owned`), or whoever holds the class's lock (`Listed`, `Full`, `Leaving`). An
-//! object in use is *released* by the one thread that took its word out of the table, whoever owns
-//! the slab, without a lock. So a claim needs no retry: bits that are clear stay clear until the
-//! owner sets them.
+//! Ownership rule: a free object may be *claimed* only by the slab's owner. That is the worker
+//! whose current slab it is (`Owned`), or whoever holds the class's lock (`Listed`, `Full`,
+//! `Leaving`). An object in use is *released* by the one thread that took its word out of the
+//! table, whoever owns the slab, without a lock. So a claim needs no retry: bits that are clear
+//! stay clear until the owner sets them.
 //!
 //! The state changes under the class's lock. Nobody forgets a slab: who changes the state looks at
 //! the objects afterwards, who frees an object looks at the state afterwards, and a fence between

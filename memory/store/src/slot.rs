@@ -11,9 +11,9 @@
 //! ```
 //!
 //! An object's class follows from its length and `bump` (0 to 3 classes larger than the smallest
-//! that fits), so that the table alone says which objects are in use. A page that is compressed with
-//! others says which group it is in, and as which of its pages; the group's own entries (`record.rs`)
-//! name the objects. The protocol:
+//! that fits), so that the table alone says which objects are in use. A page that is compressed
+//! with others says which group it is in, and as which of its pages; the group's own entries
+//! (`record.rs`) name the objects. The protocol:
 //!
 //! - A reader *pins*: it adds one to `pins` by a compare-and-swap against the word it read, so the
 //!   word it holds is the one that names the object. It unpins when it has copied the bytes.
@@ -25,9 +25,9 @@
 //! So a place is freed by exactly one thread, and only when no reader is in it. Pins that a killed
 //! server left behind are taken off when the table is recovered.
 //!
-//! A page on the backing device is not pinned: its block may be written over while it is read. Who reads it
-//! looks at the entry again when it has the bytes: if that says the same, and the checksum in it is theirs,
-//! they are what the page was (`writeback.rs`).
+//! A page on the backing device is not pinned: its block may be written over while it is read. Who
+//! reads it looks at the entry again when it has the bytes: if that says the same, and the checksum
+//! in it is theirs, they are what the page was (`writeback.rs`).
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
 
 use crate::sync::{both, relax, step, strong, AtomicU64, Ordering, Site};
@@ -356,8 +356,8 @@ impl Slot {
         }
     }
 
-    /// Swaps in `new`, the same page elsewhere or in another form, for the object that the caller has
-    /// pinned, which ends the pin; `false`, and the pin still there, if somebody else reads it.
+    /// Swaps in `new`, the same page elsewhere or in another form, for the object that the caller
+    /// has pinned, which ends the pin; `false`, and the pin still there, if somebody else reads it.
     /// `pinned` is what `pin` gave. The page stays as old as it is.
     #[inline]
     pub fn relocate(&self, pinned: Word, new: Word) -> bool {

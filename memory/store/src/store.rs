@@ -131,15 +131,15 @@ impl Store {
         Ok(Self::with(Heap::new(map, limit, options.patience), options, 0))
     }
 
-    /// Takes over the store in `fd`, whose server is gone: checks that it is one, makes the lists of
-    /// free places anew from the table, and gives memory back in which nothing is stored. Objects'
-    /// bytes are checked when they are read, or by [`Worker::check`].
+    /// Takes over the store in `fd`, whose server is gone: checks that it is one, makes the lists
+    /// of free places anew from the table, and gives memory back in which nothing is stored.
+    /// Objects' bytes are checked when they are read, or by [`Worker::check`].
     ///
     /// # Errors
     ///
     /// [`StoreError::InUse`] while another server has it (one that was killed is gone when it has
-    /// been waited for), [`StoreError::Foreign`] for a file that is not a store of this version with
-    /// these sizes; the limit and the kernel as for [`create`](Self::create). The file is not
+    /// been waited for), [`StoreError::Foreign`] for a file that is not a store of this version
+    /// with these sizes; the limit and the kernel as for [`create`](Self::create). The file is not
     /// changed then.
     pub fn attach(fd: BorrowedFd<'_>, options: Options) -> Result<Arc<Self>, StoreError> {
         let file = map::take(fd)?;
@@ -282,7 +282,8 @@ pub(crate) fn locate(map: &Map, object: &Object) -> Option<(usize, (usize, usize
 }
 
 /// What the checksum of an object begins with: an object is only whole as that page's, with that
-/// length, tag and bump. (A wrong bump may name the right bytes, and makes the slab another class's.)
+/// length, tag and bump. (A wrong bump may name the right bytes, and makes the slab another
+/// class's.)
 #[inline]
 pub(crate) fn seed(index: u64, object: &Object) -> u32 {
     let what = u64::from(object.len << 8 | object.bump << 6) | u64::from(object.tag);
@@ -326,8 +327,8 @@ fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
     Ok(limit)
 }
 
-/// The most pages that a store can have, somewhat more than 409 GiB: their objects' regions are what a word of the slot table
-/// can name.
+/// The most pages that a store can have, somewhat more than 409 GiB: their objects' regions are
+/// what a word of the slot table can name.
 pub fn max_pages() -> u64 {
     let (mut low, mut high) = (1, 1 << 40);
     while low < high {

@@ -27,12 +27,13 @@ const RECORD_PAGES: usize = 10;
 const DAY: usize = 11;
 const WRITTEN: usize = 12;
 
-/// Dictionaries that were installed, and in the upper half the same with its bits turned: also of none, so that a word
-/// that was lost is not taken for that.
+/// Dictionaries that were installed, and in the upper half the same with its bits turned: also of
+/// none, so that a word that was lost is not taken for that.
 const DICTIONARIES_AT: usize = 13;
 
-/// Runs of blocks of the backing device that are being written, or were when a server was killed: the first block, and
-/// their number in the upper half; 0 for none. Each server uses the first word that none before it has left.
+/// Runs of blocks of the backing device that are being written, or were when a server was killed:
+/// the first block, and their number in the upper half; 0 for none. Each server uses the first word
+/// that none before it has left.
 const RUNS: Range<usize> = 16..272;
 
 /// The longest run that can be noted. One that is longer is no note of ours.
@@ -101,7 +102,8 @@ pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
     words[RECORD_PAGES].store(pages, Ordering::Relaxed);
 }
 
-/// Dictionaries that were installed. All, where that cannot be known: then no place is taken for free.
+/// Dictionaries that were installed. All, where that cannot be known: then no place is taken for
+/// free.
 pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
     let word = words[DICTIONARIES_AT].load(Ordering::Acquire);
     let low = usize::try_from(word & 0xffff_ffff).expect("32 bits");
@@ -122,9 +124,10 @@ fn twice(count: usize) -> u64 {
     count | (!count & 0xffff_ffff) << 32
 }
 
-/// Blocks written to the backing device on `day`, whichever server did. The clock may be set back, and forth again: a day
-/// after the last one has a budget of its own, and the one before it has not. A clock that was wrong by more than that is
-/// begun with anew, or there would be no budget until the day that it said.
+/// Blocks written to the backing device on `day`, whichever server did. The clock may be set back,
+/// and forth again: a day after the last one has a budget of its own, and the one before it has
+/// not. A clock that was wrong by more than that is begun with anew, or there would be no budget
+/// until the day that it said.
 pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
     let last = words[DAY].load(Ordering::Relaxed);
     if last == day || last == day.saturating_add(1) {
@@ -144,7 +147,8 @@ pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     }
 }
 
-/// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one thread at a time, and
+/// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one
+/// thread at a time, and
 /// [`MAX_RUN`] blocks at most.
 ///
 /// # Errors
@@ -163,7 +167,8 @@ pub(crate) fn forget_run(words: &[AtomicU64], at: usize) {
     words[at].store(0, Ordering::Release);
 }
 
-/// What was noted and not forgotten. When a server takes over: what the kernel may still write for those before it.
+/// What was noted and not forgotten. When a server takes over: what the kernel may still write for
+/// those before it.
 pub(crate) fn noted_runs(words: &[AtomicU64]) -> impl Iterator<Item = Range<u32>> + '_ {
     let noted = words[RUNS].iter().map(|word| word.load(Ordering::Relaxed));
     noted.filter_map(|word| {

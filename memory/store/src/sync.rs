@@ -55,7 +55,8 @@ pub enum Site {
     LeaveBlockRelease,
 }
 
-/// To be passed between reading a block of the backing device and looking at the entry that named it again.
+/// To be passed between reading a block of the backing device and looking at the entry that named
+/// it again.
 #[inline(always)]
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models pass it"))]
 pub fn fence_read() {

@@ -185,9 +185,9 @@ impl Worker {
     }
 
     /// Stores page `index` as `word` over and over: in its entry, without memory, unless the word
-    /// is of the rare kind that does not fit there and takes 64 bytes. What fits: numbers whose upper
-    /// five bits are equal (zero, all ones, small numbers, addresses), 32 bits twice, and numbers
-    /// whose lower four bits are zero (round floating-point numbers).
+    /// is of the rare kind that does not fit there and takes 64 bytes. What fits: numbers whose
+    /// upper five bits are equal (zero, all ones, small numbers, addresses), 32 bits twice, and
+    /// numbers whose lower four bits are zero (round floating-point numbers).
     ///
     /// # Errors
     ///
@@ -224,7 +224,8 @@ impl Worker {
         self.place_for(index, tag, bytes, Heap::claim)
     }
 
-    /// As [`place`](Self::place), in memory that no write needs; `index` may be that of a group's object.
+    /// As [`place`](Self::place), in memory that no write needs; `index` may be that of a group's
+    /// object.
     pub(crate) fn place_spare(
         &mut self,
         index: u64,
@@ -349,12 +350,13 @@ impl Worker {
         }
     }
 
-    /// Stores another form of the same page: `recode` gets the object's tag and bytes, checked, writes
-    /// others to the buffer (which is `out`) and gives their tag and number, or `None` to leave it. Whether it was replaced; it is not if
-    /// somebody reads it just then, or there is no room. The page stays as old as it is.
+    /// Stores another form of the same page: `recode` gets the object's tag and bytes, checked,
+    /// writes others to the buffer (which is `out`) and gives their tag and number, or `None` to
+    /// leave it. Whether it was replaced; it is not if somebody reads it just then, or there is no
+    /// room. The page stays as old as it is.
     ///
-    /// The object is pinned while `recode` runs, so that no write can come between: a writer of this
-    /// page waits for it. `recode` must not use the store.
+    /// The object is pinned while `recode` runs, so that no write can come between: a writer of
+    /// this page waits for it. `recode` must not use the store.
     ///
     /// # Errors
     ///

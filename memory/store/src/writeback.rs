@@ -1,10 +1,11 @@
 //! Pages out to the backing device and back.
 //!
-//! A page leaves memory when its bytes are on the device and its entry says so, in one compare-and-swap that
-//! finds it as it was read: what was written meanwhile stays. Until then it is where it was, so that a write that
-//! fails, or a server that is killed, costs nothing. Blocks that no entry names are free; which those are, the
-//! next server finds out from the table. But for those that a killed server was writing just then: they are noted in the
-//! superblock, and left alone (`backing.rs`).
+//! A page leaves memory when its bytes are on the device and its entry says so, in one
+//! compare-and-swap that finds it as it was read: what was written meanwhile stays. Until then it
+//! is where it was, so that a write that fails, or a server that is killed, costs nothing. Blocks
+//! that no entry names are free; which those are, the next server finds out from the table. But for
+//! those that a killed server was writing just then: they are noted in the superblock, and left
+//! alone (`backing.rs`).
 //!
 //! ```text
 //!  a page as it is takes a block. Objects share one, which begins with its directory:
@@ -13,12 +14,12 @@
 //!
 //! # Reading without a pin
 //!
-//! A reader waits for the device, and a writer of the page must not wait for that. So the reader holds nothing: it
-//! takes the entry, reads the block it names, and looks at the entry again. If that is another by now, the block may
-//! have been freed and written for other pages, and what was read counts for nothing; the reader begins again with
-//! what is there. If it is the same, the block was this page's all along, unless the same bytes came back to the
-//! same block; the checksum in the entry, which begins with the page's number, has to be that of the bytes in any
-//! case.
+//! A reader waits for the device, and a writer of the page must not wait for that. So the reader
+//! holds nothing: it takes the entry, reads the block it names, and looks at the entry again. If
+//! that is another by now, the block may have been freed and written for other pages, and what was
+//! read counts for nothing; the reader begins again with what is there. If it is the same, the
+//! block was this page's all along, unless the same bytes came back to the same block; the checksum
+//! in the entry, which begins with the page's number, has to be that of the bytes in any case.
 
 use std::mem;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ use crate::superblock;
 use crate::sync::{fence_read, fence_write};
 use crate::worker::{slot_of, GetError, Page, Pin, PutError, Worker};
 
-/// The tag that a page of 4096 bytes comes back with: a block that is full of it has no room for its own.
+/// The tag that a page of 4096 bytes comes back with: a block that is full of it has no room for
+/// its own.
 pub const WHOLE_TAG: u8 = 0;
 
 /// "plat", little endian.
@@ -47,8 +49,9 @@ const MAGIC: u32 = u32::from_le_bytes(*b"plat");
 const HEADER: usize = 8;
 const ENTRY: usize = 16;
 
-/// How long a reader waits before each time that it asks a device again which has failed: two seconds in all. What it
-/// cannot read is lost to whoever has swapped it out, and a disk that is busy with itself comes back.
+/// How long a reader waits before each time that it asks a device again which has failed: two
+/// seconds in all. What it cannot read is lost to whoever has swapped it out, and a disk that is
+/// busy with itself comes back.
 const PAUSES: [Duration; 5] = [
     Duration::from_millis(10),
     Duration::from_millis(50),
@@ -269,9 +272,9 @@ impl std::fmt::Debug for BackBuffer {
 }
 
 impl Worker {
-    /// Writes a batch to the backing device, in runs as long as free blocks lie together, and lets each of its pages
-    /// out of memory that is what it was. The batch is empty then, whatever came of it. Waits for the device; one
-    /// thread at a time.
+    /// Writes a batch to the backing device, in runs as long as free blocks lie together, and lets
+    /// each of its pages out of memory that is what it was. The batch is empty then, whatever came
+    /// of it. Waits for the device; one thread at a time.
     ///
     /// # Errors
     ///
@@ -297,7 +300,8 @@ impl Worker {
             inject::step();
             let end = first + run.len();
             let superblock = store.heap.map.superblock();
-            // Whoever finds this has to leave the blocks alone: the kernel may write to them when we are gone.
+            // Whoever finds this has to leave the blocks alone: the kernel may write to them when
+            // we are gone.
             let noted = match superblock::note_run(superblock, &run) {
                 Ok(noted) => noted,
                 Err(servers) => {
@@ -376,9 +380,9 @@ impl Worker {
         stored == bytes
     }
 
-    /// Reads page `index` from the backing device to the beginning of `out`, checked: [`Page::Object`], or `None` if
-    /// it is not there any more, and then [`get`](Self::get) has it. Waits for the device. Gives a page that was
-    /// stored as it is the tag [`WHOLE_TAG`].
+    /// Reads page `index` from the backing device to the beginning of `out`, checked:
+    /// [`Page::Object`], or `None` if it is not there any more, and then [`get`](Self::get) has it.
+    /// Waits for the device. Gives a page that was stored as it is the tag [`WHOLE_TAG`].
     ///
     /// # Errors
     ///
@@ -429,8 +433,8 @@ impl Worker {
         }
     }
 
-    /// Stores `bytes` in memory for a page that `buffer` was [read](Self::read_back) for, if it is on the backing
-    /// device still; whether it was.
+    /// Stores `bytes` in memory for a page that `buffer` was [read](Self::read_back) for, if it is
+    /// on the backing device still; whether it was.
     ///
     /// # Errors
     ///
@@ -463,8 +467,8 @@ impl Worker {
     }
 }
 
-/// Whether a read that failed with this number may succeed when it is tried again: not at the end of the device, nor
-/// where the medium has lost what was there.
+/// Whether a read that failed with this number may succeed when it is tried again: not at the end
+/// of the device, nor where the medium has lost what was there.
 fn may_pass(errno: i32) -> bool {
     errno != 0 && ![Errno::NODATA, Errno::INVAL].contains(&Errno::from_raw_os_error(errno))
 }

@@ -227,7 +227,8 @@ const RECORD: u64 = 64;
 /// Pages of a store that has groups.
 const SOME: u64 = 50;
 
-/// A store with two groups, of pages 10 to 19 and 30 to 39, and few others, its server gone; where a test may write.
+/// A store with two groups, of pages 10 to 19 and 30 to 39, and few others, its server gone; where
+/// a test may write.
 fn left_behind_with_groups() -> (OwnedFd, File) {
     let store = Store::create(PAGES, options()).unwrap();
     let fd = store.fd().try_clone_to_owned().unwrap();
@@ -260,8 +261,8 @@ fn a_damaged_record_costs_its_own_group_only() {
     };
     assert_eq!(records.len(), 2, "two groups have a record each");
     let (mut lost, mut whole) = (0, 0);
-    // Its state; the first entries, that of its third and last object, and one that names nothing: each with a bit
-    // changed, or as if it named nothing.
+    // Its state; the first entries, that of its third and last object, and one that names nothing:
+    // each with a bit changed, or as if it named nothing.
     for (word, bit) in (0..5).flat_map(|word| (0..65).map(move |bit| (word, bit))) {
         let (fd, file) = left_behind_with_groups();
         let at = RECORDS + records[0] * RECORD + word * 8;
@@ -318,7 +319,8 @@ fn a_damaged_record_costs_its_own_group_only() {
         assert_eq!(store.stats().mem_used_total, store.resident().unwrap(), "{what}");
     }
     println!("{lost} pages lost, {whole} of the first group read");
-    // A count of parts and a stamp are made anew; a name of an object that is another costs the group.
+    // A count of parts and a stamp are made anew; a name of an object that is another costs the
+    // group.
     assert!(lost >= 10 * 30, "{lost}");
     assert!(whole >= 10 * 64, "{whole}");
 }

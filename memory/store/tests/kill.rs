@@ -1,5 +1,5 @@
-//! A server killed under load, and the next one: threads that write, write in part, read, discard, compact, make groups and write
-//! back, and a keeper, ended by SIGKILL at any moment.
+//! A server killed under load, and the next one: threads that write, write in part, read, discard,
+//! compact, make groups and write back, and a keeper, ended by SIGKILL at any moment.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "forks a server that is killed")]
 
@@ -79,7 +79,8 @@ fn backing(disk: &OwnedFd) -> FileDisk {
     FileDisk::inherit(disk.as_fd()).unwrap()
 }
 
-/// Writes a part of the page, which becomes the whole of this version; `false` if it is in a group or elsewhere.
+/// Writes a part of the page, which becomes the whole of this version; `false` if it is in a group
+/// or elsewhere.
 fn modify(worker: &mut Worker, index: u64, version: u64, page: &mut [u8; MAX_OBJECT]) -> bool {
     let new = bytes(index, version);
     let edit = |_, out: &mut [u8; MAX_OBJECT]| {

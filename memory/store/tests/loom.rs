@@ -124,8 +124,8 @@ impl Model {
 }
 
 impl Model {
-    /// What `Worker::put_group` does, its only object in the slab that the caller owns, for the pages
-    /// 0 and 1, if they have the contents `first` and the next.
+    /// What `Worker::put_group` does, its only object in the slab that the caller owns, for the
+    /// pages 0 and 1, if they have the contents `first` and the next.
     fn group(&self, slab: u32, first: u8, stamp: u64) -> u32 {
         let taking = self.taking.lock().unwrap();
         if !self.record.take(3, stamp) {
@@ -495,8 +495,8 @@ fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
     });
 }
 
-/// Two entries, and a backing device of one block behind its header. The device says nothing about order: what is
-/// read of it may be any of what was written, unless the entries say more.
+/// Two entries, and a backing device of one block behind its header. The device says nothing about
+/// order: what is read of it may be any of what was written, unless the entries say more.
 struct Device {
     slots: [Slot; 2],
     blocks: Blocks,

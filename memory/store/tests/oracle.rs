@@ -20,7 +20,8 @@ const PAGES: u64 = 600;
 /// Blocks of the backing device: fewer than there may be pages for.
 const BLOCKS: usize = 60;
 
-/// A tag that names no dictionary: there is none, and the next server would take the page for damaged.
+/// A tag that names no dictionary: there is none, and the next server would take the page for
+/// damaged.
 fn plain(tag: u8) -> u8 {
     dictionary_of(tag).map_or(tag, |_| tag & !DICTIONARY_TAG)
 }
@@ -532,8 +533,8 @@ fn a_buffer_that_has_an_earlier_group_of_the_record_is_not_believed() {
     let store = Store::create(PAGES, Options::default()).unwrap();
     let mut worker = store.worker().unwrap();
     let mut kept = GroupBuffer::new();
-    // Each group is the only one there is; after the memory of records was given back, the next has the
-    // first record again.
+    // Each group is the only one there is; after the memory of records was given back, the next has
+    // the first record again.
     for number in 0..300_usize {
         let pages = [bytes(number, 50), bytes(number, 60)];
         let mut seen = Vec::new();

@@ -1,5 +1,5 @@
-//! Pages out to a backing device and back: real files, full ones, failing ones, other people's, and clients that
-//! write, read and discard meanwhile.
+//! Pages out to a backing device and back: real files, full ones, failing ones, other people's, and
+//! clients that write, read and discard meanwhile.
 #![cfg(not(loom))]
 
 mod shelf;
@@ -115,7 +115,8 @@ fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_agai
     }
     let before = store.stats();
     let done = write_back(&mut worker, 0..PAGES).unwrap();
-    // A whole one takes a block; of the others, one of 3900 does, or two or three smaller ones share.
+    // A whole one takes a block; of the others, one of 3900 does, or two or three smaller ones
+    // share.
     assert!(done.left > 0 && done.pages > 255 && done.changed == 0, "{done:?}");
     assert_eq!(done.blocks, 255);
     let stats = store.stats();
@@ -353,7 +354,8 @@ fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
     fs::write(&path, []).unwrap();
     given(8192).unwrap();
-    // Somebody's, though it begins with zeros for as long as one may look; neither written nor made longer.
+    // Somebody's, though it begins with zeros for as long as one may look; neither written nor made
+    // longer.
     for (at, what) in [(0, &b"mine"[..]), (100, b"mine"), (3 << 20, b"mine"), (40_000, &[0])] {
         fs::remove_file(&path).unwrap();
         let file = fs::File::create(&path).unwrap();
@@ -408,7 +410,8 @@ fn a_block_device_that_somebody_has_claimed_is_refused() {
         assert_eq!(heir.blocks().unwrap(), 20_480);
         let store = given(10, &heir);
         store.set_backing(Box::new(heir), &name).unwrap();
-        // Left from another store: it may be taken; with something at its end it may not, once its header is gone.
+        // Left from another store: it may be taken; with something at its end it may not, once its
+        // header is gone.
         format_backing(&disk, &name, &given(10, &disk)).unwrap();
         disk.write(0, &[Block::ZERO]).unwrap();
         disk.write(20_470, &[Block([7; MAX_OBJECT])]).unwrap();
@@ -723,7 +726,8 @@ fn clients_that_write_read_and_discard_while_pages_go_out_see_their_own() {
                     let held = &mut versions[usize::try_from(index).unwrap()];
                     match random >> 60 {
                         0..3 => {
-                            // As it was before, now and then, so that its block may look like the last.
+                            // As it was before, now and then, so that its block may look like the
+                            // last.
                             let next = if random & 0x1000 == 0 { 1 } else { held.unwrap_or(0) + 1 };
                             worker.put(index, 1, &bytes(index, next, length(index))).unwrap();
                             *held = Some(next);

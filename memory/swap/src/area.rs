@@ -59,7 +59,8 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     let mut page = [0; PAGE];
-    // The first KiB is left to boot loaders; then version, last page, number of bad pages, id, name.
+    // The first KiB is left to boot loaders; then version, last page, number of bad pages, id,
+    // name.
     page[1024..1028].copy_from_slice(&1_u32.to_ne_bytes());
     page[1028..1032].copy_from_slice(&last.to_ne_bytes());
     page[1036..1052].copy_from_slice(&uuid);
@@ -68,8 +69,9 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
     Ok(page)
 }
 
-/// Begins to swap to an area that [`make`] has written. Pages that are free again are discarded as soon as
-/// a cluster of them is; without that what they held would stay in memory. `priority` from 0 to 32767.
+/// Begins to swap to an area that [`make`] has written. Pages that are free again are discarded as
+/// soon as a cluster of them is; without that what they held would stay in memory. `priority` from
+/// 0 to 32767.
 ///
 /// # Errors
 ///
@@ -81,10 +83,11 @@ pub fn on(disk: &Path, priority: u16) -> io::Result<()> {
     sys::swapon(disk, PREFER | i32::from(priority.min(0x7fff)) | DISCARD | DISCARD_PAGES)
 }
 
-/// Ends swapping to an area: reads all that is in it back into memory first, which takes as long as it takes.
+/// Ends swapping to an area: reads all that is in it back into memory first, which takes as long as
+/// it takes.
 ///
-/// The kernel kills whoever calls this, before anybody else, should memory run out meanwhile: let it be a
-/// process that nothing depends on.
+/// The kernel kills whoever calls this, before anybody else, should memory run out meanwhile: let
+/// it be a process that nothing depends on.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Swap on a disk that a process of ours serves: what that process must see to, and what goes around it.
+//! Swap on a disk that a process of ours serves: what that process must see to, and what goes
+//! around it.
 //!
 //! ```text
 //!  supervisor: precautions that children inherit; holds the store; starts and replaces
@@ -15,8 +16,9 @@
 //!
 //! # Limits
 //!
-//! Linux 5.6 on (I/O flushers; pidfds), root. A page that cannot be read back ends the process that needs
-//! it with SIGBUS: that is the kernel's way, and why a server answers errors only where it must.
+//! Linux 5.6 on (I/O flushers; pidfds), root. A page that cannot be read back ends the process that
+//! needs it with SIGBUS: that is the kernel's way, and why a server answers errors only where it
+//! must.
 
 pub mod area;
 mod check;

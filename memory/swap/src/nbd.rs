@@ -1,9 +1,10 @@
-//! The kernel's NBD client: attached to a server on a unix socket by generic netlink, without another program.
+//! The kernel's NBD client: attached to a server on a unix socket by generic netlink, without
+//! another program.
 //!
-//! Each connection goes through the handshake here; the sockets are then the kernel's. When the server has
-//! died, the same disk gets new sockets ([`reconnect`]): requests wait for them, [`PATIENCE`] at most. Those
-//! that were under way are sent again when they have waited [`TIMEOUT`], which is how long a server's
-//! death is felt; ublk has no such wait.
+//! Each connection goes through the handshake here; the sockets are then the kernel's. When the
+//! server has died, the same disk gets new sockets ([`reconnect`]): requests wait for them,
+//! [`PATIENCE`] at most. Those that were under way are sent again when they have waited
+//! [`TIMEOUT`], which is how long a server's death is felt; ublk has no such wait.
 //!
 //! What fails: every answer of server and kernel is checked for its length and what it says.
 
@@ -20,8 +21,8 @@ use rustix::net::{
 
 /// How long a request waits for its answer before it is sent again, by another socket.
 ///
-/// The kernel also gives a connection up that takes nothing for so long, and a server that waits for memory
-/// may take nothing for seconds.
+/// The kernel also gives a connection up that takes nothing for so long, and a server that waits
+/// for memory may take nothing for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long requests wait for a server when there is none.
@@ -84,7 +85,8 @@ pub fn reconnect(socket: &Path, disk: &Path, connections: usize) -> io::Result<(
     let (mut sockets, _) = dial(socket, connections)?;
     let index = index(disk)?;
     let mut netlink = Netlink::open()?;
-    // One at a time: each takes the place of one that the kernel has found dead, which may take a moment.
+    // One at a time: each takes the place of one that the kernel has found dead, which may take a
+    // moment.
     while let Some(socket) = sockets.pop() {
         let mut message = Message::new(netlink.family, RECONFIGURE);
         message.u32(ATTR_INDEX, index);
@@ -202,8 +204,8 @@ const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
 const SOCK_ITEM: u16 = 1;
 const SOCK_FD: u16 = 1;
 
-/// The server's offers of flushes and of writes that are flushed. A disk in memory has nothing to flush; with them it
-/// would be one with a cache that is lost.
+/// The server's offers of flushes and of writes that are flushed. A disk in memory has nothing to
+/// flush; with them it would be one with a cache that is lost.
 const CACHE: u16 = 1 << 2 | 1 << 3;
 
 const NESTED: u16 = 0x8000;
@@ -303,7 +305,8 @@ impl Netlink {
         self.exchange(message, ATTR_INDEX).map(drop)
     }
 
-    /// Sends a request, and takes answers until it is acknowledged; the attribute `wanted` of one of them.
+    /// Sends a request, and takes answers until it is acknowledged; the attribute `wanted` of one
+    /// of them.
     fn exchange(&mut self, message: &Message, wanted: u16) -> io::Result<Option<Vec<u8>>> {
         send(&self.socket, &message.finished(), SendFlags::empty())?;
         let mut found = None;
@@ -358,7 +361,8 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 pub mod fuzzing {
     use super::*;
 
-    /// A netlink answer in one piece: the identifier in it, if it is whole and acknowledged or goes on.
+    /// A netlink answer in one piece: the identifier in it, if it is whole and acknowledged or goes
+    /// on.
     ///
     /// # Errors
     ///

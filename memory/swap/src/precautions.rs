@@ -1,8 +1,9 @@
 //! What a process does before it serves swap, and before it has a second thread.
 //!
-//! Who serves swap must not wait for swap. A server that asks the kernel for memory may be made to write a
-//! page out, to itself; one whose own pages are swapped out reads them in from itself; one that the kernel
-//! kills for want of memory takes with it what it holds. Each precaution is one of these ways barred.
+//! Who serves swap must not wait for swap. A server that asks the kernel for memory may be made to
+//! write a page out, to itself; one whose own pages are swapped out reads them in from itself; one
+//! that the kernel kills for want of memory takes with it what it holds. Each precaution is one of
+//! these ways barred.
 
 use std::fs;
 use std::io;
@@ -15,7 +16,8 @@ use rustix::process::{
     Rlimit, Signal,
 };
 
-/// A precaution that could not be taken. Serving goes on or not, as the caller decides; the check shows it.
+/// A precaution that could not be taken. Serving goes on or not, as the caller decides; the check
+/// shows it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}")]
 pub struct Untaken {
@@ -25,10 +27,11 @@ pub struct Untaken {
     pub source: io::Error,
 }
 
-/// Takes what children inherit: to be called by the supervisor, while it has one thread. Gives what could
-/// not be taken.
+/// Takes what children inherit: to be called by the supervisor, while it has one thread. Gives what
+/// could not be taken.
 ///
-/// * `PR_SET_IO_FLUSHER`: no thread from here on is made to write pages out when it asks for memory.
+/// * `PR_SET_IO_FLUSHER`: no thread from here on is made to write pages out when it asks for
+///   memory.
 /// * limits: memory may be locked, cores are not dumped.
 /// * `oom_score_adj` -1000: the kernel kills others for memory.
 /// * a mount namespace of its own: it holds nobody's mounts, and nobody's mount waits for it.
@@ -45,8 +48,9 @@ pub fn inherited() -> Vec<Untaken> {
     attempt("lift the limit on locked memory", {
         setrlimit(Resource::Memlock, unlimited).map_err(Into::into)
     });
-    // Less than a page goes to no file. A program that takes cores gets them whatever the limit is, but for this one:
-    // by it the kernel knows a core of such a program itself. Unlike what `own` does it can be read from outside.
+    // Less than a page goes to no file. A program that takes cores gets them whatever the limit is,
+    // but for this one: by it the kernel knows a core of such a program itself. Unlike what `own`
+    // does it can be read from outside.
     let none = Rlimit { current: Some(1), maximum: Some(1) };
     attempt("turn core dumps off", setrlimit(Resource::Core, none).map_err(Into::into));
     attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "-1000"));
@@ -55,8 +59,9 @@ pub fn inherited() -> Vec<Untaken> {
     untaken
 }
 
-/// Takes what each program takes for itself: all its memory, now and later, stays in memory, and is in no
-/// core dump. Call it before there are threads, after the program's own large allocations are decided.
+/// Takes what each program takes for itself: all its memory, now and later, stays in memory, and is
+/// in no core dump. Call it before there are threads, after the program's own large allocations are
+/// decided.
 pub fn own() -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: rustix::io::Result<()>| {
@@ -69,19 +74,21 @@ pub fn own() -> Vec<Untaken> {
     untaken
 }
 
-/// Has the threads of this process that are called `name`, or `name` and a number (`fetch-3`), get memory when others
-/// do not any more: the kernel lets threads of real time take half of what it keeps for emergencies. For those that
-/// find memory for what is swapped out, and those that get it back from a disk, whose requests take some: when they
-/// wait like everybody else, nothing is swapped out and everybody waits for ever.
+/// Has the threads of this process that are called `name`, or `name` and a number (`fetch-3`), get
+/// memory when others do not any more: the kernel lets threads of real time take half of what it
+/// keeps for emergencies. For those that find memory for what is swapped out, and those that get it
+/// back from a disk, whose requests take some: when they wait like everybody else, nothing is
+/// swapped out and everybody waits for ever.
 ///
-/// To be called by whoever has started them, who is the first thread, or after they are known to run.
+/// To be called by whoever has started them, who is the first thread, or after they are known to
+/// run.
 ///
 /// # Errors
 ///
 /// The kernel's; a thread that has not begun in 10 s, so that nobody knows what it is called.
 pub fn prefer(name: &str) -> Result<(), Untaken> {
-    // A thread gives itself its name when it first runs, which may take a while where there is little memory; until
-    // then it has that of the first one, which has started it.
+    // A thread gives itself its name when it first runs, which may take a while where there is
+    // little memory; until then it has that of the first one, which has started it.
     let deadline = Instant::now() + Duration::from_secs(10);
     let attempt = || loop {
         let first = fs::read_to_string("/proc/self/comm")?;
@@ -123,8 +130,8 @@ pub fn prefer_this() -> Result<(), Untaken> {
     crate::sys::real_time(0).map_err(|source| Untaken { action: "prefer a thread", source })
 }
 
-/// Has this process go on when a terminal or a service manager tells all of them to end: only the supervisor
-/// knows what comes first. For servers, until they listen to it, and for helpers.
+/// Has this process go on when a terminal or a service manager tells all of them to end: only the
+/// supervisor knows what comes first. For servers, until they listen to it, and for helpers.
 ///
 /// # Errors
 ///
@@ -133,9 +140,10 @@ pub fn ignore_signals() -> Result<(), Untaken> {
     crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
 }
 
-/// Has a terminal neither stop this process nor end it at once, nor whatever is started from here (Ctrl-Z, Ctrl-\\, and
-/// output of a background job where `stty tostop` is set): it sends that to all processes of a device, and a shell that
-/// is to have them go on may be swapped out to the very disk.
+/// Has a terminal neither stop this process nor end it at once, nor whatever is started from here
+/// (Ctrl-Z, Ctrl-\\, and output of a background job where `stty tostop` is set): it sends that to
+/// all processes of a device, and a shell that is to have them go on may be swapped out to the very
+/// disk.
 ///
 /// # Errors
 ///
@@ -145,8 +153,9 @@ pub fn ignore_terminal() -> Result<(), Untaken> {
     crate::sys::ignore_terminal().map_err(|source| Untaken { action, source })
 }
 
-/// Closes every descriptor but the first three. For a process that has just begun, and needs nothing of what its
-/// supervisor holds: sockets, name, store and backing device would be held by it as long as it lives.
+/// Closes every descriptor but the first three. For a process that has just begun, and needs
+/// nothing of what its supervisor holds: sockets, name, store and backing device would be held by
+/// it as long as it lives.
 ///
 /// # Errors
 ///
@@ -156,8 +165,9 @@ pub fn close_inherited() -> Result<(), Untaken> {
     crate::sys::close_inherited().map_err(|source| Untaken { action, source })
 }
 
-/// Has a file that gets longer than this process may make one (`ulimit -f`, `LimitFSIZE=`) be an error, EFBIG, and not
-/// the end of the process: the store is such a file, and the backing device may be one. For what is started from it too.
+/// Has a file that gets longer than this process may make one (`ulimit -f`, `LimitFSIZE=`) be an
+/// error, EFBIG, and not the end of the process: the store is such a file, and the backing device
+/// may be one. For what is started from it too.
 ///
 /// # Errors
 ///
@@ -167,12 +177,15 @@ pub fn ignore_size_signal() -> Result<(), Untaken> {
     crate::sys::ignore_size_signal().map_err(|source| Untaken { action, source })
 }
 
-/// Takes off what a process has from its supervisor and must not have when nobody needs it to go on: for a trainer,
-/// which needs memory and takes its time. To be called when it begins, with one thread and no descriptor of its own.
+/// Takes off what a process has from its supervisor and must not have when nobody needs it to go
+/// on: for a trainer, which needs memory and takes its time. To be called when it begins, with one
+/// thread and no descriptor of its own.
 ///
-/// * no I/O flusher, nice 19, `oom_score_adj` 1000: it waits for memory, and is the first to be killed.
+/// * no I/O flusher, nice 19, `oom_score_adj` 1000: it waits for memory, and is the first to be
+///   killed.
 /// * `memory` bytes of address space, and so many seconds of CPU; it ends with the supervisor.
-/// * every descriptor but the first three is closed: store, buffers and backing device are none of its business.
+/// * every descriptor but the first three is closed: store, buffers and backing device are none of
+///   its business.
 pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: io::Result<()>| {
@@ -200,15 +213,16 @@ pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
 
 fn own_mounts() -> io::Result<()> {
     use rustix::mount::{mount_change, MountPropagationFlags};
-    // What is mounted elsewhere later still comes here, what goes there goes here; nothing of ours goes there.
+    // What is mounted elsewhere later still comes here, what goes there goes here; nothing of ours
+    // goes there.
     crate::sys::unshare_mounts()?;
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags)?;
     Ok(())
 }
 
-/// Moves this process into a cgroup of its own below `root`, unless it has one without swap already. One
-/// that systemd made is left alone: its unit says what it may have.
+/// Moves this process into a cgroup of its own below `root`, unless it has one without swap
+/// already. One that systemd made is left alone: its unit says what it may have.
 fn own_cgroup(root: &Path) -> io::Result<()> {
     let current = fs::read_to_string("/proc/self/cgroup")?;
     let Some(path) = current.lines().find_map(|line| line.strip_prefix("0::")) else {
@@ -236,7 +250,8 @@ fn own_cgroup(root: &Path) -> io::Result<()> {
     made
 }
 
-/// Removes the cgroup that [`inherited`] made, from which this process goes back to the root: at the end.
+/// Removes the cgroup that [`inherited`] made, from which this process goes back to the root: at
+/// the end.
 pub fn leave_cgroup() {
     let root = Path::new("/sys/fs/cgroup");
     let own = root.join(format!("platen-{}", std::process::id()));
@@ -246,19 +261,19 @@ pub fn leave_cgroup() {
     }
 }
 
-/// Writes to a file that the kernel has there. Where the hierarchies of old are mounted, the folder around them takes
-/// any file, and nothing comes of it.
+/// Writes to a file that the kernel has there. Where the hierarchies of old are mounted, the folder
+/// around them takes any file, and nothing comes of it.
 fn set(file: &Path, value: &str) -> io::Result<()> {
     io::Write::write_all(&mut fs::File::options().write(true).open(file)?, value.as_bytes())
 }
 
-/// Gets the memory that this process will need, and keeps it in its own hands: `heap` bytes that were
-/// allocated and freed, and stacks of `threads` threads that have ended. A process that stands by does
-/// this while there is memory; when it must begin, there may be none, for what would free some waits for
-/// it to begin.
+/// Gets the memory that this process will need, and keeps it in its own hands: `heap` bytes that
+/// were allocated and freed, and stacks of `threads` threads that have ended. A process that stands
+/// by does this while there is memory; when it must begin, there may be none, for what would free
+/// some waits for it to begin.
 ///
-/// The C library keeps both only if it was started with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0` and
-/// `MALLOC_TRIM_THRESHOLD_` above `heap` ([`KEEPING`]); stacks it keeps up to 40 MiB of.
+/// The C library keeps both only if it was started with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0`
+/// and `MALLOC_TRIM_THRESHOLD_` above `heap` ([`KEEPING`]); stacks it keeps up to 40 MiB of.
 ///
 /// # Errors
 ///

@@ -10,29 +10,33 @@
 //!        the server says "train", with the socket by which the two will talk; until it says "enough")
 //! ```
 //!
-//! A server that dies is replaced at once; one that dies again and again after a growing pause, and in the
-//! end no more ([`Backoff`]). Whoever asks the supervisor to end (a descriptor that becomes readable) has the
-//! down helper run first: swapping must be over before the disk goes. Should that fail, the server goes on.
+//! A server that dies is replaced at once; one that dies again and again after a growing pause, and
+//! in the end no more ([`Backoff`]). Whoever asks the supervisor to end (a descriptor that becomes
+//! readable) has the down helper run first: swapping must be over before the disk goes. Should that
+//! fail, the server goes on.
 //!
-//! A server that dies takes with it the way to get memory back: its successor must not need any. So one
+//! A server that dies takes with it the way to get memory back: its successor must not need any. So
+//! one
 //! [stands by](Service::standby), started while there was memory, and goes when it is told to.
 //!
-//! Servers do not follow signals while they have a supervisor: one that a service manager or a terminal
-//! sends to all processes at once must not take a disk away that is swapped to.
+//! Servers do not follow signals while they have a supervisor: one that a service manager or a
+//! terminal sends to all processes at once must not take a disk away that is swapped to.
 //!
-//! A server that is to replace another one and does not say that it is ready is killed after some time
-//! ([`Service::ready_limit`]), and counts as one that has died: whoever has the disk waits. So is one that does not end
-//! when it is told to ([`Service::end_limit`]): what keeps it may be a disk that answers nobody.
+//! A server that is to replace another one and does not say that it is ready is killed after some
+//! time ([`Service::ready_limit`]), and counts as one that has died: whoever has the disk waits. So
+//! is one that does not end when it is told to ([`Service::end_limit`]): what keeps it may be a
+//! disk that answers nobody.
 //!
-//! Nothing that the supervisor does for a disk in use may end it or make it wait: a process that cannot be
-//! started is tried again, and one that is killed is not waited for, since what it is stuck in may be the very disk.
+//! Nothing that the supervisor does for a disk in use may end it or make it wait: a process that
+//! cannot be started is tried again, and one that is killed is not waited for, since what it is
+//! stuck in may be the very disk.
 //!
-//! There is one trainer at most: another one is started when the former has been seen to end, however long that takes. It
-//! ends with the server that asked for it. Its socket goes from the server to it and is nobody else's: the next server has
-//! nothing to do with what it may still say.
+//! There is one trainer at most: another one is started when the former has been seen to end,
+//! however long that takes. It ends with the server that asked for it. Its socket goes from the
+//! server to it and is nobody else's: the next server has nothing to do with what it may still say.
 //!
-//! Limits: the supervisor is one thread; it allocates little, when it starts something. Should it be killed
-//! itself, the server goes on without one.
+//! Limits: the supervisor is one thread; it allocates little, when it starts something. Should it
+//! be killed itself, the server goes on without one.
 
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -48,12 +52,13 @@ use rustix::process::{pidfd_open, Pid, PidfdFlags, Signal};
 
 /// What is to be supervised.
 pub trait Service {
-    /// The command that starts a server. Its standard input is the supervisor's; `replaces` tells whether
-    /// there was one before.
+    /// The command that starts a server. Its standard input is the supervisor's; `replaces` tells
+    /// whether there was one before.
     fn server(&mut self, replaces: bool) -> Command;
 
-    /// The command that starts one that stands by; `None` where none is wanted. It goes when it reads the
-    /// line "go" with what [`go`](Self::go) adds, and ends when it reads nothing any more.
+    /// The command that starts one that stands by; `None` where none is wanted. It goes when it
+    /// reads the line "go" with what [`go`](Self::go) adds, and ends when it reads nothing any
+    /// more.
     fn standby(&mut self) -> Option<Command> {
         None
     }
@@ -66,8 +71,9 @@ pub trait Service {
     /// A line that the server has said, other than "ready".
     fn said(&mut self, line: &str);
 
-    /// What is to be run now that the server `pid` is ready: for the first one or for a later one. For a later
-    /// one it is run again and again until it succeeds: whoever has the disk waits for it.
+    /// What is to be run now that the server `pid` is ready: for the first one or for a later one.
+    /// For a later one it is run again and again until it succeeds: whoever has the disk waits for
+    /// it.
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
     /// What is to be run before the server may end.
@@ -76,8 +82,8 @@ pub trait Service {
     /// How long `down` may take.
     fn down_limit(&self) -> Duration;
 
-    /// How long a server that replaces another one may take until it is ready, longer on a machine that is slow: each
-    /// that was too late gives the next one twice as long, up to 16 times.
+    /// How long a server that replaces another one may take until it is ready, longer on a machine
+    /// that is slow: each that was too late gives the next one twice as long, up to 16 times.
     fn ready_limit(&self) -> Duration {
         Duration::from_secs(60)
     }
@@ -87,8 +93,8 @@ pub trait Service {
         Duration::from_secs(30)
     }
 
-    /// What is to be run when the server asks for training, by the socket that it sent along, and how long it may take.
-    /// Nobody waits for it, and what comes of it is the server's to see.
+    /// What is to be run when the server asks for training, by the socket that it sent along, and
+    /// how long it may take. Nobody waits for it, and what comes of it is the server's to see.
     fn train(&mut self, _channel: OwnedFd) -> Option<(Command, Duration)> {
         None
     }
@@ -136,13 +142,13 @@ pub enum SuperviseError {
     },
 }
 
-/// The status that a server ends with because the kernel's NBD client has given up a connection, which it does when a
-/// request takes long. That is a disk's or a host's trouble and ends some time: however often it comes, another
-/// server is started.
+/// The status that a server ends with because the kernel's NBD client has given up a connection,
+/// which it does when a request takes long. That is a disk's or a host's trouble and ends some
+/// time: however often it comes, another server is started.
 pub const CLIENT_LOST: u8 = 75;
 
-/// A copy of a descriptor that whoever started this process has left to it, by its number. For what has no path that it
-/// could be opened by once more: a socket.
+/// A copy of a descriptor that whoever started this process has left to it, by its number. For what
+/// has no path that it could be opened by once more: a socket.
 ///
 /// # Errors
 ///
@@ -161,7 +167,8 @@ impl Backoff {
     /// A server that was up for so long is not taken for one that dies as fast as it is started.
     const STEADY: Duration = Duration::from_secs(30);
 
-    /// So many in a row are replaced, and the next one is not: the pauses between them are 6 s together.
+    /// So many in a row are replaced, and the next one is not: the pauses between them are 6 s
+    /// together.
     const MOST: u32 = 8;
 
     /// A server has died that had been ready for so long; `None` when there is to be no other.
@@ -293,7 +300,8 @@ impl Supervisor<'_> {
             }
             self.begin_what_is_due()?;
             let woken = self.wait(stop)?;
-            // First what is true already: a server that is ready is one that is taken down in order.
+            // First what is true already: a server that is ready is one that is taken down in
+            // order.
             if woken.said {
                 self.listen()?;
             }
@@ -345,7 +353,8 @@ impl Supervisor<'_> {
         match Self::spawn(command) {
             Ok(mut server) => {
                 self.started += 1;
-                // Whoever has started the first one sees that it does not come up, and nobody has its disk.
+                // Whoever has started the first one sees that it does not come up, and nobody has
+                // its disk.
                 server.deadline = replaces.then(|| self.to_be_ready());
                 self.server = Some(server);
             }
@@ -511,8 +520,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Starts what the server wants to have trained, if there is no other one. What cannot be started is dropped with
-    /// its socket, which tells the server.
+    /// Starts what the server wants to have trained, if there is no other one. What cannot be
+    /// started is dropped with its socket, which tells the server.
     fn train(&mut self) {
         if self.ending || self.stopping {
             self.to_train = None;
@@ -624,7 +633,8 @@ impl Supervisor<'_> {
             let limit = self.service.end_limit();
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
-        // Its end is then seen as any other's; one that is to end for good is not waited for without end.
+        // Its end is then seen as any other's; one that is to end for good is not waited for
+        // without end.
         let _ = server.child.kill();
         server.killed = true;
         server.deadline = self.ending.then(|| Instant::now() + GONE);
@@ -648,8 +658,8 @@ impl Supervisor<'_> {
         self.go_down();
     }
 
-    /// Begins the end, unless something is coming up: that is waited for, or swapping would begin on a disk
-    /// that goes.
+    /// Begins the end, unless something is coming up: that is waited for, or swapping would begin
+    /// on a disk that goes.
     fn go_down(&mut self) {
         if self.helpers.iter().any(|helper| matches!(helper.task, Task::Up { .. } | Task::Down)) {
             return;

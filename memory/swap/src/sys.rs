@@ -27,7 +27,8 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
     checked(unsafe { libc::swapoff(path.as_ptr()) })
 }
 
-/// This process does not follow a terminal's or a service manager's signals, until it says otherwise.
+/// This process does not follow a terminal's or a service manager's signals, until it says
+/// otherwise.
 pub(crate) fn ignore_signals() -> io::Result<()> {
     ignore(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
 }
@@ -37,7 +38,8 @@ pub(crate) fn ignore_terminal() -> io::Result<()> {
     ignore(&[libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU])
 }
 
-/// A file that would be longer than this process may make one is an error, and not the process's end.
+/// A file that would be longer than this process may make one is an error, and not the process's
+/// end.
 pub(crate) fn ignore_size_signal() -> io::Result<()> {
     ignore(&[libc::SIGXFSZ])
 }
@@ -52,16 +54,19 @@ fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
     Ok(())
 }
 
-/// Has a thread (0: this one) run before all that are not of real time, and take its turn with those that are.
+/// Has a thread (0: this one) run before all that are not of real time, and take its turn with
+/// those that are.
 pub(crate) fn real_time(thread: i32) -> io::Result<()> {
     let lowest = libc::sched_param { sched_priority: 1 };
     // SAFETY: a struct that lives as long as the call.
     checked(unsafe { libc::sched_setscheduler(thread, libc::SCHED_RR, &raw const lowest) })
 }
 
-/// Closes every descriptor but the first three. Only for a process that has just begun and has opened none.
+/// Closes every descriptor but the first three. Only for a process that has just begun and has
+/// opened none.
 pub(crate) fn close_inherited() -> io::Result<()> {
-    // SAFETY: takes numbers. By the caller's promise no descriptor from 3 on belongs to anything in this process.
+    // SAFETY: takes numbers. By the caller's promise no descriptor from 3 on belongs to anything in
+    // this process.
     let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     checked(i32::from(result != 0))
 }

@@ -1,6 +1,7 @@
 //! Serves a compressed disk by ublk until it is interrupted: `serve SIZE_MIB`.
 //!
-//! Without supervisor, self-check or swap: `platen device serve --ublk` has them. For trying the driver.
+//! Without supervisor, self-check or swap: `platen device serve --ublk` has them. For trying the
+//! driver.
 
 use std::io::Read;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! The buffers that the kernel copies requests' bytes to and from: all of a device's, made and locked
-//! before the first request, in one memfd.
+//! The buffers that the kernel copies requests' bytes to and from: all of a device's, made and
+//! locked before the first request, in one memfd.
 //!
-//! A memfd, because whoever keeps a copy of its descriptor can give the same memory to the server that
-//! replaces a dead one: a machine short of memory has none to spare for a second set just then.
+//! A memfd, because whoever keeps a copy of its descriptor can give the same memory to the server
+//! that replaces a dead one: a machine short of memory has none to spare for a second set just
+//! then.
 #![expect(unsafe_code, reason = "maps memory and points into it")]
 
 use std::io;
@@ -16,8 +17,8 @@ use crate::control::Geometry;
 
 /// A device's buffers: one for each tag of each queue.
 ///
-/// Ownership rule: a tag's buffer is the kernel's while the tag is fetching, and the backend's from a
-/// request's arrival until its completion; nobody else makes references into it.
+/// Ownership rule: a tag's buffer is the kernel's while the tag is fetching, and the backend's from
+/// a request's arrival until its completion; nobody else makes references into it.
 #[derive(Debug)]
 pub struct Buffers {
     fd: OwnedFd,
@@ -27,8 +28,8 @@ pub struct Buffers {
     max_io: u32,
 }
 
-// SAFETY: the mapping belongs to no thread, and `at` only computes addresses; who uses the memory behind
-// them when is the ownership rule's matter.
+// SAFETY: the mapping belongs to no thread, and `at` only computes addresses; who uses the memory
+// behind them when is the ownership rule's matter.
 unsafe impl Send for Buffers {}
 // SAFETY: as above; there is no interior state.
 unsafe impl Sync for Buffers {}
@@ -119,9 +120,9 @@ impl Buffers {
     /// When the device has no such queue or tag, or no buffer is so long.
     pub(crate) fn request(&self, queue: u16, tag: u16, len: usize) -> device::Buffer {
         assert!(len <= self.max_io as usize, "{len} bytes of a buffer of {}", self.max_io);
-        // SAFETY: within the mapping, which outlives the queue's backend, and initialised, as a file's
-        // memory is. By the ownership rule the kernel has let go of it with the request's arrival, and
-        // gets it back when the request is committed, which is when it is over.
+        // SAFETY: within the mapping, which outlives the queue's backend, and initialised, as a
+        // file's memory is. By the ownership rule the kernel has let go of it with the request's
+        // arrival, and gets it back when the request is committed, which is when it is over.
         unsafe { device::Buffer::new(self.at(queue, tag).as_ptr(), len) }
     }
 }

@@ -1,8 +1,9 @@
 //! Control commands: devices are made, started, recovered, stopped and deleted here.
 //!
-//! A command goes through a ring of its own and may take long (starting waits for every queue, stopping
-//! for whoever has the disk open) or for ever: kernels have been seen to die in the middle of one. Each
-//! is waited for so long and no longer. What the kernel may still write to after that is leaked, and the
+//! A command goes through a ring of its own and may take long (starting waits for every queue,
+//! stopping for whoever has the disk open) or for ever: kernels have been seen to die in the middle
+//! of one. Each is waited for so long and no longer. What the kernel may still write to after that
+//! is leaked, and the
 //! [`Control`] is of no more use.
 #![expect(unsafe_code, reason = "pushes entries that name memory to the kernel")]
 
@@ -256,8 +257,8 @@ impl Control {
         self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
     }
 
-    /// Announces a new server of a device whose server is gone. The driver learns of a death only when
-    /// the dead one's rings are torn down: until then it says busy, and is asked again.
+    /// Announces a new server of a device whose server is gone. The driver learns of a death only
+    /// when the dead one's rings are torn down: until then it says busy, and is asked again.
     ///
     /// # Errors
     ///
@@ -391,13 +392,14 @@ fn pid() -> i32 {
 fn parameters(geometry: &Geometry) -> Parameters {
     const PAGE_SHIFT: u8 = 12;
     let sectors = geometry.size / sys::SECTOR;
-    // A discard carries no bytes and costs little a page; yet one of the whole disk must not keep a tag
-    // for seconds. 256 MiB.
+    // A discard carries no bytes and costs little a page; yet one of the whole disk must not keep a
+    // tag for seconds. 256 MiB.
     let discard = u32::try_from(sectors).unwrap_or(u32::MAX).min(1 << 19);
     Parameters {
         len: 64,
         types: Parameters::BASIC | Parameters::DISCARD,
-        // Neither rotational nor with a cache: swap then fills clusters by CPU, and no flush is needed.
+        // Neither rotational nor with a cache: swap then fills clusters by CPU, and no flush is
+        // needed.
         attributes: 0,
         logical_shift: PAGE_SHIFT,
         physical_shift: PAGE_SHIFT,

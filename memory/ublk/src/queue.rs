@@ -1,4 +1,5 @@
-//! A queue's thread: takes requests from the kernel to the backend and completions back, in batches.
+//! A queue's thread: takes requests from the kernel to the backend and completions back, in
+//! batches.
 
 use device::{Buffer, Op, Queue, Request};
 
@@ -135,8 +136,8 @@ mod tests {
         }
     }
 
-    /// A backend that does small requests at once and large ones when it is next asked; its buffers are
-    /// looked at only for their length.
+    /// A backend that does small requests at once and large ones when it is next asked; its buffers
+    /// are looked at only for their length.
     struct Later {
         wake: OwnedFd,
         waiting: Vec<u64>,

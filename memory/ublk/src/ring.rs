@@ -1,5 +1,5 @@
-//! One queue's way to the kernel: a ring that carries its tags' commands, and the descriptions of their
-//! requests.
+//! One queue's way to the kernel: a ring that carries its tags' commands, and the descriptions of
+//! their requests.
 #![expect(unsafe_code, reason = "maps what the driver shares, and pushes entries that name memory")]
 
 use std::fs::File;
@@ -31,8 +31,8 @@ pub(crate) trait Ring {
     fn fetch(&mut self, tag: u16) -> io::Result<()>;
     /// Answers a tag's request and has the kernel take the tag again, as of the next `wait`.
     fn commit(&mut self, tag: u16, result: i32) -> io::Result<()>;
-    /// Hands over what was said since, waits for at least one arrival, and puts arrivals into `out`, no
-    /// more than it has room for.
+    /// Hands over what was said since, waits for at least one arrival, and puts arrivals into
+    /// `out`, no more than it has room for.
     fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()>;
     /// What the driver says of the request that a tag has.
     fn descriptor(&self, tag: u16) -> IoDescriptor;
@@ -84,9 +84,9 @@ impl KernelRing {
     }
 
     fn push_entry(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
-        // SAFETY: the buffer it names is in `buffers`, which this ring keeps; when the ring is dropped the
-        // kernel has let go of the tags (its end cancels their commands), and a poll holds the file that it
-        // watches, whoever closes the descriptor.
+        // SAFETY: the buffer it names is in `buffers`, which this ring keeps; when the ring is
+        // dropped the kernel has let go of the tags (its end cancels their commands), and a poll
+        // holds the file that it watches, whoever closes the descriptor.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             return Ok(());
         }
@@ -119,8 +119,9 @@ impl Ring for KernelRing {
                 Ok(_) => {}
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
-                    // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request just now, and this
-                    // very server may be what brings some. What was not taken stays in the queue.
+                    // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request just now, and
+                    // this very server may be what brings some. What was not taken stays in the
+                    // queue.
                     io::ErrorKind::WouldBlock
                     | io::ErrorKind::ResourceBusy
                     | io::ErrorKind::OutOfMemory => std::thread::sleep(Duration::from_millis(1)),
@@ -175,9 +176,9 @@ impl Descriptors {
         assert!(tag < self.depth);
         // SAFETY: within the mapping, which has `depth` of them.
         let place = unsafe { self.base.add(usize::from(tag)) };
-        // SAFETY: mapped, aligned (the mapping begins on a page), and any bits are a description. The
-        // driver wrote it before it completed the tag's command and does not until the tag is committed;
-        // volatile, because the compiler knows nothing of that.
+        // SAFETY: mapped, aligned (the mapping begins on a page), and any bits are a description.
+        // The driver wrote it before it completed the tag's command and does not until the tag is
+        // committed; volatile, because the compiler knows nothing of that.
         unsafe { place.read_volatile() }
     }
 }

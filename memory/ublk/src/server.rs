@@ -94,9 +94,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// For a backend of `pages` pages: as many queues as there are CPUs, at most 8, where no number is
-    /// asked for; 64 requests in flight in each, of at most 512 KiB (a page-out of 128 pages), bounded
-    /// by what they cost: all buffers together take `buffers` bytes or less.
+    /// For a backend of `pages` pages: as many queues as there are CPUs, at most 8, where no number
+    /// is asked for; 64 requests in flight in each, of at most 512 KiB (a page-out of 128 pages),
+    /// bounded by what they cost: all buffers together take `buffers` bytes or less.
     pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let cpus = u16::try_from(cpus).unwrap_or(u16::MAX);
@@ -170,7 +170,8 @@ impl Server {
     }
 
     /// Takes over device `id`, whose server is gone: its disk has stayed, and gives this server all
-    /// requests that the dead one had. If that one died before there was a disk, makes a device anew.
+    /// requests that the dead one had. If that one died before there was a disk, makes a device
+    /// anew.
     ///
     /// # Errors
     ///
@@ -235,7 +236,8 @@ impl Server {
     }
 }
 
-/// Ends a device whose servers are gone for good: whoever has its disk open gets errors, and waits no longer.
+/// Ends a device whose servers are gone for good: whoever has its disk open gets errors, and waits
+/// no longer.
 ///
 /// # Errors
 ///
@@ -246,9 +248,9 @@ pub fn abandon(id: u32, timeout: Duration) -> Result<(), ControlError> {
     control.delete(id)
 }
 
-/// Has the driver see a server's death soon that leaves no command of a queue pending: with every tag of it in
-/// the server's hands, drivers before Linux 6.16 look only when a request times out, after 30 s if nothing else is
-/// said. A server that lives is not disturbed by a timeout.
+/// Has the driver see a server's death soon that leaves no command of a queue pending: with every
+/// tag of it in the server's hands, drivers before Linux 6.16 look only when a request times out,
+/// after 30 s if nothing else is said. A server that lives is not disturbed by a timeout.
 fn notice_deaths(id: u32) {
     // A kernel without this setting takes its own time.
     let _ = std::fs::write(format!("/sys/block/ublkb{id}/queue/io_timeout"), "2000");
@@ -389,7 +391,8 @@ fn buffers_for(id: u32, kept: Option<OwnedFd>, geometry: &Geometry) -> Result<Bu
     .map_err(|source| ServeError::Io { id, action: "make its buffers", source })
 }
 
-/// Opens the device's own node, which appears a moment after the device, and lets one server in at a time.
+/// Opens the device's own node, which appears a moment after the device, and lets one server in at
+/// a time.
 fn open_device(id: u32) -> Result<File, ServeError> {
     let path = format!("/dev/ublkc{id}");
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -1,5 +1,5 @@
-//! The driver's binary interface: numbers and structs of `linux/ublk_cmd.h`, from its description in the
-//! kernel's documentation, compared with the header by a test where there is one.
+//! The driver's binary interface: numbers and structs of `linux/ublk_cmd.h`, from its description
+//! in the kernel's documentation, compared with the header by a test where there is one.
 //!
 //! Only what is used is here. Numbers that came later than Linux 6.1 say so.
 
@@ -11,7 +11,8 @@ pub(crate) const CONTROL: &str = "/dev/ublk-control";
 /// Bytes of a sector, the unit of every length and place.
 pub(crate) const SECTOR: u64 = 512;
 
-/// The most requests in flight that a queue can have; also what the descriptors' mapping is laid out by.
+/// The most requests in flight that a queue can have; also what the descriptors' mapping is laid
+/// out by.
 pub(crate) const MAX_DEPTH: u16 = 4096;
 
 /// The most queues of a device.

@@ -7,7 +7,8 @@
 //!     └──────────────────────► Gone
 //! ```
 //!
-//! A tag is the kernel's while it is fetching and ours while it is served. What breaks that order is a
+//! A tag is the kernel's while it is fetching and ours while it is served. What breaks that order
+//! is a
 //! [`Violation`]: this server ends, and the next takes over. A request whose description makes no sense is
 //! answered EIO, and does no harm.
 

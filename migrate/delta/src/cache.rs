@@ -27,7 +27,8 @@ impl Cache {
         self.page_size
     }
 
-    /// The slot's page, zeros before it was used; `None` where there is no such slot, or no memory for it.
+    /// The slot's page, zeros before it was used; `None` where there is no such slot, or no memory
+    /// for it.
     #[inline]
     pub(crate) fn page(&mut self, slot: usize) -> Option<&mut [u8]> {
         if slot >= self.slots {

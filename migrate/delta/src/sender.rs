@@ -4,9 +4,10 @@ use crate::cache::Cache;
 use crate::table::{Writer, RUN_HEAD};
 use crate::{Counts, RECORD_HEAD, TABLE_ROOM};
 
-/// A page goes as a difference while at most one in this many of its words has changed. Of pages that a real guest had
-/// written to within 10 s (4460) and 60 s (2048), zstd 1 makes 5.85 and 4.22 MB, with differences up to a quarter 3.02
-/// and 3.83, a half 2.77 and 3.81, all of them 2.90 and 5.25 (`examples/threshold`).
+/// A page goes as a difference while at most one in this many of its words has changed. Of pages
+/// that a real guest had written to within 10 s (4460) and 60 s (2048), zstd 1 makes 5.85 and 4.22
+/// MB, with differences up to a quarter 3.02 and 3.83, a half 2.77 and 3.81, all of them 2.90 and
+/// 5.25 (`examples/threshold`).
 const CHANGED: usize = 2;
 
 /// Of one stream, for all of its life.
@@ -25,7 +26,8 @@ impl Sender {
         Self { cache, owners }
     }
 
-    /// Begins with the first `len` bytes of `chunk`; the table comes to stand behind them, as far as there is room.
+    /// Begins with the first `len` bytes of `chunk`; the table comes to stand behind them, as far
+    /// as there is room.
     pub fn begin<'a>(&'a mut self, chunk: &'a mut [u8], len: usize) -> Pass<'a> {
         let (plain, table) = chunk.split_at_mut(len);
         Pass {
@@ -52,8 +54,8 @@ pub struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// `count` records from byte `at` on, each [`RECORD_HEAD`] bytes and a page, the pages at ascending addresses from
-    /// `address` on. Records come in the order of the chunk.
+    /// `count` records from byte `at` on, each [`RECORD_HEAD`] bytes and a page, the pages at
+    /// ascending addresses from `address` on. Records come in the order of the chunk.
     pub fn records(&mut self, at: usize, address: u64, count: usize) {
         let page = self.sender.cache.page_size();
         let slots = self.sender.cache.slots();

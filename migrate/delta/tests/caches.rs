@@ -1,4 +1,5 @@
-//! What the receiver makes of chunk and table is what the sender was given, whatever has gone before.
+//! What the receiver makes of chunk and table is what the sender was given, whatever has gone
+//! before.
 
 use delta::{Counts, Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
 use proptest::prelude::*;

@@ -25,8 +25,8 @@ const FIRST_LOOKS: u32 = 2;
 /// What a link took for this long it takes.
 const LASTING: Duration = Duration::from_millis(200);
 
-/// As much more link time than CPU time there has to be in a byte for pages to be kept and compared: both together cost
-/// each end a copy of every page.
+/// As much more link time than CPU time there has to be in a byte for pages to be kept and
+/// compared: both together cost each end a copy of every page.
 const ROOM_FOR_DELTAS: f64 = 1.5;
 
 /// What `--codec auto` is told.
@@ -62,8 +62,8 @@ pub struct AutoReport {
     pub link_peak: f64,
     /// Plain bytes/s that got through, over the time in which any did.
     pub plain_rate: f64,
-    /// The links were seen to take more than the plain bytes that got through, and were not what held the migration
-    /// up: QEMU alone would have been at least as fast.
+    /// The links were seen to take more than the plain bytes that got through, and were not what
+    /// held the migration up: QEMU alone would have been at least as fast.
     pub link_too_fast: bool,
 }
 
@@ -115,8 +115,8 @@ impl Delivered {
         self.before = acked;
     }
 
-    /// All so far; `written`, of which a part may stand in a queue, where the kernel does not say. Where it does, it has
-    /// acknowledged the session's beginning before QEMU's first byte.
+    /// All so far; `written`, of which a part may stand in a queue, where the kernel does not say.
+    /// Where it does, it has acknowledged the session's beginning before QEMU's first byte.
     fn bytes(&self, written: u64) -> u64 {
         if self.bytes > 0 {
             self.bytes
@@ -288,8 +288,9 @@ impl Auto {
         self.tell(explain);
     }
 
-    /// Deltas are begun only where there is clearly more link time than CPU time in a byte, and ended where there is
-    /// clearly less: the mix tends to where both are the same, and what goes while there are none is not kept.
+    /// Deltas are begun only where there is clearly more link time than CPU time in a byte, and
+    /// ended where there is clearly less: the mix tends to where both are the same, and what goes
+    /// while there are none is not kept.
     pub(crate) fn judge_deltas(&self, bottleneck: Bottleneck, link: f64, cpu: f64) {
         match bottleneck {
             Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
@@ -362,7 +363,8 @@ impl Assigned {
         self.auto.controller.settings(&self.choice)
     }
 
-    /// A codec thread begins. Chunks that waited while the VM stopped go with the fastest choice as well.
+    /// A codec thread begins. Chunks that waited while the VM stopped go with the fastest choice as
+    /// well.
     pub(crate) fn begin(&mut self) -> Begun {
         if self.auto.controller.is_stopped() {
             self.choice = self.auto.controller.choose(self.choice.class());
@@ -376,8 +378,8 @@ impl Assigned {
         self.observe(plain, outgoing, cpu, begun.at.elapsed());
     }
 
-    /// A device has made `outgoing` of `plain` bytes, with `depth` chunks in flight for a codec thread. What counts is
-    /// for how long a thread's place with the device is taken.
+    /// A device has made `outgoing` of `plain` bytes, with `depth` chunks in flight for a codec
+    /// thread. What counts is for how long a thread's place with the device is taken.
     pub(crate) fn done_by_device(
         &self,
         plain: usize,

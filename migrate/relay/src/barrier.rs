@@ -1,5 +1,6 @@
-//! W18: the destination's main channel gets its k-th barrier marker only after every multifd channel was handed its
-//! k-th SYNC. Otherwise the destination QEMU sits in its barrier with its monitor dead, for ever if a channel is lost.
+//! W18: the destination's main channel gets its k-th barrier marker only after every multifd
+//! channel was handed its k-th SYNC. Otherwise the destination QEMU sits in its barrier with its
+//! monitor dead, for ever if a channel is lost.
 
 use ring::EventCount;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 /// SYNCs handed over per multifd channel.
 #[derive(Default)]
 pub(crate) struct Barriers {
-    /// (stream, SYNC packets written to QEMU); `u64::MAX` once a channel is opaque and can no longer be counted.
+    /// (stream, SYNC packets written to QEMU); `u64::MAX` once a channel is opaque and can no
+    /// longer be counted.
     channels: Mutex<Vec<(u16, u64)>>,
     moved: EventCount,
 }

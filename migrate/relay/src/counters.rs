@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one end of one migration. Written once per chunk; all are plain totals, so `Relaxed` is enough.
+/// Counters of one end of one migration. Written once per chunk; all are plain totals, so `Relaxed`
+/// is enough.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Plain bytes read from the source QEMU, or written to the destination's.

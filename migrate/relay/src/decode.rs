@@ -161,7 +161,8 @@ impl Job for DecodeJob {
         let DecodeContext { decoder, packed, offload } = context;
         let Some(offload) = offload else { return };
         offload.poll(idle, &mut |Decoding { job, ticket }, what| {
-            // What the device could not make right, software does, and finds the words for what is wrong.
+            // What the device could not make right, software does, and finds the words for what is
+            // wrong.
             let arrived = match what {
                 Done::Plain(plain) => {
                     job.accept(plain).unwrap_or_else(|job| job.decode(decoder, packed))

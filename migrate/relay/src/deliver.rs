@@ -1,4 +1,5 @@
-//! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to W20.
+//! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to
+//! W20.
 
 use crate::decode::Arrived;
 use crate::destination::{Event, Shared};
@@ -215,7 +216,8 @@ impl Delivery<'_> {
             return Ok(());
         }
         if !tail {
-            // Behind a switch to postcopy: the source starts its VM no more, whatever word is missing.
+            // Behind a switch to postcopy: the source starts its VM no more, whatever word is
+            // missing.
             self.release()?;
             // It is running from here on, or was before: W28 has to say so.
             if switched && !self.shared.session.commit() {
@@ -282,7 +284,8 @@ impl Delivery<'_> {
             return Ok(());
         }
         if self.kind == Some(Kind::Multifd) {
-            // QEMU would sit in its barrier for a channel that closes early; the main channel's end ends all.
+            // QEMU would sit in its barrier for a channel that closes early; the main channel's end
+            // ends all.
             return Ok(());
         }
         if !self.shared.return_path.load(Ordering::Acquire) {
@@ -295,8 +298,9 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    /// Writes bytes of a multifd channel. QEMU stops reading the channel after each SYNC until main has reached the
-    /// barrier, so each SYNC counts as handed over before what follows it is written.
+    /// Writes bytes of a multifd channel. QEMU stops reading the channel after each SYNC until main
+    /// has reached the barrier, so each SYNC counts as handed over before what follows it is
+    /// written.
     fn write_channel(&self, bytes: &[u8]) -> Result<(), Stop> {
         let facts = self.tokeniser.facts();
         let ends = self.tokeniser.sync_ends();
@@ -308,7 +312,8 @@ impl Delivery<'_> {
         }
         self.write(&bytes[done..])?;
         if facts.opaque && self.kind == Some(Kind::Multifd) {
-            // Its SYNCs can no longer be counted: better a barrier that QEMU waits at than one that never comes.
+            // Its SYNCs can no longer be counted: better a barrier that QEMU waits at than one that
+            // never comes.
             self.shared.barriers.handed(self.stream, u64::MAX);
         }
         Ok(())
@@ -352,7 +357,8 @@ impl Delivery<'_> {
             if !self.shared.wait_for_content() {
                 return Err(Stop::Over);
             }
-            // QEMU has confirmed: what it did not want to read counts as taken, or the source would never be told.
+            // QEMU has confirmed: what it did not want to read counts as taken, or the source would
+            // never be told.
             return Ok(());
         }
         if self.is_main() {

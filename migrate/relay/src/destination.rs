@@ -58,7 +58,8 @@ pub(crate) struct Shared {
     pub(crate) events: Sender<Event>,
     /// The stream asked for a return path.
     pub(crate) return_path: AtomicBool,
-    /// The stream holds what starts the VM in postcopy: QEMU may close its socket and run it all the same.
+    /// The stream holds what starts the VM in postcopy: QEMU may close its socket and run it all
+    /// the same.
     pub(crate) postcopy: AtomicBool,
     pub(crate) over: AtomicBool,
     /// QEMU has said SHUT(0): it has all it needs, whatever its channels still take.
@@ -128,7 +129,8 @@ impl Shared {
         // An honest peer stays within its credit, and then there is always one free (W13).
         let chunk =
             self.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
-        // Waits for the codec threads, which wait for nobody. Closed lanes mean that the session has ended.
+        // Waits for the codec threads, which wait for nobody. Closed lanes mean that the session
+        // has ended.
         let _ = self.lanes.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
         Ok(())
     }
@@ -178,7 +180,8 @@ impl Shared {
         } else {
             sockets.push(socket.clone());
         }
-        // `close_sockets` may have been here before: `over` is set ahead of it, and both hold the lock.
+        // `close_sockets` may have been here before: `over` is set ahead of it, and both hold the
+        // lock.
         if self.over.load(Ordering::Acquire) {
             for socket in sockets.iter() {
                 let _ = socket.shutdown(Shutdown::Both);
@@ -191,8 +194,8 @@ impl Shared {
         self.session.failure().is_some() || self.over.load(Ordering::Acquire)
     }
 
-    /// A channel no longer takes bytes: normal at the end, when QEMU closes its channels before it says SHUT. Waits for
-    /// that word; false when it does not come.
+    /// A channel no longer takes bytes: normal at the end, when QEMU closes its channels before it
+    /// says SHUT. Waits for that word; false when it does not come.
     pub(crate) fn wait_for_content(&self) -> bool {
         let content = self.main_event.wait_until(None, || {
             let content = self.content.load(Ordering::Acquire);
@@ -201,7 +204,8 @@ impl Shared {
         content.unwrap_or(false)
     }
 
-    /// Ends QEMU's connections, main first: a QEMU that waits for channels then notices (section 3.4).
+    /// Ends QEMU's connections, main first: a QEMU that waits for channels then notices (section
+    /// 3.4).
     fn close_sockets(&self) {
         for socket in self.sockets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = socket.shutdown(Shutdown::Both);
@@ -226,7 +230,8 @@ fn read_back(shared: &Shared, stream: u16, mut socket: &UnixStream) {
         };
         let bytes = &bytes[..len];
         let found = sniffer.feed(bytes);
-        // Before anything that may wait for the source: whoever asks is to hear it in an outage as well (W28).
+        // Before anything that may wait for the source: whoever asks is to hear it in an outage as
+        // well (W28).
         if matches!(found, Some((0, _))) {
             shared.content.store(true, Ordering::Release);
             shared.main_event.notify_all();
@@ -269,7 +274,8 @@ pub struct DestinationEnd {
 }
 
 impl Destination {
-    /// A migration to `target`, before its first link. `lifeline`: how many links, and how long it outlives the last.
+    /// A migration to `target`, before its first link. `lifeline`: how many links, and how long it
+    /// outlives the last.
     ///
     /// # Errors
     /// Memory cannot be had.
@@ -364,7 +370,8 @@ impl Destination {
                     events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
                 }
             };
-            // Set before QEMU's word goes anywhere: nothing that follows from it comes before this is seen.
+            // Set before QEMU's word goes anywhere: nothing that follows from it comes before this
+            // is seen.
             let confirmed = shared.content.load(Ordering::Acquire);
             let all_taken = source_eof && !shared.return_path.load(Ordering::Acquire);
             match event {
@@ -382,18 +389,21 @@ impl Destination {
                     let peer = shared.session.peer.clone();
                     return Err(SessionError::EarlyFinish { peer }.into());
                 }
-                // Normal at the end: QEMU closes when it has all, and the source tells us when it is content.
+                // Normal at the end: QEMU closes when it has all, and the source tells us when it
+                // is content.
                 Some(Event::QemuEof) if confirmed || all_taken => {}
                 Some(Event::QemuEof) => {
-                    // It did not confirm and is gone: its VM does not run, so the source need not be in doubt. Not so
-                    // in postcopy, which it may have paused with its VM running.
+                    // It did not confirm and is gone: its VM does not run, so the source need not
+                    // be in doubt. Not so in postcopy, which it may have paused with its VM
+                    // running.
                     if !shared.postcopy.load(Ordering::Acquire) {
                         shared.session.uncommit();
                     }
                     return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
                 }
                 Some(Event::WriterGone { .. }) if confirmed => {}
-                // QEMU closes its channels before it says SHUT, and starting the VM may take its time. Main tells.
+                // QEMU closes its channels before it says SHUT, and starting the VM may take its
+                // time. Main tells.
                 Some(Event::WriterGone { is_channel: true, .. })
                     if shared.session.is_committed() => {}
                 Some(Event::WriterGone { stream, error, .. }) => {

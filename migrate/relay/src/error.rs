@@ -80,7 +80,8 @@ pub enum RelayError {
         /// What interrupted it.
         cause: String,
     },
-    /// A migration was interrupted on its way into postcopy, too late for the one QEMU and too early for the other.
+    /// A migration was interrupted on its way into postcopy, too late for the one QEMU and too
+    /// early for the other.
     #[error("the migration was interrupted as it turned to postcopy ({cause}): the source QEMU has gone over to postcopy and keeps its VM stopped, but the state that starts the VM never reached the destination QEMU. It runs nowhere, and no recovery can take it up")]
     Stranded {
         /// What interrupted it.

@@ -9,11 +9,12 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are already on their way, unless
-/// the links are lost just now.
+/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are
+/// already on their way, unless the links are lost just now.
 const LAST_ACKS: Duration = Duration::from_secs(10);
 
-/// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is acknowledged (W22).
+/// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is
+/// acknowledged (W22).
 pub(crate) fn run(shared: &Shared, stream: &SourceStream, results: &Results<Arrived>) {
     let session = &shared.session;
     let mut reorder = Reorder::new(2048);

@@ -1,4 +1,5 @@
-//! Reading one connection of the source QEMU: chunks of whatever is there, never holding anything back.
+//! Reading one connection of the source QEMU: chunks of whatever is there, never holding anything
+//! back.
 
 use crate::auto::Assigned;
 use crate::jobs::{raw, EncodeJob};
@@ -14,22 +15,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::{Kind, Token, Tokeniser};
 
-/// How long a chunk that is not full waits for more bytes. Long enough for QEMU to come round again (it writes about
-/// 130 KB at a time), short enough not to matter for a handshake.
+/// How long a chunk that is not full waits for more bytes. Long enough for QEMU to come round again
+/// (it writes about 130 KB at a time), short enough not to matter for a handshake.
 const LINGER: Duration = Duration::from_millis(1);
 /// The most a chunk waits in all, when bytes keep trickling in.
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
 /// How often a reader that has no credit looks whether QEMU is still there.
 const GONE: Duration = Duration::from_millis(200);
-/// The PING behind the packaged state, and the first byte behind that, which shows that the source is in postcopy.
+/// The PING behind the packaged state, and the first byte behind that, which shows that the source
+/// is in postcopy.
 pub(crate) const PING: u64 = 10;
 /// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
 const LEAST_COMPRESSED: usize = 512;
-/// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's description).
+/// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's
+/// description).
 const FIRST_BYTES: usize = 64;
 
-/// A connection that has no byte for this long, when the main one has announced postcopy, is its preempt channel: every
-/// other kind begins to write at once.
+/// A connection that has no byte for this long, when the main one has announced postcopy, is its
+/// preempt channel: every other kind begins to write at once.
 const SILENT: Duration = Duration::from_millis(100);
 
 /// What a connection is, by its first bytes; `None` while they are not there.
@@ -51,8 +54,8 @@ pub(crate) fn classify(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
 /// Reads `stream` to its end.
 pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
     let Some(kind) = first_bytes(shared, stream) else {
-        // It ended without a word: a migration that was cancelled before it began, or somebody who looked whether this
-        // is a live socket. The relay still waits for its migration.
+        // It ended without a word: a migration that was cancelled before it began, or somebody who
+        // looked whether this is a live socket. The relay still waits for its migration.
         return;
     };
     let is_main = kind.is_main();
@@ -177,7 +180,8 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
         let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);
         // QEMU's own multifd compression: what it has compressed does not shrink a second time.
         let as_it_is = kind == Kind::Multifd && facts.multifd_method != 0;
-        // A page that a stopped vCPU waits for does not queue behind others, neither for a codec thread nor for a link.
+        // A page that a stopped vCPU waits for does not queue behind others, neither for a codec
+        // thread nor for a link.
         let urgent = kind == Kind::Preempt;
         let mut header = session.credits().issue_data(permit, len, checksum, channels);
         let mut checksum = checksum;
@@ -210,13 +214,14 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
             if is_open(&stream.socket) {
                 session.send_bare(stream.id, FrameType::StillOpen, 0);
             } else if shared.return_path.load(Ordering::Acquire) {
-                // Cancelled (W21): no word can follow any more, and what the peer holds may be all the credit there is.
+                // Cancelled (W21): no word can follow any more, and what the peer holds may be all
+                // the credit there is.
                 break;
             }
         }
     }
-    // Cut off before the destination confirmed: the decision whether this is a cancel is the relay's (W21). The frame
-    // itself is only true for a stream that may end like this.
+    // Cut off before the destination confirmed: the decision whether this is a cancel is the
+    // relay's (W21). The frame itself is only true for a stream that may end like this.
     let ends_well = !kind.is_main()
         || !shared.return_path.load(Ordering::Acquire)
         || shared.over.load(Ordering::Acquire);
@@ -226,7 +231,8 @@ fn read_all(shared: &Arc<Shared>, stream: &SourceStream, kind: Kind) -> Result<(
     Ok(())
 }
 
-/// Has the pages of a chunk that were sent before stand as differences, and the table of them behind it (W29).
+/// Has the pages of a chunk that were sent before stand as differences, and the table of them
+/// behind it (W29).
 fn take_differences(
     sender: &mut delta::Sender,
     chunk: &mut [u8],
@@ -387,7 +393,8 @@ mod tests {
     use std::io::Write;
     use stream::synth::{Configuration, MainStream, Section};
 
-    /// A stream whose bottleneck turns, chunk by chunk as `read_all` has them go, and a receiver that knows of none of it.
+    /// A stream whose bottleneck turns, chunk by chunk as `read_all` has them go, and a receiver
+    /// that knows of none of it.
     #[test]
     fn deltas_that_auto_turns_on_and_off_and_on_again_are_followed() {
         const PAGE: usize = 4096;
@@ -444,7 +451,8 @@ mod tests {
             }
         }
         assert_eq!(wanted, turns.map(|turn| turn.3));
-        // All but what was never seen: what went while there were none is older than it was, and known all the same.
+        // All but what was never seen: what went while there were none is older than it was, and
+        // known all the same.
         assert_eq!(differences, [&[0][..], &[19; 7]].concat());
     }
 

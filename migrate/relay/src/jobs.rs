@@ -13,8 +13,8 @@ use session::{Header, Outgoing, FLAG_PACKED};
 use std::sync::Arc;
 use stream::Token;
 
-/// Chunks that a codec thread keeps in flight on its QAT instance: with a latency of 100 us for nine pieces of 64 KiB,
-/// four would do for 20 Gbit/s; twice that covers the thread's absences.
+/// Chunks that a codec thread keeps in flight on its QAT instance: with a latency of 100 us for
+/// nine pieces of 64 KiB, four would do for 20 Gbit/s; twice that covers the thread's absences.
 pub(crate) const CHUNKS_ON_DEVICE: u16 = 8;
 /// Pieces that the driver keeps in flight: those of all these chunks.
 pub(crate) const PIECES_ON_DEVICE: usize = 72;
@@ -109,8 +109,8 @@ impl Encoding {
     }
 }
 
-/// A chunk to compress. Owns both buffers, so that nothing is allocated per chunk. Behind the chunk stands its delta
-/// table, which goes behind the unit.
+/// A chunk to compress. Owns both buffers, so that nothing is allocated per chunk. Behind the chunk
+/// stands its delta table, which goes behind the unit.
 pub(crate) struct EncodeJob {
     pub(crate) header: Header,
     pub(crate) chunk: Slot,

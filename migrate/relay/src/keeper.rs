@@ -1,21 +1,26 @@
-//! A process that keeps the source QEMU's main connection open should the relay be killed at the wrong moment.
+//! A process that keeps the source QEMU's main connection open should the relay be killed at the
+//! wrong moment.
 //!
-//! From the moment the destination QEMU may have what starts its VM until the source QEMU has heard so, a source whose
-//! socket closes starts its own VM again: two copies. A relay that is killed (SIGKILL, out of memory) closes it. So a
-//! second process, which does nothing else, holds a copy of that socket meanwhile:
+//! From the moment the destination QEMU may have what starts its VM until the source QEMU has heard
+//! so, a source whose socket closes starts its own VM again: two copies. A relay that is killed
+//! (SIGKILL, out of memory) closes it. So a second process, which does nothing else, holds a copy
+//! of that socket meanwhile:
 //!
 //! ```text
 //!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper
 //!    └────────────── main connection ─────── source QEMU ─────┘
 //! ```
 //!
-//! A relay that ends by itself shuts the connection down, which the keeper's copy sees, and it goes. A relay that was
-//! killed did not: the keeper says so and waits until QEMU ends the connection, or a person ends the keeper.
+//! A relay that ends by itself shuts the connection down, which the keeper's copy sees, and it
+//! goes. A relay that was killed did not: the keeper says so and waits until QEMU ends the
+//! connection, or a person ends the keeper.
 //!
-//! **In postcopy** the source never starts its VM again once it is in that state, and has to see its socket close to
-//! pause. That it is there shows in what it writes: more than the PING that follows the packaged state.
+//! **In postcopy** the source never starts its VM again once it is in that state, and has to see
+//! its socket close to pause. That it is there shows in what it writes: more than the PING that
+//! follows the packaged state.
 //!
-//! **What fails.** Without a keeper (it was killed as well) the source sees its socket close, as with QEMU alone.
+//! **What fails.** Without a keeper (it was killed as well) the source sees its socket close, as
+//! with QEMU alone.
 
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
@@ -30,8 +35,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// With a descriptor: hold this one. Followed by a `u64`, big-endian: bytes that may still come before the source is in
-/// postcopy for good, or [`NO_SWITCH`].
+/// With a descriptor: hold this one. Followed by a `u64`, big-endian: bytes that may still come
+/// before the source is in postcopy for good, or [`NO_SWITCH`].
 const HOLD: u8 = 1;
 /// Let go of it.
 const RELEASE: u8 = 2;
@@ -68,8 +73,9 @@ impl Keeper {
         Ok(Self { control: Some(ours), child: Some(child) })
     }
 
-    /// Hands over a copy of `socket`. It is held from the moment this returns, whatever becomes of this process.
-    /// `before_switch`: in postcopy, the bytes that the source still has to write of its packaged state.
+    /// Hands over a copy of `socket`. It is held from the moment this returns, whatever becomes of
+    /// this process. `before_switch`: in postcopy, the bytes that the source still has to write of
+    /// its packaged state.
     ///
     /// # Errors
     /// The keeper has ended.
@@ -115,8 +121,8 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's half: obeys `control` until the relay has gone, then holds on where it has to. `notice` gets a sentence
-/// for a person if so.
+/// The keeper's half: obeys `control` until the relay has gone, then holds on where it has to.
+/// `notice` gets a sentence for a person if so.
 ///
 /// # Errors
 /// The control socket fails.
@@ -154,8 +160,8 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
         };
     }
     match held {
-        // The source is still writing its packaged state, without which nobody can start the VM over there: it has to
-        // see its socket close, and fails before it is in postcopy.
+        // The source is still writing its packaged state, without which nobody can start the VM
+        // over there: it has to see its socket close, and fails before it is in postcopy.
         Some((_, left)) if left != NO_SWITCH && left > PING => Ok(()),
         Some((fd, left)) => hold_on(&UnixStream::from(fd), left, notice),
         None => Ok(()),

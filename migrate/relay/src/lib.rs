@@ -10,12 +10,13 @@
 //! ```
 //!
 //! [`Source`] and [`Destination`] each have one thread that decides (`run`): all others tell it what they saw, and it
-//! alone ends things, so that the rules about who is told what (`docs/wire.md`, W18 to W28) stand in two functions.
+//! alone ends things, so that the rules about who is told what (`docs/wire.md`, W18 to W28) stand
+//! in two functions.
 //!
-//! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both sides: the source VM
-//! goes on, the destination QEMU gives up. After it, only the destination's word or a person decides, also when the
-//! source relay is killed ([`Keeper`]). In postcopy every failure ends with both QEMUs paused, to be taken up again by
-//! new relays.
+//! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both
+//! sides: the source VM goes on, the destination QEMU gives up. After it, only the destination's
+//! word or a person decides, also when the source relay is killed ([`Keeper`]). In postcopy every
+//! failure ends with both QEMUs paused, to be taken up again by new relays.
 //!
 //! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
 

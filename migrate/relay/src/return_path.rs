@@ -1,6 +1,7 @@
-//! The return path, of which only SHUT matters here (u16 type, u16 length, body; type 1 is SHUT with a u32, 0 for
-//! success). Everything else is followed just far enough not to take other bytes for it: a postcopy that goes on after
-//! a pause sends RECV_BITMAP (type 5), behind which a bitmap stands without any frame.
+//! The return path, of which only SHUT matters here (u16 type, u16 length, body; type 1 is SHUT
+//! with a u32, 0 for success). Everything else is followed just far enough not to take other bytes
+//! for it: a postcopy that goes on after a pause sends RECV_BITMAP (type 5), behind which a bitmap
+//! stands without any frame.
 
 const SHUT: u16 = 1;
 const RECV_BITMAP: u16 = 5;
@@ -35,8 +36,8 @@ enum State {
 }
 
 impl ReturnPath {
-    /// Looks at more bytes. Gives SHUT's value and the number of bytes of `bytes` before the frame that holds it, if one
-    /// ends here.
+    /// Looks at more bytes. Gives SHUT's value and the number of bytes of `bytes` before the frame
+    /// that holds it, if one ends here.
     pub fn feed(&mut self, bytes: &[u8]) -> Option<(u32, usize)> {
         let (mut begin, mut at) = (0, 0);
         while let Some(byte) = bytes.get(at) {

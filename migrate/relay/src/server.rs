@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tls::{Acceptor, Peer, TlsError};
 
-/// Connections that may be saying hello at once. When one more comes the oldest is closed: a peer that means it has said
-/// its hello long before, and idle connections keep nobody out.
+/// Connections that may be saying hello at once. When one more comes the oldest is closed: a peer
+/// that means it has said its hello long before, and idle connections keep nobody out.
 const MAX_HELLOS: usize = 64;
 
 /// Sessions that have ended and may still be asked about (W28).
@@ -44,7 +44,8 @@ pub struct ServerConfig {
     pub grants: Grants,
     /// Bytes of delta cache that a session may have here at most; 0 for none.
     pub delta_cache: u64,
-    /// How long to wait for a source whose links are all lost; zero ends its migration with the first that is lost.
+    /// How long to wait for a source whose links are all lost; zero ends its migration with the
+    /// first that is lost.
     pub resume: Duration,
 }
 
@@ -177,28 +178,32 @@ impl Server {
                 || (once && self.served.load(Ordering::Acquire) > 0)
             {
                 self.closing.store(true, Ordering::Release);
-                // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello may still become a
-                // session.
+                // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello
+                // may still become a session.
                 if self.lock_sessions().is_empty() {
                     return Ok(());
                 }
                 self.end_sessions(&mut told);
             }
-            // Links that are lost come back, and questions are asked, until the last session has ended.
+            // Links that are lost come back, and questions are asked, until the last session has
+            // ended.
             match listener.accept() {
                 Ok((socket, peer)) => self.admit(socket, peer.to_string()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    // A plain wait: a link is set up once a migration, and 20 ms more do not matter.
+                    // A plain wait: a link is set up once a migration, and 20 ms more do not
+                    // matter.
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                // A connection that was reset before we took it, or no file descriptor left for now.
+                // A connection that was reset before we took it, or no file descriptor left for
+                // now.
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
         }
     }
 
-    /// Ends the sessions of a receiver that was told to stop. One whose QEMU may be starting the VM ends only when it was
-    /// told so twice: its source would be in doubt for good, with nobody left to ask (W28).
+    /// Ends the sessions of a receiver that was told to stop. One whose QEMU may be starting the VM
+    /// ends only when it was told so twice: its source would be in doubt for good, with nobody left
+    /// to ask (W28).
     fn end_sessions(&self, told: &mut bool) {
         let stops = self.stops.load(Ordering::Acquire);
         if stops == 0 {
@@ -221,7 +226,8 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::run`] and every session; those whose VM may be starting only when it is said twice.
+    /// Ends [`Server::run`] and every session; those whose VM may be starting only when it is said
+    /// twice.
     pub fn stop(&self) {
         self.stops.fetch_add(1, Ordering::AcqRel);
     }
@@ -263,7 +269,8 @@ impl Server {
                 Ok(Some((target, session, active))) => server.serve(&target, &session, &active),
                 Ok(None) => {}
                 Err(error) => {
-                    // A scanner can make as many of these as it likes: the first ten are worth reading.
+                    // A scanner can make as many of these as it likes: the first ten are worth
+                    // reading.
                     let count = server.strangers.fetch_add(1, Ordering::Relaxed);
                     if count < 10 {
                         server.host.notice(&format!("turned a connection away: {error}"));
@@ -309,7 +316,8 @@ impl Server {
         let hello = match hello {
             Ok(hello) => hello,
             Err(error) => {
-                // An answer for who understands it: another version, or one that wants TLS where there is none.
+                // An answer for who understands it: another version, or one that wants TLS where
+                // there is none.
                 if matches!(
                     &error,
                     SessionError::Version { .. } | SessionError::Magic { first: [22, 3, ..], .. }
@@ -405,7 +413,8 @@ impl Server {
         active.destination.session().add_link(hello.link, link)
     }
 
-    /// W28: how far a session has come, for its own client: one that has ended, or that ends now as the client's has.
+    /// W28: how far a session has come, for its own client: one that has ended, or that ends now as
+    /// the client's has.
     fn verdict(&self, hello: &Hello, peer: Option<&Peer>) -> Option<(String, bool, bool)> {
         let token = hello.token.as_deref()?;
         let active = self.lock_sessions().get(&hello.session).cloned();

@@ -1,4 +1,5 @@
-//! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands the return path back.
+//! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands
+//! the return path back.
 
 mod doubt;
 
@@ -56,10 +57,12 @@ pub struct SourceConfig {
     pub name: Option<String>,
     /// What the peer should tell its QEMU.
     pub setup: Option<Setup>,
-    /// How long to wait for a link when all are lost; zero ends the migration with the first that is lost.
+    /// How long to wait for a link when all are lost; zero ends the migration with the first that
+    /// is lost.
     pub resume: Duration,
-    /// Bytes of memory, here and at the peer, for pages as they were sent last, so that one that is sent again goes as
-    /// its difference; 0 for none. With `auto` only while the link is what holds the migration up.
+    /// Bytes of memory, here and at the peer, for pages as they were sent last, so that one that is
+    /// sent again goes as its difference; 0 for none. With `auto` only while the link is what holds
+    /// the migration up.
     pub delta_cache: u64,
 }
 
@@ -117,15 +120,18 @@ pub(crate) struct Shared {
     pub(crate) return_path: AtomicBool,
     /// The main stream has announced that it may turn to postcopy, or is one that goes on.
     pub(crate) postcopy: AtomicBool,
-    /// The source QEMU is in postcopy for good: its VM runs no more, and a closed socket pauses the migration.
+    /// The source QEMU is in postcopy for good: its VM runs no more, and a closed socket pauses the
+    /// migration.
     pub(crate) switched: AtomicBool,
-    /// Bytes of the main stream that may still come before that, counted from what was read of it; 0 without postcopy.
+    /// Bytes of the main stream that may still come before that, counted from what was read of it;
+    /// 0 without postcopy.
     pub(crate) before_switch: AtomicU64,
     /// Holds QEMU's main socket while this process must not be the only one that does.
     keeper: OnceLock<Keeper>,
     /// It has the socket, to be held whatever comes on it.
     kept: AtomicBool,
-    /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say that it is done.
+    /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say
+    /// that it is done.
     pub(crate) handing_shut: AtomicBool,
     /// Return paths being handed back.
     backs: AtomicUsize,
@@ -176,7 +182,8 @@ impl Sink for SourceSink {
         self.tell(Event::Closed(error.clone()));
     }
 
-    /// W20, W25: the word may be said long after QEMU's socket was looked at, and again after an outage.
+    /// W20, W25: the word may be said long after QEMU's socket was looked at, and again after an
+    /// outage.
     fn still_open(&self, stream: u16) -> bool {
         let Some(shared) = self.0.get().and_then(Weak::upgrade) else { return false };
         let stream = shared.lock_streams().get(usize::from(stream)).cloned();
@@ -186,8 +193,9 @@ impl Sink for SourceSink {
             self.tell(Event::SourceEof { is_main: true });
             return false;
         }
-        // The flag first, so that nobody believes the destination cannot run. Then either this sees that the session has
-        // failed, and the word stays here, or whoever decides what that means sees the flag (`decide`).
+        // The flag first, so that nobody believes the destination cannot run. Then either this sees
+        // that the session has failed, and the word stays here, or whoever decides what that means
+        // sees the flag (`decide`).
         shared.word_sent.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         shared.session.failure().is_none()
@@ -245,7 +253,8 @@ impl SourceHandle {
         let _ = self.0.events.send(Event::Stop);
     }
 
-    /// Whether the destination may be starting the VM just now, or has it: a cancel could then make two copies run.
+    /// Whether the destination may be starting the VM just now, or has it: a cancel could then make
+    /// two copies run.
     pub fn in_doubt(&self) -> bool {
         let shared = &self.0;
         shared.return_path.load(Ordering::Acquire)
@@ -276,8 +285,9 @@ pub struct SourceEnd {
     pub peer_report: Vec<u8>,
     /// The source had a return path, so that success means the destination runs.
     pub return_path: bool,
-    /// How long the last bytes took from QEMU's socket here to QEMU's there: at most that is what the relays and the
-    /// link added to the downtime. `None` in postcopy, where the VM runs before them.
+    /// How long the last bytes took from QEMU's socket here to QEMU's there: at most that is what
+    /// the relays and the link added to the downtime. `None` in postcopy, where the VM runs before
+    /// them.
     pub hidden_downtime: Option<Duration>,
 }
 
@@ -290,8 +300,8 @@ impl Source {
         Self::connect_with(config, None)
     }
 
-    /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one that codec is
-    /// software, and what the device does not do, for whatever reason, is done in software.
+    /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one that codec
+    /// is software, and what the device does not do, for whatever reason, is done in software.
     ///
     /// # Errors
     /// As for `connect`.
@@ -340,7 +350,8 @@ impl Source {
             settings.codec() == Codec::Raw
                 || welcome.codecs.iter().any(|known| known == settings.codec().name())
         });
-        // With `auto` the threads begin with what an accelerator can do, or with what is chosen first.
+        // With `auto` the threads begin with what an accelerator can do, or with what is chosen
+        // first.
         let settings = match (&config.auto, device) {
             (None, _) => config.settings,
             (Some(_), Some(device)) if candidates.contains(&device) => device,
@@ -446,8 +457,8 @@ impl Source {
         })
     }
 
-    /// Has `keeper` hold QEMU's main socket while the destination may be running and the source does not know yet. To be
-    /// called before [`Source::listen`], once.
+    /// Has `keeper` hold QEMU's main socket while the destination may be running and the source
+    /// does not know yet. To be called before [`Source::listen`], once.
     pub fn kept_by(&self, keeper: Keeper) {
         let _ = self.shared.keeper.set(keeper);
     }
@@ -483,11 +494,12 @@ impl Source {
         (counters.busy_pages, counters.busy_rate_since(&pipeline::Counters::default()))
     }
 
-    /// Carries the migration to its end. `notice` gets sentences a person should read meanwhile; `report` makes the JSON
-    /// that the peer gets.
+    /// Carries the migration to its end. `notice` gets sentences a person should read meanwhile;
+    /// `report` makes the JSON that the peer gets.
     ///
     /// # Errors
-    /// Everything but a migration that the destination has confirmed (or, without a return path, has fully taken).
+    /// Everything but a migration that the destination has confirmed (or, without a return path,
+    /// has fully taken).
     pub fn run(
         &self,
         mut notice: impl FnMut(&str),
@@ -505,7 +517,8 @@ impl Source {
         shared.close_sockets();
         if result.is_err() && !shared.session.is_linked() && shared.session.resume_timeout() > LOOK
         {
-            // Nobody could be told: the peer waits for links that will not come. It need not be reached.
+            // Nobody could be told: the peer waits for links that will not come. It need not be
+            // reached.
             let _ = self.redial.ask();
         }
         shared.submitter.lanes().close();
@@ -528,7 +541,8 @@ impl Source {
         let mut main_eof = false;
         let mut shut = None;
         let mut stop_asked = false;
-        // The stream has ended well: SHUT(0) is out, or without a return path the destination took all.
+        // The stream has ended well: SHUT(0) is out, or without a return path the destination took
+        // all.
         let mut deadline: Option<Instant> = None;
         loop {
             let event = match deadline {
@@ -545,7 +559,8 @@ impl Source {
                     match shut {
                         Some(0) => break,
                         Some(code) => return Err(RelayError::DestinationRefused { code }),
-                        // Without a return path this is how a migration ends; the destination says when it has all.
+                        // Without a return path this is how a migration ends; the destination says
+                        // when it has all.
                         None if !return_path && shared.tail_read.load(Ordering::Acquire) => {}
                         // It closed because the session ended, whose own event says why.
                         None if shared.session.failure().is_some() => {}
@@ -591,8 +606,8 @@ impl Source {
                     }
                 },
                 Ok(Event::Closed(error)) => {
-                    // What the destination QEMU said before the end may still be on its way to the source QEMU, and
-                    // decides.
+                    // What the destination QEMU said before the end may still be on its way to the
+                    // source QEMU, and decides.
                     let last = last_words(shared, &events);
                     main_eof |= last.main_eof;
                     match shut.or(last.shut) {
@@ -632,7 +647,8 @@ impl Source {
                     }
                     let reason: Arc<str> = "interrupted by the user".into();
                     let error = || SessionError::Local { reason: reason.to_string() };
-                    // No link says the word from here on, and what was said is seen (`still_open`, `has_gone_over`).
+                    // No link says the word from here on, and what was said is seen (`still_open`,
+                    // `has_gone_over`).
                     shared.session.fail(error());
                     fence(Ordering::SeqCst);
                     if shared.has_switched() && shut.is_none() {
@@ -688,8 +704,8 @@ impl Shared {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts every connection that waits. Holding the lock over `accept` makes it a barrier: who calls this after QEMU
-    /// connected knows the connection.
+    /// Accepts every connection that waits. Holding the lock over `accept` makes it a barrier: who
+    /// calls this after QEMU connected knows the connection.
     pub(crate) fn accept_waiting(self: &Arc<Self>) {
         let Some(listening) = self.listening.get() else { return };
         let mut streams = self.lock_streams();
@@ -714,8 +730,8 @@ impl Shared {
         }
     }
 
-    /// What keeps the pages of a stream of this kind, if anything does: a single stream alone has an order that both ends
-    /// know (W29).
+    /// What keeps the pages of a stream of this kind, if anything does: a single stream alone has
+    /// an order that both ends know (W29).
     pub(crate) fn deltas(&self, kind: Kind) -> Option<delta::Sender> {
         let granted = match kind {
             Kind::Main => self.delta_cache.swap(0, Ordering::AcqRel),
@@ -738,7 +754,8 @@ impl Shared {
         u32::try_from(multifd.count()).unwrap_or(0)
     }
 
-    /// Makes the stream known to the peer; for a main channel starts what hands the return path back.
+    /// Makes the stream known to the peer; for a main channel starts what hands the return path
+    /// back.
     pub(crate) fn open(self: &Arc<Self>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
         let flags = match kind {
             Kind::Main => 0,
@@ -764,7 +781,8 @@ impl Shared {
         self.session.send_bare(stream.id, FrameType::Open, flags)
     }
 
-    /// Ends every connection of QEMU. A source whose sockets close before SHUT goes on running its VM.
+    /// Ends every connection of QEMU. A source whose sockets close before SHUT goes on running its
+    /// VM.
     pub(crate) fn close_sockets(&self) {
         for stream in self.lock_streams().iter() {
             let _ = stream.socket.shutdown(Shutdown::Both);

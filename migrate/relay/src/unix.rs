@@ -61,7 +61,8 @@ impl UnixAddress {
         &self.0
     }
 
-    /// Refuses a path where something other than a socket lives. Nothing there is fine: QEMU may not be up yet.
+    /// Refuses a path where something other than a socket lives. Nothing there is fine: QEMU may
+    /// not be up yet.
     ///
     /// # Errors
     /// The path names a file, a directory, ... .
@@ -74,11 +75,12 @@ impl UnixAddress {
         }
     }
 
-    /// Listens, for the owner alone (mode 0600). A socket that a dead process left behind is replaced. Never waits for
-    /// whoever listens there already.
+    /// Listens, for the owner alone (mode 0600). A socket that a dead process left behind is
+    /// replaced. Never waits for whoever listens there already.
     ///
     /// # Errors
-    /// Somebody listens there, something other than a socket lives there, or the path cannot be made.
+    /// Somebody listens there, something other than a socket lives there, or the path cannot be
+    /// made.
     pub fn listen(&self) -> Result<Listening, RelayError> {
         let failed = |source| RelayError::Listen { address: self.to_string(), source };
         let len = self.0.as_os_str().len();
@@ -153,8 +155,9 @@ impl UnixAddress {
     }
 }
 
-/// Binds and listens, for the owner alone from the first moment: the path gets its mode from the socket's own, which is
-/// set before there is a path (unix(7) has Linux's rule; a mode set behind `bind` would come too late for somebody).
+/// Binds and listens, for the owner alone from the first moment: the path gets its mode from the
+/// socket's own, which is set before there is a path (unix(7) has Linux's rule; a mode set behind
+/// `bind` would come too late for somebody).
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -168,9 +171,10 @@ fn in_use(what: &str) -> io::Error {
     io::Error::new(ErrorKind::AddrInUse, what)
 }
 
-/// Keeps others of ours from listening in the folder of `path` and from removing what is there, until dropped: between
-/// looking at a socket and removing it somebody else could have taken its place. It leaves no file behind. `None` where
-/// that cannot be had: a folder that may not be read, or one that somebody else has locked for some time.
+/// Keeps others of ours from listening in the folder of `path` and from removing what is there,
+/// until dropped: between looking at a socket and removing it somebody else could have taken its
+/// place. It leaves no file behind. `None` where that cannot be had: a folder that may not be read,
+/// or one that somebody else has locked for some time.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -187,7 +191,8 @@ fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// What a path is, as long as it is that: device and inode. A socket that is open keeps its inode from being another's.
+/// What a path is, as long as it is that: device and inode. A socket that is open keeps its inode
+/// from being another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     device: u64,

@@ -1,4 +1,5 @@
-//! The sender's books: what is in flight on each stream, what may follow, and what the peer says it has (W13 to W16).
+//! The sender's books: what is in flight on each stream, what may follow, and what the peer says it
+//! has (W13 to W16).
 
 use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Sequenced frames of one stream and direction that may be in flight (W13 and W11 leave room for both sides).
+/// Sequenced frames of one stream and direction that may be in flight (W13 and W11 leave room for
+/// both sides).
 pub const MAX_FRAMES_IN_FLIGHT: usize = 512;
 /// Never read less than this from QEMU at once, or headers cost more than they carry.
 const LEAST_CHUNK: u64 = 64 << 10;
@@ -34,8 +36,9 @@ impl Grants {
 }
 
 impl Default for Grants {
-    /// 544 KiB: one multifd packet of 128 pages with its header, or 128 page records, and room to end on a record.
-    /// Two buffers a stream: one being written to QEMU, one behind it. 120 shared: 64 MiB, what 25 Gbit/s needs.
+    /// 544 KiB: one multifd packet of 128 pages with its header, or 128 page records, and room to
+    /// end on a record. Two buffers a stream: one being written to QEMU, one behind it. 120 shared:
+    /// 64 MiB, what 25 Gbit/s needs.
     fn default() -> Self {
         Self { chunk_bytes: 557_056, stream_frames: 2, shared_frames: 120 }
     }
@@ -80,8 +83,8 @@ pub struct Credits {
     grants: Grants,
 }
 
-/// Leave to read up to `bytes` from QEMU and send them as one DATA frame; taken when QEMU's socket has bytes, so that
-/// an idle stream holds none. Give it to [`Credits::issue_data`] or
+/// Leave to read up to `bytes` from QEMU and send them as one DATA frame; taken when QEMU's socket
+/// has bytes, so that an idle stream holds none. Give it to [`Credits::issue_data`] or
 /// [`Credits::give_back`].
 #[derive(Debug)]
 #[must_use]
@@ -117,16 +120,19 @@ impl Credits {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledger> {
-        // A panic aborts the process in release builds; in tests the books of a poisoned lock are still whole.
+        // A panic aborts the process in release builds; in tests the books of a poisoned lock are
+        // still whole.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a DATA frame of `stream` may be read and sent; `None` once the session is closed.
+    /// Waits until a DATA frame of `stream` may be read and sent; `None` once the session is
+    /// closed.
     pub fn permit(&self, stream: u16) -> Option<Permit> {
         self.permit_by(stream, None).flatten()
     }
 
-    /// The same for a while: `Some(None)` once closed, `None` when nothing has changed by `deadline`.
+    /// The same for a while: `Some(None)` once closed, `None` when nothing has changed by
+    /// `deadline`.
     pub fn permit_by(&self, stream: u16, deadline: Option<Instant>) -> Option<Option<Permit>> {
         let mut first = true;
         self.returned.wait_until(deadline, || {
@@ -153,8 +159,8 @@ impl Credits {
         self.returned.notify_all();
     }
 
-    /// Books `plain_len` bytes with checksum `checksum` against the permit. The header still lacks payload length and
-    /// flags.
+    /// Books `plain_len` bytes with checksum `checksum` against the permit. The header still lacks
+    /// payload length and flags.
     pub fn issue_data(
         &self,
         permit: Permit,
@@ -172,7 +178,8 @@ impl Credits {
         header
     }
 
-    /// Books a sequenced frame without payload; waits while too many are in flight. `None` once closed.
+    /// Books a sequenced frame without payload; waits while too many are in flight. `None` once
+    /// closed.
     pub fn issue(&self, stream: u16, kind: FrameType, flags: u8) -> Option<Header> {
         self.returned.wait_until(None, || {
             if self.closed.load(Ordering::Acquire) {
@@ -238,7 +245,8 @@ impl Credits {
         Ok(())
     }
 
-    /// Waits until every frame sent on every stream is acknowledged (W22). False at the deadline or when closed.
+    /// Waits until every frame sent on every stream is acknowledged (W22). False at the deadline or
+    /// when closed.
     pub fn drained(&self, deadline: Instant) -> bool {
         let done = self.returned.wait_until(Some(deadline), || {
             let idle = self.lock().streams.iter().all(|out| out.acked_seq == out.next_seq);
@@ -253,8 +261,9 @@ impl Credits {
         (ledger.in_flight, ledger.pacing.rate())
     }
 
-    /// How long the bytes that were delivered last were on their way, from their reading here to the peer's word that
-    /// QEMU's socket there has them. Once all is drained: what the relays and the link added to the downtime, at most.
+    /// How long the bytes that were delivered last were on their way, from their reading here to
+    /// the peer's word that QEMU's socket there has them. Once all is drained: what the relays and
+    /// the link added to the downtime, at most.
     pub fn last_delay(&self) -> Duration {
         self.lock().last_delay
     }
@@ -282,14 +291,16 @@ impl Ledger {
         if out.data_frames >= grants.stream_frames && shared >= grants.shared_frames {
             return None;
         }
-        // The window is a wish for low downtime; the stream's own share of it keeps streams from blocking each other.
+        // The window is a wish for low downtime; the stream's own share of it keeps streams from
+        // blocking each other.
         let window = self.pacing.window();
         let in_flight_here = out.sent_bytes - out.acked_bytes;
         let of_all = window.saturating_sub(self.in_flight);
         let of_own = (window / active.max(1)).max(LEAST_CHUNK).saturating_sub(in_flight_here);
         let chunk = (window / active.max(4)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
         let room = of_all.max(of_own);
-        // Whole chunks only, unless nothing is in flight here: crumbs would cost ratio and never end.
+        // Whole chunks only, unless nothing is in flight here: crumbs would cost ratio and never
+        // end.
         if room < chunk && out.data_frames > 0 {
             return None;
         }

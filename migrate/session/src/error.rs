@@ -3,7 +3,8 @@
 use crate::frame::FrameType;
 use std::io;
 
-/// Why a session could not start or had to end. Unless said otherwise the peer (or the network) is at fault.
+/// Why a session could not start or had to end. Unless said otherwise the peer (or the network) is
+/// at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {

@@ -2,7 +2,8 @@
 
 use crate::error::SessionError;
 
-/// Streams a session can hold: 255 multifd channels, the main channel, the preempt channel, and a few to spare.
+/// Streams a session can hold: 255 multifd channels, the main channel, the preempt channel, and a
+/// few to spare.
 pub const MAX_STREAMS: usize = 264;
 /// Bytes of a frame header.
 pub const HEADER_BYTES: usize = 48;

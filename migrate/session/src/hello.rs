@@ -57,7 +57,8 @@ pub struct Hello {
     /// Bytes of delta cache that the client would use (W29).
     #[serde(default)]
     pub delta_cache: u64,
-    /// Not a link: the client's session is over without an answer, and this asks how far the server's has come (W28).
+    /// Not a link: the client's session is over without an answer, and this asks how far the
+    /// server's has come (W28).
     #[serde(default)]
     pub ask: bool,
 }
@@ -82,7 +83,8 @@ pub struct Welcome {
     pub shared_frames: u32,
     /// Codecs the server decodes.
     pub codecs: Vec<String>,
-    /// Bytes of delta cache at either end, at most what the client asked for; 0 where there are no deltas (W29).
+    /// Bytes of delta cache at either end, at most what the client asked for; 0 where there are no
+    /// deltas (W29).
     pub delta_cache: u64,
 }
 
@@ -217,7 +219,8 @@ pub(crate) struct Attempt {
 /// Connects one link, secures it unless `connector` is none, and exchanges hello and welcome.
 ///
 /// # Errors
-/// The peer cannot be reached, is no platen, is not whom it should be, or refuses; the message says which.
+/// The peer cannot be reached, is no platen, is not whom it should be, or refuses; the message says
+/// which.
 pub fn dial(
     peer: &str,
     connector: Option<&Connector>,

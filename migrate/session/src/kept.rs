@@ -1,7 +1,9 @@
-//! What has been written to a link and is not acknowledged yet (W25): it goes again when the link is lost.
+//! What has been written to a link and is not acknowledged yet (W25): it goes again when the link
+//! is lost.
 //!
-//! A sequenced frame has one owner at a time: a queue, the writer of a link, or this. It leaves for good when the peer
-//! has acknowledged it, and its buffer is free again. The credits bound what is in here.
+//! A sequenced frame has one owner at a time: a queue, the writer of a link, or this. It leaves for
+//! good when the peer has acknowledged it, and its buffer is free again. The credits bound what is
+//! in here.
 
 use crate::frame::{Header, MAX_STREAMS};
 use crate::session::Outgoing;
@@ -28,8 +30,9 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a frame that link `link` has written, unless `is_dead` says that it has been lost since: the frame comes
-    /// back then. What is acknowledged already is dropped, and what is not sequenced is not kept.
+    /// Keeps a frame that link `link` has written, unless `is_dead` says that it has been lost
+    /// since: the frame comes back then. What is acknowledged already is dropped, and what is not
+    /// sequenced is not kept.
     pub(crate) fn keep(
         &self,
         link: u64,
@@ -49,7 +52,8 @@ impl Kept {
         None
     }
 
-    /// Marks a link by `mark`, which says false when it was marked before, and gives what it had written.
+    /// Marks a link by `mark`, which says false when it was marked before, and gives what it had
+    /// written.
     pub(crate) fn take(&self, link: u64, mark: impl FnOnce() -> bool) -> Option<Vec<Outgoing>> {
         let mut streams = self.lock();
         if !mark() {
@@ -91,8 +95,8 @@ fn place(header: &Header) -> (usize, u64) {
     (usize::from(header.stream), header.seq)
 }
 
-/// Which frames of one stream and direction have come off the links (W11): each is taken once, whichever link brings it
-/// first in full.
+/// Which frames of one stream and direction have come off the links (W11): each is taken once,
+/// whichever link brings it first in full.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     /// Everything below has arrived.
@@ -114,7 +118,8 @@ impl Arrivals {
         }
     }
 
-    /// Takes note of `seq`, which is less than [`WINDOW`] beyond the base; false when it has arrived before.
+    /// Takes note of `seq`, which is less than [`WINDOW`] beyond the base; false when it has
+    /// arrived before.
     pub(crate) fn take(&mut self, seq: u64) -> bool {
         if !self.expects(seq) {
             return false;

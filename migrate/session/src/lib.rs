@@ -1,5 +1,5 @@
-//! The host-to-host protocol: links, streams, credits, acknowledgements. The document is `docs/wire.md`; clauses are
-//! quoted as `W1` ... `W28`.
+//! The host-to-host protocol: links, streams, credits, acknowledgements. The document is
+//! `docs/wire.md`; clauses are quoted as `W1` ... `W28`.
 //!
 //! ```text
 //!  reader of a QEMU socket                               sink (the other relay)
@@ -10,14 +10,16 @@
 //!                       Session::delivered ◄── writer of a QEMU socket
 //! ```
 //!
-//! A link is TCP, with TLS 1.3 of crate `tls` in it unless the user has said otherwise. This crate knows links, order numbers and buffers; it does not know QEMU, and it does not compress: a DATA frame
-//! carries a unit that somebody else made and somebody else decodes.
+//! A link is TCP, with TLS 1.3 of crate `tls` in it unless the user has said otherwise. This crate
+//! knows links, order numbers and buffers; it does not know QEMU, and it does not compress: a DATA
+//! frame carries a unit that somebody else made and somebody else decodes.
 //!
-//! **What fails.** A link that is lost is no failure: what it had written and nobody acknowledged goes over the others, or
-//! waits until a new link is there (`kept`, `resume`). Everything else ends the session ([`Session::fail`]), and so does
-//! a time without links that is too long: everybody who waits is woken, the peer is told why, and the relay decides what
-//! that means for QEMU. Bytes from the peer are hostile: every length is bounded
-//! before anything is allocated or read, and an honest sender's credit is exactly what the buffers hold.
+//! **What fails.** A link that is lost is no failure: what it had written and nobody acknowledged
+//! goes over the others, or waits until a new link is there (`kept`, `resume`). Everything else
+//! ends the session ([`Session::fail`]), and so does a time without links that is too long:
+//! everybody who waits is woken, the peer is told why, and the relay decides what that means for
+//! QEMU. Bytes from the peer are hostile: every length is bounded before anything is allocated or
+//! read, and an honest sender's credit is exactly what the buffers hold.
 //!
 //! **Limits.** See section 6 of the document.
 

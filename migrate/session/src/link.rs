@@ -1,9 +1,11 @@
-//! The two threads of a link: one writes what the outbox holds, one reads frames and gives them to the sink.
+//! The two threads of a link: one writes what the outbox holds, one reads frames and gives them to
+//! the sink.
 //!
-//! The first link carries everything as long as it takes it; what it would have to wait for spills over to the others.
-//! What is urgent goes by a link of its own, the lane, or on the first one ahead of the rest where there is no other.
-//! Frames dealt round instead make four connections that each send now and then, and congestion control takes each for
-//! a slow one: 37 s instead of 14 for 310 MB at 200 Mbit/s under BBR.
+//! The first link carries everything as long as it takes it; what it would have to wait for spills
+//! over to the others. What is urgent goes by a link of its own, the lane, or on the first one
+//! ahead of the rest where there is no other. Frames dealt round instead make four connections that
+//! each send now and then, and congestion control takes each for a slow one: 37 s instead of 14 for
+//! 310 MB at 200 Mbit/s under BBR.
 
 use crate::error::SessionError;
 use crate::frame::{AckEntry, FrameType, Header, HEADER_BYTES};
@@ -24,8 +26,8 @@ use std::time::{Duration, Instant};
 
 /// A link idle for this long shows life (W24).
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A link that brought nothing for this long is lost (W24): three heartbeats. With what it takes to notice that a dead peer
-/// is found within 4 s.
+/// A link that brought nothing for this long is lost (W24): three heartbeats. With what it takes to
+/// notice that a dead peer is found within 4 s.
 pub const SILENCE: Duration = Duration::from_secs(3);
 /// How often a thread that waits for its socket looks at the rest of the world.
 const LOOK: Duration = Duration::from_millis(500);
@@ -33,8 +35,9 @@ const LOOK: Duration = Duration::from_millis(500);
 const SCRATCH: usize = 16 << 10;
 /// How long the last words of a session may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Unsent bytes the kernel may hold per link; a link counts as writable below half of it. Room for a whole frame, so that
-/// writing one to a writable link does not wait. The credits, not this, bound what is in flight.
+/// Unsent bytes the kernel may hold per link; a link counts as writable below half of it. Room for
+/// a whole frame, so that writing one to a writable link does not wait. The credits, not this,
+/// bound what is in flight.
 const NOTSENT_LOWAT: u32 = 1 << 20;
 
 /// Sets a link's socket options and gives a second handle to shut it with.
@@ -195,8 +198,8 @@ fn prefer(socket: &TcpStream, preferred: bool) {
     let _ = options.set_priority(if preferred { PRIORITY } else { 0 });
 }
 
-/// Passes a frame with a payload on to the other links when the first one would have to wait; gives it back if they have
-/// as much as they can do.
+/// Passes a frame with a payload on to the other links when the first one would have to wait; gives
+/// it back if they have as much as they can do.
 fn spill(session: &Session, link: &LinkWriter, frame: Outgoing) -> Option<Outgoing> {
     let others = session.spare_links();
     if others == 0 || !matches!(frame, Outgoing::Unit { .. }) || session.spill().len() >= others {
@@ -309,7 +312,8 @@ fn read_frames(
                 FrameType::Data => Some(read_unit(session, link, &header)?),
                 _ => None,
             };
-            // Only now: a link that is lost in the middle of a frame must not keep another from bringing it.
+            // Only now: a link that is lost in the middle of a frame must not keep another from
+            // bringing it.
             if session.arrived(&header) {
                 moves = true;
                 session.sink().frame(Incoming { header, unit })?;
@@ -513,7 +517,8 @@ mod tests {
                 }
             })
         };
-        // Many times what it may take: a busy machine is late, but words that put it off do so for ever.
+        // Many times what it may take: a busy machine is late, but words that put it off do so for
+        // ever.
         theirs.set_read_timeout(Some(10 * SILENCE)).unwrap();
         let mut frame = [0; HEADER_BYTES];
         for _ in 0..2 {

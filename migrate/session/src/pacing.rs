@@ -1,21 +1,24 @@
 //! How many uncompressed bytes may be in flight (W16).
 //!
-//! Every byte the relays hold when the VM stops is downtime QEMU did not plan for. So the window follows the drain rate:
-//! enough to keep the pipe full (rate x least latency) and 15 ms of drain on top, which is what the codec threads and
-//! the link need to never run dry between two acknowledgements.
+//! Every byte the relays hold when the VM stops is downtime QEMU did not plan for. So the window
+//! follows the drain rate: enough to keep the pipe full (rate x least latency) and 15 ms of drain
+//! on top, which is what the codec threads and the link need to never run dry between two
+//! acknowledgements.
 
 use std::time::{Duration, Instant};
 
-/// Drain time the relays may hold beyond the pipe itself. With QEMU's own socket buffers the hidden part of the downtime
-/// stays under 20 ms.
+/// Drain time the relays may hold beyond the pipe itself. With QEMU's own socket buffers the hidden
+/// part of the downtime stays under 20 ms.
 const QUEUE: Duration = Duration::from_millis(15);
 /// Before anything is known: one batch in flight for each of 8 codec threads.
 const START: u64 = 4 << 20;
-/// Never less: two batches of 512 KiB, or ratio and pipelining suffer (0.3 s at 30 Mbit/s uncompressed).
+/// Never less: two batches of 512 KiB, or ratio and pipelining suffer (0.3 s at 30 Mbit/s
+/// uncompressed).
 const FLOOR: u64 = 1 << 20;
 /// One rate sample.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// The rate is the best of this many samples, so that a pause of the source does not read as a slow link.
+/// The rate is the best of this many samples, so that a pause of the source does not read as a slow
+/// link.
 const SAMPLES: usize = 16;
 
 /// Follows the drain rate of one session.
@@ -25,7 +28,8 @@ pub(crate) struct Pacing {
     at: usize,
     since: Instant,
     bytes: u64,
-    /// Somebody waited for the window during this sample: the sample shows the link, not the source.
+    /// Somebody waited for the window during this sample: the sample shows the link, not the
+    /// source.
     limited: bool,
     latency: Duration,
     cap: u64,

@@ -1,4 +1,5 @@
-//! Links come and go, the session stays: which links there are, how new ones are made, and when to give up (W25 to W28).
+//! Links come and go, the session stays: which links there are, how new ones are made, and when to
+//! give up (W25 to W28).
 
 use crate::error::SessionError;
 use crate::hello::{dial_as, Attempt, Hello, HELLO_TIMEOUT};
@@ -11,18 +12,19 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tls::Connector;
 
-/// Between two attempts: a twentieth of the time that has passed, in these bounds. Whoever comes back after 5 s is found
-/// within 250 ms.
+/// Between two attempts: a twentieth of the time that has passed, in these bounds. Whoever comes
+/// back after 5 s is found within 250 ms.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// How long an attempt may take to connect: as long again as has passed, in these bounds. The kernel repeats a lost SYN
-/// only after a second, so short attempts find a link that is back sooner; long ones come in time for slow links.
+/// How long an attempt may take to connect: as long again as has passed, in these bounds. The
+/// kernel repeats a lost SYN only after a second, so short attempts find a link that is back
+/// sooner; long ones come in time for slow links.
 const CONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// A link that is lost sooner than this did not stay: the next one is not made at once.
 const STAYED: Duration = Duration::from_secs(1);
 
-/// Once our FINISH is said links end because the peer leaves, and its FINISH may still be on its way over another: a new
-/// link is made only after this.
+/// Once our FINISH is said links end because the peer leaves, and its FINISH may still be on its
+/// way over another: a new link is made only after this.
 const PARTING: Duration = Duration::from_millis(300);
 
 /// What the two threads of a link and the session know of it.
@@ -52,12 +54,13 @@ impl LinkState {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) links: usize,
-    /// Nobody was told that this link, or all of them, had been lost before and were not really back.
+    /// Nobody was told that this link, or all of them, had been lost before and were not really
+    /// back.
     pub(crate) is_news: bool,
 }
 
-/// An outage: from the loss of the last link until something moves again. Links that come back and bring nothing do not
-/// end it.
+/// An outage: from the loss of the last link until something moves again. Links that come back and
+/// bring nothing do not end it.
 #[derive(Debug, Clone)]
 struct Lost {
     /// When the last link was given up.
@@ -125,7 +128,8 @@ pub(crate) struct Lifeline {
     heard: AtomicU64,
     /// The link that empties the outbox; 0 for none.
     first: AtomicU64,
-    /// The link that carries what is urgent and nothing else; 0 for none, [`UNWANTED`] as long as nothing is urgent.
+    /// The link that carries what is urgent and nothing else; 0 for none, [`UNWANTED`] as long as
+    /// nothing is urgent.
     lane: AtomicU64,
     /// Links in the table, for who needs no more than that.
     up: AtomicUsize,
@@ -208,8 +212,8 @@ impl Lifeline {
         (link, replaced)
     }
 
-    /// A link has brought something that shows that the session moves: how long nothing was heard, if this ends an
-    /// outage.
+    /// A link has brought something that shows that the session moves: how long nothing was heard,
+    /// if this ends an outage.
     pub(crate) fn moves(&self, link: &LinkState) -> Option<Duration> {
         let mut table = lock(&self.table);
         // What a link brought before it was lost is no sign of life of those that follow.
@@ -256,8 +260,8 @@ impl Lifeline {
         self.count(table)
     }
 
-    /// Counts the links of a table that has changed. Nothing else knows how many there are: a link may be taken out by
-    /// its own threads and replaced by another at once.
+    /// Counts the links of a table that has changed. Nothing else knows how many there are: a link
+    /// may be taken out by its own threads and replaced by another at once.
     fn count(&self, table: &Table) -> usize {
         let up = table.links().count();
         self.up.store(up, Ordering::Release);
@@ -372,7 +376,8 @@ impl Redial {
 }
 
 impl Session {
-    /// Starts the thread that ends the session when its last link stays away, and with `redial` makes lost links anew.
+    /// Starts the thread that ends the session when its last link stays away, and with `redial`
+    /// makes lost links anew.
     ///
     /// # Errors
     /// The thread cannot be had.
@@ -435,7 +440,8 @@ fn keep(session: &Arc<Session>, redial: Option<&Redial>) {
         };
         let passed = place.gone.map_or(Duration::ZERO, |gone| gone.elapsed());
         let parting = session.farewell().is_some().then_some(loss + PARTING);
-        // An attempt that failed, and one that made a link that did not stay, are not repeated at once.
+        // An attempt that failed, and one that made a link that did not stay, are not repeated at
+        // once.
         let again = last.filter(|(_, made)| !made || place.flaps);
         let pause = again.map(|(at, _)| at + (passed / 20).clamp(PAUSE.0, PAUSE.1));
         if let Some(until) = parting.max(pause).filter(|until| *until > Instant::now()) {

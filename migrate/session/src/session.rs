@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Frames that may wait for a link: every buffer there is, and the frames without payload of every stream.
+/// Frames that may wait for a link: every buffer there is, and the frames without payload of every
+/// stream.
 const OUTBOX_FRAMES: usize = 4096;
 /// How long a peer that has nothing more to say may take to close its links.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -70,8 +71,8 @@ pub struct Incoming {
     pub unit: Option<(UnitHeader, Slot)>,
 }
 
-/// Who takes what comes off the links. Called from the links' threads: it may wait for the codec threads, never for a
-/// stream (W17).
+/// Who takes what comes off the links. Called from the links' threads: it may wait for the codec
+/// threads, never for a stream (W17).
 pub trait Sink: Send + Sync + 'static {
     /// A sequenced frame arrived.
     ///
@@ -80,15 +81,15 @@ pub trait Sink: Send + Sync + 'static {
     fn frame(&self, frame: Incoming) -> Result<(), SessionError>;
     /// The peer's final report arrived.
     fn finish(&self, report: &[u8]);
-    /// Whether the peer is the one to say FINISH first (W24): it is at the server. Where it is not, a FINISH that comes
-    /// before ours was said ends the session.
+    /// Whether the peer is the one to say FINISH first (W24): it is at the server. Where it is not,
+    /// a FINISH that comes before ours was said ends the session.
     fn answers_finish(&self) -> bool {
         false
     }
     /// The session has ended before its time. Called once.
     fn closed(&self, error: &Arc<SessionError>);
-    /// Whether a STILL_OPEN of `stream` is true now, just before it goes out, for the first time or again (W20, W25).
-    /// After false it never goes.
+    /// Whether a STILL_OPEN of `stream` is true now, just before it goes out, for the first time or
+    /// again (W20, W25). After false it never goes.
     fn still_open(&self, stream: u16) -> bool {
         let _ = stream;
         true
@@ -113,7 +114,8 @@ struct Delivered {
     seq: AtomicU64,
     offset: AtomicU64,
     hash: AtomicU64,
-    /// Odd while `Session::delivered` writes; the three fields are one value (a sequence lock with one writer).
+    /// Odd while `Session::delivered` writes; the three fields are one value (a sequence lock with
+    /// one writer).
     version: AtomicU32,
     acked: AtomicU64,
     /// Sequenced frames taken off the links.
@@ -166,9 +168,10 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// A session that will have `links` links. `payload_slots`: buffers for compressed payloads; they are waited for, so
-    /// that any number from (links + codec threads x 5) up works on a receiver; a sender keeps what is in flight in them.
-    /// `resume`: how long it outlives its last link; none at all ends it with the first link that is lost.
+    /// A session that will have `links` links. `payload_slots`: buffers for compressed payloads;
+    /// they are waited for, so that any number from (links + codec threads x 5) up works on a
+    /// receiver; a sender keeps what is in flight in them. `resume`: how long it outlives its last
+    /// link; none at all ends it with the first link that is lost.
     ///
     /// # Errors
     /// The buffers cannot be mapped.
@@ -194,8 +197,9 @@ impl Session {
             urgent: Results::new(OUTBOX_FRAMES),
             urgent_streams: (0..MAX_STREAMS).map(|_| AtomicBool::new(false)).collect(),
             kept: Kept::new(),
-            // Both directions draw on it; twice the credit keeps each direction's promise. A lost link and the one in its
-            // place may both be reading a frame that the other has brought or will bring.
+            // Both directions draw on it; twice the credit keeps each direction's promise. A lost
+            // link and the one in its place may both be reading a frame that the other has brought
+            // or will bring.
             plain: arena(2 * (grants.buffers() + usize::from(MAX_LINKS)))?,
             payload: arena(payload_slots)?,
             delivered: (0..MAX_STREAMS).map(|_| Delivered::default()).collect(),
@@ -213,8 +217,8 @@ impl Session {
         }))
     }
 
-    /// Starts the two threads of link `number`, which has said its hello; a link of that number that is still there is
-    /// replaced (W26).
+    /// Starts the two threads of link `number`, which has said its hello; a link of that number
+    /// that is still there is replaced (W26).
     ///
     /// # Errors
     /// The socket or the threads cannot be had; or links come and go faster than their threads.
@@ -248,8 +252,8 @@ impl Session {
         Ok(())
     }
 
-    /// A link is of no more use. What it had written and nobody has acknowledged goes over the others, or waits for the
-    /// next (W25).
+    /// A link is of no more use. What it had written and nobody has acknowledged goes over the
+    /// others, or waits for the next (W25).
     pub(crate) fn lose(&self, link: &Arc<LinkState>, error: SessionError) {
         if self.has_failed() {
             // Its writer still has to say why.
@@ -262,8 +266,8 @@ impl Session {
         }
         let Left { links: others, is_news } = self.lifeline.down(link, &error);
         if self.farewell.get().is_some() || !is_news {
-            // All is over but for the peer's report, which may be on another link: nothing to worry anybody with. Nor is
-            // a link that was made again and again did not stay.
+            // All is over but for the peer's report, which may be on another link: nothing to worry
+            // anybody with. Nor is a link that was made again and again did not stay.
         } else if others == 0 {
             let seconds = self.lifeline.timeout().as_secs();
             self.sink.notice(&format!("{error}; waiting up to {seconds} s for it to come back"));
@@ -276,7 +280,8 @@ impl Session {
         if self.spare_links() == 0 {
             self.unspill();
         }
-        // What was acknowledged on it may be lost as well. And whoever waits for the other links' work takes its place.
+        // What was acknowledged on it may be lost as well. And whoever waits for the other links'
+        // work takes its place.
         self.acknowledge_again();
         let _ = self.spill.push(Outgoing::Acks);
         if self.lifeline.has_lane() {
@@ -286,8 +291,8 @@ impl Session {
         self.wake_for_urgent();
     }
 
-    /// A link has brought what only a session that goes on brings; a link that is made and lost again is no more than a
-    /// part of an outage.
+    /// A link has brought what only a session that goes on brings; a link that is made and lost
+    /// again is no more than a part of an outage.
     pub(crate) fn moves(&self, link: &LinkState) {
         if let Some(silent) = self.lifeline.moves(link) {
             let seconds = silent.as_secs_f64();
@@ -295,8 +300,8 @@ impl Session {
         }
     }
 
-    /// The DATA of `stream` is urgent: one link, other than the first, is to carry it and nothing else. With a single link
-    /// it goes ahead of everything else on it.
+    /// The DATA of `stream` is urgent: one link, other than the first, is to carry it and nothing
+    /// else. With a single link it goes ahead of everything else on it.
     pub fn open_lane(&self, stream: u16) {
         self.urgent_streams[usize::from(stream)].store(true, Ordering::Release);
         if self.lifeline.want_lane() {
@@ -333,7 +338,8 @@ impl Session {
         &self.urgent
     }
 
-    /// A link has given up being the lane: what it left behind is not to wait for the next urgent frame.
+    /// A link has given up being the lane: what it left behind is not to wait for the next urgent
+    /// frame.
     pub(crate) fn wake_for_urgent(&self) {
         if !self.urgent.is_empty() {
             self.send(Outgoing::Acks);
@@ -382,8 +388,8 @@ impl Session {
         &self.kept
     }
 
-    /// Whether bytes wait for a link now (what is narrow is the way to the peer), and what the peer's kernel has
-    /// acknowledged on the links that are up, bytes. A system call for each.
+    /// Whether bytes wait for a link now (what is narrow is the way to the peer), and what the
+    /// peer's kernel has acknowledged on the links that are up, bytes. A system call for each.
     pub fn link_progress(&self) -> (bool, u64) {
         let (mut waits, mut acked) = (false, 0);
         self.lifeline.each(|link| {
@@ -450,7 +456,8 @@ impl Session {
     /// Everything below `seq` of `stream` was written to QEMU here. One writer per stream.
     pub fn delivered(&self, stream: u16, seq: u64, offset: u64, hash: u64) {
         let state = &self.delivered[usize::from(stream)];
-        // A sequence lock: Release on the way in would let the stores move up, so a full fence follows the odd version.
+        // A sequence lock: Release on the way in would let the stores move up, so a full fence
+        // follows the odd version.
         let version = state.version.load(Ordering::Relaxed);
         state.version.store(version.wrapping_add(1), Ordering::Relaxed);
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -475,7 +482,8 @@ impl Session {
         Ok(lock(&state.arrivals).expects(header.seq))
     }
 
-    /// Takes note of a frame that is here in full; false when another link has brought it meanwhile.
+    /// Takes note of a frame that is here in full; false when another link has brought it
+    /// meanwhile.
     pub(crate) fn arrived(&self, header: &Header) -> bool {
         lock(&self.delivered[usize::from(header.stream)].arrivals).take(header.seq)
     }
@@ -506,8 +514,9 @@ impl Session {
         }
     }
 
-    /// Asks leave to write bytes that may hold the end-of-stream tag to QEMU (W20). False once the session has failed
-    /// or an ABORT may have told the peer that none was written: the source VM may be running again.
+    /// Asks leave to write bytes that may hold the end-of-stream tag to QEMU (W20). False once the
+    /// session has failed or an ABORT may have told the peer that none was written: the source VM
+    /// may be running again.
     #[must_use]
     pub fn commit(&self) -> bool {
         if self.has_failed() {
@@ -529,7 +538,8 @@ impl Session {
         self.committed.store(NEVER, Ordering::Release);
     }
 
-    /// Ends the session before its time: wakes everybody, tells the peer if it can be told. The first reason counts.
+    /// Ends the session before its time: wakes everybody, tells the peer if it can be told. The
+    /// first reason counts.
     pub fn fail(&self, error: SessionError) {
         let error = Arc::new(error);
         if self.failure.set(error.clone()).is_err() {
@@ -608,23 +618,23 @@ impl Session {
         self.parting.load(Ordering::Acquire)
     }
 
-    /// Ends the session if it has not ended, and says for good whether bytes of W20 may have been written to QEMU: after
-    /// false none will be (W28).
+    /// Ends the session if it has not ended, and says for good whether bytes of W20 may have been
+    /// written to QEMU: after false none will be (W28).
     pub fn settle(&self, reason: &str) -> bool {
         self.fail(SessionError::Local { reason: reason.into() });
         self.has_committed_for_good()
     }
 
-    /// True once and for all when bytes of W20 may have been written; else none will be: a session that is not to end
-    /// fails when it gets there.
+    /// True once and for all when bytes of W20 may have been written; else none will be: a session
+    /// that is not to end fails when it gets there.
     pub fn has_committed_for_good(&self) -> bool {
         let order = (Ordering::AcqRel, Ordering::Acquire);
         let before = self.committed.compare_exchange(UNDECIDED, NEVER, order.0, order.1);
         before == Err(COMMITTED)
     }
 
-    /// Ends the links (what is queued still goes out when the session ended well) and waits for their threads. A peer that
-    /// never closes its half is cut off.
+    /// Ends the links (what is queued still goes out when the session ended well) and waits for
+    /// their threads. A peer that never closes its half is cut off.
     pub fn join(&self) {
         self.parting.store(true, Ordering::Release);
         self.lifeline.wake();

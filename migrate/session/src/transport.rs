@@ -84,8 +84,8 @@ pub(crate) struct LinkReader {
 }
 
 impl LinkReader {
-    /// Like a socket's; 0 once the other end has closed in order. `Interrupted` says that something came, but not enough
-    /// to be read yet.
+    /// Like a socket's; 0 once the other end has closed in order. `Interrupted` says that something
+    /// came, but not enough to be read yet.
     pub(crate) fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match &mut self.secured {
             None => {
@@ -121,8 +121,8 @@ impl AsFd for LinkWriter {
 }
 
 impl LinkWriter {
-    /// Sends all of up to three `parts`; gives the number of bytes on the wire. `go_on` says whether an error of the
-    /// socket (a timeout) is no reason to stop.
+    /// Sends all of up to three `parts`; gives the number of bytes on the wire. `go_on` says
+    /// whether an error of the socket (a timeout) is no reason to stop.
     pub(crate) fn write_all(
         &mut self,
         parts: [&[u8]; 3],

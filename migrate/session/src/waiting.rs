@@ -1,8 +1,8 @@
 //! What a link has delivered and whether bytes wait for it, by what the kernel says of its socket.
 //!
-//! Two things can hold bytes up. Where the peer's window or congestion control does not let them go, they are *not sent*.
-//! Where the narrow place is in the network, they are sent and stand in a queue there, for which the round trip is
-//! longer than the shortest one seen.
+//! Two things can hold bytes up. Where the peer's window or congestion control does not let them
+//! go, they are *not sent*. Where the narrow place is in the network, they are sent and stand in a
+//! queue there, for which the round trip is longer than the shortest one seen.
 
 #![expect(unsafe_code, reason = "nothing safe wraps TCP_INFO")]
 
@@ -11,8 +11,8 @@ use std::os::fd::AsRawFd;
 
 /// Bytes that a writer has only just put there say nothing; a frame of half a chunk does.
 const NOT_SENT: u32 = 64 << 10;
-/// A round trip longer than the shortest by this, us, is a queue: the session keeps 15 ms of bytes on their way beyond
-/// what the pipe holds, and they stand where it is narrow.
+/// A round trip longer than the shortest by this, us, is a queue: the session keeps 15 ms of bytes
+/// on their way beyond what the pipe holds, and they stand where it is narrow.
 const QUEUE_US: u32 = 4000;
 
 /// What the kernel says of a link.
@@ -20,7 +20,8 @@ const QUEUE_US: u32 = 4000;
 pub(crate) struct Progress {
     /// Whether bytes wait for it now.
     pub(crate) waits: bool,
-    /// Bytes that the peer's kernel has acknowledged. Unlike what was written, none of them stand in a queue.
+    /// Bytes that the peer's kernel has acknowledged. Unlike what was written, none of them stand
+    /// in a queue.
     pub(crate) acked: u64,
 }
 
@@ -30,8 +31,9 @@ pub(crate) fn progress(socket: &TcpStream) -> Progress {
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let size = std::mem::size_of_val(&info);
     let Ok(mut len) = libc::socklen_t::try_from(size) else { return Progress::default() };
-    // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel writes at most `len` bytes to `info`,
-    // which has as many, and how many it wrote to `len`. An older kernel writes fewer, and zeros stay in what it lacks.
+    // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel writes at most
+    // `len` bytes to `info`, which has as many, and how many it wrote to `len`. An older kernel
+    // writes fewer, and zeros stay in what it lacks.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

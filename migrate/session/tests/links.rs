@@ -1,4 +1,5 @@
-//! Two sessions over loopback TCP without relays: links that are lost, silent, or bring what is no longer true.
+//! Two sessions over loopback TCP without relays: links that are lost, silent, or bring what is no
+//! longer true.
 
 use pages::Slot;
 use session::{
@@ -242,8 +243,8 @@ fn frames_wait_for_the_first_link() {
     assert_eq!(other.frame(), (3, 0));
 }
 
-/// A server that welcomes every link, serves link 0 by `end` if there is one, and closes all others at once. Gives its
-/// address and how many it has closed.
+/// A server that welcomes every link, serves link 0 by `end` if there is one, and closes all others
+/// at once. Gives its address and how many it has closed.
 fn flapping(end: Option<Arc<Session>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -2,11 +2,13 @@
 
 /// Blocks that are told apart. A VM has some ten, and one for each memory device.
 const MOST: usize = 1024;
-/// Changes of the block that are noted in a feed; a page more or less in the wrong place does no harm.
+/// Changes of the block that are noted in a feed; a page more or less in the wrong place does no
+/// harm.
 const MOST_SEEN: usize = 256;
 
-/// Pages of two blocks have the same addresses, as those count from their block's beginning. With the place of its block
-/// added each page has one of its own. A hint, as all of the tokeniser's: what two blocks of one hash share is a place.
+/// Pages of two blocks have the same addresses, as those count from their block's beginning. With
+/// the place of its block added each page has one of its own. A hint, as all of the tokeniser's:
+/// what two blocks of one hash share is a place.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     /// Hash of the name, and place.

@@ -24,10 +24,11 @@ pub struct Facts {
     pub postcopy: bool,
     /// Main: POSTCOPY_LISTEN, POSTCOPY_RUN or PACKAGED was seen: it has turned.
     pub postcopy_running: bool,
-    /// Main: offset behind the PACKAGED state that starts the destination's VM in postcopy; 0 while there is none.
+    /// Main: offset behind the PACKAGED state that starts the destination's VM in postcopy; 0 while
+    /// there is none.
     pub switch_end: u64,
-    /// Main: a section begins behind PACKAGED, or the connection takes up a paused postcopy. The source QEMU is in
-    /// postcopy for good and starts its own VM no more, whatever happens.
+    /// Main: a section begins behind PACKAGED, or the connection takes up a paused postcopy. The
+    /// source QEMU is in postcopy for good and starts its own VM no more, whatever happens.
     pub switched: bool,
     /// Main: ENABLE_COLO (command 8) was seen.
     pub colo: bool,
@@ -50,9 +51,10 @@ pub struct Facts {
     ///
     /// When `opaque` is set on any multifd channel this number is no longer to be waited for.
     pub syncs: u64,
-    /// Main: the end of RAM, an end-of-stream tag, a PACKAGED state, or opaque bytes were reached: what starts the
-    /// destination's VM (the 0x00 end-of-stream tag, or the last byte of PACKAGED) may be at `tail_at` or behind it.
-    /// Taken back by `switched` alone: the destination's VM is then the only one that can run.
+    /// Main: the end of RAM, an end-of-stream tag, a PACKAGED state, or opaque bytes were reached:
+    /// what starts the destination's VM (the 0x00 end-of-stream tag, or the last byte of PACKAGED)
+    /// may be at `tail_at` or behind it. Taken back by `switched` alone: the destination's VM is
+    /// then the only one that can run.
     pub tail: bool,
     /// Offset in the stream at which `tail` became true: nothing that starts a VM stands before it.
     /// A token begins there. Meaningless while `tail` is false.

@@ -446,7 +446,8 @@ impl Main {
                     facts.switched = true;
                     facts.tail = false;
                 }
-                // Only RAM is iterated in postcopy but for block bitmaps, which do not survive a pause.
+                // Only RAM is iterated in postcopy but for block bitmaps, which do not survive a
+                // pause.
                 if self.form == Form::Recovery && self.ram.is_none() {
                     self.ram = Some(id);
                 }

@@ -14,8 +14,8 @@ pub enum Kind {
     Multifd,
     /// The main channel of a migration that was paused in postcopy and goes on: no file header.
     Recovery,
-    /// The postcopy preempt channel: records of RAM without any frame. Its first bytes do not tell it: it has no
-    /// magic, and may never have any byte.
+    /// The postcopy preempt channel: records of RAM without any frame. Its first bytes do not tell
+    /// it: it has no magic, and may never have any byte.
     Preempt,
     /// Anything else, all of it raw: return path, TLS.
     Other,
@@ -27,8 +27,8 @@ const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
 const RECOVERY_BEGIN: [u8; 4] = [0x08, 0x00, 0x0a, 0x00];
 
 impl Kind {
-    /// Whether this is the connection that the migration stands and falls with: it has the return path, and what starts
-    /// the destination's VM. What is not known is taken for it.
+    /// Whether this is the connection that the migration stands and falls with: it has the return
+    /// path, and what starts the destination's VM. What is not known is taken for it.
     pub fn is_main(self) -> bool {
         matches!(self, Kind::Main | Kind::Recovery | Kind::Other)
     }
@@ -103,9 +103,9 @@ impl Tokeniser {
         self.facts.fed += bytes.len() as u64;
     }
 
-    /// Multifd: where the SYNC packets completed in the last feed end, counted from its first byte. A destination's
-    /// channel stops there until its main channel has reached the barrier, so a relay counts a SYNC as handed over
-    /// before it writes what follows.
+    /// Multifd: where the SYNC packets completed in the last feed end, counted from its first byte.
+    /// A destination's channel stops there until its main channel has reached the barrier, so a
+    /// relay counts a SYNC as handed over before it writes what follows.
     pub fn sync_ends(&self) -> &[usize] {
         match &self.parser {
             Parser::Multifd(channel) => channel.sync_ends(),
@@ -113,8 +113,9 @@ impl Tokeniser {
         }
     }
 
-    /// Main: from which byte of the last feed on records are of which RAM block, as the sum of the lengths of the blocks
-    /// before it in the block table. A hint: with it added, addresses of pages are the VM's and not their block's.
+    /// Main: from which byte of the last feed on records are of which RAM block, as the sum of the
+    /// lengths of the blocks before it in the block table. A hint: with it added, addresses of
+    /// pages are the VM's and not their block's.
     pub fn blocks(&self) -> &[(usize, u64)] {
         match &self.parser {
             Parser::Main(main) => main.blocks(),

@@ -1,4 +1,5 @@
-//! The packed format itself, byte by byte as `PACKED.md` states it, and everything a reader refuses.
+//! The packed format itself, byte by byte as `PACKED.md` states it, and everything a reader
+//! refuses.
 
 use stream::{pack, unpack, Kind, Token, Tokeniser, UnpackError};
 

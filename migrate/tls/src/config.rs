@@ -19,8 +19,9 @@ use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// aws-lc by name: no default of the process decides. AES-128 first, a quarter less work than AES-256 and beyond reach
-/// all the same; the key exchange resists a quantum computer that reads today's recording, as memory holds keys.
+/// aws-lc by name: no default of the process decides. AES-128 first, a quarter less work than
+/// AES-256 and beyond reach all the same; the key exchange resists a quantum computer that reads
+/// today's recording, as memory holds keys.
 pub(crate) fn provider() -> CryptoProvider {
     let mut provider = suites::default_provider();
     provider.cipher_suites = vec![
@@ -119,7 +120,8 @@ impl Connector {
         Ok(Self { config: Arc::new(config), name })
     }
 
-    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for messages.
+    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for
+    /// messages.
     ///
     /// # Errors
     /// The peer speaks no TLS, is not whom it should be, or the connection ends.
@@ -147,7 +149,8 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Takes clients with a certificate of the CA: any, or when `allowed` is not empty one for a name in it.
+    /// Takes clients with a certificate of the CA: any, or when `allowed` is not empty one for a
+    /// name in it.
     ///
     /// # Errors
     /// A name can be in no certificate.
@@ -162,10 +165,12 @@ impl Acceptor {
         Ok(Self { provider, resolver, chain, allowed: allowed?.into() })
     }
 
-    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for messages.
+    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for
+    /// messages.
     ///
     /// # Errors
-    /// The peer speaks no TLS 1.3, shows no certificate or none that is allowed, or the connection ends.
+    /// The peer speaks no TLS 1.3, shows no certificate or none that is allowed, or the connection
+    /// ends.
     pub fn accept(
         &self,
         socket: &TcpStream,

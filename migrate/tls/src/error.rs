@@ -89,7 +89,8 @@ impl TlsError {
         io::Error::new(kind, self)
     }
 
-    /// The TLS error behind an error of [`Reader`](crate::Reader) or [`Writer`](crate::Writer), if that is what it is.
+    /// The TLS error behind an error of [`Reader`](crate::Reader) or [`Writer`](crate::Writer), if
+    /// that is what it is.
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }

@@ -29,12 +29,12 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads PEM files: `ca` holds the certificates to believe, `cert` this end's own and any between it and the CA,
-    /// `key` its key (PKCS#8, SEC1 or PKCS#1).
+    /// Reads PEM files: `ca` holds the certificates to believe, `cert` this end's own and any
+    /// between it and the CA, `key` its key (PKCS#8, SEC1 or PKCS#1).
     ///
     /// # Errors
-    /// A file is missing, cannot be read, does not hold what it should, or the key can be read by everybody or does not
-    /// belong to the certificate.
+    /// A file is missing, cannot be read, does not hold what it should, or the key can be read by
+    /// everybody or does not belong to the certificate.
     pub fn load(ca: &Path, cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let authorities = read(ca, "CA certificate", "--tls-ca")?;
         let chain = read(cert, "certificate of this host", "--tls-cert")?;
@@ -68,7 +68,8 @@ impl Credentials {
         Ok(Self { roots: Arc::new(roots), key: Arc::new(key), cert_path: cert.into() })
     }
 
-    /// Refuses a certificate of this end that is out of date, which every peer would refuse one by one.
+    /// Refuses a certificate of this end that is out of date, which every peer would refuse one by
+    /// one.
     ///
     /// # Errors
     /// It has expired, or is not valid yet.

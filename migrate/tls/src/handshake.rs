@@ -21,8 +21,8 @@ const FAREWELL: Duration = Duration::from_millis(500);
 pub(crate) trait Handshake: Sized {
     type Keys: KeySource + 'static;
 
-    /// Takes as much of `incoming` as can be used; gives how much that was and what is to be done now. Bytes for the
-    /// peer are appended to `outgoing`.
+    /// Takes as much of `incoming` as can be used; gives how much that was and what is to be done
+    /// now. Bytes for the peer are appended to `outgoing`.
     fn step(&mut self, incoming: &mut [u8], outgoing: &mut Vec<u8>) -> (usize, Step);
     fn common(&self) -> &CommonState;
     fn take_keys(self) -> Result<(ExtractedSecrets, Self::Keys), Error>;
@@ -61,7 +61,8 @@ fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) ->
         }
         Ok(ConnectionState::BlockedHandshake) => Step::Receive,
         Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
-        // Data cannot come: nothing is read beyond the record that ends the handshake, and early data is off.
+        // Data cannot come: nothing is read beyond the record that ends the handshake, and early
+        // data is off.
         Ok(_) => Step::Closed,
     };
     (status.discard, step)
@@ -169,10 +170,11 @@ pub(crate) fn run<C: Handshake>(
         .map_err(|error| refused(error.to_string()))
 }
 
-/// Tells the peer why, and lets it hear: a socket closed with unread bytes in it is reset, and an alert on its way lost.
+/// Tells the peer why, and lets it hear: a socket closed with unread bytes in it is reset, and an
+/// alert on its way lost.
 fn say_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing: Vec<u8>) {
-    // Only while an alert waits to be encoded: rustls must not be made to look at what it has refused again, for which
-    // it would want the bytes it has asked to discard.
+    // Only while an alert waits to be encoded: rustls must not be made to look at what it has
+    // refused again, for which it would want the bytes it has asked to discard.
     while connection.common().wants_write() {
         let (_, Step::Again) = connection.step(&mut [], &mut outgoing) else { break };
     }
@@ -240,7 +242,8 @@ impl From<io::Error> for Received {
     }
 }
 
-/// Appends one record to `incoming`. No more than that, so that what follows the handshake stays in the socket.
+/// Appends one record to `incoming`. No more than that, so that what follows the handshake stays in
+/// the socket.
 fn receive(socket: &TcpStream, incoming: &mut Vec<u8>, deadline: Instant) -> Result<(), Received> {
     let mut head = [0; RECORD_HEADER];
     fill(socket, &mut head, deadline)?;
@@ -367,7 +370,8 @@ mod tests {
             usize::try_from(state >> 33).unwrap() % below
         };
         for round in 0..150 {
-            // One record of the handshake, which has five or six: changed, cut, twice, or followed by noise.
+            // One record of the handshake, which has five or six: changed, cut, twice, or followed
+            // by noise.
             let (which, how, seed) = (next(6), next(5), next(1 << 20));
             let mut seen = 0;
             let harm = move |mut record: Vec<u8>| {
@@ -394,7 +398,8 @@ mod tests {
                 true => through(&connector, &acceptor, harm, same, 250),
                 false => through(&connector, &acceptor, same, harm, 250),
             };
-            // A change of the outer version, or behind the handshake, may go unnoticed; disagreement about keys not.
+            // A change of the outer version, or behind the handshake, may go unnoticed;
+            // disagreement about keys not.
             if let (Ok(client), Ok(server)) = (client, server) {
                 assert_eq!(client.peer.names, ["b.example"], "round {round}");
                 assert_eq!(server.peer.names, ["a.example"], "round {round}");

@@ -39,7 +39,8 @@ impl Authority {
         Self { dir: dir.into() }
     }
 
-    /// Makes the CA. With `force` one that is there is replaced, and all its certificates are worth nothing.
+    /// Makes the CA. With `force` one that is there is replaced, and all its certificates are worth
+    /// nothing.
     ///
     /// # Errors
     /// One is there already, or the files cannot be written.
@@ -55,12 +56,12 @@ impl Authority {
         write(&cert, signed.pem().as_bytes(), 0o644)
     }
 
-    /// Signs a certificate for a host that is called by any of `names`; the first names its folder. It is good for
-    /// `days` from now, and as client and server.
+    /// Signs a certificate for a host that is called by any of `names`; the first names its folder.
+    /// It is good for `days` from now, and as client and server.
     ///
     /// # Errors
-    /// There is no CA, a name can be in no certificate, the host has one already (without `force`), or the files cannot
-    /// be written.
+    /// There is no CA, a name can be in no certificate, the host has one already (without `force`),
+    /// or the files cannot be written.
     pub fn issue(&self, names: &[String], days: u32, force: bool) -> Result<Issued, TlsError> {
         self.issue_between(names, -1, i64::from(days), force)
     }
@@ -111,7 +112,8 @@ impl Authority {
         Ok(Issued { dir, until: format!("{year}-{month:02}-{day:02}") })
     }
 
-    /// A certificate that does not follow from `ca.pem` would only be found out by a peer: the key may be another CA's.
+    /// A certificate that does not follow from `ca.pem` would only be found out by a peer: the key
+    /// may be another CA's.
     fn check(&self, dir: &Path, cert: &Path, key: &Path, ca_key: &Path) -> Result<(), TlsError> {
         let credentials = Credentials::load(&dir.join(CA_FILE), cert, key)?;
         match crate::config::check(&credentials) {
@@ -129,7 +131,8 @@ impl Authority {
         }
     }
 
-    /// The CA's certificate but for its dates: all else follows from the key, so it need not be parsed to sign with it.
+    /// The CA's certificate but for its dates: all else follows from the key, so it need not be
+    /// parsed to sign with it.
     fn params(&self, key: &KeyPair) -> Result<CertificateParams, TlsError> {
         let mut params =
             CertificateParams::new(Vec::new()).map_err(|error| made(&self.dir, &error))?;
@@ -301,7 +304,8 @@ mod tests {
         assert!(said(&ca, &cert, &key).contains("chmod 600"));
     }
 
-    /// What client and server say when one of them shows a certificate good for days `from` to `to`.
+    /// What client and server say when one of them shows a certificate good for days `from` to
+    /// `to`.
     fn out_of_date(from: i64, to: i64, server_is: bool) -> (String, String) {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::at(folder.path());

@@ -1,8 +1,9 @@
-//! TLS 1.3 records (RFC 8446, section 5) of one direction each: what the two threads of a link hold.
+//! TLS 1.3 records (RFC 8446, section 5) of one direction each: what the two threads of a link
+//! hold.
 //!
-//! A record is a header of 5 bytes (23, 3, 3, length) and an AEAD ciphertext of plain bytes, their real type and a tag of
-//! 16 bytes; the header is the additional data, the nonce is the direction's IV with the record's number in it. Keys,
-//! IVs and their successors come from rustls.
+//! A record is a header of 5 bytes (23, 3, 3, length) and an AEAD ciphertext of plain bytes, their
+//! real type and a tag of 16 bytes; the header is the additional data, the nonce is the direction's
+//! IV with the record's number in it. Keys, IVs and their successors come from rustls.
 
 use crate::config::Peer;
 use crate::error::{alert_words, TlsError};
@@ -19,7 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const RECORD_HEADER: usize = 5;
 /// The most plain bytes of a record.
 const MAX_PLAIN: usize = 1 << 14;
-/// The most bytes behind a header: plain bytes, type and padding, tag, and what the standard leaves in reserve.
+/// The most bytes behind a header: plain bytes, type and padding, tag, and what the standard leaves
+/// in reserve.
 pub(crate) const MAX_RECORD_BODY: usize = MAX_PLAIN + 256;
 const TAG: usize = 16;
 /// What a record takes on the wire beyond its plain bytes.
@@ -75,7 +77,8 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// `limit`: records after which keys are worn out; `received`: records that came behind the handshake.
+    /// `limit`: records after which keys are worn out; `received`: records that came behind the
+    /// handshake.
     pub(crate) fn new(
         secrets: ExtractedSecrets,
         keys: Box<dyn KeySource>,
@@ -121,7 +124,8 @@ fn broken(reason: &str) -> TlsError {
 struct Half {
     key: LessSafeKey,
     iv: [u8; 12],
-    /// Records so far under this key. It is never used twice: `Writer` renews the key long before it could come round.
+    /// Records so far under this key. It is never used twice: `Writer` renews the key long before
+    /// it could come round.
     number: u64,
 }
 
@@ -190,8 +194,9 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// Sends all of `parts`, one after the other, and gives the number of bytes on the wire. When the socket fails
-    /// `go_on` says whether to try again (a timeout) or not; then the connection is of no more use.
+    /// Sends all of `parts`, one after the other, and gives the number of bytes on the wire. When
+    /// the socket fails `go_on` says whether to try again (a timeout) or not; then the connection
+    /// is of no more use.
     ///
     /// # Errors
     /// The socket's, when `go_on` does not want to; or [`TlsError`] as one.
@@ -236,7 +241,8 @@ impl Writer {
         self.half.number
     }
 
-    /// Says that nothing more comes (close_notify). Best effort: one try, bounded by the socket's timeout.
+    /// Says that nothing more comes (close_notify). Best effort: one try, bounded by the socket's
+    /// timeout.
     pub fn close(&mut self, socket: &TcpStream) {
         const CLOSE_NOTIFY: [u8; 2] = [1, 0];
         let sealed = self.seal(socket, ALERT, Some(&CLOSE_NOTIFY), &mut |_| false);
@@ -346,13 +352,15 @@ enum Opened {
 }
 
 impl Reader {
-    /// Reads plain bytes into `out`, as many as one record has for it; 0 once the peer has said that nothing more comes.
-    /// An error of the socket (a timeout) loses nothing: call again. `Interrupted` says that bytes came, but not yet a
-    /// whole record, so that the caller can look at its deadline.
+    /// Reads plain bytes into `out`, as many as one record has for it; 0 once the peer has said
+    /// that nothing more comes. An error of the socket (a timeout) loses nothing: call again.
+    /// `Interrupted` says that bytes came, but not yet a whole record, so that the caller can look
+    /// at its deadline.
     ///
     /// # Errors
-    /// The socket's; `UnexpectedEof` when it ends without the peer having said so; [`TlsError`] as an error for a record
-    /// that does not authenticate, an alert, or anything else that is not data.
+    /// The socket's; `UnexpectedEof` when it ends without the peer having said so; [`TlsError`] as
+    /// an error for a record that does not authenticate, an alert, or anything else that is not
+    /// data.
     pub fn read(&mut self, mut socket: &TcpStream, out: &mut [u8]) -> io::Result<usize> {
         while !out.is_empty() && !self.closed {
             if !self.plain.is_empty() {

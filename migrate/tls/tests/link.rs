@@ -1,5 +1,6 @@
-//! Links over real sockets: what is refused and in which words on both sides, what goes through, what damage does. The
-//! record layer is held against rustls's own connections, so that both ends cannot be wrong in the same way.
+//! Links over real sockets: what is refused and in which words on both sides, what goes through,
+//! what damage does. The record layer is held against rustls's own connections, so that both ends
+//! cannot be wrong in the same way.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -63,7 +64,8 @@ fn refusal(connector: Connector, acceptor: Acceptor) -> (String, String) {
         thread::spawn(move || acceptor.accept(&server, "client", soon()).unwrap_err().to_string());
     let client_says = match connector.connect(&client, "server", soon()) {
         Err(error) => error.to_string(),
-        // In TLS 1.3 a client is through before its certificate has been looked at; the alert comes with the first read.
+        // In TLS 1.3 a client is through before its certificate has been looked at; the alert comes
+        // with the first read.
         Ok(mut channel) => {
             client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             read(&mut channel.reader, &client, &mut [0; 9]).unwrap_err().to_string()
@@ -338,7 +340,8 @@ fn old_client_hello() -> Vec<u8> {
     [&[22, 3, 1, length[0], length[1]][..], &message].concat()
 }
 
-/// What the server says of a peer that sends `bytes` and closes, or waits when `stay`; and what the peer gets.
+/// What the server says of a peer that sends `bytes` and closes, or waits when `stay`; and what the
+/// peer gets.
 fn stranger(bytes: &[u8], stay: bool) -> (String, Vec<u8>) {
     let hosts = Hosts::new();
     let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
@@ -378,7 +381,8 @@ fn peers_that_speak_something_else_are_named() {
     assert!(said.contains("no TLS with client"), "{said}");
 }
 
-/// The client writes `sent` through something that changes the ciphertext; what the server makes of it.
+/// The client writes `sent` through something that changes the ciphertext; what the server makes of
+/// it.
 fn damaged(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (Vec<u8>, io::Error) {
     let hosts = Hosts::new();
     let (connector, acceptor) = both(&hosts);

@@ -1,10 +1,11 @@
-//! The numbers of packed chunks and delta tables: LEB128, seven bits a byte, low ones first, the top bit set on all
-//! but the last; signed ones as zigzag (0, -1, 1, -2, ... are 0, 1, 2, 3, ...).
+//! The numbers of packed chunks and delta tables: LEB128, seven bits a byte, low ones first, the
+//! top bit set on all but the last; signed ones as zigzag (0, -1, 1, -2, ... are 0, 1, 2, 3, ...).
 //!
 //! No state and no buffers: a number goes to the start of a slice, or comes from there.
 //!
 //! # What fails
-//! No room; bytes that break off, or make more than 64 bits. Longer forms of a number than need be are read.
+//! No room; bytes that break off, or make more than 64 bits. Longer forms of a number than need be
+//! are read.
 
 /// The longest a number of 64 bits gets.
 pub const LONGEST: usize = 10;

@@ -1,9 +1,10 @@
-//! Intel's own programs as judges: the unmodified `libqatzip.so.3`, `qzip` and `qatzip-test` of Debian trixie run on
-//! the simulated device.
+//! Intel's own programs as judges: the unmodified `libqatzip.so.3`, `qzip` and `qatzip-test` of
+//! Debian trixie run on the simulated device.
 //!
-//! The binaries are those that `scripts/fetch-qat` unpacks under `target/qat/root`, or those under the folder in
-//! `PLATEN_QAT_ROOT`. They are younger than most systems, so they run with the loader and C library that came with
-//! them. Without them a test prints why it skips; nothing is ever downloaded by a test.
+//! The binaries are those that `scripts/fetch-qat` unpacks under `target/qat/root`, or those under
+//! the folder in `PLATEN_QAT_ROOT`. They are younger than most systems, so they run with the loader
+//! and C library that came with them. Without them a test prints why it skips; nothing is ever
+//! downloaded by a test.
 //!
 //! Each run is a process of its own: QATzip keeps state in its library, and so does the device.
 
@@ -80,7 +81,8 @@ impl Intel {
     /// Runs a program on the simulated device.
     ///
     /// # Panics
-    /// When it cannot be run, takes longer than three minutes, or leaves no report: then it did not get to its end.
+    /// When it cannot be run, takes longer than three minutes, or leaves no report: then it did not
+    /// get to its end.
     pub fn run(&self, program: &Path, arguments: &[&str], folder: &Path, script: &str) -> Run {
         let report = tempfile::NamedTempFile::new().expect("a file for the report");
         let libraries = std::env::join_paths([self.simulated.clone(), self.library("")]);

@@ -1,5 +1,5 @@
-//! What the real QATzip makes of the device's faults: the outcomes are those that were seen with QATzip 1.3.1, and
-//! are why platen drives the device itself.
+//! What the real QATzip makes of the device's faults: the outcomes are those that were seen with
+//! QATzip 1.3.1, and are why platen drives the device itself.
 
 use conformance::{intel, Intel, Run};
 use flate2::read::MultiGzDecoder;

@@ -1,8 +1,9 @@
 //! `qatzip-test` of Debian trixie, Intel's own functional tests, on the simulated device.
 //!
-//! Mode 17 is left out: it makes a second session with larger buffers than the first, and QATzip 1.3.1 then writes
-//! beyond its pinned memory, which the simulated device's guard pages end with a fault (the real libusdm's slabs let
-//! it overwrite its neighbours). Mode 1 was removed by Intel. LZ4 modes need what the simulated device lacks.
+//! Mode 17 is left out: it makes a second session with larger buffers than the first, and QATzip
+//! 1.3.1 then writes beyond its pinned memory, which the simulated device's guard pages end with a
+//! fault (the real libusdm's slabs let it overwrite its neighbours). Mode 1 was removed by Intel.
+//! LZ4 modes need what the simulated device lacks.
 
 use conformance::{intel, sample, Intel, Run};
 use std::fs;
@@ -16,7 +17,8 @@ fn run(intel: &Intel, arguments: &[&str], folder: &Path) -> Run {
     run
 }
 
-/// The modes, and whether requests reach the device in them: some only look at arguments and sessions.
+/// The modes, and whether requests reach the device in them: some only look at arguments and
+/// sessions.
 const MODES: [(&str, bool); 17] = [
     ("2", false),
     ("7", true),

@@ -1,4 +1,5 @@
-//! What the relays prove to each other: a CA, a certificate for each end, and some that must not be believed.
+//! What the relays prove to each other: a CA, a certificate for each end, and some that must not be
+//! believed.
 //!
 //! Made by `platen cert`, as a user would, in the lab's scratch folder.
 
@@ -18,7 +19,8 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes a CA in `folder` and a certificate for each end. `ends`: the names by which each is called, source first.
+    /// Makes a CA in `folder` and a certificate for each end. `ends`: the names by which each is
+    /// called, source first.
     ///
     /// # Errors
     /// When `platen cert` fails.

@@ -1,6 +1,7 @@
 //! Undoes what the harness did to the machine, however the harness ends.
 //!
-//! Whatever outlives a function (a process group, a network namespace, a folder) is registered here and its
+//! Whatever outlives a function (a process group, a network namespace, a folder) is registered here
+//! and its
 //! [`Ticket`] kept by its owner. Dropping the ticket takes it off the list (the owner has undone it by then);
 //! what is still listed is undone by [`undo_all`], which runs on a panic, on Ctrl-C and on SIGTERM.
 

@@ -1,4 +1,5 @@
-//! The guest's console: one command a line, one answer a line. The commands are documented in the guest.
+//! The guest's console: one command a line, one answer a line. The commands are documented in the
+//! guest.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -80,7 +81,8 @@ impl Console {
         self.command("ping", PATIENCE).map(|_| ())
     }
 
-    /// Fills `mib` MiB with known pages, no two alike, in `shards` parts (one dirtying thread each).
+    /// Fills `mib` MiB with known pages, no two alike, in `shards` parts (one dirtying thread
+    /// each).
     ///
     /// # Errors
     /// When the guest refuses or is silent.
@@ -88,7 +90,8 @@ impl Console {
         self.command(&format!("fill {mib} {shards}"), Duration::from_secs(600)).map(|_| ())
     }
 
-    /// Starts dirtying: `rate` updates a second, `whole_percent` of them whole pages, within the first `mib` MiB.
+    /// Starts dirtying: `rate` updates a second, `whole_percent` of them whole pages, within the
+    /// first `mib` MiB.
     ///
     /// # Errors
     /// When the guest refuses or is silent.
@@ -177,7 +180,8 @@ impl Console {
         }
     }
 
-    /// Reads what has come in without waiting and returns the end of what was no answer: a panic's message.
+    /// Reads what has come in without waiting and returns the end of what was no answer: a panic's
+    /// message.
     pub(crate) fn last_words(&mut self) -> String {
         // An answer is not expected: the error carries what was heard.
         match self.answer(Duration::from_millis(50)) {

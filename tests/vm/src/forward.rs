@@ -75,7 +75,8 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Listens on a free loopback port. Its threads live as long as the process: they hold nothing but sockets.
+    /// Listens on a free loopback port. Its threads live as long as the process: they hold nothing
+    /// but sockets.
     pub(crate) fn start(to: SocketAddr, pace: Arc<Pace>) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;

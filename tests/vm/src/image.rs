@@ -23,7 +23,8 @@ pub(crate) fn kernel() -> Result<PathBuf> {
     present(folder().join("kernel"))
 }
 
-/// An initramfs with `corpus_mib` MiB of corpus pages, or with `random` ones, made if it is not there yet.
+/// An initramfs with `corpus_mib` MiB of corpus pages, or with `random` ones, made if it is not
+/// there yet.
 ///
 /// # Errors
 /// When the guest has not been built, or the archive cannot be written.
@@ -50,8 +51,8 @@ pub(crate) fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `mib` MiB of distinct pages, in runs of [`RUN`] bytes drawn evenly from all that the corpus has; fewer if it
-/// has fewer.
+/// `mib` MiB of distinct pages, in runs of [`RUN`] bytes drawn evenly from all that the corpus has;
+/// fewer if it has fewer.
 fn pages(mib: u32) -> Vec<u8> {
     let all = Corpus::load().mixed_unique();
     let wanted = (mib as usize) << 20;
@@ -63,7 +64,8 @@ fn pages(mib: u32) -> Vec<u8> {
     starts.flat_map(|at| &all[at..at + RUN]).copied().collect()
 }
 
-/// Neighbours in memory are alike: what lies together in the corpus stays together in runs of this many bytes.
+/// Neighbours in memory are alike: what lies together in the corpus stays together in runs of this
+/// many bytes.
 const RUN: usize = 256 << 10;
 
 /// Removes archives of the same kind that an earlier guest or corpus was packed into.
@@ -138,7 +140,8 @@ impl Archive {
         let size = u32::try_from(content.len()).context("too large for a cpio archive")?;
         let name_size = u32::try_from(name.len() + 1)?;
         let (links, check) = (1, 0);
-        // inode, mode, uid, gid, links, mtime, size, device of the file (2), device it stands for (2), name, check
+        // inode, mode, uid, gid, links, mtime, size, device of the file (2), device it stands for
+        // (2), name, check
         let fields =
             [self.inode, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, check];
         self.out.write_all(b"070701")?;

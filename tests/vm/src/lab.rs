@@ -48,8 +48,8 @@ pub const MACHINE_10: &str = "pc-q35-10.0";
 /// What a VM has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {
-    /// RAM in KiB. Keep it off every multiple of 256 KiB: QEMU before 9.0 under TCG loses dirty bits otherwise,
-    /// and a dirtying guest then arrives with stale pages whoever moves it.
+    /// RAM in KiB. Keep it off every multiple of 256 KiB: QEMU before 9.0 under TCG loses dirty
+    /// bits otherwise, and a dirtying guest then arrives with stale pages whoever moves it.
     pub memory_kib: u64,
     /// How many MiB of distinct corpus pages its page cache holds and its memory is filled from.
     pub corpus_mib: u32,
@@ -61,7 +61,8 @@ pub struct VmSpec {
     pub qemu: Qemu,
     /// The machine type, which decides about half of what a QEMU's migration stream looks like.
     pub machine: &'static str,
-    /// Its QEMU touches all of the RAM when it starts, as one with huge pages or locked memory does.
+    /// Its QEMU touches all of the RAM when it starts, as one with huge pages or locked memory
+    /// does.
     pub prealloc: bool,
 }
 
@@ -104,7 +105,8 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the network and a scratch folder (short, since unix socket paths are limited to 107 bytes).
+    /// Makes the network and a scratch folder (short, since unix socket paths are limited to 107
+    /// bytes).
     ///
     /// # Errors
     /// When neither namespaces nor loopback can be had, or there is no room for temporary files.

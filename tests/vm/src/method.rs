@@ -29,14 +29,16 @@ pub enum Method {
     Qemu,
     /// QEMU alone, this many multifd channels.
     QemuMultifd(u32, Compression),
-    /// QEMU alone with its `compress` capability (gone in 9.1): zlib threads on the main connection, all at their
-    /// defaults.
+    /// QEMU alone with its `compress` capability (gone in 9.1): zlib threads on the main
+    /// connection, all at their defaults.
     QemuCompress,
     /// QEMU alone with its `xbzrle` capability, with a cache of half the RAM or more.
     QemuXbzrle,
-    /// platen between the two QEMUs, secured unless `--insecure` is among them; further flags for `platen migrate`.
+    /// platen between the two QEMUs, secured unless `--insecure` is among them; further flags for
+    /// `platen migrate`.
     Platen(Vec<String>),
-    /// The same with codec qatzip on a simulated QAT device at the source, which follows this script.
+    /// The same with codec qatzip on a simulated QAT device at the source, which follows this
+    /// script.
     PlatenSimulatedQat(&'static str),
 }
 
@@ -84,8 +86,8 @@ pub struct Outcome {
 pub enum Patience {
     /// By itself, within this time: what a measurement needs. [`DidNotEnd`] is the error otherwise.
     ByItself(Duration),
-    /// Somehow: QEMU's limit of the downtime is lifted after a while ([`Vm::wait_migration_end`]). For tests, which want
-    /// to know what arrives, on machines however slow.
+    /// Somehow: QEMU's limit of the downtime is lifted after a while ([`Vm::wait_migration_end`]).
+    /// For tests, which want to know what arrives, on machines however slow.
     Helped,
 }
 
@@ -119,7 +121,8 @@ impl Method {
     /// Moves `vm` to a new QEMU at the other side and returns it there, running, with what it cost.
     ///
     /// # Errors
-    /// When it does not complete, [`DidNotEnd`] among them; the VM is lost then, as the caller wanted it moved.
+    /// When it does not complete, [`DidNotEnd`] among them; the VM is lost then, as the caller
+    /// wanted it moved.
     pub fn run(&self, lab: &Lab, mut vm: Vm, patience: Patience) -> Result<(Vm, Outcome)> {
         let mut destination = lab.incoming_for(&vm)?;
         let wire = lab.net.crossed()?;
@@ -191,8 +194,9 @@ impl Method {
         Ok(())
     }
 
-    /// The settings that all methods share, and this one's own. All are set, since a VM that came here by another
-    /// method still has that one's. For platen this leaves QEMU's defaults: platen makes its own settings.
+    /// The settings that all methods share, and this one's own. All are set, since a VM that came
+    /// here by another method still has that one's. For platen this leaves QEMU's defaults: platen
+    /// makes its own settings.
     ///
     /// # Errors
     /// As [`Monitor::execute`](crate::Monitor::execute).

@@ -24,7 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(100);
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
 
 impl Monitor {
-    /// Connects to the monitor at `path`, which may still be about to appear, and leaves negotiation mode.
+    /// Connects to the monitor at `path`, which may still be about to appear, and leaves
+    /// negotiation mode.
     ///
     /// # Errors
     /// When nobody listens there within `limit`, or it is no QMP monitor.
@@ -32,8 +33,8 @@ impl Monitor {
         Self::negotiate(name, path, limit, json!({}))
     }
 
-    /// As [`Self::connect`], with leave for commands out of band: a QEMU in postcopy whose main loop waits for a page
-    /// answers no others.
+    /// As [`Self::connect`], with leave for commands out of band: a QEMU in postcopy whose main
+    /// loop waits for a page answers no others.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -93,7 +94,8 @@ impl Monitor {
         }
     }
 
-    /// Waits for the migration to be in one of `states`, by its events (so that waiting costs QEMU next to nothing).
+    /// Waits for the migration to be in one of `states`, by its events (so that waiting costs QEMU
+    /// next to nothing).
     ///
     /// # Errors
     /// When it is in none within `limit`, or the monitor closes.
@@ -101,8 +103,9 @@ impl Monitor {
         let deadline = Instant::now() + limit;
         loop {
             let mut seen = self.migration_status()?;
-            // Events that came before that answer are older than it, perhaps of an earlier migration. Now and then one is
-            // not: the state has changed between QEMU's look and its words. So it is asked again.
+            // Events that came before that answer are older than it, perhaps of an earlier
+            // migration. Now and then one is not: the state has changed between QEMU's look and its
+            // words. So it is asked again.
             self.events.clear();
             let until = deadline.min(Instant::now() + ASKED_AGAIN);
             if states.contains(&seen.as_str()) || self.wait_event(states, until, &mut seen)? {
@@ -114,8 +117,8 @@ impl Monitor {
         }
     }
 
-    /// As [`Self::wait_migration`] by events alone, from the last state that this monitor was told on: for a QEMU that
-    /// may not answer just now.
+    /// As [`Self::wait_migration`] by events alone, from the last state that this monitor was told
+    /// on: for a QEMU that may not answer just now.
     ///
     /// # Errors
     /// As [`Self::wait_migration`].
@@ -131,7 +134,8 @@ impl Monitor {
         anyhow!("migration of {} is {seen} and does not become {states:?}", self.name)
     }
 
-    /// Whether an event puts the migration in one of `states` by the deadline; `seen` is the last state heard of.
+    /// Whether an event puts the migration in one of `states` by the deadline; `seen` is the last
+    /// state heard of.
     fn wait_event(
         &mut self,
         states: &[&str],
@@ -202,7 +206,8 @@ impl Monitor {
                 return Ok(None);
             }
             self.reader.get_ref().set_read_timeout(Some(left))?;
-            // A timeout leaves what was read of the line in `line`; the next call goes on from there.
+            // A timeout leaves what was read of the line in `line`; the next call goes on from
+            // there.
             match self.reader.read_line(&mut self.line) {
                 Ok(0) => bail!("monitor of {} closed", self.name),
                 Ok(_) => {

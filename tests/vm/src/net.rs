@@ -177,8 +177,8 @@ impl Net {
                     let _ = command("tc", &["-n", name, "qdisc", "del", "dev", DEVICE, "root"]);
                 }
                 Rate::Mbit(mbit) => {
-                    // A burst of 1 ms (but at least a segmentation-offload packet and a half), a queue of 10 ms:
-                    // what a switch port has.
+                    // A burst of 1 ms (but at least a segmentation-offload packet and a half), a
+                    // queue of 10 ms: what a switch port has.
                     let bytes_per_ms = u64::from(mbit) * 125;
                     let burst = bytes_per_ms.max(96 << 10).to_string();
                     let limit = (bytes_per_ms * 10).max(256 << 10).to_string();
@@ -209,8 +209,8 @@ impl Net {
         }
     }
 
-    /// Has the link swallow everything, both ways and without a word to anybody, until [`Self::heal`]. False where the
-    /// ends meet on the loopback device, which has no such fault.
+    /// Has the link swallow everything, both ways and without a word to anybody, until
+    /// [`Self::heal`]. False where the ends meet on the loopback device, which has no such fault.
     ///
     /// # Errors
     /// When `ip` refuses.
@@ -233,7 +233,8 @@ impl Net {
         }
     }
 
-    /// An address to listen at for a process at `side`, and the one by which the other side reaches it.
+    /// An address to listen at for a process at `side`, and the one by which the other side reaches
+    /// it.
     ///
     /// # Errors
     /// When no port is to be had.
@@ -249,7 +250,8 @@ impl Net {
                 Ok((address, address))
             }
             Kind::Loopback { pace, forwarders, .. } => {
-                // The port is free now; that another process takes it before ours does is a risk of tests only.
+                // The port is free now; that another process takes it before ours does is a risk of
+                // tests only.
                 let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
                 let listen = TcpListener::bind((local, 0))?.local_addr()?;
                 let forwarder = Forwarder::start(listen, Arc::clone(pace))?;
@@ -352,7 +354,8 @@ fn remove_stale_namespaces() {
     }
 }
 
-/// Whether `name` is one this harness gives (`platen-PID-...`) and the process of that number is gone.
+/// Whether `name` is one this harness gives (`platen-PID-...`) and the process of that number is
+/// gone.
 pub(crate) fn owner_is_gone(name: &str) -> bool {
     let mut words = name.split('-');
     let ours = words.next() == Some("platen");

@@ -69,7 +69,8 @@ pub fn receive(lab: &Lab, vm: &Vm, extra: &[&str]) -> Result<Receive> {
     receive_with(lab, vm.side(), &[flags.as_slice(), extra].concat())
 }
 
-/// The flags that secure a relay at `side`, unless `flags` say otherwise (`--insecure`, `--tls-...`).
+/// The flags that secure a relay at `side`, unless `flags` say otherwise (`--insecure`,
+/// `--tls-...`).
 fn security(lab: &Lab, side: Side, flags: &[&str]) -> Result<Vec<String>> {
     if flags.iter().any(|flag| *flag == "--insecure" || flag.starts_with("--tls-")) {
         return Ok(Vec::new());
@@ -166,7 +167,8 @@ impl Platen {
         Ok(ended)
     }
 
-    /// Waits for the success of a migration of `vm`, which gets leave for a longer downtime after a while (see
+    /// Waits for the success of a migration of `vm`, which gets leave for a longer downtime after a
+    /// while (see
     /// [`Vm::wait_migration_end`]).
     ///
     /// # Errors
@@ -187,8 +189,8 @@ impl Platen {
         self.process.wait(limit)
     }
 
-    /// Waits for its end, which must be a failure of its own making with a message; returns what [`Self::complaints`]
-    /// does.
+    /// Waits for its end, which must be a failure of its own making with a message; returns what
+    /// [`Self::complaints`] does.
     ///
     /// # Errors
     /// When it succeeds, crashes, says nothing or takes longer than `limit`.
@@ -215,7 +217,8 @@ impl Platen {
         Ok(complaints)
     }
 
-    /// The lines by which it says what went wrong: without its report, and without those that say it has begun.
+    /// The lines by which it says what went wrong: without its report, and without those that say
+    /// it has begun.
     pub fn complaints(&self) -> String {
         let output = self.process.output();
         let lines = output.lines().filter(|line| {

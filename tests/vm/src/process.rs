@@ -1,4 +1,5 @@
-//! Child processes: started into a namespace, logged to a file, accounted for, and never left behind.
+//! Child processes: started into a namespace, logged to a file, accounted for, and never left
+//! behind.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -34,16 +35,16 @@ pub struct Ended {
 }
 
 impl Proc {
-    /// Starts `argv`, prefixed by `prefix` (how to get into a namespace; may be empty), with its output in a
-    /// file of `folder` named after `name`.
+    /// Starts `argv`, prefixed by `prefix` (how to get into a namespace; may be empty), with its
+    /// output in a file of `folder` named after `name`.
     ///
     /// # Errors
     /// When the program cannot be started.
     pub fn spawn(name: &str, prefix: &[String], argv: &[String], folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let out = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        // The kernel kills the child should the harness be killed. setpriv and ip both exec, so that the process
-        // id, and with it all accounting, is the program's own.
+        // The kernel kills the child should the harness be killed. setpriv and ip both exec, so
+        // that the process id, and with it all accounting, is the program's own.
         let mut words: Vec<&str> = prefix.iter().map(String::as_str).collect();
         words.extend(["setpriv", "--pdeathsig", "KILL", "--"]);
         words.extend(argv.iter().map(String::as_str));
@@ -108,8 +109,9 @@ impl Proc {
     /// When the kernel will not say.
     pub fn poll(&mut self) -> Result<Option<Ended>> {
         if self.ended.is_none() {
-            // Waiting adds the child's CPU time to this process's account of ended children: the difference is the
-            // child's, as all waiting is done here and the harness is single-threaded about it.
+            // Waiting adds the child's CPU time to this process's account of ended children: the
+            // difference is the child's, as all waiting is done here and the harness is
+            // single-threaded about it.
             let before = ended_children_cpu()?;
             if let Some(status) = self.child.try_wait()? {
                 let cpu = ended_children_cpu()? - before;
@@ -218,14 +220,16 @@ fn ended_children_cpu() -> Result<f64> {
 fn stat_fields(path: &Path, first: usize) -> Result<f64> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    // The command's name, field 1, may hold blanks and brackets; after the last bracket comes field 2.
+    // The command's name, field 1, may hold blanks and brackets; after the last bracket comes field
+    // 2.
     let rest = text.rsplit_once(')').context("no ) in stat")?.1;
     let mut fields = rest.split_whitespace().skip(first - 2);
     let mut ticks = 0u32;
     for _ in 0..2 {
         ticks += fields.next().context("stat is too short")?.parse::<u32>()?;
     }
-    // The kernel reports in USER_HZ, which is 100 on every Linux architecture that QEMU/TCG runs this guest on.
+    // The kernel reports in USER_HZ, which is 100 on every Linux architecture that QEMU/TCG runs
+    // this guest on.
     Ok(f64::from(ticks) / 100.0)
 }
 

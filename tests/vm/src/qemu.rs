@@ -1,4 +1,5 @@
-//! A VM: one QEMU process with the harness's monitor, a second monitor for platen, and the guest's console.
+//! A VM: one QEMU process with the harness's monitor, a second monitor for platen, and the guest's
+//! console.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -70,9 +71,10 @@ impl Vm {
             &kernel.display().to_string(),
             "-initrd",
             &initramfs.display().to_string(),
-            // Quiet: the console is the harness's wire, but for a panic's words. init_on_free: the initramfs the kernel has
-            // unpacked is zeroed when given back, or every corpus page would be in the guest twice. no_timer_check: on a
-            // host that is busy the timer's interrupts come too late for a kernel that counts them, and it panics.
+            // Quiet: the console is the harness's wire, but for a panic's words. init_on_free: the
+            // initramfs the kernel has unpacked is zeroed when given back, or every corpus page
+            // would be in the guest twice. no_timer_check: on a host that is busy the timer's
+            // interrupts come too late for a kernel that counts them, and it panics.
             "-append",
             "console=ttyS0 quiet loglevel=1 no_timer_check panic=-1 init_on_free=1 init_on_alloc=0 mitigations=off nokaslr audit=0 rdinit=/init",
             "-qmp",
@@ -151,14 +153,15 @@ impl Vm {
     /// When it does not, or is not.
     pub fn assert_running(&mut self) -> Result<()> {
         self.runs().map_err(|error| {
-            // A guest that arrived broken panics, and QEMU ends with it: the reason is on the console.
+            // A guest that arrived broken panics, and QEMU ends with it: the reason is on the
+            // console.
             error.context(format!("{}; {}", self.process.tail(), self.guest.last_words()))
         })
     }
 
     fn runs(&mut self) -> Result<()> {
-        // A source whose migration was called off, and a destination whose migration is complete, both start the
-        // VM a moment after they have said so.
+        // A source whose migration was called off, and a destination whose migration is complete,
+        // both start the VM a moment after they have said so.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let state = self.monitor.run_state()?;
@@ -190,11 +193,12 @@ pub(crate) const DOWNTIME_LIMIT: u64 = 300;
 /// How long a migration gets to converge by itself.
 pub(crate) const CONVERGES: Duration = Duration::from_secs(45);
 
-/// What makes a migration last as long as a test needs it, and not longer, however fast or slow the machine is.
+/// What makes a migration last as long as a test needs it, and not longer, however fast or slow the
+/// machine is.
 impl Vm {
-    /// Has a migration out of here, begun or about to begin, go on for as long as the guest dirties more than QEMU sends
-    /// in a millisecond. (A limit of 0 does the contrary: QEMU then never looks what has become dirty, and hands over at
-    /// the end of the first pass.)
+    /// Has a migration out of here, begun or about to begin, go on for as long as the guest dirties
+    /// more than QEMU sends in a millisecond. (A limit of 0 does the contrary: QEMU then never
+    /// looks what has become dirty, and hands over at the end of the first pass.)
     ///
     /// # Errors
     /// As [`Monitor::execute`].
@@ -202,8 +206,8 @@ impl Vm {
         self.monitor.execute("migrate-set-parameters", json!({"downtime-limit": 1})).map(drop)
     }
 
-    /// Holds a migration that is under way: QEMU sends `mib` MiB of memory a second at most, and with less than 4 hands
-    /// over only when it finds no dirty page at all.
+    /// Holds a migration that is under way: QEMU sends `mib` MiB of memory a second at most, and
+    /// with less than 4 hands over only when it finds no dirty page at all.
     ///
     /// # Errors
     /// As [`Monitor::execute`].
@@ -212,8 +216,8 @@ impl Vm {
         self.monitor.execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// Waits until `mover` has QEMU at work on a migration. (A QEMU that a VM came to calls its migration completed until
-    /// then.)
+    /// Waits until `mover` has QEMU at work on a migration. (A QEMU that a VM came to calls its
+    /// migration completed until then.)
     ///
     /// # Errors
     /// When `mover` ends before that, or nothing begins.
@@ -237,8 +241,9 @@ impl Vm {
         self.monitor.execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// Waits for the migration to come to one of `ends`. A guest that dirties its memory faster than a slow machine moves
-    /// it would keep QEMU from that for ever: after a while QEMU may stop it for longer.
+    /// Waits for the migration to come to one of `ends`. A guest that dirties its memory faster
+    /// than a slow machine moves it would keep QEMU from that for ever: after a while QEMU may stop
+    /// it for longer.
     ///
     /// # Errors
     /// When it has come to none within `limit`, or the monitor closes.
@@ -253,7 +258,8 @@ impl Vm {
         }
     }
 
-    /// Waits until this QEMU, whose migration has completed, says what became of the VM, which it does a moment later.
+    /// Waits until this QEMU, whose migration has completed, says what became of the VM, which it
+    /// does a moment later.
     ///
     /// # Errors
     /// When it is not that it has left.
@@ -274,7 +280,8 @@ impl Vm {
     /// Lets QEMU stop the guest for as long as it takes.
     pub(crate) fn must_converge(&mut self) {
         println!("  {}: not over after {CONVERGES:?}; its downtime is not limited now", self.name);
-        // One that hands over just now answers nothing, one that has died never will: who waits for it sees that.
+        // One that hands over just now answers nothing, one that has died never will: who waits for
+        // it sees that.
         let _ = self.monitor.execute("migrate-set-parameters", json!({"downtime-limit": 600_000}));
     }
 }

@@ -1,8 +1,8 @@
 //! A link in user space that delays, reorders and cuts: for kernels without netem.
 //!
-//! It carries TCP connections, so what it reorders is what a relay could ever see reordered: the connections of one
-//! session against each other. Each piece waits a time of its own; a connection may stand still for a while, and after
-//! so many bytes one is cut.
+//! It carries TCP connections, so what it reorders is what a relay could ever see reordered: the
+//! connections of one session against each other. Each piece waits a time of its own; a connection
+//! may stand still for a while, and after so many bytes one is cut.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,7 +17,8 @@ use crate::net::{Net, Side};
 
 /// Bytes that travel together.
 const PIECE: usize = 16 << 10;
-/// Pieces on their way in one direction of a connection: so few that a sender has to use its other connections.
+/// Pieces on their way in one direction of a connection: so few that a sender has to use its other
+/// connections.
 const ON_THE_WAY: usize = 12;
 
 /// How wild it is.
@@ -50,7 +51,8 @@ struct State {
 }
 
 impl WildLink {
-    /// Starts one at `side`, on the way to `to`. Its threads live as long as the process: they hold nothing but sockets.
+    /// Starts one at `side`, on the way to `to`. Its threads live as long as the process: they hold
+    /// nothing but sockets.
     ///
     /// # Errors
     /// When no address is to be had.

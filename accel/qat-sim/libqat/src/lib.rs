@@ -1,8 +1,9 @@
 //! libqat.so.4 of the simulated QAT device: Intel's C functions, and two for tests.
 //!
-//! The script comes from `PLATEN_QAT_SIM` (directives, or a file of them) and from `platen_qat_sim_control`; counters
-//! go to `platen_qat_sim_counters` and, as JSON, to the file in `PLATEN_QAT_SIM_REPORT` when the library is stopped
-//! and when the process ends. Nothing is written to stdout: qzip streams its data there.
+//! The script comes from `PLATEN_QAT_SIM` (directives, or a file of them) and from
+//! `platen_qat_sim_control`; counters go to `platen_qat_sim_counters` and, as JSON, to the file in
+//! `PLATEN_QAT_SIM_REPORT` when the library is stopped and when the process ends. Nothing is
+//! written to stdout: qzip streams its data there.
 
 #![allow(non_snake_case, reason = "Intel's names")]
 #![allow(unsafe_code, reason = "exports C functions")]
@@ -47,7 +48,8 @@ impl Dma for Usdm {
     }
 }
 
-/// The environment's script is bad: there is no device then, so that a typing error cannot pass for a good run.
+/// The environment's script is bad: there is no device then, so that a typing error cannot pass for
+/// a good run.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
 static DEVICE: LazyLock<Device> = LazyLock::new(|| {
@@ -63,19 +65,22 @@ static DEVICE: LazyLock<Device> = LazyLock::new(|| {
 
 /// Writes the report, where one is asked for.
 extern "C" fn report() {
-    // A process that never touched the device has nothing to report, but its reader may want the zeros.
+    // A process that never touched the device has nothing to report, but its reader may want the
+    // zeros.
     let Some(path) = std::env::var_os("PLATEN_QAT_SIM_REPORT") else { return };
     if let Err(error) = std::fs::write(&path, DEVICE.counters().to_json()) {
         eprintln!("qat-sim: PLATEN_QAT_SIM_REPORT={}: {error}", path.display());
     }
 }
 
-/// Runs when the process ends by `exit`: after libqatzip's own destructor, which depends on this library.
+/// Runs when the process ends by `exit`: after libqatzip's own destructor, which depends on this
+/// library.
 #[used]
 #[link_section = ".fini_array"]
 static AT_EXIT: extern "C" fn() = report;
 
-/// Sets a script: 0, or -1 with a line on stderr. Faults replace those before; set-up lines need a stopped library.
+/// Sets a script: 0, or -1 with a line on stderr. Faults replace those before; set-up lines need a
+/// stopped library.
 ///
 /// # Safety
 /// `script` is null or a C string.

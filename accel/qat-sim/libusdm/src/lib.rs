@@ -1,8 +1,9 @@
 //! libusdm.so.0 of the simulated QAT device: pinned memory.
 //!
-//! Besides Intel's functions it exports what the simulated libqat needs to reach that memory: `platen_usdm_read`,
-//! `platen_usdm_write`, `platen_usdm_configure`, `platen_usdm_violations`. Its settings come from the script in
-//! `PLATEN_QAT_SIM` at the first allocation, unless libqat was told others before.
+//! Besides Intel's functions it exports what the simulated libqat needs to reach that memory:
+//! `platen_usdm_read`, `platen_usdm_write`, `platen_usdm_configure`, `platen_usdm_violations`. Its
+//! settings come from the script in `PLATEN_QAT_SIM` at the first allocation, unless libqat was
+//! told others before.
 
 #![allow(non_snake_case, reason = "Intel's names")]
 #![allow(unsafe_code, reason = "exports C functions")]

@@ -196,7 +196,8 @@ fn the_ring_holds_one_less_than_it_has() {
 
 #[test]
 fn a_callback_finds_the_ring_as_full_as_before() {
-    // The callback submits once more: with 3 of 3 in flight it must see RETRY, for entries return after the poll.
+    // The callback submits once more: with 3 of 3 in flight it must see RETRY, for entries return
+    // after the poll.
     struct Again {
         rig: *const Rig,
         slot: *mut Slot,
@@ -204,7 +205,8 @@ fn a_callback_finds_the_ring_as_full_as_before() {
         poll: CpaStatus,
     }
     unsafe extern "C" fn again(tag: *mut std::ffi::c_void, _status: CpaStatus) {
-        // SAFETY: the test's own, alive until it has seen the answers; callbacks of one poll run one by one.
+        // SAFETY: the test's own, alive until it has seen the answers; callbacks of one poll run
+        // one by one.
         let again = unsafe { &mut *tag.cast::<Again>() };
         // SAFETY: as above.
         let rig = unsafe { &*again.rig };
@@ -328,7 +330,8 @@ fn completions_come_shuffled_or_in_order_as_asked() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever sizes, seeds, rings and faults: each accepted request is answered once, each good answer is right.
+    /// Whatever sizes, seeds, rings and faults: each accepted request is answered once, each good
+    /// answer is right.
     #[test]
     fn each_request_is_answered_exactly_once(
         sizes in proptest::collection::vec((1_usize..6000, any::<bool>()), 1..120),

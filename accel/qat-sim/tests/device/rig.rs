@@ -45,7 +45,8 @@ unsafe extern "C" fn told(tag: *mut c_void, status: CpaStatus) {
     told.status.store(status, Ordering::Relaxed);
 }
 
-/// One request's memory. Everything that the device reads or writes is pinned; the results need not be.
+/// One request's memory. Everything that the device reads or writes is pinned; the results need not
+/// be.
 pub(crate) struct Slot {
     pub(crate) source: *mut u8,
     pub(crate) target: *mut u8,
@@ -195,7 +196,8 @@ impl Rig {
         operation: &mut CpaDcOpData,
     ) -> CpaStatus {
         let [source, target] = &mut *slot.lists;
-        // SAFETY: a slot's pointers stay valid while it lives, and tests keep slots until their answers came.
+        // SAFETY: a slot's pointers stay valid while it lives, and tests keep slots until their
+        // answers came.
         unsafe {
             self.device.compress(
                 self.handles[instance],

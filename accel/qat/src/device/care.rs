@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering;
 impl Device {
     pub(super) fn look_at_events(&mut self, desk: &mut Desk) {
         let Events { state, fatals, restarts } = self.mailbox.events();
-        // A death between two polls counts although the state is Running again: what was in flight is gone.
+        // A death between two polls counts although the state is Running again: what was in flight
+        // is gone.
         if (state != self.state && state != State::Running) || fatals != self.fatals {
             if self.state == State::Running {
                 self.down_since = desk.now;
@@ -30,7 +31,8 @@ impl Device {
         }
     }
 
-    /// Redoes what is due. No answer to anything for half the deadline: the device is silent, so redoes everything.
+    /// Redoes what is due. No answer to anything for half the deadline: the device is silent, so
+    /// redoes everything.
     pub(super) fn look_at_deadlines(&mut self, desk: &mut Desk) {
         // Seldom enough to cost nothing, early by the pause so that nothing is late by it.
         let pause = self.deadline / 16;
@@ -130,7 +132,8 @@ impl Device {
         let Trust::Suspect { since, .. } = self.trust else { return };
         if let Some((_, at)) = sent {
             if desk.now >= at + self.deadline {
-                // Not answered. Its slot stays with the device; the answer, should it come, is a sign of life.
+                // Not answered. Its slot stays with the device; the answer, should it come, is a
+                // sign of life.
                 let probe_at = self.next_probe(desk.now);
                 self.trust = Trust::Suspect { since, probe_at, sent: None };
             }

@@ -1,7 +1,8 @@
-//! Every interleaving, and every value that a weakly ordered load may give, of small models of the mailbox.
+//! Every interleaving, and every value that a weakly ordered load may give, of small models of the
+//! mailbox.
 //!
-//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a failure. The driver's side
-//! is one thread, as an engine is; callbacks are run by any.
+//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a
+//! failure. The driver's side is one thread, as an engine is; callbacks are run by any.
 
 #![expect(unsafe_code, reason = "the models write what stands for a slot's memory")]
 
@@ -48,9 +49,9 @@ impl Mailbox {
     }
 }
 
-/// The library as far as it matters here: a request goes to whoever polls, and who polls writes the results and runs the
-/// callback. It orders what comes before the submission and what comes after the poll (it has to: the request's own
-/// memory goes the same way), and nothing else.
+/// The library as far as it matters here: a request goes to whoever polls, and who polls writes the
+/// results and runs the callback. It orders what comes before the submission and what comes after
+/// the poll (it has to: the request's own memory goes the same way), and nothing else.
 struct Library {
     mailbox: Mailbox,
     ring: AtomicUsize,
@@ -70,7 +71,8 @@ impl Library {
     fn submit(&self, seed: i32) {
         // SAFETY: the slot is the driver's here; loom checks just that.
         self.results.with_mut(|results| unsafe { *results = seed });
-        // An exchange, as a lock would be: loom may put a store before another's exchange that came before.
+        // An exchange, as a lock would be: loom may put a store before another's exchange that came
+        // before.
         self.ring.swap(self.mailbox.announce(), Ordering::Release);
     }
 
@@ -153,7 +155,8 @@ fn callbacks_of_two_slots_are_each_reported_once() {
             assert_eq!(seen & bits, 0, "reported twice");
             for slot in (0..2_u16).filter(|slot| bits >> slot & 1 == 1) {
                 assert_eq!(shared.0.status(slot), i32::from(slot));
-                // SAFETY: the callback has been taken, so the slot is the driver's; loom checks just that.
+                // SAFETY: the callback has been taken, so the slot is the driver's; loom checks
+                // just that.
                 let results = shared.1[usize::from(slot)].with(|results| unsafe { *results });
                 assert_eq!(results, 7);
             }
@@ -212,7 +215,8 @@ fn a_late_and_a_right_callback_bring_the_right_status() {
     });
 }
 
-/// The second callback of a request that was done, while its slot's next request is announced and done.
+/// The second callback of a request that was done, while its slot's next request is announced and
+/// done.
 #[test]
 fn a_second_callback_never_completes_the_next_request() {
     explore(|| {

@@ -23,7 +23,8 @@ pub struct Host {
     pub hugepages: u64,
     /// Memory this process may lock, bytes; none for no limit.
     pub memlock: Option<u64>,
-    /// The service's socket /run/qat/qatmgr.sock is there. Without it libqat looks for devices itself.
+    /// The service's socket /run/qat/qatmgr.sock is there. Without it libqat looks for devices
+    /// itself.
     pub service: bool,
     /// Telemetry of each device, by its folder's name in debugfs: counter and value. Needs root.
     pub telemetry: BTreeMap<String, BTreeMap<String, u64>>,
@@ -82,7 +83,8 @@ const INTEL: u64 = 0x8086;
 const MAX_FILE: u64 = 64 << 10;
 /// Entries of a folder that are looked at.
 const MAX_ENTRIES: usize = 65_536;
-/// Pinned memory that an instance with a full set of slots takes, with qatlib's own; bytes, rounded up.
+/// Pinned memory that an instance with a full set of slots takes, with qatlib's own; bytes, rounded
+/// up.
 const MEMLOCK_WANTED: u64 = 64 << 20;
 
 impl Host {

@@ -1,5 +1,5 @@
-//! Every fault of the simulated device against every shape of work: each piece comes back exactly once, right, and
-//! soon.
+//! Every fault of the simulated device against every shape of work: each piece comes back exactly
+//! once, right, and soon.
 
 use crate::matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
 use crate::sim::{self, Sim};

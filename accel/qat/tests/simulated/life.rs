@@ -6,7 +6,8 @@ use qat::{By, Direction, Engine, EngineOptions, Op, Reason, StartError, State};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Small and patient: what these tests look at is order, not time. No thread of a busy machine is put aside so long.
+/// Small and patient: what these tests look at is order, not time. No thread of a busy machine is
+/// put aside so long.
 fn options() -> EngineOptions {
     EngineOptions {
         max_plain: 4096,
@@ -17,8 +18,8 @@ fn options() -> EngineOptions {
     }
 }
 
-/// For a device that will be silent: what has to be waited for is waited for soon, and yet so long that a device that is
-/// there, on a busy machine, is not called late.
+/// For a device that will be silent: what has to be waited for is waited for soon, and yet so long
+/// that a device that is there, on a busy machine, is not called late.
 fn impatient() -> EngineOptions {
     EngineOptions { deadline: Duration::from_secs(1), ..options() }
 }
@@ -32,7 +33,8 @@ fn a_host_without_device_or_instance_is_told_so_and_engines_work_all_the_same() 
     sim.script("instances 0");
     let error = sim.start().unwrap_err();
     assert!(matches!(&error, StartError::NoInstance(unfit) if unfit.is_empty()), "{error}");
-    // Both failed starts were undone: the next one succeeds, and a second at the same time does not.
+    // Both failed starts were undone: the next one succeeds, and a second at the same time does
+    // not.
     sim.script("reset");
     let qat = sim.start().unwrap();
     assert_eq!(sim.start().unwrap_err(), StartError::AlreadyStarted);
@@ -105,7 +107,8 @@ fn a_full_ring_is_polled_and_nothing_is_done_twice() {
 #[test]
 fn a_full_device_shares_its_load_and_keeps_most_of_it() {
     let sim = Sim::turn();
-    // 16 pieces each 3 ms: software is several times as fast, and the device still has a part in it.
+    // 16 pieces each 3 ms: software is several times as fast, and the device still has a part in
+    // it.
     sim.script("instances 1; latency 3000");
     let qat = sim.start().unwrap();
     let mut engine = Engine::new(
@@ -299,7 +302,8 @@ fn broken_data_is_the_senders_error_and_not_the_devices() {
 fn an_output_that_lies_is_caught_by_the_sample() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
-    // Not verified: the flipped bit comes out, and the layer above must find it. That is the documented limit.
+    // Not verified: the flipped bit comes out, and the layer above must find it. That is the
+    // documented limit.
     let mut engine = Engine::new(Some(&qat), EngineOptions { verify_every: 0, ..options() });
     sim.script("every 1 flip 1");
     let pieces = sim::pieces(1, 4096, true, 43);
@@ -317,7 +321,8 @@ fn an_output_that_lies_is_caught_by_the_sample() {
     }
     assert!(found.into_inner(), "the simulated fault did not act");
     drop(engine);
-    // Verified one in four: at the first one looked at, the device loses its trust with everything in flight.
+    // Verified one in four: at the first one looked at, the device loses its trust with everything
+    // in flight.
     let mut engine = Engine::new(Some(&qat), EngineOptions { verify_every: 1, ..options() });
     sim::run(&mut engine, &sim::pieces(50, 4096, true, 47), 32);
     let counted = engine.counters().snapshot();

@@ -1,22 +1,25 @@
-//! The faults of the simulated device, and by what each is seen to have been met. Also run by the tests of `offload`.
+//! The faults of the simulated device, and by what each is seen to have been met. Also run by the
+//! tests of `offload`.
 
 use qat::{Reason, Snapshot};
 use std::time::Duration;
 
-/// No piece may have waited longer, by the engines' own count. Several times the deadline, because a thread of a busy
-/// machine can be put aside for long; far from the seconds or for ever that the faults would cost a naive driver.
+/// No piece may have waited longer, by the engines' own count. Several times the deadline, because
+/// a thread of a busy machine can be put aside for long; far from the seconds or for ever that the
+/// faults would cost a naive driver.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     pub(crate) script: &'static str,
-    /// What must be seen in the sum of all engines' counters: the fault did happen, and was met in the way meant.
+    /// What must be seen in the sum of all engines' counters: the fault did happen, and was met in
+    /// the way meant.
     pub(crate) met: fn(&Snapshot) -> bool,
 }
 
 impl Fault {
-    /// Short where the deadline is what ends the wait, else longer than `LONGEST_WAIT`: then a busy machine's device
-    /// does not miss it, and a driver that waits for it is found out.
+    /// Short where the deadline is what ends the wait, else longer than `LONGEST_WAIT`: then a busy
+    /// machine's device does not miss it, and a driver that waits for it is found out.
     pub(crate) fn deadline(&self) -> Duration {
         let waits = ["silence", "late"].iter().any(|word| self.script.contains(word));
         if waits {

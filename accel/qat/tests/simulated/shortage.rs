@@ -1,4 +1,5 @@
-//! Devices that keep a part of what they get, that are full of nothing, that are exchanged; data that are not their fault.
+//! Devices that keep a part of what they get, that are full of nothing, that are exchanged; data
+//! that are not their fault.
 
 use crate::sim::{self, Sim};
 use qat::{Direction, Engine, EngineOptions, Op, Reason};
@@ -14,7 +15,8 @@ fn options() -> EngineOptions {
     }
 }
 
-/// For a device that answers most requests: on a busy machine it does not answer all of those within 60 ms.
+/// For a device that answers most requests: on a busy machine it does not answer all of those
+/// within 60 ms.
 fn patient() -> EngineOptions {
     EngineOptions { deadline: Duration::from_secs(1), ..options() }
 }
@@ -57,8 +59,9 @@ fn a_device_that_loses_some_requests_is_exchanged_before_it_has_lost_all_slots()
     let qat = sim.start().unwrap();
     let mut engine = Engine::new(Some(&qat), patient());
     sim.script("every 40 instance=0 late 3600000 1");
-    // It loses what it gets; each time its probes are answered it gets more, until half of its slots are gone. Its session
-    // stays, for it still owes answers; the second is that of its successor.
+    // It loses what it gets; each time its probes are answered it gets more, until half of its
+    // slots are gone. Its session stays, for it still owes answers; the second is that of its
+    // successor.
     stream(&mut engine, 32, |_| sim.counters().sessions == 2);
     let counted = engine.counters().snapshot();
     assert!(counted.suspicions >= 1 && counted.deadlines < 100, "{counted:#?}");
@@ -236,8 +239,8 @@ fn what_the_device_has_done_after_all_is_withdrawn_from_software() {
             assert!(result.is_ok());
             delivered += 1;
             if delivered == 1 {
-                // All are late, and queued; this took longer than software has for one look. Those behind it are
-                // answered before the next one.
+                // All are late, and queued; this took longer than software has for one look. Those
+                // behind it are answered before the next one.
                 sim.script("now revive");
                 std::thread::sleep(Duration::from_millis(300));
             }

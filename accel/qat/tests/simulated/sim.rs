@@ -133,7 +133,8 @@ pub(crate) fn check(piece: &Piece, finished: &Finished<'_>) {
 /// Longest that a test waits for anything before it calls that a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(240);
 
-/// Runs pieces through an engine, `window` in flight at most: each comes back once, right, and nothing comes after.
+/// Runs pieces through an engine, `window` in flight at most: each comes back once, right, and
+/// nothing comes after.
 pub(crate) fn run(engine: &mut Engine, pieces: &[Piece], window: usize) {
     let mut seen = vec![false; pieces.len()];
     let (mut next, mut done) = (0, 0);

@@ -1,8 +1,9 @@
 //! `platen bench hop`: what the way through both relays costs.
 //!
-//! A made QEMU stream of real pages goes over a unix socket into `platen relay`, over loopback TCP into `platen receive`,
-//! and over a unix socket out, where its bytes are compared. The relays are processes of their own: their CPU time is
-//! theirs alone, user and system, hashes and all; the ends that play QEMU are not in it.
+//! A made QEMU stream of real pages goes over a unix socket into `platen relay`, over loopback TCP
+//! into `platen receive`, and over a unix socket out, where its bytes are compared. The relays are
+//! processes of their own: their CPU time is theirs alone, user and system, hashes and all; the
+//! ends that play QEMU are not in it.
 
 use crate::report::process_cpu;
 use anyhow::{bail, ensure, Context};

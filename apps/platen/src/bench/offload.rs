@@ -1,9 +1,10 @@
-//! `platen bench offload`: what it costs to hand pages to a QAT device, and what asynchronous offload brings.
+//! `platen bench offload`: what it costs to hand pages to a QAT device, and what asynchronous
+//! offload brings.
 //!
-//! Each measurement is a process of its own, since a process has one device; they take turns, and medians are shown.
-//! Without `--device` the device is the simulated one with its `engine stored`, which answers with stored blocks: the
-//! figures show the software's cost and what a latency does, never a device's throughput or ratio. Its threads' CPU
-//! time is not in them.
+//! Each measurement is a process of its own, since a process has one device; they take turns, and
+//! medians are shown. Without `--device` the device is the simulated one with its `engine stored`,
+//! which answers with stored blocks: the figures show the software's cost and what a latency does,
+//! never a device's throughput or ratio. Its threads' CPU time is not in them.
 
 use crate::args::QatLibraries;
 use crate::qat_command::simulated_libraries;
@@ -35,7 +36,8 @@ pub(super) struct OffloadArgs {
     /// Pages in flight, asynchronously
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=256))]
     in_flight: u16,
-    /// The simulated device's latency in the comparison of direct and asynchronous offload, microseconds
+    /// The simulated device's latency in the comparison of direct and asynchronous offload,
+    /// microseconds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     latency: u32,
     /// Runs of each kind; medians are reported
@@ -99,7 +101,8 @@ fn one(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     })
 }
 
-/// QATzip with one page a call, as its interface is: CPU time of its own thread, and with that of the thread that asks.
+/// QATzip with one page a call, as its interface is: CPU time of its own thread, and with that of
+/// the thread that asks.
 fn qatzip(library: &std::sync::Arc<QatZip>, pages: &[u8], count: usize) -> anyhow::Result<Value> {
     let mut session = Session::new(library, 1)?;
     let mut out = vec![0; 2 * PAGE];
@@ -124,7 +127,8 @@ fn qatzip(library: &std::sync::Arc<QatZip>, pages: &[u8], count: usize) -> anyho
     }))
 }
 
-/// CPU time of this process's threads of that name, nanoseconds (`/proc/PID/task/TID/schedstat`, first number).
+/// CPU time of this process's threads of that name, nanoseconds (`/proc/PID/task/TID/schedstat`,
+/// first number).
 fn thread_cpu(name: &str) -> anyhow::Result<u64> {
     let mut sum = 0;
     for task in std::fs::read_dir("/proc/self/task")? {

@@ -27,7 +27,8 @@ pub(crate) enum DeviceCommand {
     Writeback(WritebackArgs),
     /// Whether what serves swap cannot end up waiting for swap: each precaution, met or not
     Check(CheckArgs),
-    /// What `serve` starts when its server wants a dictionary; standard output is the socket by which the two talk
+    /// What `serve` starts when its server wants a dictionary; standard output is the socket by
+    /// which the two talk
     #[command(hide = true)]
     Train,
     /// What `serve --swap` starts beside itself
@@ -45,23 +46,27 @@ pub(crate) struct ServeArgs {
     /// Bytes of the device, 8G for example, 409G at most: what clients see, not what it takes
     #[arg(long)]
     pub(crate) size: Size,
-    /// lz4, zstd, zlib or qatzip (deflate, by a QAT device if there is one); none keeps pages as they are
+    /// lz4, zstd, zlib or qatzip (deflate, by a QAT device if there is one); none keeps pages as
+    /// they are
     #[arg(long, default_value = "zstd", value_parser = page_codec)]
     pub(crate) codec: Codec,
     /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) level: Option<i32>,
-    /// Who compresses for codec qatzip: a QAT device if there is one (auto), must be (qat), or software
+    /// Who compresses for codec qatzip: a QAT device if there is one (auto), must be (qat), or
+    /// software
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) accelerator: PageAccelerator,
-    /// Threads with an instance of the QAT device each [default: an eighth of the cores, at least one]
+    /// Threads with an instance of the QAT device each [default: an eighth of the cores, at least
+    /// one]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) qat_threads: Option<u16>,
     /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
-    /// Bytes of memory that the store may take, tables and all [default, and 0: any number]; a write that needs more
-    /// fails with ENOSPC. Beside it: 3 MiB for each connection, contexts, buffers
+    /// Bytes of memory that the store may take, tables and all [default, and 0: any number]; a
+    /// write that needs more fails with ENOSPC. Beside it: 3 MiB for each connection, contexts,
+    /// buffers
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Threads that share large requests with the one that took them [default: the cores but one]
@@ -79,13 +84,16 @@ pub(crate) struct ServeArgs {
     /// Queues of the disk, a thread each [default: the cores, at most 8]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
-    /// Memory for the requests of the disk that are under way [default: a 32nd of the machine's, 4M to 256M]
+    /// Memory for the requests of the disk that are under way [default: a 32nd of the machine's, 4M
+    /// to 256M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
-    /// Memory to have ready ahead of need [default: 64M; with --swap a 16th of the machine's, 8M to 512M]
+    /// Memory to have ready ahead of need [default: 64M; with --swap a 16th of the machine's, 8M to
+    /// 512M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
-    /// Make the disk a swap area and swap to it; without --ublk by the kernel's NBD client (module nbd)
+    /// Make the disk a swap area and swap to it; without --ublk by the kernel's NBD client (module
+    /// nbd)
     #[arg(long)]
     pub(crate) swap: bool,
     /// Areas of higher priority are filled first, 0 to 32767
@@ -100,8 +108,8 @@ pub(crate) struct ServeArgs {
     /// What the supervisor hands to the server it starts
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,
-    /// What becomes of pages that nobody touches: a TOML file with a section [policy] (docs/device.md) [default: they
-    /// are recompressed in groups after ten minutes]
+    /// What becomes of pages that nobody touches: a TOML file with a section [policy]
+    /// (docs/device.md) [default: they are recompressed in groups after ten minutes]
     #[arg(long, value_name = "FILE")]
     pub(crate) policy: Option<PathBuf>,
     /// NBD connections at a time
@@ -125,7 +133,8 @@ pub(crate) enum PageAccelerator {
     None,
 }
 
-/// Descriptors and names that a server has from its supervisor: `store=3,buffers=4,device=0,disk=/dev/nbd0`.
+/// Descriptors and names that a server has from its supervisor:
+/// `store=3,buffers=4,device=0,disk=/dev/nbd0`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inherited {
     pub(crate) store: i32,
@@ -144,7 +153,8 @@ pub(crate) struct Inherited {
     pub(crate) disk: Option<String>,
     /// Stand by until told to go.
     pub(crate) standby: bool,
-    /// In the place of a server that has gone: nothing that can be done without may keep it from going on.
+    /// In the place of a server that has gone: nothing that can be done without may keep it from
+    /// going on.
     pub(crate) replaces: bool,
 }
 
@@ -228,7 +238,8 @@ pub(crate) struct CheckArgs {
 pub(crate) struct WritebackArgs {
     /// The device
     pub(crate) name: String,
-    /// huge (stored as they are), idle, `huge_idle`, or incompressible (no smaller after recompression)
+    /// huge (stored as they are), idle, `huge_idle`, or incompressible (no smaller after
+    /// recompression)
     #[arg(value_parser = str::parse::<policy::What>)]
     pub(crate) what: policy::What,
     /// Seconds to wait until it is done; what is not done by then goes on

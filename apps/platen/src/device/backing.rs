@@ -1,4 +1,5 @@
-//! The file or block device that pages are written back to: made by the supervisor, taken by each server.
+//! The file or block device that pages are written back to: made by the supervisor, taken by each
+//! server.
 
 use super::args::Inherited;
 use crate::say::say;
@@ -12,8 +13,9 @@ use std::thread;
 use std::time::Duration;
 use store::{BackingError, Disk, DiskError, FileDisk, Store};
 
-/// Opens and locks the device that the settings name, and says on it that it is this store's. `None` if they name none.
-/// `swap`: what is swapped out is to go there. A file that was made is removed again unless it is kept.
+/// Opens and locks the device that the settings name, and says on it that it is this store's.
+/// `None` if they name none. `swap`: what is swapped out is to go there. A file that was made is
+/// removed again unless it is kept.
 pub(super) fn make(
     settings: &Settings,
     store: &Store,
@@ -52,7 +54,8 @@ pub(super) fn make(
     Ok(Some((disk, new)))
 }
 
-/// A file that was made for a device that is not served yet: it goes with what was to serve it, unless it is kept.
+/// A file that was made for a device that is not served yet: it goes with what was to serve it,
+/// unless it is kept.
 #[derive(Debug)]
 pub(super) struct NewFile(Option<(PathBuf, (u64, u64))>);
 
@@ -78,11 +81,12 @@ impl Drop for NewFile {
     }
 }
 
-/// The device that the supervisor has left to us, whatever anybody says of it now: pages are on it. One that stands by
-/// does this before it is needed, since it takes memory.
+/// The device that the supervisor has left to us, whatever anybody says of it now: pages are on it.
+/// One that stands by does this before it is needed, since it takes memory.
 pub(super) fn inherit(inherited: &Inherited) -> Option<anyhow::Result<FileDisk>> {
     let number = inherited.backing?;
-    // Not by its path: that would wait for a disk that does not answer, and forget that it is opened for direct I/O.
+    // Not by its path: that would wait for a disk that does not answer, and forget that it is
+    // opened for direct I/O.
     let fd = swap::supervisor::descriptor(number)
         .with_context(|| format!("the supervisor has not left descriptor {number}"));
     let taken = fd.and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
@@ -98,10 +102,10 @@ pub(super) fn table(disk: &anyhow::Result<FileDisk>) -> usize {
 /// Why there is no backing device, if somebody has found that out.
 pub(super) type Refused = Arc<OnceLock<String>>;
 
-/// Gives the store its device: the one that the supervisor has made, or without one a new one. One that cannot be used
-/// is an error of a new store; one that has had servers does what can be done without, and says why. Such a one is
-/// not waited for either: it may not answer, and the host waits for what is in memory. A file that was made for it comes
-/// as well.
+/// Gives the store its device: the one that the supervisor has made, or without one a new one. One
+/// that cannot be used is an error of a new store; one that has had servers does what can be done
+/// without, and says why. Such a one is not waited for either: it may not answer, and the host
+/// waits for what is in memory. A file that was made for it comes as well.
 pub(super) fn attach(
     settings: &Settings,
     store: &Arc<Store>,

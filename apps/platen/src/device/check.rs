@@ -67,8 +67,9 @@ impl Family {
     }
 }
 
-/// Who belongs to `server`: a supervisor is its parent and the same program, those that stand by are that one's other
-/// children with the arguments of a server. Helpers and trainers come and go, and are not needed.
+/// Who belongs to `server`: a supervisor is its parent and the same program, those that stand by
+/// are that one's other children with the arguments of a server. Helpers and trainers come and go,
+/// and are not needed.
 fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
     let program = |pid: u32| std::fs::read_link(proc.join(format!("{pid}/exe"))).ok();
     let parent = parent(proc, server).with_context(|| format!("process {server}"))?;

@@ -1,7 +1,8 @@
 //! What only one device can have: its name, its sockets, the port of its metrics.
 //!
-//! The supervisor claims all of it once and hands it on to every server. While there is no server nobody else can get
-//! any of it, so that nothing of it can keep the next one from serving; clients connect and wait meanwhile.
+//! The supervisor claims all of it once and hands it on to every server. While there is no server
+//! nobody else can get any of it, so that nothing of it can keep the next one from serving; clients
+//! connect and wait meanwhile.
 
 use super::args::{Inherited, ServeArgs};
 use super::control;
@@ -105,7 +106,8 @@ fn place(path: &Path) -> Option<Place> {
     Some((there.st_dev, there.st_ino))
 }
 
-/// What the supervisor has in folders. For the server that outlives one that is killed: it removes them at its end.
+/// What the supervisor has in folders. For the server that outlives one that is killed: it removes
+/// them at its end.
 #[derive(Debug)]
 pub(super) struct Left(Vec<(PathBuf, Place)>);
 
@@ -133,8 +135,8 @@ impl Left {
     }
 }
 
-/// A device's name. Who has it may take a socket's place that nobody listens on: two who looked at the same time would
-/// both take it.
+/// A device's name. Who has it may take a socket's place that nobody listens on: two who looked at
+/// the same time would both take it.
 #[derive(Debug)]
 struct Lock {
     fd: OwnedFd,

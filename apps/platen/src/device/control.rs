@@ -1,8 +1,8 @@
-//! The control socket: one line in, one line of JSON out. `stat`; `writeback` and what, which gives a ticket, and
-//! `written` and that.
+//! The control socket: one line in, one line of JSON out. `stat`; `writeback` and what, which gives
+//! a ticket, and `written` and that.
 //!
-//! One client at a time, a second for all of its question, 64 bytes of it: nobody who connects can make the
-//! server wait or grow. It has nothing to do with the I/O path.
+//! One client at a time, a second for all of its question, 64 bytes of it: nobody who connects can
+//! make the server wait or grow. It has nothing to do with the I/O path.
 
 use super::args::ServeArgs;
 use anyhow::{bail, ensure, Context};
@@ -85,7 +85,8 @@ pub(crate) fn check(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers questions with what `answer` gives, until dropped; it gives none to what it does not know.
+/// Answers questions with what `answer` gives, until dropped; it gives none to what it does not
+/// know.
 pub(crate) struct Control {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
@@ -139,8 +140,8 @@ fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> io::Re
     }
 }
 
-/// A line of `most` bytes at most, or what there is of it before the end; `TimedOut` if it is not there by `until`,
-/// however much comes meanwhile.
+/// A line of `most` bytes at most, or what there is of it before the end; `TimedOut` if it is not
+/// there by `until`, however much comes meanwhile.
 fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result<String> {
     let (mut line, mut part) = (Vec::new(), [0; 4096]);
     while line.len() < most && line.last() != Some(&b'\n') {
@@ -164,10 +165,12 @@ fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result
     String::from_utf8(line).map_err(invalid)
 }
 
-/// Asks the device behind a control socket. One that hangs, or is stopped, is not waited for longer than 5 s.
+/// Asks the device behind a control socket. One that hangs, or is stopped, is not waited for longer
+/// than 5 s.
 ///
 /// # Errors
-/// Why there is no answer, as what is said of a device: "it is not served", "it does not answer within 5 s".
+/// Why there is no answer, as what is said of a device: "it is not served", "it does not answer
+/// within 5 s".
 pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
     let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
     let silent = || format!("it does not answer within {} s", ANSWERED.as_secs());

@@ -1,7 +1,7 @@
 //! A Prometheus endpoint: text format 0.0.4 over HTTP/1.1, one client at a time.
 //!
-//! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do with
-//! the I/O path.
+//! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do
+//! with the I/O path.
 
 use super::status::Status;
 use crate::say::say;

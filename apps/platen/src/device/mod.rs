@@ -41,8 +41,8 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
 /// Runs what others wait for, and what nobody may be watching.
 fn unattended(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     say_panics();
-    // Who is started from `/proc/self/exe` is called "exe" by the kernel, and so in `ps` and where it says whom it kills.
-    // As little of a reason not to serve as there is.
+    // Who is started from `/proc/self/exe` is called "exe" by the kernel, and so in `ps` and where
+    // it says whom it kills. As little of a reason not to serve as there is.
     let _ = std::fs::write("/proc/self/comm", "platen");
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -23,9 +23,9 @@ pub(super) fn check(args: &ServeArgs) -> anyhow::Result<()> {
 pub(super) struct Offload(Option<JoinHandle<()>>);
 
 impl Offload {
-    /// Has the device's pages compressed by a QAT device, if that is wanted and there. A server that `replaces` another one
-    /// serves in software until then: to start a device asks for memory, which may have to be written here first,
-    /// and without one what is stored is as good.
+    /// Has the device's pages compressed by a QAT device, if that is wanted and there. A server
+    /// that `replaces` another one serves in software until then: to start a device asks for
+    /// memory, which may have to be written here first, and without one what is stored is as good.
     pub(super) fn begin(
         args: &ServeArgs,
         device: &Arc<Device>,

@@ -1,5 +1,5 @@
-//! The server behind `platen device serve`: a device and its ways in. Its supervisor starts it, unless it is to have
-//! none.
+//! The server behind `platen device serve`: a device and its ways in. Its supervisor starts it,
+//! unless it is to have none.
 
 use super::args::{Inherited, ServeArgs};
 use super::backing;
@@ -30,14 +30,16 @@ use std::thread;
 use std::time::Duration;
 use store::{Keeper, Store};
 
-/// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on a machine of a
-/// few cores. One that stands by has so much ready.
+/// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on
+/// a machine of a few cores. One that stands by has so much ready.
 const HEAP: usize = 12 << 20;
 
-/// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger codec's context.
+/// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger
+/// codec's context.
 const BACKING_HEAP: usize = 4 << 20;
 
-/// What it allocates more to try a dictionary that was trained: contexts and buffers of the policy's thread.
+/// What it allocates more to try a dictionary that was trained: contexts and buffers of the
+/// policy's thread.
 const TRIAL_HEAP: usize = 2 << 20;
 
 /// Threads that a server starts, on such a machine.
@@ -225,7 +227,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     if let Some(new) = new {
         new.keep();
     }
-    // On a thread of its own: it asks for memory, which may have to be written to this very device first.
+    // On a thread of its own: it asks for memory, which may have to be written to this very device
+    // first.
     let starting = idle.enabled.then(|| {
         let (store, policy) = (Arc::clone(&store), Arc::clone(&policy));
         thread::Builder::new().name("policy-start".into()).spawn(move || {
@@ -263,8 +266,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     served
 }
 
-/// What a server allocates more for dictionaries of this level: tables of all that may come, and a context for each
-/// thread that compresses.
+/// What a server allocates more for dictionaries of this level: tables of all that may come, and a
+/// context for each thread that compresses.
 fn dictionary_heap(level: i32, threads: usize) -> usize {
     let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
     tables + threads * Dictionary::context_memory(level) + TRIAL_HEAP
@@ -283,7 +286,8 @@ fn compressing(args: &ServeArgs, fetchers: usize) -> usize {
     workers + queues + connections + fetchers + 1
 }
 
-/// Who starts processes that train dictionaries: the supervisor, if there is one, and they are to be trained.
+/// Who starts processes that train dictionaries: the supervisor, if there is one, and they are to
+/// be trained.
 fn trainer(
     supervisor: &Supervisor,
     trains: bool,
@@ -291,7 +295,8 @@ fn trainer(
 ) -> anyhow::Result<Option<Trainer>> {
     let Some(stream) = supervisor.stream.as_ref().filter(|_| trains) else { return Ok(None) };
     let (start, stop) = (stream.try_clone()?, stream.try_clone()?);
-    // Neither waits nor allocates. Who is not heard has no trainer, and sees the other end of the socket go.
+    // Neither waits nor allocates. Who is not heard has no trainer, and sees the other end of the
+    // socket go.
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let start = Box::new(move |channel: OwnedFd| {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -318,7 +323,8 @@ fn serve(
     let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
     let Some(disk) = disk else {
         if args.swap {
-            // Answers take memory of the kernel's: whoever sends them must not wait for what they bring about.
+            // Answers take memory of the kernel's: whoever sends them must not wait for what they
+            // bring about.
             say_untaken(swap::prefer_this().err());
         }
         return by_nbd(listener.context("no transport")?);
@@ -349,8 +355,9 @@ fn serve(
     })
 }
 
-/// The same with a file of FUSE's, which is mounted again when somebody unmounts it: what the device holds is to be
-/// there until it is told to end, and that is another word. The same when it cannot be mounted at first.
+/// The same with a file of FUSE's, which is mounted again when somebody unmounts it: what the
+/// device holds is to be there until it is told to end, and that is another word. The same when it
+/// cannot be mounted at first.
 fn serve_file(
     path: &Path,
     file: Option<fuse::Server>,
@@ -460,7 +467,8 @@ impl Supervisor {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Waits until this server is needed: the ublk device that there is, if any. `None` if it never will be.
+    /// Waits until this server is needed: the ublk device that there is, if any. `None` if it never
+    /// will be.
     fn wait_for_go(&self) -> anyhow::Result<Option<Option<u32>>> {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
@@ -484,9 +492,9 @@ impl Supervisor {
         }
     }
 
-    /// Calls `stop` when it is time to end: when the supervisor says so. When the supervisor has been killed
-    /// a server with a `disk` of the kernel's goes on, and follows signals, except while that is swapped to; others
-    /// end.
+    /// Calls `stop` when it is time to end: when the supervisor says so. When the supervisor has
+    /// been killed a server with a `disk` of the kernel's goes on, and follows signals, except
+    /// while that is swapped to; others end.
     fn listen(
         &self,
         disk: Option<String>,
@@ -495,7 +503,8 @@ impl Supervisor {
         let stop = Arc::new(stop);
         let alone = disk.is_some();
         let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&self.gone));
-        // A terminal and a service manager send signals to all: only the supervisor knows what comes first.
+        // A terminal and a service manager send signals to all: only the supervisor knows what
+        // comes first.
         ctrlc::set_handler(move || {
             if seen.load(Ordering::Acquire) {
                 match disk.as_ref().filter(|disk| swapped_to(disk)) {
@@ -538,8 +547,8 @@ struct Client {
 }
 
 impl Client {
-    /// Whether it has given a connection up of which swapping depends. It does when a request is not answered for
-    /// some time, has it done by another connection, and asks for no new one.
+    /// Whether it has given a connection up of which swapping depends. It does when a request is
+    /// not answered for some time, has it done by another connection, and asks for no new one.
     fn is_lost(&self) -> bool {
         self.nbd.simple_ended() > 0
             && !self.stopping.load(Ordering::Acquire)
@@ -547,8 +556,9 @@ impl Client {
     }
 }
 
-/// Prints the first damage that an I/O thread finds: they do not print. Ends the process when the kernel's client
-/// is lost: only with a new server does it get new connections, and what lies in the old ones is done by nobody.
+/// Prints the first damage that an I/O thread finds: they do not print. Ends the process when the
+/// kernel's client is lost: only with a new server does it get new connections, and what lies in
+/// the old ones is done by nobody.
 struct Watch {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,

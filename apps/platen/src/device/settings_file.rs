@@ -9,8 +9,8 @@ use std::path::Path;
 /// Bytes of such a file, a hundred times what all keys take.
 const MOST: usize = 64 << 10;
 
-/// The text of a regular file of 64 KiB at most. It never waits for whoever might write to a pipe, and takes no more
-/// memory than that.
+/// The text of a regular file of 64 KiB at most. It never waits for whoever might write to a pipe,
+/// and takes no more memory than that.
 ///
 /// # Errors
 /// It is something else, larger, not text, or cannot be read.

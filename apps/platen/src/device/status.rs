@@ -38,8 +38,8 @@ pub(crate) struct Status {
     /// What was done with idle pages; none while they are left alone.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
-    /// How the policy knows that memory is short: `trigger` or `average` of the kernel's pressure stall information, or
-    /// `none`: then it does not.
+    /// How the policy knows that memory is short: `trigger` or `average` of the kernel's pressure
+    /// stall information, or `none`: then it does not.
     #[serde(default)]
     pub(crate) pressure: Option<String>,
 }
@@ -147,8 +147,8 @@ impl BackingStatus {
     }
 }
 
-/// What a QAT device has done, and what was done in its stead. Pages that are written while no instance is well are in
-/// none of these: nobody gave them to a device.
+/// What a QAT device has done, and what was done in its stead. Pages that are written while no
+/// instance is well are in none of these: nobody gave them to a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Accelerated {
     pub(crate) threads: u64,
@@ -320,8 +320,9 @@ impl Status {
         flags
     }
 
-    /// Plain bytes by the byte of memory in use, tables and all. What is on the backing device is no part of either. What is only ready for the next writes
-    /// is the same however much is stored, and is left out.
+    /// Plain bytes by the byte of memory in use, tables and all. What is on the backing device is
+    /// no part of either. What is only ready for the next writes is the same however much is
+    /// stored, and is left out.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub(crate) fn ratio(&self) -> f64 {
         let used = self.mm_stat.mem_used_total.saturating_sub(self.platen.mem_ready);
@@ -493,7 +494,8 @@ impl Own {
 mod tests {
     use super::*;
 
-    /// What zram's files in `/sys/block/zramN` have, in their order (Documentation/admin-guide/blockdev/zram.rst).
+    /// What zram's files in `/sys/block/zramN` have, in their order
+    /// (Documentation/admin-guide/blockdev/zram.rst).
     const MM_STAT: [&str; 9] = [
         "orig_data_size",
         "compr_data_size",
@@ -518,7 +520,8 @@ mod tests {
             .unzip()
     }
 
-    /// What is shown, in the table and to Prometheus, is what is written, under zram's names in zram's order.
+    /// What is shown, in the table and to Prometheus, is what is written, under zram's names in
+    /// zram's order.
     fn compare<const N: usize>(
         zrams: [&str; N],
         value: &impl Serialize,

@@ -25,7 +25,8 @@ use store::Store;
 use swap::supervisor::{supervise, Service, SuperviseError};
 use ublk::Buffers;
 
-/// Stacks of a server's threads: memory that is locked is all there, and a guest of 256 MB has none to spare.
+/// Stacks of a server's threads: memory that is locked is all there, and a guest of 256 MB has none
+/// to spare.
 const STACK: &str = "262144";
 
 /// How long a trainer may take: the server waits for less.
@@ -33,7 +34,8 @@ const TRAINING: Duration = Duration::from_secs(150);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let pages = pages(args)?;
-    // Read here and nowhere else: servers get the text, and not what has become of the file meanwhile.
+    // Read here and nowhere else: servers get the text, and not what has become of the file
+    // meanwhile.
     let text = settings_text(args)?;
     let idle = settings(args, text.as_deref())?;
     for key in idle.without_effect() {
@@ -139,7 +141,8 @@ pub(super) fn pages(args: &ServeArgs) -> anyhow::Result<u64> {
     Ok(size / page)
 }
 
-/// What is to become of idle pages: what the supervisor has read, or without one what the file says.
+/// What is to become of idle pages: what the supervisor has read, or without one what the file
+/// says.
 pub(super) fn policy_settings(
     args: &ServeArgs,
     inherited: Option<&Inherited>,
@@ -177,11 +180,12 @@ fn left_text(number: i32) -> anyhow::Result<String> {
 
 /// Whether dictionaries are trained, where there is a supervisor.
 ///
-/// Also while the host swaps to the disk: nobody waits there for what a trainer holds. The trainer may wait for memory,
-/// for the very disk, for ever. The server waits for nobody's word, and shares no lock with it (`policy/channel.rs`);
-/// the supervisor starts it while memory is not short, as it starts everything else, and never waits for its end. It is
-/// the first to be killed for memory, and has no more than it is allowed. Its memory is not locked, and is its own
-/// process's: all of it comes back when that ends.
+/// Also while the host swaps to the disk: nobody waits there for what a trainer holds. The trainer
+/// may wait for memory, for the very disk, for ever. The server waits for nobody's word, and shares
+/// no lock with it (`policy/channel.rs`); the supervisor starts it while memory is not short, as it
+/// starts everything else, and never waits for its end. It is the first to be killed for memory,
+/// and has no more than it is allowed. Its memory is not locked, and is its own process's: all of
+/// it comes back when that ends.
 pub(super) fn trains(args: &ServeArgs, idle: &policy::Settings) -> bool {
     args.codec == codec::Codec::Zstd && idle.trains()
 }
@@ -204,7 +208,8 @@ pub(super) fn store_options(args: &ServeArgs) -> store::Options {
         (None, false) => {}
     }
     if args.swap {
-        // The kernel keeps a page that cannot be written and tries others; whoever reads waits behind us.
+        // The kernel keeps a page that cannot be written and tries others; whoever reads waits
+        // behind us.
         options.patience = Duration::from_millis(50);
     }
     options
@@ -270,7 +275,8 @@ impl Serving<'_> {
     }
 }
 
-/// This program, though its file may have been replaced. It calls itself by its name: see `device::run`.
+/// This program, though its file may have been replaced. It calls itself by its name: see
+/// `device::run`.
 fn myself() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("platen");
@@ -341,7 +347,8 @@ impl Service for Serving<'_> {
     }
 
     fn ready_limit(&self) -> Duration {
-        // Taking a store over takes 0.03 s for a GiB; a second where every object has to be asked what is true.
+        // Taking a store over takes 0.03 s for a GiB; a second where every object has to be asked
+        // what is true.
         let Size(size) = self.args.size;
         Duration::from_secs(60 + (size >> 30))
     }
@@ -352,7 +359,8 @@ impl Service for Serving<'_> {
         }
         let mut command = myself();
         command.args(["device", "train"]).stdout(Stdio::from(channel));
-        // Not our log, which may be a pipe: who writes to one may have to wait for memory, with its lock.
+        // Not our log, which may be a pipe: who writes to one may have to wait for memory, with its
+        // lock.
         command.stderr(Stdio::null());
         Some((command, TRAINING))
     }

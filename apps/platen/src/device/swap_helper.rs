@@ -1,4 +1,5 @@
-//! What may take long, or be killed, around swapping: processes of their own that the supervisor starts.
+//! What may take long, or be killed, around swapping: processes of their own that the supervisor
+//! starts.
 
 use super::args::{SwapHelperArgs, SwapTask};
 use crate::say::say;
@@ -49,8 +50,8 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
 }
 
 fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
-    // This process may be swapped out, write pages out and be killed like any other: nothing depends on it. What
-    // cannot be undone of what it inherits is as well.
+    // This process may be swapped out, write pages out and be killed like any other: nothing
+    // depends on it. What cannot be undone of what it inherits is as well.
     let _ = rustix::process::configure_io_flusher_behavior(false);
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     if let Some(used) = area::in_use(disk)? {

@@ -1,9 +1,10 @@
-//! `platen device train`: the process that trains a dictionary for a server. Its supervisor starts it, and kills it when
-//! it takes long; what it makes is read with suspicion.
+//! `platen device train`: the process that trains a dictionary for a server. Its supervisor starts
+//! it, and kills it when it takes long; what it makes is read with suspicion.
 //!
-//! It has nothing in common with server and supervisor that it could hold while it waits for memory: standard output is
-//! its end of a pair of sockets, the other two are `/dev/null` (a log that is a pipe has one lock for all who write to
-//! it). How it ended is its status, which the supervisor says when it is not 0.
+//! It has nothing in common with server and supervisor that it could hold while it waits for
+//! memory: standard output is its end of a pair of sockets, the other two are `/dev/null` (a log
+//! that is a pipe has one lock for all who write to it). How it ended is its status, which the
+//! supervisor says when it is not 0.
 
 use crate::say::say;
 use anyhow::Context;

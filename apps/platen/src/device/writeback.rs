@@ -1,7 +1,7 @@
 //! `platen device writeback`: by hand what the policy does by itself.
 //!
-//! The server gives a ticket, and says what came of it when it is over. A ticket is of one server: its successor knows
-//! nothing of it, and has another generation.
+//! The server gives a ticket, and says what came of it when it is over. A ticket is of one server:
+//! its successor knows nothing of it, and has another generation.
 
 use super::args::WritebackArgs;
 use super::control;

@@ -1,4 +1,5 @@
-//! Dictionaries of a device that is served: trained by a process of its own, which may do what it likes.
+//! Dictionaries of a device that is served: trained by a process of its own, which may do what it
+//! likes.
 
 use super::{have, replace, run, Served, MIB};
 use rustix::process::{kill_process, Pid, Signal};
@@ -28,7 +29,8 @@ fn records(pages: usize) -> Vec<u8> {
 const SHORT: &str = "some avg10=99.00 avg60=0.00 avg300=0.00 total=0\n";
 const NOT_SHORT: &str = "some avg10=00.00 avg60=0.00 avg300=0.00 total=0\n";
 
-/// Trains as soon as there is something to train on, and takes a file of `folder` for the kernel's word on memory.
+/// Trains as soon as there is something to train on, and takes a file of `folder` for the kernel's
+/// word on memory.
 fn dictionary_policy(folder: &Path) -> String {
     let pressure = folder.join("pressure").display().to_string();
     format!("[policy]\ndictionary_pages = 4096\n[policy.pressure]\nfile = \"{pressure}\"\n")
@@ -80,8 +82,9 @@ fn a_dictionary_is_trained_apart_and_outlives_its_server() {
     served.end();
 }
 
-/// A device full of records whose trainer has been stopped in the middle of its work: the folder of its settings, the
-/// device, what is on it, and the trainer. `None` if it was too fast to be stopped, whatever was tried.
+/// A device full of records whose trainer has been stopped in the middle of its work: the folder of
+/// its settings, the device, what is on it, and the trainer. `None` if it was too fast to be
+/// stopped, whatever was tried.
 fn with_a_trainer_that_hangs() -> Option<(tempfile::TempDir, Served, Vec<u8>, Pid)> {
     for _ in 0..10 {
         let folder = tempfile::tempdir().unwrap();

@@ -77,7 +77,8 @@ fn a_file_that_somebody_unmounts_is_mounted_again_and_has_lost_nothing() {
     assert!(!is_mounted());
 }
 
-/// Without a change of mounts being seen the path would be the empty file beneath for as long as somebody has it open.
+/// Without a change of mounts being seen the path would be the empty file beneath for as long as
+/// somebody has it open.
 #[test]
 fn a_file_that_is_unmounted_while_it_is_open_is_mounted_again_too() {
     use std::os::unix::fs::FileExt;

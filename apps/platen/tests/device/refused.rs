@@ -27,7 +27,8 @@ fn where_something_else_is_nothing_is_served() {
     }
 }
 
-/// As `ulimit -f` and `LimitFSIZE=` have it: the store is a file, and the kernel's signal would end the process.
+/// As `ulimit -f` and `LimitFSIZE=` have it: the store is a file, and the kernel's signal would end
+/// the process.
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error_with_a_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -82,7 +83,8 @@ fn a_key_that_says_nothing_is_told() {
     assert!(log.contains("policy: writeback_limit says nothing without backing_dev"), "{log}");
 }
 
-/// A server that was stopped, and one that was killed: each ends `stat` soon, with a word and not with success.
+/// A server that was stopped, and one that was killed: each ends `stat` soon, with a word and not
+/// with success.
 #[test]
 fn who_asks_a_device_that_does_not_answer_is_told_so() {
     let served = Served::new(&["--no-supervisor"]);

@@ -1,7 +1,9 @@
-//! A migration in discrete events, simulated: QEMU, readers, credit, codec threads, a link, a destination.
+//! A migration in discrete events, simulated: QEMU, readers, credit, codec threads, a link, a
+//! destination.
 //!
-//! The window is the session's: 15 ms of drain above the least latency, between 1 and 64 MiB, chunks a
-//! quarter of it up to 512 KiB. What is left out: how a shorter chunk compresses less well, and waking up.
+//! The window is the session's: 15 ms of drain above the least latency, between 1 and 64 MiB,
+//! chunks a quarter of it up to 512 KiB. What is left out: how a shorter chunk compresses less
+//! well, and waking up.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -37,7 +37,8 @@ fn a_link_that_changes_midway_is_followed() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Over a long round trip nothing is delivered at first, whatever the bottleneck seems to be: that is no link of 0 bytes/s.
+/// Over a long round trip nothing is delivered at first, whatever the bottleneck seems to be: that
+/// is no link of 0 bytes/s.
 #[test]
 fn until_something_was_delivered_the_start_stands() {
     for bottleneck in [Bottleneck::Source, Bottleneck::Destination, Bottleneck::Workers] {
@@ -83,8 +84,8 @@ fn noise_on_what_is_observed_does_little_harm() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// That data which is not looked at can be compressed again is only found out by trying: some ten chunks
-/// in each 2048 of a phase.
+/// That data which is not looked at can be compressed again is only found out by trying: some ten
+/// chunks in each 2048 of a phase.
 #[test]
 fn it_does_without_a_look_at_chunks() {
     let mut failed = Vec::new();
@@ -114,8 +115,9 @@ fn a_slow_destination_is_not_taken_for_a_slow_link() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// What a destination takes by fits and starts has to be there when it takes it: the window has no room for slow codecs
-/// then, and neither link nor codec threads may be planned to be busy all the time. 1.24 without that.
+/// What a destination takes by fits and starts has to be there when it takes it: the window has no
+/// room for slow codecs then, and neither link nor codec threads may be planned to be busy all the
+/// time. 1.24 without that.
 #[test]
 fn a_slow_destination_behind_a_narrow_link_is_kept_busy() {
     let mut failed = Vec::new();
@@ -130,7 +132,8 @@ fn a_slow_destination_behind_a_narrow_link_is_kept_busy() {
                     ..World::new(0.119, data)
                 };
                 let name = format!("{name}, {destination}, {workers} threads");
-                // With 8 threads some fixed choices that are slow to encode do better by up to 10 %.
+                // With 8 threads some fixed choices that are slow to encode do better by up to 10
+                // %.
                 check(&name, &world, 0.06 * world.bytes / destination, &mut failed);
             }
         }
@@ -225,7 +228,8 @@ fn a_turn_of_the_data_is_followed_within_some_ten_chunks() {
     assert!(turn(TEXT, 100) > 90, "text goes raw\n{}", auto.current());
 }
 
-/// 10 Gbit/s and one codec thread, where a wrong choice for all chunks costs most: auto's time by the best fixed choice's.
+/// 10 Gbit/s and one codec thread, where a wrong choice for all chunks costs most: auto's time by
+/// the best fixed choice's.
 fn with_one_thread(name: &str) -> f64 {
     let (_, data) = DATA.into_iter().find(|(known, _)| *known == name).expect("there is such data");
     let world = World { workers: 1, bytes: 6e9, ..World::new(1.25, data) };
@@ -234,14 +238,16 @@ fn with_one_thread(name: &str) -> f64 {
     chosen.time / best.time
 }
 
-/// 0.89 of the best fixed choice's time, and 0.93 if a class without chunks is planned for like the others.
+/// 0.89 of the best fixed choice's time, and 0.93 if a class without chunks is planned for like the
+/// others.
 #[test]
 fn a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all() {
     let phases = with_one_thread("phases");
     assert!(phases < 0.91, "{phases}");
 }
 
-/// 0.72 and 0.75 of the best fixed choice's time, and 0.75 and 0.80 if what is rare gets what is best for it alone.
+/// 0.72 and 0.75 of the best fixed choice's time, and 0.75 and 0.80 if what is rare gets what is
+/// best for it alone.
 #[test]
 fn what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others() {
     let (guest, mixed) = (with_one_thread("guest"), with_one_thread("mixed"));

@@ -5,7 +5,8 @@ use controller::Class;
 /// What the chunks were encoded with: zstd of these levels after none and lz4.
 pub(crate) const LEVELS: [i32; 9] = [-5, -3, -1, 1, 2, 3, 5, 7, 9];
 
-/// A chunk: its class, and for none, lz4 and each of [`LEVELS`] encoded bytes of 10000 and CPU ps a byte.
+/// A chunk: its class, and for none, lz4 and each of [`LEVELS`] encoded bytes of 10000 and CPU ps a
+/// byte.
 pub(crate) type Row = (Class, [(u32, u64); 11]);
 
 /// Chunks of "text".

@@ -158,8 +158,8 @@ impl<Q: Queue> Connection<'_, Q> {
         any
     }
 
-    /// The first slice of a read that is over and may be sent: the next one of its read, and no other reply is half
-    /// sent.
+    /// The first slice of a read that is over and may be sent: the next one of its read, and no
+    /// other reply is half sent.
     pub(super) fn next_to_send(&self) -> Option<usize> {
         let mut behind = [false; LARGES];
         (0..self.outgoing.len()).find(|&at| {
@@ -170,8 +170,8 @@ impl<Q: Queue> Connection<'_, Q> {
         })
     }
 
-    /// Whether the reply to a read may begin. A simple one must then come to its end before any other, and waits for
-    /// as much of it as there are slices for.
+    /// Whether the reply to a read may begin. A simple one must then come to its end before any
+    /// other, and waits for as much of it as there are slices for.
     pub(super) fn may_begin(&self, large: usize) -> bool {
         if self.session.structured {
             return true;

@@ -31,8 +31,8 @@ impl Eyes {
         text.parse().map_err(|_| format!("queue/{name} of {} is {text:?}", disk.display()))
     }
 
-    /// The disk takes discards, and the kernel makes some: whether `swapon` has asked for it is in no file, only in
-    /// what the kernel has logged of it.
+    /// The disk takes discards, and the kernel makes some: whether `swapon` has asked for it is in
+    /// no file, only in what the kernel has logged of it.
     pub(super) fn discards(&self, disk: &Path) -> Found {
         let max = self.queue_number(disk, "discard_max_bytes")?;
         let granularity = self.queue_number(disk, "discard_granularity")?;
@@ -95,8 +95,8 @@ impl Eyes {
     }
 }
 
-/// The flags in the kernel's word that it swaps to `disk` now: `SS` for no seeks, `D` for a disk that discards, `s` for
-/// one discard of all of it, `c` for discards of what is freed.
+/// The flags in the kernel's word that it swaps to `disk` now: `SS` for no seeks, `D` for a disk
+/// that discards, `s` for one discard of all of it, `c` for discards of what is freed.
 fn swapon_flags<'a>(line: &'a str, disk: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once("Adding ")?;
     let (named, rest) = rest.split_once(" swap on ")?.1.split_once(" Priority:")?;

@@ -1,7 +1,9 @@
-//! The check of the precautions: what the kernel says of running processes, not what they meant to do.
+//! The check of the precautions: what the kernel says of running processes, not what they meant to
+//! do.
 //!
-//! Everything is read from `/proc`, `/sys` and the kernel's log, so that the check works on any process, from another
-//! one. What cannot be read there is said to be [unseen](State::Unseen), not taken for met.
+//! Everything is read from `/proc`, `/sys` and the kernel's log, so that the check works on any
+//! process, from another one. What cannot be read there is said to be [unseen](State::Unseen), not
+//! taken for met.
 
 mod disk;
 mod process;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use super::{Eyes, Found, Memory, Not};
 
 impl Eyes {
-    /// Every thread is an I/O flusher. The kernel shows it in the flags of a task, whose bits are its own
-    /// business: which ones they are is found by turning it off and on in a thread of this process.
+    /// Every thread is an I/O flusher. The kernel shows it in the flags of a task, whose bits are
+    /// its own business: which ones they are is found by turning it off and on in a thread of this
+    /// process.
     pub(super) fn flushers(&self, pids: &[u32]) -> Found {
         let bits = self.flusher.as_ref().map_err(|why| Not::Seen(format!("cannot tell: {why}")))?;
         let mut threads = 0;
@@ -44,7 +45,8 @@ impl Eyes {
         self.read(&format!("proc/{pid}/{file}"))
     }
 
-    /// Every mapping is locked, but those that the kernel or a driver makes and that are never swapped.
+    /// Every mapping is locked, but those that the kernel or a driver makes and that are never
+    /// swapped.
     pub(super) fn locked(&self, pids: &[u32]) -> Found {
         let one = |&pid: &u32| {
             let unlocked = unlocked(&self.of(pid, "smaps")?);
@@ -121,8 +123,9 @@ impl Eyes {
         Ok("the kernel does not kill it for memory".into())
     }
 
-    /// None is written to a file below one page, and none to a program from a process that may write one byte: the
-    /// kernel takes that for its own helper's. A limit of 0 keeps no program from getting one.
+    /// None is written to a file below one page, and none to a program from a process that may
+    /// write one byte: the kernel takes that for its own helper's. A limit of 0 keeps no program
+    /// from getting one.
     pub(super) fn cores(&self, pids: &[u32]) -> Found {
         // A kernel that has none writes none.
         let pattern = self.read("proc/sys/kernel/core_pattern").unwrap_or_default();
@@ -148,7 +151,8 @@ impl Eyes {
         Ok("none is written, to no file and no program".into())
     }
 
-    /// The cgroup that each is in has no swap: itself, or by one above it. None of these has a limit.
+    /// The cgroup that each is in has no swap: itself, or by one above it. None of these has a
+    /// limit.
     pub(super) fn cgroup(&self, pids: &[u32]) -> Found {
         let base = Path::new("sys/fs/cgroup");
         for &pid in pids {
@@ -168,7 +172,8 @@ impl Eyes {
                 let name = format!("/{}", level.display());
                 match value("memory.swap.max") {
                     Some(swap) => swapless |= swap == "0",
-                    // The root has no such files, and whoever lies below a group without them neither.
+                    // The root has no such files, and whoever lies below a group without them
+                    // neither.
                     None if level == leaf => {
                         let no = "is the root, or has no memory controller";
                         return Err(format!("cgroup {path} {no}: {}", remedy(path)).into());
@@ -267,8 +272,8 @@ pub(super) fn unlocked(smaps: &str) -> Vec<String> {
         let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let has = |flag| flags.contains(&flag);
-        // Locked; or of pages without a page behind them (pf), of a device (io), or the kernel's own (in
-        // brackets, which a heap and a stack are not).
+        // Locked; or of pages without a page behind them (pf), of a device (io), or the kernel's
+        // own (in brackets, which a heap and a stack are not).
         let name = head.split_whitespace().nth(5).unwrap_or_default();
         let kernels = matches!(name, "[vvar]" | "[vdso]" | "[vsyscall]" | "[vvar_vclock]");
         // A driver's memory is not swapped, and mlock leaves it out.

@@ -1,4 +1,5 @@
-//! The check on made trees: all is met in one, and each change makes one item, and no other, say so.
+//! The check on made trees: all is met in one, and each change makes one item, and no other, say
+//! so.
 
 use std::os::unix::fs::symlink;
 

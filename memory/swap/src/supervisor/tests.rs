@@ -232,7 +232,8 @@ fn the_end_waits_for_the_helper_and_is_put_off_when_that_fails() {
 
 #[test]
 fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
-    // A swapoff that reads from a disk without a server ends when the disk has been given the next one.
+    // A swapoff that reads from a disk without a server ends when the disk has been given the next
+    // one.
     let mut shell = Shell::new(
         "echo ready >&0; \
          if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
@@ -259,7 +260,8 @@ fn servers_that_the_kernel_s_client_has_left_are_replaced_however_many() {
     assert_eq!(shell.noted().matches('x').count(), 12);
 }
 
-/// The test below that is none when scripts run it: it asks for a trainer by standard input, as a server does.
+/// The test below that is none when scripts run it: it asks for a trainer by standard input, as a
+/// server does.
 const ASKS: &str = "asks_for_a_trainer";
 
 #[test]

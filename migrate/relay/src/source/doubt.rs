@@ -1,5 +1,5 @@
-//! What a source relay makes of an end that is not clear: whether QEMU is in postcopy for good, what was said last, and
-//! the wait for whoever can say where the VM runs (W23, W28).
+//! What a source relay makes of an end that is not clear: whether QEMU is in postcopy for good,
+//! what was said last, and the wait for whoever can say where the VM runs (W23, W28).
 
 use super::{Event, Shared, SourceStream};
 use crate::error::RelayError;
@@ -33,15 +33,17 @@ impl Shared {
         self.switched.load(Ordering::Acquire)
     }
 
-    /// Whether the destination may have all that starts its VM. While the source QEMU has not written the whole packaged
-    /// state it has not, whatever was said of the part before: with its socket closed, QEMU fails in that write and its
-    /// own VM goes on. Once the session has failed, what was not there before goes nowhere.
+    /// Whether the destination may have all that starts its VM. While the source QEMU has not
+    /// written the whole packaged state it has not, whatever was said of the part before: with its
+    /// socket closed, QEMU fails in that write and its own VM goes on. Once the session has failed,
+    /// what was not there before goes nowhere.
     pub(super) fn may_run_there(&self) -> bool {
         let complete = || self.before_switch.load(Ordering::Acquire) <= intake::PING;
         self.has_switched() || self.word_sent.load(Ordering::Acquire) && complete()
     }
 
-    /// A session that ends when the source QEMU is in postcopy. `never`: the peer has written nothing that starts the VM.
+    /// A session that ends when the source QEMU is in postcopy. `never`: the peer has written
+    /// nothing that starts the VM.
     pub(super) fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
         let cause = cause.to_string();
         // Who takes up a paused postcopy has nothing more to write of that kind: the VM is there.
@@ -53,8 +55,9 @@ impl Shared {
         }
     }
 
-    /// With the session gone: reads on in the main stream, for nothing but to see whether the source goes over to
-    /// postcopy, which it does in what it writes behind its packaged state and a PING.
+    /// With the session gone: reads on in the main stream, for nothing but to see whether the
+    /// source goes over to postcopy, which it does in what it writes behind its packaged state and
+    /// a PING.
     pub(super) fn look_for_switch(&self) {
         let left = self.before_switch.load(Ordering::Acquire);
         if left == 0 || self.has_switched() {
@@ -76,8 +79,8 @@ impl Shared {
         }
     }
 
-    /// The destination may have what starts its VM from now on: until the source has heard of it, or cannot start its
-    /// own any more, its socket must stay open even if this process dies.
+    /// The destination may have what starts its VM from now on: until the source has heard of it,
+    /// or cannot start its own any more, its socket must stay open even if this process dies.
     pub(crate) fn guard(&self, stream: &SourceStream, before_switch: Option<u64>) {
         let Some(keeper) = self.keeper.get() else { return };
         // In postcopy each time, as what is still to come gets less.
@@ -95,8 +98,8 @@ impl Shared {
     /// The source QEMU is in postcopy for good.
     pub(crate) fn has_gone_over(&self) {
         if !self.switched.swap(true, Ordering::AcqRel) {
-            // As in `still_open`: either what shows the switch stays here, as the session has failed, or whoever decides
-            // what that means sees the flag.
+            // As in `still_open`: either what shows the switch stays here, as the session has
+            // failed, or whoever decides what that means sees the flag.
             fence(Ordering::SeqCst);
             if let Some(keeper) = self.keeper.get() {
                 keeper.release();
@@ -133,7 +136,8 @@ pub(super) struct LastWords {
     pub(super) main_eof: bool,
 }
 
-/// The session has ended: lets what has already arrived on the return paths reach the source QEMU, and says what it was.
+/// The session has ended: lets what has already arrived on the return paths reach the source QEMU,
+/// and says what it was.
 pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
     let mut last = LastWords::default();
     for stream in shared.lock_streams().iter() {
@@ -158,8 +162,8 @@ pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords
     }
 }
 
-/// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a person ends them, or
-/// the peer can be asked and says that it never will.
+/// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a
+/// person ends them, or the peer can be asked and says that it never will.
 pub(super) fn hold(
     shared: &Shared,
     redial: &Redial,

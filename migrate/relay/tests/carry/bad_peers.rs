@@ -313,7 +313,8 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
         assert!(error.contains(&format!("slots from {} of {slots}", 1 << 15)), "{error}");
         let error = caught_with(&[&[0; 2049]]);
         assert!(error.contains("2049 bytes, limit 2048"), "{error}");
-        // A difference from a page that the peer says nothing of comes to other bytes than it states.
+        // A difference from a page that the peer says nothing of comes to other bytes than it
+        // states.
         let error = caught_with(&[&[8, 1, 0, 0], &[8, 1, 0, 1]]);
         assert!(error.contains("running hash"), "{error}");
         let error = caught(|liar| {
@@ -336,7 +337,8 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
             for stream in 0..2 {
                 liar.bare(FrameType::Open, stream, 0);
             }
-            // In any order, as each stream has a writer of its own; with one cache either is the one too many.
+            // In any order, as each stream has a writer of its own; with one cache either is the
+            // one too many.
             liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
             liar.hash = RunningHash::default();
             liar.data_with_table(1, 1, 0, &record, &[8, 1, 0, 0]);

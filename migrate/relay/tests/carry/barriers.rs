@@ -8,7 +8,8 @@ use crate::identity::multifd;
 use std::io::Write;
 use stream::synth::Style;
 
-/// Reads the channels one after the other, so that each is blocked in its turn, and looks for the marker all the time.
+/// Reads the channels one after the other, so that each is blocked in its turn, and looks for the
+/// marker all the time.
 fn markers_wait(style: Style) {
     let streams = multifd(style, 2, 9000);
     let receiving = Receiving::new();

@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use stream::synth::{Configuration, MainStream, Section, Style};
 
-/// Fills the way to a destination that does not read until nothing moves, puts `end` behind it where the relay cannot
-/// have seen it, and closes. Gives all that was written.
+/// Fills the way to a destination that does not read until nothing moves, puts `end` behind it
+/// where the relay cannot have seen it, and closes. Gives all that was written.
 fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -> Vec<u8> {
     let mut made = MainStream::new(PAGE);
     made.file_header();
@@ -67,7 +67,8 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
     [sent, rest].concat()
 }
 
-/// A session with so little credit that a destination that does not read stops the source relay soon.
+/// A session with so little credit that a destination that does not read stops the source relay
+/// soon.
 fn tight() -> Receiving {
     let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 0 };
     Receiving::with(&[None], grants)
@@ -241,7 +242,8 @@ fn a_channel_that_the_destination_closes_early_costs_no_success() {
     });
 }
 
-/// The destination QEMU reads all, answers with `words` and closes; what the source relay makes of it.
+/// The destination QEMU reads all, answers with `words` and closes; what the source relay makes of
+/// it.
 fn answered(words: &'static [u8]) -> (Vec<u8>, RelayError, RelayError) {
     let Streams { main: sent, .. } = single(300);
     let receiving = Receiving::new();

@@ -1,4 +1,5 @@
-//! A network between the relays that is cut at a chosen message, in a chosen way, and then works again.
+//! A network between the relays that is cut at a chosen message, in a chosen way, and then works
+//! again.
 
 use session::HEADER_BYTES;
 use std::io::{self, Read, Write};

@@ -13,8 +13,8 @@ use session::Grants;
 use std::io::Write;
 use stream::synth::{Configuration, MainStream, Section};
 
-/// A single stream that sends the same pages `passes` times, each time with a word changed in most of them, all of it in
-/// some, nothing in others.
+/// A single stream that sends the same pages `passes` times, each time with a word changed in most
+/// of them, all of it in some, nothing in others.
 fn again_and_again(count: usize, passes: usize) -> Streams {
     let mut noise = Noise(41);
     let mut memory: Vec<Vec<u8>> = (0..count).map(|_| noise.bytes(PAGE)).collect();
@@ -170,7 +170,8 @@ fn in_postcopy_no_page_goes_as_a_difference() {
     });
 }
 
-/// Both ends' codec threads have a simulated QAT device, whose units carry delta tables behind them.
+/// Both ends' codec threads have a simulated QAT device, whose units carry delta tables behind
+/// them.
 #[test]
 fn units_made_and_read_by_a_device_have_their_tables() {
     // Before the watchdog looks: it may have to be built.

@@ -299,8 +299,8 @@ pub(crate) fn read_rest(mut socket: &UnixStream) -> Vec<u8> {
     out
 }
 
-/// Shows life on a link that a test holds and does not use, until it is cut off: for a peer that is silent a session ends
-/// after some seconds, which a slow machine may need.
+/// Shows life on a link that a test holds and does not use, until it is cut off: for a peer that is
+/// silent a session ends after some seconds, which a slow machine may need.
 pub(crate) fn keep_alive(mut link: Link) -> JoinHandle<()> {
     std::thread::spawn(move || {
         while link.write_all(&Header::free(FrameType::Heartbeat, 0).to_bytes()).is_ok() {
@@ -421,8 +421,8 @@ pub(crate) struct Streams {
     pub(crate) channels: Vec<Vec<u8>>,
 }
 
-/// A source QEMU: writes everything with QEMU's order between channels (a marker on main only after all SYNCs before it
-/// were written), then waits for SHUT. Gives what came back.
+/// A source QEMU: writes everything with QEMU's order between channels (a marker on main only after
+/// all SYNCs before it were written), then waits for SHUT. Gives what came back.
 pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let Streams { main, channels } = streams;
@@ -471,14 +471,16 @@ pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> Join
 pub(crate) enum Reader {
     /// As fast as it can.
     Prompt,
-    /// This channel does not read its first packet before all others have come to their second SYNC.
+    /// This channel does not read its first packet before all others have come to their second
+    /// SYNC.
     LazyChannel(usize),
     /// Main does not go on after its header before all channels have come to their second SYNC.
     LazyMain,
 }
 
-/// A destination QEMU that expects `streams`. Like QEMU, each channel stops after each SYNC until main has come to the
-/// barrier, and main waits there for the SYNC of every channel. Says PONG first and SHUT(0) last. Gives what it read.
+/// A destination QEMU that expects `streams`. Like QEMU, each channel stops after each SYNC until
+/// main has come to the barrier, and main waits there for the SYNC of every channel. Says PONG
+/// first and SHUT(0) last. Gives what it read.
 pub(crate) fn destination_qemu(
     listener: UnixListener,
     expected: &Streams,

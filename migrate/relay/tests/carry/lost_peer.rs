@@ -1,4 +1,5 @@
-//! W23, W24, W11, W12: what a bad network does, before and after the word that the destination may run.
+//! W23, W24, W11, W12: what a bad network does, before and after the word that the destination may
+//! run.
 
 use crate::harness::{
     assert_same, bounded, read_exactly, read_rest, readable, tag_at, Noise, Options, Receiving,
@@ -11,7 +12,8 @@ use relay::RelayError;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-/// Both relays with a proxy between them and a main stream of which the destination has read `read` bytes.
+/// Both relays with a proxy between them and a main stream of which the destination has read `read`
+/// bytes.
 struct Rig {
     proxy: Proxy,
     sending: Sending,
@@ -96,8 +98,8 @@ fn a_network_that_swallows_everything_after_the_word_leaves_the_source_to_a_pers
     bounded(|| after_the_word(Proxy::freeze, <[u8]>::len));
 }
 
-/// A frame tampered with ends the migration; what was delivered is right as far as it goes. Gives the destination's
-/// words.
+/// A frame tampered with ends the migration; what was delivered is right as far as it goes. Gives
+/// the destination's words.
 fn tampered(tamper: Tamper, codec: Codec) -> String {
     // Incompressible, so that a bit that is flipped is a bit of a page.
     let mut noise = Noise(11);
@@ -119,7 +121,8 @@ fn tampered(tamper: Tamper, codec: Codec) -> String {
     writer.join().unwrap();
     sending.result().unwrap_err();
     let error = receiving.result().unwrap_err().to_string();
-    // A relay that saw the harm before it had delivered anything never came: this comes in its stead.
+    // A relay that saw the harm before it had delivered anything never came: this comes in its
+    // stead.
     drop(UnixStream::connect_addr(&at));
     let got = destination.join().unwrap();
     assert_same(&got, &sent[..got.len()], "what was delivered");
@@ -140,7 +143,8 @@ fn a_flipped_bit_is_never_delivered() {
 #[test]
 fn nothing_is_delivered_over_a_hole() {
     bounded(|| {
-        // The relay waits for the frame until the source is through with its credit; cutting the link ends that.
+        // The relay waits for the frame until the source is through with its credit; cutting the
+        // link ends that.
         let mut noise = Noise(12);
         let pages: Vec<_> = (0..2000).map(|_| noise.bytes(4096)).collect();
         let sent = stream::synth::main_stream(stream::synth::Style::Qemu92, 4096, &pages);

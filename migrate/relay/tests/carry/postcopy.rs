@@ -1,5 +1,5 @@
-//! Postcopy: the preempt channel, what starts the VM (the packaged state), what a lost link means before and after it,
-//! and a migration that goes on after a pause.
+//! Postcopy: the preempt channel, what starts the VM (the packaged state), what a lost link means
+//! before and after it, and a migration that goes on after a pause.
 
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
@@ -111,7 +111,8 @@ fn a_link_cut_behind_the_packaged_state_holds_the_source_until_it_is_in_postcopy
         rig.proxy.cut();
         let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
         assert!(notice.contains("Look at the destination"), "{notice}");
-        // The source may still fail, and then start its VM: what it writes does not yet say that it cannot.
+        // The source may still fail, and then start its VM: what it writes does not yet say that it
+        // cannot.
         (&rig.source).write_all(&PING).unwrap();
         assert!(!readable(&rig.source, 3 * A_WHILE), "QEMU's socket was closed");
         (&rig.source).write_all(&[2]).unwrap();
@@ -148,7 +149,8 @@ fn a_destination_that_pauses_says_nothing_of_its_vm() {
         let rig = rig();
         let mut main = announced(300);
         main.packaged(&[7; 70_000]);
-        // It closes its socket with its VM running, at a moment when the source could still start its own.
+        // It closes its socket with its VM running, at a moment when the source could still start
+        // its own.
         drop(rig.carry(None, &main.take()));
         let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
         assert!(notice.contains("Look at the destination"), "{notice}");

@@ -124,8 +124,8 @@ fn a_frame_that_comes_twice_is_delivered_once() {
     });
 }
 
-/// Both relays with a network between them that can be cut, and a main stream of which the destination has read `len`
-/// bytes.
+/// Both relays with a network between them that can be cut, and a main stream of which the
+/// destination has read `len` bytes.
 struct Rig {
     cutter: Cutter,
     sending: Sending,
@@ -191,7 +191,8 @@ fn a_source_that_is_cancelled_during_an_outage_never_has_its_tag_delivered() {
         noticed(&rig.sending, "waiting up to");
         let half = rig.sent.len() / 2;
         let (to, rest) = (rig.source.try_clone().unwrap(), rig.sent[half..].to_vec());
-        // On a machine that is slow just now the relay does not take all of it while nothing moves (W16).
+        // On a machine that is slow just now the relay does not take all of it while nothing moves
+        // (W16).
         let writer = std::thread::spawn(move || (&to).write_all(&rest));
         // The word is said, and waits for a link.
         std::thread::sleep(A_WHILE);
@@ -229,7 +230,8 @@ fn a_source_without_credit_is_cancelled_during_an_outage_all_the_same() {
 
 /// An outage that is longer than both ends wait.
 const SHORT: Duration = Duration::from_millis(700);
-/// The same for an end that has something to read meanwhile, which it must have read by then on a busy machine as well.
+/// The same for an end that has something to read meanwhile, which it must have read by then on a
+/// busy machine as well.
 const AMPLE: Duration = Duration::from_secs(8);
 
 #[test]

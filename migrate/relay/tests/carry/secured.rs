@@ -1,4 +1,5 @@
-//! W6: links over TLS carry the same bytes, and a peer that is not whom it should be gets nowhere and harms nobody.
+//! W6: links over TLS carry the same bytes, and a peer that is not whom it should be gets nowhere
+//! and harms nobody.
 
 use crate::harness::{
     assert_same, bounded, carries_to, destination_qemu, keep_alive, read_exactly, read_rest,
@@ -198,8 +199,8 @@ fn a_session_is_joined_by_its_own_certificate_only() {
         keep_alive(link);
         hello.link = 1;
         hello.token = Some(welcome.token);
-        // Another host of the same CA that has got hold of the token: it gets no link, and no answer, which would end
-        // the session.
+        // Another host of the same CA that has got hold of the token: it gets no link, and no
+        // answer, which would end the session.
         let thief = site.host("thief.example");
         let asking = Hello { ask: true, ..hello.clone() };
         for hello in [&hello, &asking] {
@@ -258,7 +259,8 @@ fn one_receiver_serves_the_machines_it_allows_and_no_other() {
     });
 }
 
-/// What happens to the ciphertext of the first connection after so many bytes from client to server.
+/// What happens to the ciphertext of the first connection after so many bytes from client to
+/// server.
 #[derive(Clone, Copy)]
 enum Harm {
     /// Both directions end.
@@ -318,8 +320,8 @@ fn harmful(to: SocketAddr, after: usize, harm: Harm) -> SocketAddr {
 fn ciphertext_that_is_cut_truncated_or_changed_frees_the_source_and_delivers_nothing_wrong() {
     bounded(|| {
         let mut noise = Noise(21);
-        // More than can be on its way: a source that has sent all of it when the harm shows is in doubt, and rightly
-        // does not go on (W23).
+        // More than can be on its way: a source that has sent all of it when the harm shows is in
+        // doubt, and rightly does not go on (W23).
         let pages: Vec<_> = (0..8000).map(|_| noise.bytes(4096)).collect();
         let sent = stream::synth::main_stream(Style::Qemu92, 4096, &pages);
         let streams = Streams { main: sent, channels: Vec::new() };

@@ -1,7 +1,8 @@
 //! Made streams of every variant QEMU writes, for tests and benches of this and other crates.
 //!
 //! [`MainStream`] and [`ChannelStream`] write one connection each, element by element, as QEMU does
-//! (names only when the block changes, stale bytes where a version leaves them). [`main_stream`] and
+//! (names only when the block changes, stale bytes where a version leaves them). [`main_stream`]
+//! and
 //! [`multifd_streams`] put whole migrations together from an iterator of pages.
 //!
 //! Nothing here is checked: the caller can write nonsense, and tests do.
@@ -20,7 +21,8 @@ pub enum Style {
     Qemu72,
     /// QEMU 9.0: zero pages in packets, FLUSH markers, SYNC in packets of its own, stale offsets.
     Qemu90,
-    /// QEMU 9.2 and later: as 9.0, but nothing stale, and SYNC packets are zero but for three words.
+    /// QEMU 9.2 and later: as 9.0, but nothing stale, and SYNC packets are zero but for three
+    /// words.
     Qemu92,
 }
 

@@ -1,7 +1,7 @@
 //! The init of the test VM.
 //!
-//! The harness speaks to it over the serial console, one command a line; every answer is one line that starts
-//! with `@`, so that kernel messages between them do no harm:
+//! The harness speaks to it over the serial console, one command a line; every answer is one line
+//! that starts with `@`, so that kernel messages between them do no harm:
 //!
 //! ```text
 //! ping                       @ok pong
@@ -13,8 +13,9 @@
 //! corrupt PAGE OFFSET        @ok                 flips one bit, to show that verify notices
 //! ```
 //!
-//! Anything that cannot be done is `@err REASON`. What fails: a panic ends the init and so the kernel, and the
-//! harness reports the console. Limits: memory is filled once; it is not given back.
+//! Anything that cannot be done is `@err REASON`. What fails: a panic ends the init and so the
+//! kernel, and the harness reports the console. Limits: memory is filled once; it is not given
+//! back.
 
 mod memory;
 mod pattern;
@@ -131,7 +132,8 @@ impl Guest {
             let (first, end) = (pages * shard / shards, pages * (shard + 1) / shards);
             self.shards.push(Shard::fill(&self.corpus, first, end - first)?);
         }
-        // There is no swap, but nothing else may take the pages away either (the page cache keeps its own).
+        // There is no swap, but nothing else may take the pages away either (the page cache keeps
+        // its own).
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT).map_err(io::Error::from)?;
         let ms = begin.elapsed().as_millis();
         Ok(format!("pages={pages} corpus={} ms={ms}", self.corpus.pages()))

@@ -1,8 +1,8 @@
 //! The memory under test: shards of pages, each with the table that says what its pages must hold.
 //!
-//! A shard belongs to one thread at a time: the console thread fills and verifies it, a dirtying thread takes it
-//! whole and gives it back when told to stop. So nothing here is shared, and a page is never seen half written
-//! except by the hypervisor, which is the point.
+//! A shard belongs to one thread at a time: the console thread fills and verifies it, a dirtying
+//! thread takes it whole and gives it back when told to stop. So nothing here is shared, and a page
+//! is never seen half written except by the hypervisor, which is the point.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use crate::pattern::{apply_small, mix, Corpus, Page, State, MAX_SMALL, PAGE};
 
 /// What a shard's table must add up to; kept in other pages of memory than the table itself.
 ///
-/// A table page that arrives stale together with its data page would agree with it; it cannot agree with this,
-/// which changes with every update.
+/// A table page that arrives stale together with its data page would agree with it; it cannot agree
+/// with this, which changes with every update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) whole: u64,
@@ -81,7 +81,8 @@ impl Shard {
         progress: &Progress,
     ) -> io::Result<Self> {
         const TICK: Duration = Duration::from_millis(4);
-        // What the guest missed (it was stopped, or the host was busy) is not made up for beyond this.
+        // What the guest missed (it was stopped, or the host was busy) is not made up for beyond
+        // this.
         const BACKLOG: Duration = Duration::from_millis(40);
         let mut paid = Instant::now();
         while !stop.load(Ordering::Acquire) {
@@ -126,7 +127,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Compares every byte of every page with what it must be; returns the totals, or what is wrong.
+    /// Compares every byte of every page with what it must be; returns the totals, or what is
+    /// wrong.
     pub(crate) fn verify(&self, corpus: &Corpus) -> Result<Totals, String> {
         let mut check = 0u64;
         let mut want = Page([0; PAGE]);
@@ -152,7 +154,8 @@ impl Shard {
         Ok(self.totals)
     }
 
-    /// Flips one bit, to show that `verify` notices. Returns false when the page is not in this shard.
+    /// Flips one bit, to show that `verify` notices. Returns false when the page is not in this
+    /// shard.
     pub(crate) fn corrupt(&mut self, index: u64, offset: usize) -> bool {
         let slot = index.checked_sub(self.first).and_then(|slot| usize::try_from(slot).ok());
         let Some(page) = slot.and_then(|slot| self.pages.get_mut(slot)) else { return false };
@@ -166,7 +169,8 @@ impl Shard {
     }
 }
 
-/// Says where a page differs, and whether it is an older state of itself (a page that was not sent again).
+/// Says where a page differs, and whether it is an older state of itself (a page that was not sent
+/// again).
 fn describe(corpus: &Corpus, index: u64, state: State, got: &Page, want: &Page) -> String {
     let at = got.0.iter().zip(&want.0).position(|(a, b)| a != b).unwrap_or(0);
     let end = PAGE.min(at + 8);

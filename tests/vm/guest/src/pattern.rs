@@ -1,12 +1,15 @@
-//! What a page must hold: a pure function of its number, its version and its count of small updates.
+//! What a page must hold: a pure function of its number, its version and its count of small
+//! updates.
 //!
-//! Version 0 is a page of the corpus with every byte XORed with a key that belongs to the round (how often the
-//! corpus had been used up before). One key for all bytes of a page keeps every match and every statistic a
-//! compressor can use, and makes the page differ from the same corpus page in any other round and from the
-//! corpus file itself, which lies in the page cache with key 0: no page content repeats in the guest.
+//! Version 0 is a page of the corpus with every byte XORed with a key that belongs to the round
+//! (how often the corpus had been used up before). One key for all bytes of a page keeps every
+//! match and every statistic a compressor can use, and makes the page differ from the same corpus
+//! page in any other round and from the corpus file itself, which lies in the page cache with key
+//! 0: no page content repeats in the guest.
 //!
-//! A rewritten page (version 1 and up) is another corpus page with another key and an 8-byte stamp, so that no
-//! two versions of any page are alike. Small updates then overwrite 8 to 64 bytes anywhere in the page.
+//! A rewritten page (version 1 and up) is another corpus page with another key and an 8-byte stamp,
+//! so that no two versions of any page are alike. Small updates then overwrite 8 to 64 bytes
+//! anywhere in the page.
 
 use std::fs::File;
 use std::io;
@@ -62,7 +65,8 @@ impl Corpus {
         self.pages
     }
 
-    /// Writes into `out` what page `index` held right after it was rewritten for the `version`th time.
+    /// Writes into `out` what page `index` held right after it was rewritten for the `version`th
+    /// time.
     pub(crate) fn whole(&self, index: u64, version: u32, out: &mut Page) -> io::Result<()> {
         let (source, key) = if version == 0 {
             (index % self.pages, round_key(index / self.pages))

@@ -1,15 +1,16 @@
-//! The guest of the swap tests: a console that runs commands, and the programs that use memory and disks.
+//! The guest of the swap tests: a console that runs commands, and the programs that use memory and
+//! disks.
 //!
-//! The same binary in another role: `guest swap ROLE ...`. The init is a script, which loads modules and then
-//! becomes `guest swap console`.
+//! The same binary in another role: `guest swap ROLE ...`. The init is a script, which loads
+//! modules and then becomes `guest swap console`.
 //!
 //! ```text
 //! run COMMAND...      @ok STATUS OUTPUT     sh -c COMMAND; newlines of the output are sent as 0x1f
 //! ping                @ok pong
 //! ```
 //!
-//! Everything is checked against what it must be, recomputed ([`content`]): a wrong byte ends a program with
-//! status 3 and says where. What fails otherwise ends it with status 1.
+//! Everything is checked against what it must be, recomputed ([`content`]): a wrong byte ends a
+//! program with status 3 and says where. What fails otherwise ends it with status 1.
 
 mod content;
 mod disk;

@@ -1,12 +1,13 @@
 //! `--codec auto` against the best fixed codec and level, over shaped links.
 //!
-//! A made QEMU stream of real pages goes through `platen relay`, over the link, and out of `platen receive`, where its
-//! bytes are compared. For each kind of data and each link every codec and level is run once, and given up when it is
-//! clearly slower than the best so far; the best three and `auto` are then run again, interleaved, and compared by
-//! their medians. Time is from the first byte into one relay to QEMU's answer out of it.
+//! A made QEMU stream of real pages goes through `platen relay`, over the link, and out of `platen
+//! receive`, where its bytes are compared. For each kind of data and each link every codec and
+//! level is run once, and given up when it is clearly slower than the best so far; the best three
+//! and `auto` are then run again, interleaved, and compared by their medians. Time is from the
+//! first byte into one relay to QEMU's answer out of it.
 //!
-//! Two hosts are played by two halves of this machine's CPUs: `relay` has one, `receive` and this program, which plays
-//! both QEMUs, the other (`--shared`: all have all).
+//! Two hosts are played by two halves of this machine's CPUs: `relay` has one, `receive` and this
+//! program, which plays both QEMUs, the other (`--shared`: all have all).
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -46,8 +47,9 @@ struct Options {
     /// Runs of auto and of each of the best three.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// MiB for a link of 100 Mbit/s to 9 Gbit/s (10 s at 100 Mbit/s: what is learnt in the first half second must not
-    /// be all there is); a quarter for slower ones, four times as much for faster ones.
+    /// MiB for a link of 100 Mbit/s to 9 Gbit/s (10 s at 100 Mbit/s: what is learnt in the first
+    /// half second must not be all there is); a quarter for slower ones, four times as much for
+    /// faster ones.
     #[arg(long, default_value_t = 384, value_parser = clap::value_parser!(u32).range(8..=4096))]
     mib: u32,
     /// Let everything run on all CPUs.

@@ -1,5 +1,6 @@
-//! `make demo`: one VM with 700 MiB of data goes over a 1 Gbit/s link three times: by QEMU alone, by QEMU with
-//! multifd and zstd, and by platen. Every time, the guest recomputes every byte of its memory where it arrived.
+//! `make demo`: one VM with 700 MiB of data goes over a 1 Gbit/s link three times: by QEMU alone,
+//! by QEMU with multifd and zstd, and by platen. Every time, the guest recomputes every byte of its
+//! memory where it arrived.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

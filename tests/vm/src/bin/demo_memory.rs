@@ -1,7 +1,8 @@
-//! `make demo-memory`: one redis-server with more values than its guest has memory, three times: without swap, with
-//! the kernel's zram, with platen. Prints how far each got and what it cost.
+//! `make demo-memory`: one redis-server with more values than its guest has memory, three times:
+//! without swap, with the kernel's zram, with platen. Prints how far each got and what it cost.
 //!
-//! Times and CPU are a guest's under QEMU's TCG, on this machine: good for comparing the three, not for more.
+//! Times and CPU are a guest's under QEMU's TCG, on this machine: good for comparing the three, not
+//! for more.
 
 use std::time::{Duration, Instant};
 

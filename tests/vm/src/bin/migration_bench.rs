@@ -1,8 +1,10 @@
-//! `make bench`: what a migration costs by QEMU's own methods and by platen, in one interleaved run.
+//! `make bench`: what a migration costs by QEMU's own methods and by platen, in one interleaved
+//! run.
 //!
-//! One VM goes back and forth over a shaped link; every round moves it once by every method, in rotating order,
-//! so that a change of the machine's mood meets all methods alike. The guest recomputes every byte after every
-//! move. Printed are medians with their range, and ratios of medians; `--json` keeps every single run.
+//! One VM goes back and forth over a shaped link; every round moves it once by every method, in
+//! rotating order, so that a change of the machine's mood meets all methods alike. The guest
+//! recomputes every byte after every move. Printed are medians with their range, and ratios of
+//! medians; `--json` keeps every single run.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -19,7 +21,8 @@ use vm_tests::{
 /// Moves one VM by several methods, round after round, and prints medians.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Methods, by the names that --list prints, or `platen:FLAG=VALUE,FLAG=VALUE` for any flags of `platen migrate`.
+    /// Methods, by the names that --list prints, or `platen:FLAG=VALUE,FLAG=VALUE` for any flags of
+    /// `platen migrate`.
     #[arg(long, value_delimiter = ' ', num_args = 1..)]
     methods: Vec<String>,
     /// Print the methods and end.
@@ -34,17 +37,20 @@ struct Options {
     /// Data in the guest, in MiB (at most 800).
     #[arg(long, default_value_t = 700, value_parser = clap::value_parser!(u64).range(1..=800))]
     data: u64,
-    /// Have the guest dirty memory while it moves: updates a second, percent of whole pages, range in MiB.
+    /// Have the guest dirty memory while it moves: updates a second, percent of whole pages, range
+    /// in MiB.
     #[arg(long, value_name = "RATE,PERCENT,MIB", value_delimiter = ',')]
     dirty: Vec<u64>,
-    /// Seconds after which a move that has not ended is given up, and counted as such. Nothing helps it to an end.
+    /// Seconds after which a move that has not ended is given up, and counted as such. Nothing
+    /// helps it to an end.
     #[arg(long, default_value_t = 300)]
     limit: u64,
     /// The QEMU at both ends: the system's, or the 10 that scripts/fetch-qemu10 has unpacked.
     #[arg(long, value_parser = ["system", "10"], default_value = "system")]
     qemu: String,
-    /// Have both QEMUs touch all of their memory before. Otherwise the destination's first touch is part of what is
-    /// measured, and where this machine is a VM itself that costs 0.7 or 2.3 CPU seconds, as its host has it.
+    /// Have both QEMUs touch all of their memory before. Otherwise the destination's first touch is
+    /// part of what is measured, and where this machine is a VM itself that costs 0.7 or 2.3 CPU
+    /// seconds, as its host has it.
     #[arg(long)]
     prealloc: bool,
     /// Write every run to this file.
@@ -120,7 +126,8 @@ impl Measured {
         (self.not_ended > 0).then_some(several)
     }
 
-    /// Whether its figures stand for all of its runs: the median of those that ended would flatter the others.
+    /// Whether its figures stand for all of its runs: the median of those that ended would flatter
+    /// the others.
     fn counts(&self) -> bool {
         !self.runs.is_empty() && self.not_ended == 0
     }

@@ -1,4 +1,5 @@
-//! Boots a guest that swaps and runs commands in it: `swap_guest MEMORY_MIB CPUS PROGRAM... -- COMMAND...`.
+//! Boots a guest that swaps and runs commands in it: `swap_guest MEMORY_MIB CPUS PROGRAM... --
+//! COMMAND...`.
 //!
 //! For looking at what a test does, by hand.
 

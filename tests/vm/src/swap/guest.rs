@@ -56,7 +56,8 @@ impl Stage {
     /// When it does not come up.
     pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
         let mut guest = self.start(name, memory_mib, disk_mib)?;
-        // As docs/swap.md advises for any machine that swaps to memory; redis asks for the last one.
+        // As docs/swap.md advises for any machine that swaps to memory; redis asks for the last
+        // one.
         guest.vm.sh(
             "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \
              vm.overcommit_memory=1",
@@ -123,8 +124,8 @@ impl Guest {
         self.vm.sh(&command, SHORT).map(drop)
     }
 
-    /// Runs `guest swap eat` with these arguments in the background, in a cgroup of its own, and waits until it has
-    /// filled its memory.
+    /// Runs `guest swap eat` with these arguments in the background, in a cgroup of its own, and
+    /// waits until it has filled its memory.
     ///
     /// # Errors
     /// When it does not.
@@ -139,8 +140,8 @@ impl Guest {
         self.wait_for(name, "filled pages", SHORT)
     }
 
-    /// Has the kernel swap out `mib` MiB of what [`eat`](Self::eat) has started, or as much as it can: whatever
-    /// memory there is.
+    /// Has the kernel swap out `mib` MiB of what [`eat`](Self::eat) has started, or as much as it
+    /// can: whatever memory there is.
     ///
     /// # Errors
     /// When the guest is silent, or has no memory controller.
@@ -152,7 +153,8 @@ impl Guest {
             .map(drop)
     }
 
-    /// Waits until so much memory can be had without swap: what another program had comes back bit by bit.
+    /// Waits until so much memory can be had without swap: what another program had comes back bit
+    /// by bit.
     ///
     /// # Errors
     /// When it does not come.
@@ -222,7 +224,8 @@ impl Guest {
         let deadline = Instant::now() + LONG;
         let text = loop {
             match self.vm.sh("platen device stat --json", SHORT) {
-                // Five seconds are little where who asks has to be swapped in first, by a guest under TCG.
+                // Five seconds are little where who asks has to be swapped in first, by a guest
+                // under TCG.
                 Err(error)
                     if error.to_string().contains("does not answer")
                         && Instant::now() < deadline => {}
@@ -251,8 +254,8 @@ impl Guest {
         }
     }
 
-    /// What `platen device check` says, once all that is required is met and seen where that is possible: one that has
-    /// just begun to stand by takes a moment.
+    /// What `platen device check` says, once all that is required is met and seen where that is
+    /// possible: one that has just begun to stand by takes a moment.
     ///
     /// # Errors
     /// When it does not get there.
@@ -270,8 +273,8 @@ impl Guest {
         }
     }
 
-    /// Kills the server with SIGKILL and waits until another answers; how long that took, in milliseconds of
-    /// the guest's clock.
+    /// Kills the server with SIGKILL and waits until another answers; how long that took, in
+    /// milliseconds of the guest's clock.
     ///
     /// # Errors
     /// When it is not replaced.

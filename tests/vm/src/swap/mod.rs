@@ -5,9 +5,10 @@
 //!                                      platen, redis-server, busybox, modules in an initramfs
 //! ```
 //!
-//! The initramfs is a tmpfs, so that even programs and libraries lie in memory that can be swapped out: what
-//! platen needs to run is in memory only because it has locked it there. A hung task, an oops and an end of the
-//! init are panics; QEMU ends with one, and the console's last words are in the error.
+//! The initramfs is a tmpfs, so that even programs and libraries lie in memory that can be swapped
+//! out: what platen needs to run is in memory only because it has locked it there. A hung task, an
+//! oops and an end of the init are panics; QEMU ends with one, and the console's last words are in
+//! the error.
 
 mod guest;
 
@@ -26,9 +27,9 @@ use crate::image::{self, Archive};
 use crate::lab::Qemu;
 use crate::process::Proc;
 
-/// For how long a task of a guest may get on with nothing before that is a hang, which is a panic. The kernel's own
-/// 120 s would be 120 s of the host's clock, in which a guest under TCG on a busy machine does a tenth of what a
-/// machine does.
+/// For how long a task of a guest may get on with nothing before that is a hang, which is a panic.
+/// The kernel's own 120 s would be 120 s of the host's clock, in which a guest under TCG on a busy
+/// machine does a tenth of what a machine does.
 const HUNG_SECONDS: u32 = 300;
 
 /// Kernel modules that the guest loads, with whatever they need.
@@ -240,8 +241,8 @@ pub struct SwapVm {
 }
 
 impl SwapVm {
-    /// Boots a guest of `memory_mib` MiB and `cpus` CPUs from the initramfs, with an empty disk `/dev/vda` of
-    /// `disk_mib` MiB if that is not 0.
+    /// Boots a guest of `memory_mib` MiB and `cpus` CPUs from the initramfs, with an empty disk
+    /// `/dev/vda` of `disk_mib` MiB if that is not 0.
     ///
     /// # Errors
     /// When it does not come up.
@@ -287,7 +288,8 @@ impl SwapVm {
             "-initrd",
             &initramfs.display().to_string(),
             "-append",
-            // The check of the timer counts ticks while it spins, which a busy machine does not give it in time.
+            // The check of the timer counts ticks while it spins, which a busy machine does not
+            // give it in time.
             &format!(
                 "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
                  sysctl.kernel.hung_task_timeout_secs={HUNG_SECONDS} mitigations=off nokaslr audit=0 \
@@ -319,7 +321,8 @@ impl SwapVm {
     /// Runs a command in the guest's shell; its status and output.
     ///
     /// # Errors
-    /// When the guest is silent for `limit` or has panicked: the console's last words are in the error.
+    /// When the guest is silent for `limit` or has panicked: the console's last words are in the
+    /// error.
     pub fn try_sh(&mut self, command: &str, limit: Duration) -> Result<(i32, String)> {
         ensure!(!command.contains('\n'), "a command is one line");
         let said = self

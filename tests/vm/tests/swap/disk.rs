@@ -38,8 +38,9 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     guest.vm.sh("! ls /dev/ublkb0", SHORT).map(drop)
 }
 
-/// A guest with a ublk disk whose backing device is another platen's disk, which stands for one that does not answer
-/// when that one is stopped; the number of that process. The disk has 4 MiB that do not compress, those of `/tmp/noise`.
+/// A guest with a ublk disk whose backing device is another platen's disk, which stands for one
+/// that does not answer when that one is stopped; the number of that process. The disk has 4 MiB
+/// that do not compress, those of `/tmp/noise`.
 fn behind_another(stage: &Stage, name: &str) -> Result<(Guest, String)> {
     let mut guest = stage.boot(name, 256)?;
     guest.background(
@@ -61,7 +62,8 @@ fn behind_another(stage: &Stage, name: &str) -> Result<(Guest, String)> {
     Ok((guest, pid))
 }
 
-/// Has pages written back, as soon as the policy answers and the device is known; what was said of it.
+/// Has pages written back, as soon as the policy answers and the device is known; what was said of
+/// it.
 fn write_back(guest: &mut Guest, what: &str) -> Result<String> {
     // The policy begins a moment after the device.
     let asked = format!(

@@ -4,9 +4,10 @@ use anyhow::{ensure, Result};
 use std::time::Duration;
 use vm_tests::swap::{Stage, LONG, SHORT};
 
-/// Memory suffices, but the store may have less than the kernel is told to swap out: writes fail, the kernel keeps
-/// those pages, and all of memory is right. (Where memory does not suffice either, a kernel that has swap left on
-/// paper tries again and again before it kills: with zram's limit as with this one.)
+/// Memory suffices, but the store may have less than the kernel is told to swap out: writes fail,
+/// the kernel keeps those pages, and all of memory is right. (Where memory does not suffice either,
+/// a kernel that has swap left on paper tries again and again before it kills: with zram's limit as
+/// with this one.)
 pub(crate) fn memory_limit(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("mem-limit", 256)?;
     guest.serve("--size 256M --mem-limit 4M --reserve 1M --ublk --swap", "page-cluster")?;

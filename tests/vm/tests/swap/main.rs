@@ -4,9 +4,9 @@
 //! cargo test --release -p vm-tests --test swap -- [FILTER...] [--list]
 //! ```
 //!
-//! A scenario runs when its name contains one of the filters. Needs what `scripts/fetch-linux612` and
-//! `scripts/fetch-qemu10` unpack, and the release binary; skipped, with the reason, without the former.
-//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 60 s (10 s by NBD).
+//! A scenario runs when its name contains one of the filters. Needs what `scripts/fetch-linux612`
+//! and `scripts/fetch-qemu10` unpack, and the release binary; skipped, with the reason, without the
+//! former. `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 60 s (10 s by NBD).
 
 mod disk;
 mod limits;

@@ -25,7 +25,8 @@ pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// Redis beyond memory in a guest of its own: what else was swapped out before would be most of what is trained from.
+/// Redis beyond memory in a guest of its own: what else was swapped out before would be most of
+/// what is trained from.
 pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("redis-dictionary", 256)?;
     // Memory is short until the test says otherwise.
@@ -39,8 +40,9 @@ pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
     dictionary(&mut guest, keys)
 }
 
-/// Has a dictionary trained from what redis has swapped out, by a trainer that needs memory of a guest that has none, and
-/// kills the server while there is one; then everything is written with the dictionary and read back.
+/// Has a dictionary trained from what redis has swapped out, by a trainer that needs memory of a
+/// guest that has none, and kills the server while there is one; then everything is written with
+/// the dictionary and read back.
 fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     let all = |guest: &mut Guest, what: &str, keys: u64| {
         let command = format!(
@@ -68,7 +70,8 @@ fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     let took = guest.kill_server()?;
     // It ends with its server; the next one has a trainer of its own.
     guest.vm.sh(&format!("while [ -e /proc/{pid} ]; do sleep 0.1; done"), SHORT)?;
-    // Whether one pays is the server's to find: by CPU time too, which is what the host has left where there is no KVM.
+    // Whether one pays is the server's to find: by CPU time too, which is what the host has left
+    // where there is no KVM.
     let installed = judged(guest)?;
     let gain = guest.stat("dictionary_gain")?;
     all(guest, "fill", keys / 2)?;

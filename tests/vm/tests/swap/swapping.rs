@@ -19,8 +19,8 @@ pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
 }
 
 fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
-    // Pages are idle after a second or two, so that groups are made of them, left and freed all the time. At a cheaper
-    // level than is usual: TCG is slow.
+    // Pages are idle after a second or two, so that groups are made of them, left and freed all the
+    // time. At a cheaper level than is usual: TCG is slow.
     let policy = "[policy]\\nperiod = 1\\nidle = 1\\nlevel = 3\\ncpu = 50\\ncpu_pressed = 50\\n";
     guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
     guest.serve(arguments, "page-cluster")?;
@@ -36,7 +36,8 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     guest.wait_for("eat", "filled pages", LONG)?;
     let out = guest.vmstat("pswpout")?;
     ensure!(out > 10_000, "only {out} pages were swapped out");
-    // Idle pages are in groups, and are made into groups, when the server dies; and again when there is another.
+    // Idle pages are in groups, and are made into groups, when the server dies; and again when
+    // there is another.
     guest.wait_for_stat("groups_made", 1)?;
     let took = guest.kill_server()?;
     guest.wait_for_stat("groups_made", 1)?;
@@ -47,7 +48,8 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     println!("  {eat} MiB, a server replaced in {took} ms under pressure (TCG)");
 
-    // Off, which brings everything back, and on again. The kernel kills a swapoff that lacks memory: there is some.
+    // Off, which brings everything back, and on again. The kernel kills a swapoff that lacks
+    // memory: there is some.
     guest.wait_for_memory(32 + 16)?;
     guest.eat("again", "mib=32 after=/tmp/again until=/tmp/off")?;
     guest.push_out("again", 24)?;
@@ -67,8 +69,8 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The eater has had enough, checks all of its memory and ends: what it had swapped out is then free, is discarded, and
-/// is no longer stored.
+/// The eater has had enough, checks all of its memory and ends: what it had swapped out is then
+/// free, is discarded, and is no longer stored.
 fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     let pages = |guest: &mut Guest| Ok::<_, anyhow::Error>(guest.swapped_kib()? / 4);
     let (swapped, stored) = (pages(guest)?, guest.stat("orig_data_size")? / 4096);
@@ -87,7 +89,8 @@ fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// With every setting the kernel's own: what [`pressed`] shows for the advised ones must not need them.
+/// With every setting the kernel's own: what [`pressed`] shows for the advised ones must not need
+/// them.
 fn untuned(mut guest: Guest, way: &str) -> Result<()> {
     guest.serve(&format!("--size 512M {way} --swap"), "page-cluster")?;
     guest.check()?;

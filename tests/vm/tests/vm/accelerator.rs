@@ -1,5 +1,6 @@
-//! Codec qatzip on the simulated QAT device (simulated: nothing here says how fast a real one is), with and without
-//! faults in mid-migration: the VM arrives whole, and the report says who did the work.
+//! Codec qatzip on the simulated QAT device (simulated: nothing here says how fast a real one is),
+//! with and without faults in mid-migration: the VM arrives whole, and the report says who did the
+//! work.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -154,8 +155,9 @@ fn did(report: &Value, by: By) -> Result<()> {
     Ok(())
 }
 
-/// A device whose output is not what it says, against its own verification: pieces that are looked at are redone, and
-/// a unit that got past is refused by the destination. The VM is whole, at one end or the other.
+/// A device whose output is not what it says, against its own verification: pieces that are looked
+/// at are redone, and a unit that got past is refused by the destination. The VM is whole, at one
+/// end or the other.
 fn lies(stage: &mut Stage) -> Result<()> {
     let qat = SimulatedQat::new("at 500 flip 20", stage.lab.folder())?;
     let libraries = qat.flags();
@@ -187,7 +189,8 @@ fn lies(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Without a device: `auto` works in software and says so, `qat` and `qatzip` refuse before anything is touched.
+/// Without a device: `auto` works in software and says so, `qat` and `qatzip` refuse before
+/// anything is touched.
 fn absent(stage: &mut Stage) -> Result<()> {
     for script in ["absent", "instances 0"] {
         let qat = SimulatedQat::new(script, stage.lab.folder())?;

@@ -47,8 +47,8 @@ fn report(outcome: &Outcome) -> Result<Value> {
     Ok(report)
 }
 
-/// What waits for the link is made smaller than zstd 1 makes it. The link is so slow that even a machine with a tenth of
-/// the usual CPU time has some left over.
+/// What waits for the link is made smaller than zstd 1 makes it. The link is so slow that even a
+/// machine with a tenth of the usual CPU time has some left over.
 fn slow(stage: &mut Stage) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(25))?;
     let mut vm = stage.vm()?;
@@ -79,7 +79,8 @@ fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Memory that no codec makes smaller goes as it is and costs little CPU time, also where the link is the bottleneck.
+/// Memory that no codec makes smaller goes as it is and costs little CPU time, also where the link
+/// is the bottleneck.
 fn incompressible(stage: &mut Stage) -> Result<()> {
     let vm = stage.lab.boot(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
     stage.lab.net.shape(Rate::Mbit(500))?;

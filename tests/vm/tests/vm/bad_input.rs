@@ -1,4 +1,5 @@
-//! Wrong addresses, wrong peers, wrong paths, noise on the port: a clear error, and the source VM still runs.
+//! Wrong addresses, wrong peers, wrong paths, noise on the port: a clear error, and the source VM
+//! still runs.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -60,7 +61,8 @@ fn noises() -> Vec<Vec<u8>> {
 fn make_noise(lab: &Lab, from: &Vm, peer: SocketAddr) -> Result<Vec<TcpStream>> {
     let mut open = Vec::new();
     for (nth, bytes) in noises().into_iter().enumerate() {
-        // A receiver may refuse more unknown connections than it has room for; it may not stop serving.
+        // A receiver may refuse more unknown connections than it has room for; it may not stop
+        // serving.
         let Ok(mut stream) = lab.net.connect_from(from.side(), peer) else { continue };
         stream.set_write_timeout(Some(Duration::from_secs(2)))?;
         // It may hang up at the first wrong byte.
@@ -109,7 +111,8 @@ fn noise(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Noise while `receive --once` still waits: it must not take it for the one migration it is there for.
+/// Noise while `receive --once` still waits: it must not take it for the one migration it is there
+/// for.
 fn noise_first(stage: &mut Stage) -> Result<()> {
     let vm = stage.vm()?;
     let mut destination = stage.lab.incoming_for(&vm)?;
@@ -125,8 +128,8 @@ fn noise_first(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Runs `platen migrate` against `peer`, which must fail soon with a message that holds one of `words`; the VM must
-/// run on without a migration.
+/// Runs `platen migrate` against `peer`, which must fail soon with a message that holds one of
+/// `words`; the VM must run on without a migration.
 fn fails_against(stage: &mut Stage, mut vm: Vm, peer: SocketAddr, words: &[&str]) -> Result<()> {
     let begin = Instant::now();
     let said = platen::migrate(&stage.lab, &vm, peer, &[])?.fail(NOTICE)?;
@@ -194,7 +197,8 @@ fn bad_deliver(stage: &mut Stage, there: bool) -> Result<()> {
     }
     let deliver = format!("unix:{}", path.display());
     let flags = ["--deliver", &deliver, "--once"];
-    // It may refuse the path at once, or when there is something to deliver: in either case by name.
+    // It may refuse the path at once, or when there is something to deliver: in either case by
+    // name.
     match platen::receive_with(&stage.lab, vm.side().other(), &flags) {
         Err(refused) => names_the_cause(&format!("{refused:#}"), &[&path.display().to_string()])?,
         Ok(mut receive) => {

@@ -1,4 +1,5 @@
-//! The bare relays between two QEMUs that the test drives by their monitors, in the place of libvirt.
+//! The bare relays between two QEMUs that the test drives by their monitors, in the place of
+//! libvirt.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -79,14 +80,15 @@ pub(crate) struct Flight {
     pub(crate) destination: Vm,
     pub(crate) receive: Receive,
     pub(crate) relay: Platen,
-    /// In postcopy the destination's main loop may itself wait for a page, and with it every monitor but this.
+    /// In postcopy the destination's main loop may itself wait for a page, and with it every
+    /// monitor but this.
     out_of_band: Option<Monitor>,
     socket: PathBuf,
 }
 
 impl Flight {
-    /// Everything is up and waits for [`Self::go`]. `flags` are the source relay's; both relays give up soon on a peer
-    /// that was killed or cannot be reached.
+    /// Everything is up and waits for [`Self::go`]. `flags` are the source relay's; both relays
+    /// give up soon on a peer that was killed or cannot be reached.
     pub(crate) fn prepare(
         stage: &mut Stage,
         mut vm: Vm,
@@ -123,8 +125,8 @@ impl Flight {
         self.vm.monitor.execute("migrate", json!({"uri": uri})).map(|_| ())
     }
 
-    /// Waits for the migration to complete on both sides, with the VM running at the destination, and for both relays
-    /// to end well. The destination's VM is what is left.
+    /// Waits for the migration to complete on both sides, with the VM running at the destination,
+    /// and for both relays to end well. The destination's VM is what is left.
     pub(crate) fn land(&mut self) -> Result<()> {
         let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
         let state = self.vm.wait_migration_end(&ends, LIMIT)?;
@@ -141,7 +143,8 @@ impl Flight {
         Ok(())
     }
 
-    /// Two new relays for a migration that is paused in postcopy, and the words to both QEMUs that use them.
+    /// Two new relays for a migration that is paused in postcopy, and the words to both QEMUs that
+    /// use them.
     pub(crate) fn recover(&mut self, stage: &mut Stage) -> Result<()> {
         let incoming = stage.lab.scratch("recover");
         let incoming = format!("unix:{}", incoming.display());

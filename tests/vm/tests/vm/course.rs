@@ -1,5 +1,6 @@
-//! The courses that a migration can take beside the straight one: a pause before the switchover, a cancel in each
-//! phase, postcopy with and without a preempt channel, its pause and recovery, and COLO, which is refused.
+//! The courses that a migration can take beside the straight one: a pause before the switchover, a
+//! cancel in each phase, postcopy with and without a preempt channel, its pause and recovery, and
+//! COLO, which is refused.
 
 use std::time::{Duration, Instant};
 
@@ -69,28 +70,31 @@ pub(crate) enum Phase {
 /// So slow that a part of a VM can be on its way and the rest still at the source.
 const SLOW: Rate = Rate::Mbit(40);
 
-/// So slow that the last RAM of a VM takes long beside whatever a busy machine keeps a test from doing meanwhile: with
-/// the end of the stream read, a relay rightly holds the source for a person.
+/// So slow that the last RAM of a VM takes long beside whatever a busy machine keeps a test from
+/// doing meanwhile: with the end of the stream read, a relay rightly holds the source for a person.
 const CRAWLS: Rate = Rate::Mbit(8);
 
-/// What the source sends in postcopy beside the pages that it is asked for, MiB/s: a VM's idle memory stays with it until
+/// What the source sends in postcopy beside the pages that it is asked for, MiB/s: a VM's idle
+/// memory stays with it until
 /// [`Flight::let_go`].
 const TRICKLE: u64 = 1;
 
-/// A migration that has come as far as `phase`. In [`Phase::Setup`] the source relay is stopped (SIGSTOP), in
+/// A migration that has come as far as `phase`. In [`Phase::Setup`] the source relay is stopped
+/// (SIGSTOP), in
 /// [`Phase::AfterEof`] the destination QEMU is.
 pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
     let vm = stage.vm_of(spec)?;
     let settings = match phase {
         Phase::Setup => Settings::new(&[]),
         Phase::Active => Settings::new(&[]).with("downtime-limit", json!(1)),
-        // With all of the RAM still to go when the VM stops: QEMU looks after 100 ms, and until then, which on a busy
-        // machine may be later, keeps to the bandwidth.
+        // With all of the RAM still to go when the VM stops: QEMU looks after 100 ms, and until
+        // then, which on a busy machine may be later, keeps to the bandwidth.
         Phase::Device => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(600_000))
             .with("max-bandwidth", json!(6 << 20)),
         Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
-        // With so little to go that the socket of a QEMU that does not read can hold it and the devices' state: 50 KB.
+        // With so little to go that the socket of a QEMU that does not read can hold it and the
+        // devices' state: 50 KB.
         Phase::AfterEof => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(1))
             .with("max-bandwidth", json!(50 << 20)),
@@ -130,7 +134,8 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             flight.wait_crossed(stage, crossed + (512 << 10))?;
         }
         Phase::AfterEof => {
-            // Idle: what is left to send when the VM stops fits into the socket of a QEMU that does not read.
+            // Idle: what is left to send when the VM stops fits into the socket of a QEMU that does
+            // not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
             flight.settles(stage)?;
@@ -220,8 +225,8 @@ fn pauses(stage: &mut Stage, spec: &VmSpec, channels: u32) -> Result<()> {
     Ok(())
 }
 
-/// `migrate_cancel` as a person types it: the source goes on at once, the destination ends, the same VM can migrate
-/// again.
+/// `migrate_cancel` as a person types it: the source goes on at once, the destination ends, the
+/// same VM can migrate again.
 fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
     let mut flight = reach(stage, spec, phase)?;
     flight.vm.monitor.execute("migrate_cancel", json!({}))?;
@@ -229,7 +234,8 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
         flight.relay.process.signal(Signal::CONT)?;
         return cancelled_in_setup(stage, flight, spec);
     }
-    // QEMU shuts the return path before it notes that it is cancelling: its own thread may see the socket fail first.
+    // QEMU shuts the return path before it notes that it is cancelling: its own thread may see the
+    // socket fail first.
     let states = ["cancelled", "failed"];
     if phase == Phase::PreSwitchover {
         flight.vm.wait_back(&states, NOTICE)?;
@@ -244,8 +250,8 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
     again(stage, flight, spec)
 }
 
-/// A migration of which the relay has seen no byte never was: the same relays carry the next one. With a few bytes seen
-/// it ends as others do.
+/// A migration of which the relay has seen no byte never was: the same relays carry the next one.
+/// With a few bytes seen it ends as others do.
 fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> Result<()> {
     source_goes_on(&mut flight.vm, &["cancelled", "failed"])?;
     // Of a relay that goes on there is nothing to be seen.
@@ -353,7 +359,8 @@ fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// The destination has the VM: the first Ctrl-C must not start the source's as well, the second pauses the migration.
+/// The destination has the VM: the first Ctrl-C must not start the source's as well, the second
+/// pauses the migration.
 fn ctrl_c_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let (mut vm, mut destination, mut migrate, _receive) = into_postcopy_by_migrate(stage, spec)?;
     migrate.process.signal(Signal::INT)?;
@@ -420,7 +427,8 @@ impl Flight {
         stats["ram"]["postcopy-requests"].as_u64().context("no postcopy-requests")
     }
 
-    /// Waits until both ends are in postcopy. QEMU 7.2's source says so before it has sent what makes it true.
+    /// Waits until both ends are in postcopy. QEMU 7.2's source says so before it has sent what
+    /// makes it true.
     fn has_switched(&mut self) -> Result<()> {
         self.waits_for(&["postcopy-active"])?;
         let states = ["postcopy-active", "completed", "failed"];

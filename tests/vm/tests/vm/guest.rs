@@ -30,8 +30,9 @@ fn one_wrong_bit(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The same guest, load and checks that platen's moves have, over a link slow enough for several passes. With 512 MiB
-/// of RAM (or any multiple of 256 KiB), QEMU before 9.0 under TCG fails this: the guest arrives with stale pages.
+/// The same guest, load and checks that platen's moves have, over a link slow enough for several
+/// passes. With 512 MiB of RAM (or any multiple of 256 KiB), QEMU before 9.0 under TCG fails this:
+/// the guest arrives with stale pages.
 fn qemu_alone(stage: &mut Stage, method: &Method) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(400))?;
     let mut vm = stage.vm()?;

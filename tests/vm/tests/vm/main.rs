@@ -1,11 +1,12 @@
-//! The whole-VM tests, run one after the other: they measure time and CPU, and the machine is small.
+//! The whole-VM tests, run one after the other: they measure time and CPU, and the machine is
+//! small.
 //!
 //! ```text
 //! cargo test --release -p vm-tests --test vm -- [FILTER...] [--list]
 //! ```
 //!
-//! A scenario runs when its name contains one of the filters. Needs what `scripts/setup` prepares and the release
-//! binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
+//! A scenario runs when its name contains one of the filters. Needs what `scripts/setup` prepares
+//! and the release binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
 mod accelerator;
 mod auto;
@@ -85,7 +86,8 @@ fn run() -> anyhow::Result<u32> {
         course::scenarios(),
         matrix::scenarios(),
     ];
-    // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean nothing here.
+    // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean
+    // nothing here.
     let (flags, filters): (Vec<String>, Vec<String>) =
         std::env::args().skip(1).partition(|word| word.starts_with('-'));
     let chosen: Vec<Scenario> = all

@@ -1,5 +1,5 @@
-//! What dies, and when: for each pair the VM is where the table says afterwards, never in two places, and never in none
-//! where one of them could have it.
+//! What dies, and when: for each pair the VM is where the table says afterwards, never in two
+//! places, and never in none where one of them could have it.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,8 @@ enum Victim {
 enum Left {
     /// At the source, which goes on by itself; the destination never ran it.
     Source,
-    /// At the source, which goes on once its user says `migrate-continue` or cancels: QEMU looks at nothing before.
+    /// At the source, which goes on once its user says `migrate-continue` or cancels: QEMU looks at
+    /// nothing before.
     SourceWhenAsked,
     /// At the destination; the source has been killed.
     Destination,
@@ -105,7 +106,8 @@ fn strike(stage: &Stage, flight: &mut Flight, phase: Phase, victim: Victim) -> R
     wake(flight, phase, victim)
 }
 
-/// Lets go on what [`reach`] has stopped, after those who are left have had time to do something wrong.
+/// Lets go on what [`reach`] has stopped, after those who are left have had time to do something
+/// wrong.
 fn wake(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     std::thread::sleep(Duration::from_millis(200));
     match phase {

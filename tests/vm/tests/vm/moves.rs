@@ -44,7 +44,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// A level that the workers cannot keep up with, and leave not to: some batches must go as they are.
+/// A level that the workers cannot keep up with, and leave not to: some batches must go as they
+/// are.
 const BUSY: &[&str] = &[
     "--channels",
     "0",
@@ -93,19 +94,20 @@ fn check_report(outcome: &Outcome) -> Result<()> {
     };
     near("/total-time", to_f64(outcome.total_ms), 5.0)?;
     near("/downtime", to_f64(outcome.downtime_ms), 5.0)?;
-    // Frames of TCP and IP, the harness's probes, and what goes when there is nothing to send, are in the counter of the
-    // device only.
+    // Frames of TCP and IP, the harness's probes, and what goes when there is nothing to send, are
+    // in the counter of the device only.
     let slack = 65536.0 + 8192.0 * to_f64(outcome.total_ms) / 1e3;
     near("/transferred", to_f64(outcome.wire), to_f64(outcome.wire) * 0.03 + slack)?;
     for key in ["normal", "duplicate"] {
         let truth = outcome.stats["ram"][key].as_f64().context("ram of query-migrate")?;
-        // The report counts the pages in the stream. QEMU 7.2 counts the same on a single stream, but with multifd its
-        // `normal` falls short by up to a few packets of what its channels carry (plain bytes less headers say so).
+        // The report counts the pages in the stream. QEMU 7.2 counts the same on a single stream,
+        // but with multifd its `normal` falls short by up to a few packets of what its channels
+        // carry (plain bytes less headers say so).
         let slack = if number("/channels")? > 0.0 { truth * 0.01 } else { 0.0 };
         near(&format!("/{key}"), truth, slack)?;
     }
-    // To the kernel's 10 ms, and what a process uses before it begins and after it has written its report: of a short
-    // move that is a part, on any machine.
+    // To the kernel's 10 ms, and what a process uses before it begins and after it has written its
+    // report: of a short move that is a part, on any machine.
     for (end, truth) in
         [("source", outcome.cost.source_relay), ("destination", outcome.cost.destination_relay)]
     {

@@ -1,4 +1,5 @@
-//! The link goes away, slows down, delays, reorders and cuts: QEMU sees a pause, never an error, and the VM arrives whole.
+//! The link goes away, slows down, delays, reorders and cuts: QEMU sees a pause, never an error,
+//! and the VM arrives whole.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,8 @@ const RESUME: [&str; 2] = ["--resume-timeout", "90"];
 /// Of a receiver whose source will not come back.
 const BRIEF: [&str; 2] = ["--resume-timeout", "8"];
 
-/// A migration half way over a slow link, with relays that wait long enough; the receiver as `waits` says.
+/// A migration half way over a slow link, with relays that wait long enough; the receiver as
+/// `waits` says.
 fn half_way(stage: &mut Stage, channels: &str, waits: [&str; 2]) -> Result<HalfWay> {
     let mut vm = stage.vm()?;
     stage.lab.net.shape(Rate::Mbit(100))?;
@@ -84,8 +86,8 @@ fn number(report: &Value, key: &str) -> Result<f64> {
 /// A cut that TCP does not repair before a relay has noticed it, in seconds.
 const NOTICED: u64 = 5;
 
-/// Takes the link away for `seconds`, and until it has been noticed if they are [`NOTICED`] or more; gives how long that
-/// was, and how long after the link's return bytes had crossed it again.
+/// Takes the link away for `seconds`, and until it has been noticed if they are [`NOTICED`] or
+/// more; gives how long that was, and how long after the link's return bytes had crossed it again.
 fn cut(stage: &Stage, seconds: u64, mover: &mut Platen) -> Result<[Duration; 2]> {
     let gone = Instant::now();
     stage.lab.net.set_up(false)?;
@@ -178,8 +180,8 @@ fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
         lost = number(&report, "seconds-lost")?;
         println!("  {:.2} s in all", number(&report, "total-time")? / 1e3);
     }
-    // What a cut costs is what went twice, and the time until the link is used again. On a machine that is slow just now
-    // the rest takes longer with and without.
+    // What a cut costs is what went twice, and the time until the link is used again. On a machine
+    // that is slow just now the rest takes longer with and without.
     let [more, longer] = [sent[1] - sent[0], lost - gone.as_secs_f64()];
     println!("  {more} bytes more, {lost:.2} s lost to a cut of {:.2} s", gone.as_secs_f64());
     ensure!(more < to_f64(HALF_WAY) / 2.0, "{more} bytes more: it began anew");
@@ -219,7 +221,8 @@ fn changing_speed(stage: &mut Stage) -> Result<()> {
     arrives(stage, half_way, true).map(drop)
 }
 
-/// Ctrl-C during an outage: the source goes on at once; the receiver gives up when it has waited, or has been asked.
+/// Ctrl-C during an outage: the source goes on at once; the receiver gives up when it has waited,
+/// or has been asked.
 fn cancelled_meanwhile(stage: &mut Stage) -> Result<()> {
     let HalfWay { mut vm, mut destination, mut receive, mut migrate } =
         half_way(stage, "0", BRIEF)?;

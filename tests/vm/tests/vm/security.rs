@@ -1,5 +1,5 @@
-//! Who may deliver a VM: the wrong CA, the wrong name, no TLS and a VM that is not allowed are turned away with the
-//! reason at both ends, and harm nobody who is being moved.
+//! Who may deliver a VM: the wrong CA, the wrong name, no TLS and a VM that is not allowed are
+//! turned away with the reason at both ends, and harm nobody who is being moved.
 
 use std::time::Duration;
 
@@ -38,7 +38,8 @@ fn insecure(stage: &mut Stage, channels: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tries to get in by `platen relay` with `flags`; its complaint must hold `here`, and one of the receiver `there`.
+/// Tries to get in by `platen relay` with `flags`; its complaint must hold `here`, and one of the
+/// receiver `there`.
 fn turned_away(
     stage: &Stage,
     from: Side,

@@ -104,7 +104,8 @@ fn relay(stage: &mut Stage, channels: u32) -> Result<()> {
     destination.guest.stop()?;
     destination.guest.verify()?;
     receive.platen.succeed(NOTICE)?;
-    // It is there for the next VM until it is told to go; a user's end of it is no failure of a migration.
+    // It is there for the next VM until it is told to go; a user's end of it is no failure of a
+    // migration.
     if relay.process.poll()?.is_none() {
         relay.process.signal(Signal::TERM)?;
         relay.process.wait(NOTICE)?;

@@ -69,7 +69,8 @@ impl Stage {
         self.parked = Some(vm);
     }
 
-    /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU keeps the migration settings it had.
+    /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU keeps the migration
+    /// settings it had.
     pub(crate) fn vm_of(&mut self, spec: &VmSpec) -> Result<Vm> {
         if !spec.qemu.is_there() {
             return Err(Skip("there is no QEMU 10 here; scripts/fetch-qemu10 fetches it").into());
@@ -132,10 +133,12 @@ impl Stage {
     }
 }
 
-/// Bytes on the wire that count as half way: more than every buffer together, less than all there is to send.
+/// Bytes on the wire that count as half way: more than every buffer together, less than all there
+/// is to send.
 pub(crate) const HALF_WAY: u64 = 16 << 20;
 
-/// So slow a link that the second half of a migration takes longer than any test needs to do something about it.
+/// So slow a link that the second half of a migration takes longer than any test needs to do
+/// something about it.
 pub(crate) const STAYS: Rate = Rate::Mbit(15);
 
 /// Waits until the link's counter has passed `mark`.
@@ -163,8 +166,8 @@ pub(crate) struct HalfWay {
     pub(crate) migrate: Platen,
 }
 
-/// Checks that the source runs the VM as if nothing had been: its migration is over in one of `states`, its guest
-/// is alive, was dirtying all the time, and every page is right.
+/// Checks that the source runs the VM as if nothing had been: its migration is over in one of
+/// `states`, its guest is alive, was dirtying all the time, and every page is right.
 pub(crate) fn source_goes_on(vm: &mut Vm, states: &[&str]) -> Result<()> {
     vm.wait_back(states, NOTICE).context("the source must go on")?;
     let before = vm.guest.work("loops")?;
@@ -182,7 +185,8 @@ pub(crate) fn destination_ends(destination: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// Moves the VM by platen over the unlimited link and verifies it: what failed before has left no trace.
+/// Moves the VM by platen over the unlimited link and verifies it: what failed before has left no
+/// trace.
 pub(crate) fn then_moves(stage: &mut Stage, mut vm: Vm) -> Result<()> {
     // What the test itself has set.
     vm.let_migrate()?;

@@ -1,5 +1,5 @@
-//! Every pair of QEMU versions that this host can run, and QEMU's own ways to make its stream smaller, through the
-//! bare relays.
+//! Every pair of QEMU versions that this host can run, and QEMU's own ways to make its stream
+//! smaller, through the bare relays.
 
 use std::time::{Duration, Instant};
 
@@ -60,11 +60,13 @@ fn moves(stage: &mut Stage, from: &VmSpec, to: &VmSpec, channels: u32) -> Result
     Ok(())
 }
 
-/// What QEMU has compressed is not compressed again, and takes no more room on the wire than without platen.
+/// What QEMU has compressed is not compressed again, and takes no more room on the wire than
+/// without platen.
 fn passes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, method: &str) -> Result<()> {
     let mut vm = stage.vm_of(from)?;
     let settings = Settings::multifd(2, method);
-    // QEMU alone first, by TCP over the same link. Its VM goes on at the destination, of the other version perhaps.
+    // QEMU alone first, by TCP over the same link. Its VM goes on at the destination, of the other
+    // version perhaps.
     settings.apply(&mut vm)?;
     let mut alone = stage.lab.incoming_with(&vm, to)?;
     settings.apply(&mut alone)?;
@@ -99,9 +101,9 @@ fn passes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, method: &str) -> Result
 
 fn xbzrle(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let vm = stage.vm_of(from)?;
-    // A first pass of some seconds, in which the guest touches most of a small range; the second fills the cache with
-    // it; whatever is dirty in the third goes as a delta. QEMU does not hand over before that: with this bandwidth and
-    // limit it would have to find one dirty page at most.
+    // A first pass of some seconds, in which the guest touches most of a small range; the second
+    // fills the cache with it; whatever is dirty in the third goes as a delta. QEMU does not hand
+    // over before that: with this bandwidth and limit it would have to find one dirty page at most.
     let settings = Settings::new(&["xbzrle"])
         .with("xbzrle-cache-size", json!(64 << 20))
         .with("max-bandwidth", json!(8 << 20))

@@ -50,8 +50,9 @@ impl Own {
         &self.device
     }
 
-    /// Writes all of `bytes` from page 0 on, `each` pages in a request, at least one request and as many as have
-    /// `under_way` pages together at a time; microseconds from submission to completion go to `times`.
+    /// Writes all of `bytes` from page 0 on, `each` pages in a request, at least one request and as
+    /// many as have `under_way` pages together at a time; microseconds from submission to
+    /// completion go to `times`.
     #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
     pub(super) fn write_all(
         &mut self,
@@ -78,7 +79,8 @@ impl Own {
                 });
                 continue;
             };
-            // SAFETY: the bytes are borrowed until the last request is over, which the loop waits for; it is a write.
+            // SAFETY: the bytes are borrowed until the last request is over, which the loop waits
+            // for; it is a write.
             let buffer = unsafe { Buffer::new(part.as_ptr().cast_mut(), part.len()) };
             let pages = u32::try_from(part.len() / PAGE)?;
             let began = now();

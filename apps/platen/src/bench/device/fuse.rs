@@ -1,9 +1,11 @@
-//! platen's device through FUSE and a loop device, beside zram's disk: the same jobs on both, by way of the kernel.
+//! platen's device through FUSE and a loop device, beside zram's disk: the same jobs on both, by
+//! way of the kernel.
 //!
-//! Real pages are written by threads of ours, one request each at a time: fio makes its own data, or the same few pages
-//! over and over. Those pages are then read by fio; and fio writes its own data last, as a second series. CPU is that of
-//! whoever submits, of the server and of the kernel's workers (the loop device's are among them), for each 4 KiB; beside
-//! it that of the whole machine, other work included.
+//! Real pages are written by threads of ours, one request each at a time: fio makes its own data,
+//! or the same few pages over and over. Those pages are then read by fio; and fio writes its own
+//! data last, as a second series. CPU is that of whoever submits, of the server and of the kernel's
+//! workers (the loop device's are among them), for each 4 KiB; beside it that of the whole machine,
+//! other work included.
 
 use super::zram::Zram;
 use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, Random, PAGE};
@@ -159,7 +161,8 @@ fn one_run(front: &Kind, pages: &[u8], seed: u64) -> anyhow::Result<[Outcome; JO
     Ok(outcomes)
 }
 
-/// Writes page `sources[i]` to `places[i]`, or as many in order from there as the job has in a request.
+/// Writes page `sources[i]` to `places[i]`, or as many in order from there as the job has in a
+/// request.
 fn write(
     disk: &Disk,
     pages: &[u8],
@@ -350,7 +353,8 @@ impl Drop for Loop {
     }
 }
 
-/// CPU time so far, ns: of the server and of each of the kernel's workers; and of the whole machine.
+/// CPU time so far, ns: of the server and of each of the kernel's workers; and of the whole
+/// machine.
 struct Others {
     server: u64,
     workers: HashMap<u32, u64>,

@@ -1,5 +1,5 @@
-//! What the policy makes of pages that nobody touches, against zram's best: ratio in memory, and what a read
-//! costs then.
+//! What the policy makes of pages that nobody touches, against zram's best: ratio in memory, and
+//! what a read costs then.
 
 use super::front::{Front, Own};
 use super::{median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, Random};
@@ -78,7 +78,8 @@ pub(super) fn measure(
     Ok(json!({ "part": "idle", "set": name, "pages": count, "zram_best": best, "groups": rows }))
 }
 
-/// One run: ratios in memory before and after, of what is compressed alone; CPU and times in microseconds a page.
+/// One run: ratios in memory before and after, of what is compressed alone; CPU and times in
+/// microseconds a page.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Figures {
     before: f64,

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 const PAGES: usize = 128;
 
-/// Of writes, then of reads: MB/s, CPU microseconds a page, microseconds that a request takes (p50, p99).
+/// Of writes, then of reads: MB/s, CPU microseconds a page, microseconds that a request takes (p50,
+/// p99).
 type Run = [f64; 8];
 
 pub(super) fn measure(

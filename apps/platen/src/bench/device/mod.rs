@@ -1,10 +1,11 @@
 //! `platen bench device`: what a page costs, in CPU time and in memory, beside the kernel's zram.
 //!
-//! The same real pages go to both, in the same order, in turns: every page is written once in order of
-//! its number, then each is overwritten with another page in random order, then each is read in random
-//! order and compared. CPU time is the whole process's, so that threads which get memory ready are in
-//! it, and for zram the kernel's work for us, with its system call. Pages that are one word over and
-//! over are left out: neither side compresses them, and the kernel's swap never sends zeros.
+//! The same real pages go to both, in the same order, in turns: every page is written once in order
+//! of its number, then each is overwritten with another page in random order, then each is read in
+//! random order and compared. CPU time is the whole process's, so that threads which get memory
+//! ready are in it, and for zram the kernel's work for us, with its system call. Pages that are one
+//! word over and over are left out: neither side compresses them, and the kernel's swap never sends
+//! zeros.
 
 mod front;
 mod fuse;
@@ -56,9 +57,9 @@ pub(super) struct DeviceBenchArgs {
     /// Runs of each; medians are shown
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit), idle
-    /// (recompressed by the policy), qat (compressed by a QAT device, simulated unless told otherwise), fuse (the same jobs
-    /// on a loop device over FUSE as on zram's disk)
+    /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit),
+    /// idle (recompressed by the policy), qat (compressed by a QAT device, simulated unless told
+    /// otherwise), fuse (the same jobs on a loop device over FUSE as on zram's disk)
     #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle,qat,fuse")]
     parts: Vec<Part>,
     /// Pages in the groups that the part idle makes: 1, or 8 to 32

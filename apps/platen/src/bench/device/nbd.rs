@@ -1,5 +1,5 @@
-//! NBD, random 4 KiB, 16 on the way: platen beside nbdkit's memory plugin with its zstd allocator. Real pages by a client
-//! of ours, and fio's engine with the data it makes.
+//! NBD, random 4 KiB, 16 on the way: platen beside nbdkit's memory plugin with its zstd allocator.
+//! Real pages by a client of ours, and fio's engine with the data it makes.
 
 use super::nbd_client::Client;
 use super::{median, percentiles, DeviceBenchArgs, Random, PAGE};
@@ -25,7 +25,8 @@ impl Drop for Server {
     }
 }
 
-/// What is measured of one run: requests a second, server's CPU microseconds a page, microseconds of a request (p50, p99).
+/// What is measured of one run: requests a second, server's CPU microseconds a page, microseconds
+/// of a request (p50, p99).
 type Run = [f64; 4];
 
 /// Requests on the way.

@@ -1,4 +1,5 @@
-//! A client of NBD that keeps several requests of one page under way, with real pages: fio makes its own data.
+//! A client of NBD that keeps several requests of one page under way, with real pages: fio makes
+//! its own data.
 
 use super::PAGE;
 use anyhow::{bail, ensure, Context};
@@ -42,8 +43,8 @@ impl Client {
         Ok(Self { stream })
     }
 
-    /// One request for each page of `order`, `depth` of them under way: writes of `pages`, or reads that are
-    /// compared with them. The time of each in microseconds.
+    /// One request for each page of `order`, `depth` of them under way: writes of `pages`, or reads
+    /// that are compared with them. The time of each in microseconds.
     pub(super) fn run(
         &mut self,
         pages: &[u8],

@@ -1,9 +1,10 @@
-//! Pages compressed by a QAT device: what a written page costs the host, and asynchronous against direct offload
-//! over the size of requests.
+//! Pages compressed by a QAT device: what a written page costs the host, and asynchronous against
+//! direct offload over the size of requests.
 //!
-//! Without `--qat-device` the device is the simulated one, twice: `engine deflate`, for the CPU time of the host and
-//! the ratio; and `engine stored`, which takes no CPU time worth speaking of, with a latency, for what waiting costs. A
-//! simulated device's own threads are no part of the CPU time here, and its throughput is nobody's.
+//! Without `--qat-device` the device is the simulated one, twice: `engine deflate`, for the CPU
+//! time of the host and the ratio; and `engine stored`, which takes no CPU time worth speaking of,
+//! with a latency, for what waiting costs. A simulated device's own threads are no part of the CPU
+//! time here, and its throughput is nobody's.
 
 use super::front::{Front, Memory, Own};
 use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, PAGE};
@@ -209,7 +210,8 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
     let count = (pages.len() / PAGE) as u64;
     if way == Way::Zram {
         let mut kept = Kind::Zram("lzo-rle".to_owned()).open(count, 0)?;
-        // In the kernel a write is done when it has been submitted: more of them under way change nothing.
+        // In the kernel a write is done when it has been submitted: more of them under way change
+        // nothing.
         let mut write = |times: &mut Vec<f32>| {
             for (bytes, page) in pages.chunks(each * PAGE).zip((0..).step_by(each)) {
                 super::timed(times, || kept.write(page, bytes))?;
@@ -264,7 +266,8 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
     Ok(figures)
 }
 
-/// Time, and the CPU time of this process less that of the threads whose name begins with what `left_out` says.
+/// Time, and the CPU time of this process less that of the threads whose name begins with what
+/// `left_out` says.
 fn taken(
     count: u64,
     left_out: impl Fn() -> Option<&'static str>,
@@ -285,7 +288,8 @@ fn coded(memory: &Memory) -> f64 {
     memory.plain as f64 / memory.compressed.max(1) as f64
 }
 
-/// Microseconds of CPU of this process's threads whose name begins so (`/proc/PID/task/TID/schedstat`).
+/// Microseconds of CPU of this process's threads whose name begins so
+/// (`/proc/PID/task/TID/schedstat`).
 fn threads_cpu(name: &str) -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for task in std::fs::read_dir("/proc/self/task")? {

@@ -1,9 +1,9 @@
 //! QEMU's threads as they were before the lanes: a model of its `compress` in C, with its locks.
 //!
 //! One request can be pending in each thread, under the thread's lock and condition. A finished
-//! thread says so under one lock and condition that all share. The main thread holds that lock while
-//! it looks for a thread that is done; there it fetches the result of the page before, and leaves the
-//! next. Results that nobody fetches stay with their thread until the flush at the end.
+//! thread says so under one lock and condition that all share. The main thread holds that lock
+//! while it looks for a thread that is done; there it fetches the result of the page before, and
+//! leaves the next. Results that nobody fetches stay with their thread until the flush at the end.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;

@@ -1,7 +1,8 @@
 //! What memory holds: a pure function of seed, page and version.
 //!
-//! Half of the pages are text, a quarter records with counters and pointers, an eighth mostly empty, a
-//! sixteenth random; about what a heap is made of. zstd makes it three times smaller, one page alike no other.
+//! Half of the pages are text, a quarter records with counters and pointers, an eighth mostly
+//! empty, a sixteenth random; about what a heap is made of. zstd makes it three times smaller, one
+//! page alike no other.
 
 use crate::pattern::{mix, PAGE};
 
@@ -34,8 +35,9 @@ pub(crate) fn fill(seed: u64, index: u64, version: u64, page: &mut Page) {
     page[..8].copy_from_slice(&mix(index, version, seed).to_le_bytes());
 }
 
-/// Writes records of a program whose fields have long names, each once in a page, and values of their own: pages with more
-/// in common with each other than within themselves. A pure function, as [`fill`].
+/// Writes records of a program whose fields have long names, each once in a page, and values of
+/// their own: pages with more in common with each other than within themselves. A pure function, as
+/// [`fill`].
 pub(crate) fn fill_named(seed: u64, index: u64, page: &mut Page) {
     let mut state = mix(seed, index, 0) | 1;
     let mut at = 0;

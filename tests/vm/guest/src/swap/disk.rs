@@ -1,6 +1,7 @@
-//! `disk PATH mib=N [seconds=T] [threads=W] [seed=S]`: writes, reads and discards random runs of pages of a block
-//! device for T seconds, past the page cache, each thread in its part of it; every page read is compared with what
-//! was written last, and at the end all of them. Ends before its time when there is a file [`ENOUGH`].
+//! `disk PATH mib=N [seconds=T] [threads=W] [seed=S]`: writes, reads and discards random runs of
+//! pages of a block device for T seconds, past the page cache, each thread in its part of it; every
+//! page read is compared with what was written last, and at the end all of them. Ends before its
+//! time when there is a file [`ENOUGH`].
 
 use super::content::{self, low};
 use super::{option, Failure};

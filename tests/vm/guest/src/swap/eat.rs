@@ -1,9 +1,10 @@
-//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P]`: takes N MiB, fills them, and for T seconds
-//! and until FILE exists reads and rewrites random pages, each compared with what it must be; at last compares all of
-//! them. Between filling and touching it waits, without a look at its memory, until the file of `after` exists.
+//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P]`: takes N MiB, fills them,
+//! and for T seconds and until FILE exists reads and rewrites random pages, each compared with what
+//! it must be; at last compares all of them. Between filling and touching it waits, without a look
+//! at its memory, until the file of `after` exists.
 //!
-//! Of the pages touched, P percent are rewritten (default 30). Says every second what it has done (`beat`), which
-//! is how a test sees that it is alive and not waiting for memory.
+//! Of the pages touched, P percent are rewritten (default 30). Says every second what it has done
+//! (`beat`), which is how a test sees that it is alive and not waiting for memory.
 
 use super::content::{self, Page};
 use super::{option, Failure};

@@ -1,6 +1,6 @@
-//! `redis-fill SOCKET keys=N [size=B] [from=K] [named=1]` and `redis-check SOCKET keys=N [size=B] [named=1]`: a client that
-//! stores values made from their keys' numbers, and compares every byte of every value it gets back. Values are what
-//! memory holds otherwise, or records with long names.
+//! `redis-fill SOCKET keys=N [size=B] [from=K] [named=1]` and `redis-check SOCKET keys=N [size=B]
+//! [named=1]`: a client that stores values made from their keys' numbers, and compares every byte
+//! of every value it gets back. Values are what memory holds otherwise, or records with long names.
 
 use super::content;
 use super::{option, Failure};
@@ -12,7 +12,8 @@ use std::time::Instant;
 /// Requests under way at a time.
 const BATCH: u64 = 16;
 
-/// Stores keys, and says how far it got: an error of the server or its end is an end like any other.
+/// Stores keys, and says how far it got: an error of the server or its end is an end like any
+/// other.
 pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let (keys, size) = (option(words, "keys", 1000)?, size(words)?);
     let (from, named) = (option(words, "from", 0)?, option(words, "named", 0)? == 1);
