@@ -1,14 +1,15 @@
-# make test    everything that proves platen right; sets up what it needs
+# make test    every promise at its simplest: 15 minutes on a fresh machine with 2 cores
+# make proof   everything there is, for a release (hours); make proof PART="vm swap" runs parts
 # make demo    one VM moved by QEMU alone and by platen, side by side (about two minutes)
-# make demo-memory  redis beyond its guest's memory: without swap, with zram, with platen (some minutes)
-# make bench   the figures of the README (about an hour and a half)
+# make demo-memory  redis beyond its guest's memory: no swap, zram, platen (some minutes)
+# make bench   the figures of docs/figures.md (about an hour and a half)
 # make check   formatting, lints and documentation, warnings as errors
 #
 # On Debian and Ubuntu these install missing packages through apt (as root, or with sudo).
 
 CARGO ?= cargo
 
-.PHONY: all build setup test unit vm demo demo-memory bench check clean
+.PHONY: all build setup test proof demo demo-memory bench check clean
 
 all: build
 
@@ -21,12 +22,9 @@ setup:
 test:
 	@scripts/test
 
-# Parts of `make test`.
-unit:
-	@scripts/test unit
-
-vm:
-	@scripts/test vm
+PART ?=
+proof:
+	@scripts/test proof $(PART)
 
 demo: setup build
 	@$(CARGO) run --release --quiet -p vm-tests --bin demo

@@ -20,7 +20,7 @@ export RUSTFLAGS="-Cpasses=sancov-module \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares \
--Ccodegen-units=1 --cfg fuzzing"
+-Ccodegen-units=1"
 cargo build --release --target "$host" --bins
 built=$CARGO_TARGET_DIR/$host/release
 

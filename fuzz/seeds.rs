@@ -1,6 +1,6 @@
-//! Writes the seed corpora of all targets into the folder named by the first argument: the golden
-//! streams of the repository, made streams of every style, what packing and the codecs make of
-//! them.
+//! The seeds of all targets: the golden streams of the repository, made streams of every style,
+//! what packing and the codecs make of them. As a program it writes them into the folder named by
+//! its first argument.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -20,9 +20,32 @@ use stream::{classify, pack, Kind, Tokeniser};
 const MAX_SEED: usize = 24 * 1024;
 const PAGE: usize = 4096;
 
+#[allow(dead_code, reason = "the tests of seeds include this file")]
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: seeds FOLDER")?);
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrate/stream/tests/golden");
+    for (target, bytes) in all()? {
+        let folder = root.join(target);
+        fs::create_dir_all(&folder)?;
+        let mut hasher = DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        fs::write(folder.join(format!("seed-{:016x}", hasher.finish())), bytes)?;
+    }
+    Ok(())
+}
+
+/// Seeds by their target.
+pub(crate) fn all() -> Result<Vec<(&'static str, Vec<u8>)>, Box<dyn Error>> {
+    let mut all = Vec::new();
+    add_fixed(&mut all)?;
+    for bytes in streams()? {
+        add_of_stream(&bytes, &mut all)?;
+    }
+    Ok(all)
+}
+
+/// The golden streams of the repository, and made ones.
+fn streams() -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    let golden = golden();
     let mut streams = Vec::new();
     for entry in fs::read_dir(&golden)? {
         let path = entry?.path();
@@ -39,6 +62,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         streams.push(main);
         streams.extend(channels);
     }
+    Ok(streams)
+}
+
+/// Where the golden streams are, from fuzz/ and from tests/seeds.
+fn golden() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let near = here.join("../migrate/stream/tests/golden");
+    if near.exists() {
+        near
+    } else {
+        here.join("../../migrate/stream/tests/golden")
+    }
+}
+
+fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
+    let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
     for kind in [FrameType::Open, FrameType::Data, FrameType::Eof, FrameType::Ack, FrameType::Abort]
     {
         let len = if kind == FrameType::Data { 4000 } else { 0 };
@@ -46,79 +85,92 @@ fn main() -> Result<(), Box<dyn Error>> {
             Header { seq: 9, offset: 1 << 33, plain_len: len, hash: 42, ..Header::free(kind, len) };
         let mut acks = Vec::new();
         AckEntry { stream: 3, seq: 9, offset: 1 << 33, hash: 42 }.write(&mut acks);
-        put(&root, "wire_frame", &[&header.to_bytes()[..], &acks].concat())?;
+        add("wire_frame", &[&header.to_bytes()[..], &acks].concat());
     }
     // PONG, a bitmap behind its frame, SHUT; in pieces of 3 and of 256 bytes.
     let mut back = vec![0, 2, 0, 4, 0, 0, 0, 1, 0, 5, 0, 2, 1, b'a', 0, 0, 0, 0, 0, 0, 0, 8];
     back.extend([0xa5; 8].iter().chain(&0x0123_4567_89ab_cdef_u64.to_be_bytes()));
     back.extend([0, 1, 0, 4, 0, 0, 0, 1]);
     for size in [2, 255] {
-        put(&root, "return_path", &[&[size], &back[..]].concat())?;
+        add("return_path", &[&[size], &back[..]].concat());
     }
     // Writes, a restart, compaction, discards; then words for the table.
     let ops: Vec<u8> =
         (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
-    put(&root, "store_ops", &[&[0][..], &ops].concat())?;
-    put(&root, "store_ops", &[&[200][..], &ops].concat())?;
+    add("store_ops", &[&[0][..], &ops].concat());
+    add("store_ops", &[&[200][..], &ops].concat());
     // In each part of the file: its first words, and some later.
-    for (part, at) in (0..7_u8).flat_map(|part| [0_u16, 8, 24, 64, 72, 904, 2100].map(|at| (part, at))) {
+    for (part, at) in
+        (0..7_u8).flat_map(|part| [0_u16, 8, 24, 64, 72, 904, 2100].map(|at| (part, at)))
+    {
         for word in [0, u64::MAX, 0x8000_2000_0004_1005_u64 + u64::from(at) * 3] {
-            put(&root, "store_attach", &[&[part][..], &at.to_le_bytes(), &word.to_le_bytes()].concat())?;
+            add("store_attach", &[&[part][..], &at.to_le_bytes(), &word.to_le_bytes()].concat());
         }
     }
     // Slots, pages, the table's length, a table of two runs, and bytes.
-    put(&root, "delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3])?;
+    add("delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3]);
     for at in [0_u16, 8, 24, 32, 40, 4096, 4104, 4200, 8192] {
         let word = 0x0123_4567_89ab_cdef_u64 + u64::from(at);
         let change = [&at.to_le_bytes()[..], &word.to_le_bytes()].concat();
-        put(&root, "backing_header", &[&[48][..], &change].concat())?;
+        add("backing_header", &[&[48][..], &change].concat());
     }
-    put(&root, "nbd_parse", &nbd_client())?;
+    add("nbd_parse", &nbd_client());
     for (id, said) in MONITOR.iter().enumerate() {
-        put(&root, "qmp_replies", &[b"\x01{\"return\": ", said.as_bytes(), b", \"id\": 2}\n"].concat())?;
-        let event = r#"{"event": "MIGRATION", "data": {"status": "active"}, "timestamp": {"seconds": 1}}"#;
+        add("qmp_replies", &[b"\x01{\"return\": ", said.as_bytes(), b", \"id\": 2}\n"].concat());
+        let event =
+            r#"{"event": "MIGRATION", "data": {"status": "active"}, "timestamp": {"seconds": 1}}"#;
         let error = r#"{"error": {"class": "GenericError", "desc": "no"}, "id": 3}"#;
         let reply = format!("\x01{event}\n{error}\n{{\"return\": {said}, \"id\": {}}}\n", id + 2);
-        put(&root, "qmp_replies", reply.as_bytes())?;
+        add("qmp_replies", reply.as_bytes());
     }
-    put(&root, "qmp_replies", b"\0{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 2, \"major\": 7}}}}\n{\"return\": {}, \"id\": 1}\n")?;
-    put(&root, "swap_nbd", &[b"\x01\0NBDMAGICIHAVEOPT\0\x03", &(1_u64 << 30).to_be_bytes()[..], &[1, 0x6d]].concat())?;
+    add("qmp_replies", b"\0{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 2, \"major\": 7}}}}\n{\"return\": {}, \"id\": 1}\n");
+    add(
+        "swap_nbd",
+        &[b"\x01\0NBDMAGICIHAVEOPT\0\x03", &(1_u64 << 30).to_be_bytes()[..], &[1, 0x6d]].concat(),
+    );
     let attribute = [8_u16.to_ne_bytes(), 1_u16.to_ne_bytes(), [7, 0], [0, 0]].concat();
     for (kind, body) in [(0x1c_u16, [&[1, 2, 0, 0][..], &attribute].concat()), (2, vec![0; 20])] {
         let len = u32::try_from(16 + body.len())?.to_ne_bytes();
-        put(&root, "swap_nbd", &[b"\x01\0", &len[..], &kind.to_ne_bytes(), &[0; 10], &body].concat())?;
+        add("swap_nbd", &[b"\x01\0", &len[..], &kind.to_ne_bytes(), &[0; 10], &body].concat());
     }
-    put(&root, "policy_settings", b"[policy]\nenabled = true\nidle = 3\nidle_pressed = 2\nperiod = 60\ncodec = 'zlib'\nlevel = 6\ngroup = 8\ngain = 5\ncpu = 7\ncpu_pressed = 9\n[policy.pressure]\nfile = '/x'\nstall = 70\nwindow = 500\n")?;
-    put(&root, "policy_settings", b"some avg10=12.34 avg60=0.00 avg300=0.00 total=7\nfull avg10=99.00\n")?;
-    for bytes in streams {
-        let kind = classify(&bytes).unwrap_or(Kind::Other);
-        let number = match kind {
-            Kind::Multifd => 1,
-            Kind::Recovery => 3,
-            _ => 0,
-        };
-        // The head, and the end behind a head that makes sense of it.
-        let head = &bytes[..bytes.len().min(MAX_SEED)];
-        for cuts in [&[0u8][..], &[2, 0x07, 0x10, 0x50, 0x00]] {
-            // Page size 4096 is number 2 of the sizes.
-            put(&root, "tokenise", &[&[number + 10][..], cuts, head].concat())?;
-        }
-        let mut tokens = Vec::new();
-        let mut tokeniser = Tokeniser::new(kind, PAGE);
-        tokeniser.feed(head, &mut tokens);
-        let mut packed = vec![0; head.len() + 64 + 16 * tokens.len()];
-        let len = pack(head, &tokens, PAGE, &mut packed).ok_or("does not pack")?;
-        let plain = u32::try_from(head.len())?.to_le_bytes();
-        put(&root, "unpack", &[&plain[..], &packed[..len]].concat())?;
-        for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
-            let mut encoder = Encoder::new(Settings::new(codec, None)?)?;
-            for plain in [&head[..head.len().min(5000)], &[7; 4096], b"short"] {
-                let mut out = vec![0; Encoder::roomy(plain.len())];
-                let encoded = encoder.encode(plain, &mut out);
-                let payload = if encoded.codec == Codec::Raw { plain } else { &out[..encoded.len] };
-                let unit = [&UnitHeader::of(plain, encoded).to_bytes()[..], payload].concat();
-                put(&root, "codec_decode", &unit)?;
-            }
+    add("policy_settings", b"[policy]\nenabled = true\nidle = 3\nidle_pressed = 2\nperiod = 60\ncodec = 'zlib'\nlevel = 6\ngroup = 8\ngain = 5\ncpu = 7\ncpu_pressed = 9\n[policy.pressure]\nfile = '/x'\nstall = 70\nwindow = 500\n");
+    add("policy_settings", b"some avg10=12.34 avg60=0.00 avg300=0.00 total=7\nfull avg10=99.00\n");
+    Ok(())
+}
+
+/// What the targets get of a stream: itself, packed, and as units of each codec.
+fn add_of_stream(
+    bytes: &[u8],
+    all: &mut Vec<(&'static str, Vec<u8>)>,
+) -> Result<(), Box<dyn Error>> {
+    let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
+    let kind = classify(bytes).unwrap_or(Kind::Other);
+    let number = match kind {
+        Kind::Multifd => 1,
+        Kind::Recovery => 3,
+        _ => 0,
+    };
+    // The head, and the end behind a head that makes sense of it.
+    let head = &bytes[..bytes.len().min(MAX_SEED)];
+    for cuts in [&[0u8][..], &[2, 0x07, 0x10, 0x50, 0x00]] {
+        // Page size 4096 is number 2 of the sizes.
+        add("tokenise", &[&[number + 10][..], cuts, head].concat());
+    }
+    let mut tokens = Vec::new();
+    let mut tokeniser = Tokeniser::new(kind, PAGE);
+    tokeniser.feed(head, &mut tokens);
+    let mut packed = vec![0; head.len() + 64 + 16 * tokens.len()];
+    let len = pack(head, &tokens, PAGE, &mut packed).ok_or("does not pack")?;
+    let plain = u32::try_from(head.len())?.to_le_bytes();
+    add("unpack", &[&plain[..], &packed[..len]].concat());
+    for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
+        let mut encoder = Encoder::new(Settings::new(codec, None)?)?;
+        for plain in [&head[..head.len().min(5000)], &[7; 4096], b"short"] {
+            let mut out = vec![0; Encoder::roomy(plain.len())];
+            let encoded = encoder.encode(plain, &mut out);
+            let payload = if encoded.codec == Codec::Raw { plain } else { &out[..encoded.len] };
+            let unit = [&UnitHeader::of(plain, encoded).to_bytes()[..], payload].concat();
+            add("codec_decode", &unit);
         }
     }
     Ok(())
@@ -136,9 +188,17 @@ const MONITOR: [&str; 5] = [
 /// A client with all options, and one request of each kind.
 fn nbd_client() -> Vec<u8> {
     let mut bytes = 3_u32.to_be_bytes().to_vec();
-    let context = [&4_u32.to_be_bytes()[..], b"swap", &1_u32.to_be_bytes(), &15_u32.to_be_bytes(), b"base:allocation"];
+    let context = [
+        &4_u32.to_be_bytes()[..],
+        b"swap",
+        &1_u32.to_be_bytes(),
+        &15_u32.to_be_bytes(),
+        b"base:allocation",
+    ];
     let name = [&4_u32.to_be_bytes()[..], b"swap", &[0, 1, 0, 3]].concat();
-    for (option, body) in [(8_u32, vec![]), (3, vec![]), (10, context.concat()), (6, name.clone()), (7, name)] {
+    for (option, body) in
+        [(8_u32, vec![]), (3, vec![]), (10, context.concat()), (6, name.clone()), (7, name)]
+    {
         bytes.extend(b"IHAVEOPT");
         bytes.extend(option.to_be_bytes());
         bytes.extend(u32::try_from(body.len()).expect("short").to_be_bytes());
@@ -156,13 +216,4 @@ fn nbd_client() -> Vec<u8> {
         }
     }
     bytes
-}
-
-fn put(root: &Path, target: &str, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
-    let folder = root.join(target);
-    fs::create_dir_all(&folder)?;
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    fs::write(folder.join(format!("seed-{:016x}", hasher.finish())), bytes)?;
-    Ok(())
 }

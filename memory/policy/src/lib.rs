@@ -67,7 +67,7 @@ pub use training::Trainer;
 pub use writeback::What;
 
 /// What a pressure stall file says, as hundredths of a per cent: for the fuzz target.
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub fn stalled(text: &[u8]) -> Option<u32> {
     pressure::average(text)
 }

@@ -357,7 +357,7 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 }
 
 /// What the fuzz target calls.
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub mod fuzzing {
     use super::*;
 

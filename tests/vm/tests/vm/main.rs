@@ -13,6 +13,7 @@ mod auto;
 mod bad_input;
 mod bare;
 mod cancel;
+mod choice;
 mod course;
 mod guest;
 mod kill;
@@ -36,6 +37,8 @@ pub(crate) struct Scenario {
     name: String,
     /// Whether the binary under test takes part.
     needs_platen: bool,
+    /// Whether it is of the quick choice, which [`choice`] also lists by name.
+    quick: bool,
     run: Box<Run>,
 }
 
@@ -46,7 +49,7 @@ impl Scenario {
         name: impl Into<String>,
         run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
     ) -> Self {
-        Self { name: name.into(), needs_platen: true, run: Box::new(run) }
+        Self { name: name.into(), needs_platen: true, quick: false, run: Box::new(run) }
     }
 
     /// One that shows something of the guest or of QEMU alone.
@@ -86,16 +89,9 @@ fn run() -> anyhow::Result<u32> {
         course::scenarios(),
         matrix::scenarios(),
     ];
-    // Flags of the standard harness that `cargo test` may pass on (--nocapture and the like) mean
-    // nothing here.
-    let (flags, filters): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| word.starts_with('-'));
-    let chosen: Vec<Scenario> = all
-        .into_iter()
-        .flatten()
-        .filter(|s| filters.is_empty() || filters.iter().any(|f| s.name.contains(f)))
-        .collect();
-    if flags.iter().any(|flag| flag == "--list") {
+    let choice = choice::Choice::new(std::env::args().skip(1))?;
+    let chosen = choice.of(all.into_iter().flatten().collect())?;
+    if choice.list {
         for scenario in &chosen {
             println!("{}: test", scenario.name);
         }

@@ -1,0 +1,75 @@
+//! Builds by cargo, and where the test programs are.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+
+/// A test program.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    /// `crate` for the tests in its sources, `crate/file` for those of `tests/file.rs`.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// The crate's folder, where cargo runs it.
+    pub(crate) folder: PathBuf,
+}
+
+/// Runs cargo, whose progress goes to standard error.
+///
+/// # Errors
+/// When it fails.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let status = command(arguments).status().context("cargo")?;
+    ensure!(status.success(), "cargo {} failed", arguments.join(" "));
+    Ok(())
+}
+
+/// Builds test programs; `arguments` as for `cargo test`.
+///
+/// # Errors
+/// When the build fails.
+pub(crate) fn test_programs(arguments: &[&str]) -> Result<Vec<Program>> {
+    let output = command(&["test", "--no-run", "--message-format=json-render-diagnostics"])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .and_then(std::process::Child::wait_with_output)
+        .context("cargo")?;
+    ensure!(output.status.success(), "cargo test --no-run {} failed", arguments.join(" "));
+    let mut programs: Vec<Program> =
+        String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect();
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(programs)
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.args(arguments);
+    command
+}
+
+/// The test program that a line of cargo's messages tells of.
+fn program(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let path = PathBuf::from(message["executable"].as_str()?);
+    let folder = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
+    // path+file:///a/b/engine/ring#0.1.0, or ...#name@0.1.0 where folder and crate differ in name.
+    let (place, version) = message["package_id"].as_str()?.rsplit_once('#')?;
+    let package = match version.split_once('@') {
+        Some((name, _)) => name,
+        None => place.rsplit('/').next()?,
+    };
+    let target = message["target"]["name"].as_str()?;
+    let name = match message["target"]["kind"][0].as_str()? {
+        "test" => format!("{package}/{target}"),
+        "bin" if target != package => format!("{package}/{target}"),
+        _ => package.to_owned(),
+    };
+    Some(Program { name, path, folder })
+}

@@ -1,0 +1,137 @@
+//! Processes with a log, a limit and an end; tracks of them.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::outcome::{self, Format, Outcome};
+
+/// A job that runs for longer than this hangs. The longest takes a quarter of this on a machine
+/// with two cores and other work.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// One process.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// The part it belongs to.
+    pub(crate) part: &'static str,
+    /// Unique, and the name of its log.
+    pub(crate) name: String,
+    /// What its output looks like.
+    pub(crate) format: Format,
+    command: Command,
+}
+
+impl Job {
+    /// A job that runs `program` with `arguments` in the repository's root.
+    pub(crate) fn new(
+        part: &'static str,
+        name: impl Into<String>,
+        format: Format,
+        program: impl AsRef<std::ffi::OsStr>,
+        arguments: &[&str],
+    ) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        Self { part, name: name.into(), format, command }
+    }
+
+    /// Sets a variable of its environment.
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Runs in this folder.
+    pub(crate) fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.command.current_dir(folder.into());
+        self
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// When its log cannot be made. A program that cannot be started is a failed job.
+    pub(crate) fn run(mut self) -> Result<Done> {
+        let log = log_folder().join(format!("{}.log", self.name.replace('/', "-")));
+        let file = File::create(&log).with_context(|| log.display().to_string())?;
+        self.command.stdout(file.try_clone()?).stderr(file);
+        let begin = Instant::now();
+        let error = match self.command.spawn() {
+            Ok(child) => wait(child),
+            Err(error) => {
+                Some(format!("{:?} cannot be started: {error}", self.command.get_program()))
+            }
+        };
+        let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+        let outcome = outcome::read(&self, error, &output);
+        Ok(Done { part: self.part, name: self.name, took: begin.elapsed(), outcome, output, log })
+    }
+}
+
+/// A job that has ended.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) part: &'static str,
+    pub(crate) name: String,
+    pub(crate) took: Duration,
+    pub(crate) outcome: Outcome,
+    /// All that it printed.
+    pub(crate) output: String,
+    pub(crate) log: PathBuf,
+}
+
+/// Waits for the end; why it is a failure, if it is one.
+fn wait(mut child: Child) -> Option<String> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return (!status.success()).then(|| status.to_string()),
+            Ok(None) if Instant::now() > deadline => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Some(format!("killed: no end after {} s", LIMIT.as_secs()));
+            }
+            Ok(None) => thread::sleep(Duration::from_millis(20)),
+            Err(error) => return Some(error.to_string()),
+        }
+    }
+}
+
+/// Where logs are.
+pub(crate) fn log_folder() -> PathBuf {
+    PathBuf::from("target/test-logs")
+}
+
+/// Runs tracks side by side, the jobs of each one after the other. `say` gets each end.
+///
+/// # Errors
+/// When logs cannot be written.
+pub(crate) fn run_tracks(tracks: Vec<Vec<Job>>, say: impl Fn(&Done) + Sync) -> Result<Vec<Done>> {
+    fs::create_dir_all(log_folder()).context("target/test-logs")?;
+    let all = Mutex::new(Vec::new());
+    thread::scope(|scope| -> Result<()> {
+        let run = |jobs: Vec<Job>| -> Result<()> {
+            for job in jobs {
+                let done = job.run()?;
+                // One lock for both: lines of two tracks do not mix.
+                let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                say(&done);
+                all.push(done);
+            }
+            Ok(())
+        };
+        let threads: Vec<_> =
+            tracks.into_iter().map(|jobs| scope.spawn(move || run(jobs))).collect();
+        for thread in threads {
+            thread.join().map_err(|_| anyhow::anyhow!("a track has panicked"))??;
+        }
+        Ok(())
+    })?;
+    Ok(all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+}

@@ -1,0 +1,57 @@
+//! `runner test` and `runner proof [PART...]`: what `make test` and `make proof` do.
+//!
+//! ```text
+//! set-up ─► build ─► jobs on several tracks side by side ─► times, ten slowest, failures
+//! ```
+//!
+//! A *part* is a kind of proof ([`parts::PARTS`]). A *job* is one process: a test program of
+//! `cargo test`, a shard of the whole-VM tests, a script. Jobs of one track run one after the
+//! other; tracks run side by side, since most tests wait more than they compute. No test may
+//! depend on the machine's speed, so the order of jobs decides nothing.
+//!
+//! The last line is `N passed, N failed, N skipped`. The exit status is 0 only if nothing failed.
+//!
+//! `runner specification` checks only that each row of SPECIFICATION.md names tests that exist,
+//! `runner circles FOLDER...` only that no modules of these crates import each other.
+
+mod cargo;
+mod circles;
+mod job;
+mod outcome;
+mod parts;
+mod specification;
+mod summary;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{bail, Result};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("runner: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns whether everything passed.
+fn run() -> Result<bool> {
+    std::env::set_current_dir(root())?;
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.split_first() {
+        Some((word, [])) if word == "test" => parts::test(),
+        Some((word, parts)) if word == "proof" => parts::proof(parts),
+        Some((word, [])) if word == "specification" => specification::print(),
+        Some((word, folders)) if word == "circles" => circles::print(folders),
+        _ => bail!("usage: runner test | proof [PART...] | specification | circles FOLDER..."),
+    }
+}
+
+/// The repository's root.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}

@@ -1,0 +1,97 @@
+//! What a job's output says: tests passed, failed and skipped, and how long each took.
+
+use crate::job::Job;
+
+/// What a job prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Rust's test harness with `--report-time`: `test NAME ... ok <0.123s>`.
+    Libtest,
+    /// `vm` and `swap` of `tests/vm`: `test NAME ... ok (1.2 s)`.
+    Scenarios,
+    /// Anything: the job is one test.
+    Plain,
+}
+
+/// One test.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Test {
+    pub(crate) name: String,
+    pub(crate) seconds: f64,
+}
+
+/// What became of a job.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) passed: Vec<Test>,
+    /// Names and reasons.
+    pub(crate) failed: Vec<(String, String)>,
+    /// Names and reasons.
+    pub(crate) skipped: Vec<(String, String)>,
+}
+
+/// Reads a job's output. `error` says how its process ended, if not well.
+pub(crate) fn read(job: &Job, error: Option<String>, output: &str) -> Outcome {
+    let mut outcome = Outcome::default();
+    if job.format != Format::Plain {
+        output.lines().for_each(|line| read_line(&job.name, line, &mut outcome));
+    }
+    match error {
+        None if job.format == Format::Plain => {
+            outcome.passed.push(Test { name: job.name.clone(), seconds: 0.0 });
+        }
+        // A process that fails without a failed test has died, or said why before its first one.
+        Some(error) if outcome.failed.is_empty() => outcome.failed.push((job.name.clone(), error)),
+        _ => {}
+    }
+    outcome
+}
+
+fn read_line(job: &str, line: &str, outcome: &mut Outcome) {
+    // What a test prints without a newline may stand before the line.
+    let Some((name, rest)) = line.strip_prefix("test ").and_then(|line| line.rsplit_once(" ... "))
+    else {
+        return;
+    };
+    let name = format!("{job}::{name}");
+    if let Some(time) = rest.strip_prefix("ok") {
+        let digits: String = time.chars().filter(|c| c.is_ascii_digit() || *c == '.').collect();
+        outcome.passed.push(Test { name, seconds: digits.parse().unwrap_or(0.0) });
+    } else if rest.starts_with("FAILED") {
+        outcome.failed.push((name, rest.to_owned()));
+    } else if rest.starts_with("skipped") || rest.starts_with("ignored") {
+        outcome.skipped.push((name, rest.to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(format: Format, error: Option<&str>, output: &str) -> Outcome {
+        let job = Job::new("part", "job", format, "true", &[]);
+        read(&job, error.map(str::to_owned), output)
+    }
+
+    #[test]
+    fn both_harnesses_are_read() {
+        let said = "running 3 tests\ntest a::b ... ok <0.250s>\ntest c ... FAILED <1.0s>\n\
+                    test d ... ignored, slow\ntest result: FAILED. 1 passed; 1 failed\n";
+        let found = outcome(Format::Libtest, Some("exit status: 101"), said);
+        assert_eq!(found.passed, [Test { name: "job::a::b".into(), seconds: 0.25 }]);
+        assert_eq!(found.failed[0].0, "job::c");
+        assert_eq!(found.skipped[0].1, "ignored, slow");
+        let said = "test swap by ublk: whole ... ok (61.5 s)\ntest x ... skipped: no QEMU 10\n";
+        let found = outcome(Format::Scenarios, None, said);
+        assert_eq!(found.passed[0].seconds, 61.5);
+        assert_eq!((found.failed.len(), found.skipped.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_process_that_dies_is_a_failure() {
+        let found = outcome(Format::Libtest, Some("signal: 9 (SIGKILL)"), "test a ... ok <1s>\n");
+        assert_eq!(found.failed, [("job".into(), "signal: 9 (SIGKILL)".into())]);
+        let found = outcome(Format::Plain, None, "anything");
+        assert_eq!(found.passed.len(), 1);
+    }
+}

@@ -1,0 +1,200 @@
+//! The parts of a proof: what is built for each, which jobs it has, and on which tracks they run.
+
+use std::time::Instant;
+
+use anyhow::{bail, ensure, Result};
+
+use crate::cargo::{self, Program};
+use crate::job::{run_tracks, Done, Job};
+use crate::outcome::{Format, Outcome};
+use crate::summary;
+
+/// Parts that `proof` knows, in the order in which it does them.
+pub(crate) const PARTS: [&str; 9] =
+    ["check", "crates", "specification", "loom", "fuzz", "vm", "swap", "demo", "demo-memory"];
+
+/// What the fetch scripts bring, and the variables by which a user does without.
+const FETCHED: [(&str, &str); 3] = [
+    ("scripts/fetch-qemu10", "PLATEN_SKIP_QEMU10"),
+    ("scripts/fetch-linux612", "PLATEN_SKIP_SWAP"),
+    ("scripts/fetch-qat", "PLATEN_SKIP_QAT"),
+];
+
+/// `make test`: one build without link-time optimisation; all tests of crates, the loom models as
+/// written, the fuzz targets over their seeds, a choice of whole-VM tests and swap guests.
+///
+/// # Errors
+/// When something cannot be built or started. Failed tests are `false`.
+pub(crate) fn test() -> Result<bool> {
+    let begin = Instant::now();
+    let mut all = vec![set_up()?];
+    let (programs, fetched) = std::thread::scope(|scope| {
+        let fetching = scope.spawn(|| run_tracks(vec![fetch()], summary::say));
+        let built = build(&[]);
+        (built, fetching.join())
+    });
+    let programs = programs?;
+    all.extend(fetched.map_err(|_| anyhow::anyhow!("the fetch track has panicked"))??);
+    println!("{:6.1} s  set-up and build", begin.elapsed().as_secs_f64());
+
+    let scenarios = |shard: &str| {
+        let name = format!("vm {shard} of 2");
+        harness(&programs, "vm", &name, &["--quick", "--shard", &format!("{shard}/2")])
+    };
+    let mut rest = vec![
+        Job::new("loom", "loom as written", Format::Plain, "scripts/loom", &["--as-written"]),
+        Job::new("specification", "specification", Format::Plain, me()?, &["specification"]),
+        guest_init(),
+    ];
+    rest.extend(crates(&programs));
+    let mut tracks = vec![vec![scenarios("1")?], vec![scenarios("2")?], rest];
+    if is_set("PLATEN_SKIP_SWAP") {
+        all.push(without("swap", "PLATEN_SKIP_SWAP"));
+    } else {
+        tracks.push(vec![harness(&programs, "swap", "swap", &["--quick"])?]);
+    }
+    all.extend(run_tracks(tracks, summary::say)?);
+    Ok(summary::print(&all, begin.elapsed()))
+}
+
+/// `make proof`: everything, or the named parts.
+///
+/// # Errors
+/// As [`test`], and when a part is not known.
+pub(crate) fn proof(chosen: &[String]) -> Result<bool> {
+    for part in chosen {
+        if !PARTS.contains(&part.as_str()) {
+            bail!("there is no part '{part}': the parts are {}", PARTS.join(" "));
+        }
+    }
+    let begin = Instant::now();
+    let mut all = vec![set_up()?];
+    all.extend(run_tracks(vec![fetch()], summary::say)?);
+    for part in PARTS {
+        if chosen.is_empty() || chosen.iter().any(|name| name == part) {
+            println!("\n== {part}");
+            for track in proof_jobs(part, &mut all)? {
+                all.extend(run_tracks(vec![track], summary::say)?);
+            }
+        }
+    }
+    Ok(summary::print(&all, begin.elapsed()))
+}
+
+/// The jobs of one part of a proof. Those of several tracks run one track after the other: they
+/// measure.
+fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> {
+    let script =
+        |program: &str, arguments: &[&str]| Job::new(part, part, Format::Plain, program, arguments);
+    Ok(match part {
+        "check" => vec![vec![script("make", &["check"])]],
+        "crates" => {
+            let programs = build(&[])?;
+            let mut jobs = vec![guest_init()];
+            jobs.extend(crates(&programs));
+            vec![jobs]
+        }
+        "specification" => {
+            build(&[])?;
+            vec![vec![Job::new(part, part, Format::Plain, me()?, &["specification"])]]
+        }
+        "loom" => vec![vec![script("scripts/loom", &[])]],
+        "fuzz" => vec![vec![script("fuzz/run.sh", &["60"])]],
+        "vm" => vec![vec![harness(&build(&["--release"])?, "vm", "vm", &[])?]],
+        "swap" if is_set("PLATEN_SKIP_SWAP") => {
+            all.push(without("swap", "PLATEN_SKIP_SWAP"));
+            vec![]
+        }
+        "swap" => vec![vec![harness(&build(&["--release"])?, "swap", "swap", &[])?]],
+        // The demos: their own commands, which a user types.
+        _ => vec![vec![script("make", &[part])]],
+    })
+}
+
+/// Packages, the guest's kernel and its init.
+fn set_up() -> Result<Done> {
+    std::fs::create_dir_all(crate::job::log_folder())?;
+    let done = Job::new("set-up", "set-up", Format::Plain, "scripts/setup", &[]).run()?;
+    summary::say(&done);
+    ensure!(done.outcome.failed.is_empty(), "{}", done.output.trim());
+    Ok(done)
+}
+
+fn fetch() -> Vec<Job> {
+    FETCHED
+        .into_iter()
+        .filter(|(_, skip)| !is_set(skip))
+        .map(|(script, _)| Job::new("set-up", script, Format::Plain, script, &[]))
+        .collect()
+}
+
+/// Builds the product, the simulated device and every test program of the workspace.
+fn build(profile: &[&str]) -> Result<Vec<Program>> {
+    let programs = cargo::test_programs(&[&["--workspace"], profile].concat())?;
+    // The libraries of the simulated device; everything else is there. A choice of packages would
+    // choose other features, and build most of the workspace again.
+    cargo::run(&[&["build", "--workspace", "--lib"], profile].concat())?;
+    Ok(programs)
+}
+
+/// One job for each test program of the crates.
+fn crates(programs: &[Program]) -> Vec<Job> {
+    let libtest = |program: &&Program| !["vm-tests/vm", "vm-tests/swap"].contains(&&*program.name);
+    programs
+        .iter()
+        .filter(libtest)
+        .map(|program| {
+            // The pinned toolchain's harness tells times only to those who say that they know that
+            // this may change.
+            let arguments = ["-Zunstable-options", "--report-time"];
+            Job::new("crates", &program.name, Format::Libtest, &program.path, &arguments)
+                .env("RUSTC_BOOTSTRAP", "1")
+                .env("CARGO_MANIFEST_DIR", &program.folder)
+                .folder(&program.folder)
+        })
+        .collect()
+}
+
+/// The tests of the guest's init, which is a workspace of its own.
+fn guest_init() -> Job {
+    let target = crate::root().join("target/vm/guest-build");
+    Job::new("crates", "guest init", Format::Libtest, "cargo", &["test", "--locked"])
+        .env("CARGO_TARGET_DIR", target)
+        .env("RUSTFLAGS", "")
+        .folder("tests/vm/guest")
+}
+
+/// A job of the whole-VM tests (`vm`) or of the swap guests (`swap`).
+fn harness(
+    programs: &[Program],
+    part: &'static str,
+    name: &str,
+    arguments: &[&str],
+) -> Result<Job> {
+    let wanted = format!("vm-tests/{part}");
+    let Some(program) = programs.iter().find(|program| program.name == wanted) else {
+        bail!("cargo has built no {wanted}");
+    };
+    Ok(Job::new(part, name, Format::Scenarios, &program.path, arguments))
+}
+
+/// Stands for a part that the user does without, and is counted as skipped.
+fn without(part: &'static str, variable: &str) -> Done {
+    let skipped = vec![(part.to_owned(), format!("{variable} is set"))];
+    Done {
+        part,
+        name: part.to_owned(),
+        took: std::time::Duration::ZERO,
+        outcome: Outcome { skipped, ..Outcome::default() },
+        output: String::new(),
+        log: std::path::PathBuf::new(),
+    }
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| value == "1")
+}
+
+fn me() -> Result<std::path::PathBuf> {
+    Ok(std::env::current_exe()?)
+}

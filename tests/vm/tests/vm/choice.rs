@@ -1,0 +1,117 @@
+//! Which scenarios run: all of them, those with a name, the quick choice, one shard.
+//!
+//! The quick choice is what `make test` has time for: every promise of SPECIFICATION.md that needs
+//! a whole VM, at its simplest. Of the matrix of failures it has each pair of phase and victim, each
+//! pair of phase and QEMU version, and each pair of victim and version, once.
+
+use anyhow::{bail, ensure, Context, Result};
+
+use crate::Scenario;
+
+/// The quick choice beside the matrix, which says itself what it has to be quick.
+const QUICK: &[&str] = &[
+    "guest_finds_one_wrong_bit",
+    "qemu_alone_moves_a_dirtying_guest_by_multifd",
+    "moves_idle_single_zstd",
+    "moves_dirtying_defaults",
+    "moves_dirtying_2_channels_lz4",
+    "moves_dirtying_8_channels_zstd",
+    "moves_dirtying_single_level_9_busy",
+    "moves_whatever_was_set_before",
+    "moves_insecure_2_channels",
+    "auto_is_told_a_level",
+    "auto_with_incompressible_memory",
+    "auto_with_a_simulated_qat_device",
+    "qatzip_on_a_simulated_device_erring",
+    "qatzip_decompressed_on_a_simulated_device_reset",
+    "a_simulated_device_that_lies_costs_the_migration_at_most",
+    "qatzip_without_a_device_is_software_or_refused",
+    "cancel_by_ctrl_c_2_channels",
+    "cancel_by_monitor_0_channels",
+    "receive_frozen_2_channels",
+    "two_at_once_through_one_receive",
+    "relay_2_channels",
+    "intruders_are_turned_away_and_harm_nobody",
+    "receive_serves_the_vms_it_allows_and_no_other",
+    "nothing_starts_without_certificates",
+    "survives_a_link_cut_of_1_s_2_channels",
+    "survives_delays_reordering_and_cuts_0_channels",
+    "moves_with_deltas_over_a_link_that_is_cut",
+    "cancelled_while_the_link_is_away",
+    "noise_on_the_port_harms_nobody",
+    "nobody_listens_at_the_peer_address",
+    "the_peer_is_silent",
+    "the_destination_has_other_memory",
+    "qemu_7_to_10_2_channels",
+    "qemu_10_to_10_multifd_zstd_passes",
+    "qemu_7_to_7_xbzrle_passes",
+    "qemu_7_cancel_in_device",
+    "qemu_10_pause_before_switchover_2_channels",
+    "qemu_10_postcopy_preempt",
+    "qemu_7_postcopy_by_migrate",
+    "qemu_10_colo_is_refused",
+];
+
+/// What the command line asks for.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    /// Only to name them.
+    pub(crate) list: bool,
+    quick: bool,
+    /// Number and count, from 1.
+    shard: Option<(usize, usize)>,
+    names: Vec<String>,
+}
+
+impl Choice {
+    /// Reads the words after the program's name. Flags of the standard harness that `cargo test`
+    /// may pass on (`--nocapture` and the like) mean nothing here.
+    pub(crate) fn new(words: impl Iterator<Item = String>) -> Result<Self> {
+        let mut choice = Self::default();
+        let mut words = words;
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--list" => choice.list = true,
+                "--quick" => choice.quick = true,
+                "--shard" => choice.shard = Some(shard(words.next())?),
+                flag if flag.starts_with('-') => {}
+                _ => choice.names.push(word),
+            }
+        }
+        Ok(choice)
+    }
+
+    /// The scenarios it asks for.
+    ///
+    /// # Errors
+    /// When the quick choice names a scenario that does not exist.
+    pub(crate) fn of(&self, all: Vec<Scenario>) -> Result<Vec<Scenario>> {
+        for name in QUICK {
+            let exists = all.iter().any(|scenario| scenario.name == *name);
+            ensure!(exists, "the quick choice names {name}, which is no scenario");
+        }
+        let named = |s: &Scenario| {
+            self.names.is_empty() || self.names.iter().any(|name| s.name.contains(name))
+        };
+        let is_quick = |s: &Scenario| s.quick || QUICK.contains(&s.name.as_str());
+        let (nth, count) = self.shard.unwrap_or((1, 1));
+        Ok(all
+            .into_iter()
+            .filter(|scenario| named(scenario) && (!self.quick || is_quick(scenario)))
+            .enumerate()
+            .filter(|(index, _)| index % count == nth - 1)
+            .map(|(_, scenario)| scenario)
+            .collect())
+    }
+}
+
+/// Of `2/3`: number and count.
+fn shard(word: Option<String>) -> Result<(usize, usize)> {
+    let word = word.context("--shard NUMBER/COUNT")?;
+    let numbers =
+        word.split_once('/').and_then(|(n, of)| Some((n.parse().ok()?, of.parse().ok()?)));
+    match numbers {
+        Some((nth, count)) if (1..=count).contains(&nth) => Ok((nth, count)),
+        _ => bail!("--shard {word}: NUMBER/COUNT, NUMBER from 1 to COUNT"),
+    }
+}
