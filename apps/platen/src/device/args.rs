@@ -109,7 +109,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,
     /// What becomes of pages that nobody touches: a TOML file with a section [policy]
-    /// (docs/memory.md) [default: they are recompressed in groups after ten minutes]
+    /// (docs/device.md) [default: they are recompressed in groups after ten minutes]
     #[arg(long, value_name = "FILE")]
     pub(crate) policy: Option<PathBuf>,
     /// NBD connections at a time
