@@ -38,6 +38,9 @@
 //!                                └ refused, failed, late: the driver's own software, from the slot's copy
 //! ```
 //!
+//! These threads sleep while there is nothing to do, and for a quarter of what the device has yet to
+//! do while there is.
+//!
 //! While no instance is well, writes are done as if there were none: by all threads, in software. A
 //! page that a device has made is stored with the CRC-32 of what the device was given, and a read
 //! that decodes to something else is an error. Reads are software's: a page is decoded before a

@@ -234,7 +234,7 @@ fn own_cgroup(root: &Path) -> io::Result<()> {
     }
     if path != "/" {
         return Err(io::Error::other(format!(
-            "cgroup {path} is somebody's, and has swap: start platen as a service whose unit has MemorySwapMax=0 (docs/swap.md has one), or by `systemd-run -p MemorySwapMax=0`"
+            "cgroup {path} is somebody's, and has swap: start platen as a service whose unit has MemorySwapMax=0 (docs/memory.md has one), or by `systemd-run -p MemorySwapMax=0`"
         )));
     }
     // The memory controller may be on already, or be refused: then the files below are not there.

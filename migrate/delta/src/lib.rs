@@ -17,6 +17,8 @@
 //! sender's business alone: two pages that take each other for the same cost bytes, never a wrong
 //! one.
 //!
+//! The caches hold plain pages: compressed ones would hold 2.6 times as many, for 2 us a page.
+//!
 //! # Limits
 //! A cache takes its memory as slots are used, a segment of 256 pages at a time. Where the kernel
 //! refuses some the sender does without; the receiver, which cannot, says so. Whoever sizes a cache

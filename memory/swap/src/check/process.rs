@@ -293,7 +293,7 @@ pub(super) fn remedy(path: &str) -> &'static str {
     let last = path.rsplit('/').next().unwrap_or_default();
     match last.rsplit_once('.') {
         Some((_, "service")) => {
-            "MemorySwapMax=0 and MemoryMax=infinity in its unit (docs/swap.md has one)"
+            "MemorySwapMax=0 and MemoryMax=infinity in its unit (docs/memory.md has one)"
         }
         Some((_, "scope" | "slice")) => {
             "start platen as a service with MemorySwapMax=0, `systemd-run -p MemorySwapMax=0 platen ...` for one"

@@ -56,7 +56,7 @@ impl Stage {
     /// When it does not come up.
     pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
         let mut guest = self.start(name, memory_mib, disk_mib)?;
-        // As docs/swap.md advises for any machine that swaps to memory; redis asks for the last
+        // As docs/memory.md advises for any machine that swaps to memory; redis asks for the last
         // one.
         guest.vm.sh(
             "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \
