@@ -2,7 +2,8 @@
 //! has (W13 to W16).
 
 use crate::error::SessionError;
-use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
+use crate::frame::{AckEntry, Header, MAX_STREAMS};
+use crate::frame_type::FrameType;
 use crate::hash::RunningHash;
 use crate::pacing::Pacing;
 use ring::EventCount;

@@ -1,6 +1,6 @@
 //! Everything that can go wrong between two relays.
 
-use crate::frame::FrameType;
+use crate::frame_type::FrameType;
 use std::io;
 
 /// Why a session could not start or had to end. Unless said otherwise the peer (or the network) is
