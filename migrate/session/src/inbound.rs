@@ -3,9 +3,7 @@
 use crate::arrivals::{Arrivals, WINDOW};
 use crate::error::SessionError;
 use crate::frame::{AckEntry, Header, MAX_STREAMS};
-use crate::sync::lock;
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::Mutex;
 
 /// How far one stream and direction was written to QEMU here, for the next ACK.
 #[derive(Debug, Default)]
@@ -19,7 +17,7 @@ struct Progress {
     /// The last ACK that was collected said this sequence number.
     acked: AtomicU64,
     /// Sequenced frames taken off the links.
-    arrivals: Mutex<Arrivals>,
+    arrivals: Arrivals,
 }
 
 /// The receiving half of a session.
@@ -74,13 +72,15 @@ impl Inbound {
             let detail = format!("it is {} ahead of what was written", seq - written);
             return Err(SessionError::Sequence { stream, seq, detail });
         }
-        Ok(lock(&state.arrivals).expects(header.seq))
+        Ok(state.arrivals.expects(header.seq, written))
     }
 
     /// Takes note of a frame that is here in full; false when another link has brought it
     /// meanwhile.
     pub(crate) fn arrived(&self, header: &Header) -> bool {
-        lock(&self.streams[usize::from(header.stream)].arrivals).take(header.seq)
+        let state = &self.streams[usize::from(header.stream)];
+        // Older than at `expects`, at most: then the frame's cell decides.
+        state.arrivals.take(header.seq, state.seq.load(Ordering::Acquire))
     }
 
     /// Appends an entry for every stream that has moved since the last ACK.

@@ -7,32 +7,42 @@
 
 use crate::frame::{Header, MAX_STREAMS};
 use crate::outgoing::Outgoing;
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::lock;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
-#[derive(Default)]
+/// The unacknowledged frames of one stream, at index `seq - first`, each with the link that has
+/// written it. At most as many as may be in flight.
+#[derive(Debug, Default)]
+struct Frames {
+    /// Everything below was acknowledged; the same as `Stream::acked`.
+    first: u64,
+    frames: VecDeque<Option<(u64, Outgoing)>>,
+}
+
+#[derive(Debug, Default)]
 struct Stream {
-    /// Everything below was written to QEMU over there.
-    acked: u64,
-    /// By sequence number: the link it was written to, and the frame.
-    frames: BTreeMap<u64, (u64, Outgoing)>,
+    /// Everything below was written to QEMU over there. Written under the lock.
+    acked: AtomicU64,
+    frames: Mutex<Frames>,
 }
 
 /// The frames in flight of all streams of one direction.
-pub(crate) struct Unacked(Mutex<Vec<Stream>>);
+///
+/// A frame costs the lock of its stream once, when a link has written it, and no allocation: the
+/// rings keep what they have grown to.
+#[derive(Debug)]
+pub(crate) struct Unacked(Box<[Stream]>);
 
 impl Unacked {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(std::iter::repeat_with(Stream::default).take(MAX_STREAMS).collect()))
+        Self(std::iter::repeat_with(Stream::default).take(MAX_STREAMS).collect())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps a frame that link `link` has written, unless `is_dead` says that it has been lost
-    /// since: the frame comes back then. What is acknowledged already is dropped, and what is not
-    /// sequenced is not unacked.
+    /// Holds a frame that link `link` has written, unless `is_dead` says that the link was lost
+    /// since: the frame comes back then. A frame that is acknowledged already is dropped, and one
+    /// that is not sequenced as well.
     pub(crate) fn hold(
         &self,
         link: u64,
@@ -40,54 +50,57 @@ impl Unacked {
         is_dead: impl FnOnce() -> bool,
     ) -> Option<Outgoing> {
         let (stream, seq) = frame.header().map(place)?;
-        let mut streams = self.lock();
-        // Asked under the lock: `take` marks the link before it looks for its frames.
+        let mut frames = lock(&self.0[stream].frames);
+        // Asked under the lock: `take` marks the link before it locks any stream.
         if is_dead() {
             return Some(frame);
         }
-        let unacked = &mut streams[stream];
-        if seq >= unacked.acked {
-            unacked.frames.insert(seq, (link, frame));
+        // Acknowledged meanwhile.
+        let index = usize::try_from(seq.checked_sub(frames.first)?).ok()?;
+        while frames.frames.len() <= index {
+            frames.frames.push_back(None);
         }
+        frames.frames[index] = Some((link, frame));
         None
     }
 
     /// Marks a link by `mark`, which says false when it was marked before, and gives what it had
     /// written.
     pub(crate) fn take(&self, link: u64, mark: impl FnOnce() -> bool) -> Option<Vec<Outgoing>> {
-        let mut streams = self.lock();
         if !mark() {
             return None;
         }
         let mut taken = Vec::new();
-        for stream in streams.iter_mut() {
-            for (seq, (of, frame)) in std::mem::take(&mut stream.frames) {
-                if of == link {
-                    taken.push(frame);
-                } else {
-                    stream.frames.insert(seq, (of, frame));
-                }
-            }
+        for stream in &self.0 {
+            let mut frames = lock(&stream.frames);
+            let of_link = |cell: &mut Option<(u64, Outgoing)>| {
+                cell.take_if(|(of, _)| *of == link).map(|(_, frame)| frame)
+            };
+            taken.extend(frames.frames.iter_mut().filter_map(of_link));
         }
         Some(taken)
     }
 
-    /// The peer has written everything of `stream` below `seq`; whether that is new.
+    /// The peer has written everything of `stream` below `seq`; whether that is new. The caller has
+    /// checked that so many were sent.
     pub(crate) fn release(&self, stream: u16, seq: u64) -> bool {
-        let mut streams = self.lock();
-        let unacked = &mut streams[usize::from(stream)];
-        let is_new = seq > unacked.acked;
-        if is_new {
-            unacked.acked = seq;
-            unacked.frames = unacked.frames.split_off(&seq);
+        let stream = &self.0[usize::from(stream)];
+        let mut frames = lock(&stream.frames);
+        if seq <= frames.first {
+            return false;
         }
-        is_new
+        let acked = usize::try_from(seq - frames.first).unwrap_or(usize::MAX);
+        let held = frames.frames.len().min(acked);
+        frames.frames.drain(..held);
+        frames.first = seq;
+        stream.acked.store(seq, Ordering::Release);
+        true
     }
 
     /// Whether the peer has had this frame: it need not go again.
     pub(crate) fn is_acked(&self, frame: &Outgoing) -> bool {
         let Some((stream, seq)) = frame.header().map(place) else { return false };
-        seq < self.lock()[stream].acked
+        seq < self.0[stream].acked.load(Ordering::Acquire)
     }
 }
 
