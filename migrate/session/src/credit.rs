@@ -5,7 +5,7 @@ use crate::error::SessionError;
 use crate::frame::{AckEntry, Header, MAX_STREAMS};
 use crate::frame_type::FrameType;
 use crate::hash::RunningHash;
-use crate::pacing::Pacing;
+use crate::pacing::{Delivery, Pacing};
 use ring::EventCount;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -213,7 +213,7 @@ impl Credits {
             return Ok(());
         }
         let mut bytes = 0;
-        let (mut latency, mut last) = (Duration::ZERO, None);
+        let (mut first, mut last) = (None, None);
         let mut hash = 0;
         while out.acked_seq < entry.seq {
             let Some(record) = out.records.pop_front() else { break };
@@ -223,7 +223,7 @@ impl Credits {
                 bytes += u64::from(record.plain_len);
                 out.data_frames -= 1;
                 let delay = now.saturating_duration_since(record.at);
-                latency = latency.max(delay);
+                first = first.or(Some((delay, u64::from(record.plain_len))));
                 last = Some(delay);
             }
         }
@@ -238,8 +238,9 @@ impl Credits {
         }
         ledger.in_flight -= bytes;
         ledger.last_delay = last.unwrap_or(ledger.last_delay);
-        if bytes > 0 {
-            ledger.pacing.delivered(now, bytes, latency);
+        if let Some((latency, first_bytes)) = first {
+            let in_flight = ledger.in_flight;
+            ledger.pacing.delivered(Delivery { now, bytes, latency, first_bytes, in_flight });
         }
         drop(ledger);
         self.returned.notify_all();
@@ -298,7 +299,8 @@ impl Ledger {
         let in_flight_here = out.sent_bytes - out.acked_bytes;
         let of_all = window.saturating_sub(self.in_flight);
         let of_own = (window / active.max(1)).max(LEAST_CHUNK).saturating_sub(in_flight_here);
-        let chunk = (window / active.max(4)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
+        let chunks = self.pacing.chunks();
+        let chunk = (window / active.max(chunks)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
         let room = of_all.max(of_own);
         // Whole chunks only, unless nothing is in flight here: crumbs would cost ratio and never
         // end.
