@@ -228,13 +228,14 @@ impl Credits {
             }
         }
         out.acked_bytes += bytes;
-        if hash != entry.hash || out.acked_bytes != entry.offset {
-            return Err(SessionError::HashMismatch {
-                stream: entry.stream,
-                seq: entry.seq - 1,
-                ours: hash,
-                theirs: entry.hash,
-            });
+        let (stream, seq) = (entry.stream, entry.seq - 1);
+        if hash != entry.hash {
+            let (ours, theirs) = (hash, entry.hash);
+            return Err(SessionError::HashMismatch { stream, seq, ours, theirs });
+        }
+        if out.acked_bytes != entry.offset {
+            let (ours, theirs) = (out.acked_bytes, entry.offset);
+            return Err(SessionError::AckOffset { stream, seq, ours, theirs });
         }
         ledger.in_flight -= bytes;
         ledger.last_delay = last.unwrap_or(ledger.last_delay);
@@ -398,6 +399,20 @@ mod tests {
             credits.acknowledge(&wrong, Instant::now()),
             Err(SessionError::HashMismatch { stream: 0, seq: 2, .. })
         ));
+    }
+
+    #[test]
+    fn an_ack_of_another_number_of_bytes_is_refused_by_number() {
+        for theirs in [0, 999, 1001, u64::MAX] {
+            let credits = credits();
+            credits.issue(0, FrameType::Open, 0).unwrap();
+            let header = credits.issue_data(credits.permit(0).unwrap(), 1000, 77, 0);
+            let entry = AckEntry { offset: theirs, ..ack(&header) };
+            let error = credits.acknowledge(&entry, Instant::now()).unwrap_err();
+            assert!(matches!(error, SessionError::AckOffset { ours: 1000, .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("1000") && text.contains(&theirs.to_string()), "{text}");
+        }
     }
 
     #[test]

@@ -108,6 +108,9 @@ impl Header {
         if plain > chunk_bytes {
             return Err(SessionError::PlainLength { got: plain, limit: chunk_bytes });
         }
+        if header.offset.checked_add(u64::from(header.plain_len)).is_none() {
+            return Err(SessionError::Offset { got: header.offset, plain: header.plain_len });
+        }
         let flags = match kind {
             FrameType::Open => 4,
             FrameType::Data => FLAG_PACKED,
@@ -240,6 +243,7 @@ mod tests {
         assert!(with(|h| h.stream = 264).contains("264"));
         assert!(with(|h| h.plain_len = 557_057).contains("557057"));
         assert!(with(|h| h.payload_len = 600_000).contains("600000"));
+        assert!(with(|h| h.offset = u64::MAX - 499_999).contains("18446744073709051616"));
         assert!(with(|h| h.payload_len = 3).contains('3'));
         assert!(with(|h| h.channels = 100_000).contains("100000"));
         assert!(with(|h| h.flags = 2).contains("flags 0x2"));
