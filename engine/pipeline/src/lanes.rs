@@ -95,8 +95,10 @@ impl Default for LanesConfig {
 /// as long as the wake-up takes. With jobs shorter than that (some 10 us) give the rings more
 /// capacity.
 ///
-/// A worker that runs dry takes the oldest job from another's ring before it sleeps: jobs do not
-/// wait behind a thread that the system has taken off its CPU while another has nothing to do.
+/// No job waits while a worker is idle. A job goes to an idle worker if there is one, and a worker
+/// that runs dry takes the oldest job from another's ring before it sleeps: jobs do not wait behind
+/// a long one, or behind a thread that the system has taken off its CPU, while another worker has
+/// nothing to do.
 pub struct Lanes<J: Job> {
     shared: Arc<Shared<J>>,
     /// Locked only to start and to join.
@@ -128,9 +130,13 @@ struct Worker<J: Job> {
     state: Padded<WorkerState>,
 }
 
-/// Written by the worker alone; relaxed, as it is for reports.
+/// But for `idle`, written by the worker alone; relaxed, as it is for reports.
 #[derive(Default)]
 struct WorkerState {
+    /// The worker has found nothing in any ring and waits, or is about to. A submitter that gives
+    /// it a job takes the mark off first, so that the next job goes to another one. Relaxed: the
+    /// fences of `idle_wait` and `place` carry the order.
+    idle: AtomicBool,
     busy: AtomicBool,
     /// The thread's id, 0 before it runs and after it has ended.
     tid: AtomicU32,
@@ -312,10 +318,11 @@ impl<J: Job> Shared<J> {
     fn place(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         let count = self.workers.len();
         let start = self.next.0.load(Ordering::Relaxed);
+        let from_start = (0..count).map(|step| (start + step) % count);
+        let idle = from_start.clone().find(|&number| self.workers[number].state.0.claim());
         let mut task: Option<Task<J>> = None;
         let mut job = Some(job);
-        for step in 0..count {
-            let number = (start + step) % count;
+        for number in idle.into_iter().chain(from_start) {
             let worker = &self.workers[number];
             // A look before the leap: when all are full this is all that is done.
             if !worker.ring.has_room() {
@@ -328,11 +335,30 @@ impl<J: Job> Shared<J> {
             match worker.ring.push(next.expect("the job is here or in its task")) {
                 Ok(()) => {
                     self.next.0.store(number + 1, Ordering::Relaxed);
-                    worker.work.notify_one();
+                    let fence = Fenced::new();
+                    worker.work.notify_one_after(&fence);
+                    // Of two things one is first: the push above, or the mark that a worker sets
+                    // before it looks into all rings for the last time. That look finds the job, or
+                    // the mark is found here.
+                    match idle {
+                        // It may have found another job meanwhile, and is busy then.
+                        Some(chosen) if chosen == number => {
+                            if worker.state.0.busy.load(Ordering::Relaxed) {
+                                self.wake_idle(&fence);
+                            }
+                        }
+                        // It had no room after all. It looks into all rings and marks itself again.
+                        Some(chosen) => self.workers[chosen].work.notify_one_after(&fence),
+                        None => self.wake_idle(&fence),
+                    }
                     return Ok(());
                 }
                 Err(back) => task = Some(back),
             }
+        }
+        if let Some(chosen) = idle {
+            // As above.
+            self.workers[chosen].work.notify_one();
         }
         match task {
             None => Err(job.expect("the job never became a task")),
@@ -340,6 +366,14 @@ impl<J: Job> Shared<J> {
                 results.give_up_one();
                 Err(task.job)
             }
+        }
+    }
+
+    /// Has an idle worker, if there is one, look into all rings, as there is a job in one since
+    /// before the fence.
+    fn wake_idle(&self, fence: &Fenced) {
+        if let Some(worker) = self.workers.iter().find(|worker| worker.state.0.claim()) {
+            worker.work.notify_one_after(fence);
         }
     }
 
@@ -407,16 +441,38 @@ impl<J: Job> Shared<J> {
         if let Some(task) = self.waiting_task(number) {
             return Some(task);
         }
-        let worker = &self.workers[number];
         self.room.notify_one();
+        self.idle_wait(number)
+    }
+
+    /// Waits until there is a job in any ring; `None` when there will never be one.
+    fn idle_wait(&self, number: usize) -> Option<Task<J>> {
+        let worker = &self.workers[number];
+        let state = &worker.state.0;
         let next = worker.work.wait_until(None, || {
-            // Before the look: a sealed ring that is empty stays empty.
+            if !state.idle.load(Ordering::Relaxed) {
+                // At first, and when another worker was quicker to take the job that this one was
+                // woken for.
+                state.idle.store(true, Ordering::Relaxed);
+                // Pairs with the fence in `place`.
+                let _ = Fenced::new();
+            }
+            // Before the look: sealed rings that are empty stay empty.
             let sealed = self.sealed.load(Ordering::Acquire);
-            match worker.ring.pop() {
+            match self.waiting_task(number) {
                 Some(task) => Some(Some(task)),
                 None => sealed.then_some(None),
             }
         });
+        if !state.claim() && next.is_some() {
+            // A submitter has chosen this worker, and its job may be another one than that found.
+            state.busy.store(true, Ordering::Relaxed);
+            // Either the submitter sees the mark above, or the job is seen here.
+            let fence = Fenced::new();
+            if !worker.ring.is_empty() {
+                self.wake_idle(&fence);
+            }
+        }
         next.flatten()
     }
 
@@ -426,6 +482,12 @@ impl<J: Job> Shared<J> {
 }
 
 impl WorkerState {
+    /// Takes the mark of an idle worker off; false when there is none.
+    fn claim(&self) -> bool {
+        // Looked at first: a line that all submitters read stays in all caches.
+        self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed)
+    }
+
     fn cpu_time(&self) -> Duration {
         let tid = self.tid.load(Ordering::Relaxed);
         let running = || {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,46 @@ use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results, Submitted, Sub
 use proptest::prelude::*;
 use rustix::time::{clock_gettime, ClockId};
 
-/// Doubles a number; waits at a barrier first where it has one, so that tests decide who is busy.
+/// Doubles a number; waits at a barrier or for a latch first where it has one, so that tests decide
+/// which workers are busy.
 struct Double {
     number: u64,
     gate: Option<Arc<Barrier>>,
+    latch: Option<Arc<Latch>>,
+}
+
+/// Closed until it is opened.
+#[derive(Default)]
+struct Latch(Mutex<bool>, Condvar);
+
+impl Latch {
+    fn wait(&self) {
+        let open = self.0.lock().unwrap();
+        drop(self.1.wait_while(open, |open| !*open).unwrap());
+    }
+}
+
+/// Opens a latch when it is dropped, so that a test that fails ends.
+struct Opener(Arc<Latch>);
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        *self.0 .0.lock().unwrap() = true;
+        self.0 .1.notify_all();
+    }
 }
 
 impl Double {
     fn new(number: u64) -> Self {
-        Self { number, gate: None }
+        Self { number, gate: None, latch: None }
     }
 
     fn held_by(number: u64, gate: &Arc<Barrier>) -> Self {
-        Self { number, gate: Some(Arc::clone(gate)) }
+        Self { number, gate: Some(Arc::clone(gate)), latch: None }
+    }
+
+    fn held_until(number: u64, opener: &Opener) -> Self {
+        Self { number, gate: None, latch: Some(Arc::clone(&opener.0)) }
     }
 }
 
@@ -34,6 +61,9 @@ impl Job for Double {
     fn run(self, ran: &mut Arc<AtomicU64>) -> (u64, u64) {
         if let Some(gate) = self.gate {
             gate.wait();
+        }
+        if let Some(latch) = self.latch {
+            latch.wait();
         }
         ran.fetch_add(1, Ordering::Relaxed);
         (self.number, self.number * 2)
@@ -195,6 +225,56 @@ fn room_is_found_in_any_worker_and_busy_is_counted() {
     assert_eq!(results.len() as u64, filled);
     assert_eq!(ran(&contexts), filled);
     assert_eq!(lanes.busy_workers(), 0);
+}
+
+#[test]
+fn a_job_reaches_an_idle_worker_while_another_is_held() {
+    let (lanes, contexts) = lanes(2, 4);
+    let (held, results) = (Results::new(4), Results::new(4));
+    let opener = Opener(Arc::default());
+    assert!(lanes.try_submit(Double::held_until(0, &opener), &held).is_ok());
+    for number in 1..=1000 {
+        // Often enough the idle worker has gone to sleep.
+        if number % 10 == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(lanes.try_submit(Double::new(number), &results).is_ok());
+        assert_eq!(results.pop_until(soon()), Popped::Item((number, number * 2)));
+    }
+    assert_eq!(ran(&contexts), 1000, "the held job has run");
+    drop(opener);
+    assert_eq!(held.pop_until(soon()), Popped::Item((0, 0)));
+}
+
+#[test]
+fn of_several_submitters_each_reaches_the_workers_that_are_not_held() {
+    const THREADS: usize = 4;
+    for held_workers in 1..THREADS {
+        let (lanes, _) = lanes(THREADS, 4);
+        let held = Results::new(THREADS);
+        let opener = Opener(Arc::default());
+        for number in 0..held_workers as u64 {
+            assert!(lanes.try_submit(Double::held_until(number, &opener), &held).is_ok());
+        }
+        thread::scope(|scope| {
+            for who in 0..3 {
+                let lanes = &lanes;
+                scope.spawn(move || {
+                    let results = Results::new(4);
+                    for number in 0..5000 {
+                        let number = 10_000 * who + number;
+                        assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
+                        let output = results.pop_until(soon());
+                        assert_eq!(output, Popped::Item((number, number * 2)));
+                    }
+                });
+            }
+        });
+        drop(opener);
+        for _ in 0..held_workers {
+            assert!(matches!(held.pop_until(soon()), Popped::Item(_)));
+        }
+    }
 }
 
 #[test]

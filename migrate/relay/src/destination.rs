@@ -294,7 +294,7 @@ impl Destination {
             notice,
         });
         let session = Session::new(peer, grants, PAYLOAD_SLOTS, lifeline, sink.clone())?;
-        session.keep_up(None)?;
+        session.supervise_links(None)?;
         let shared = Arc::new(Shared {
             session,
             lanes,
@@ -397,7 +397,7 @@ impl Destination {
                     // be in doubt. Not so in postcopy, which it may have paused with its VM
                     // running.
                     if !shared.postcopy.load(Ordering::Acquire) {
-                        shared.session.uncommit();
+                        shared.session.revoke_commit();
                     }
                     return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
                 }

@@ -64,7 +64,7 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
         shared.has_gone_over();
     }
     if kind == Kind::Preempt {
-        shared.session.open_lane(stream.id);
+        shared.session.prioritise(stream.id);
     }
     if shared.open(stream, kind) {
         let result = read_all(shared, stream, kind);
@@ -286,7 +286,7 @@ fn send_chunk(shared: &Shared, input: EncodeInput) {
         if let Some(auto) = &shared.auto {
             auto.as_it_was(len);
         }
-        return session.send_urgent(raw(header, chunk, len, checksum));
+        return session.send_first(raw(header, chunk, len, checksum));
     }
     let packable = stream::worth_packing_without_codec(&tokens);
     let assigned = shared

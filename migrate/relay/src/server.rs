@@ -212,7 +212,7 @@ impl Server {
         let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
         for active in sessions {
             let session = active.destination.session();
-            if stops == 1 && session.failure().is_none() && session.has_committed_for_good() {
+            if stops == 1 && session.failure().is_none() && session.close_commit() {
                 if !std::mem::replace(told, true) {
                     self.host.notice(
                         "the destination QEMU may be starting the VM just now; waiting until the source knows \
@@ -423,7 +423,8 @@ impl Server {
                 return None;
             }
             let session = active.destination.session();
-            let committed = session.settle("the source lost its links and has given up");
+            let committed =
+                session.end_and_close_commit("the source lost its links and has given up");
             let reason = "its session ends with this question".into();
             return Some((reason, committed, active.destination.is_confirmed()));
         }
@@ -552,7 +553,8 @@ impl Server {
                     ended.pop_front();
                 }
                 // Said for good: a writer that is still there must not make it untrue.
-                let committed = active.destination.session().settle("the session has ended");
+                let committed =
+                    active.destination.session().end_and_close_commit("the session has ended");
                 ended.push_back(Ended {
                     session: session.into(),
                     token: active.token.clone(),

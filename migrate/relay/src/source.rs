@@ -427,7 +427,7 @@ impl Source {
                 }
             }
         }
-        session.keep_up(Some(redial.clone()))?;
+        session.supervise_links(Some(redial.clone()))?;
         if let Some(config) = &config.auto {
             watch(&shared, config)?;
         }

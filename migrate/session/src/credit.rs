@@ -2,9 +2,10 @@
 //! has (W13 to W16).
 
 use crate::error::SessionError;
-use crate::frame::{AckEntry, FrameType, Header, MAX_STREAMS};
+use crate::frame::{AckEntry, Header, MAX_STREAMS};
+use crate::frame_type::FrameType;
 use crate::hash::RunningHash;
-use crate::pacing::Pacing;
+use crate::pacing::{Delivery, Pacing};
 use ring::EventCount;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -212,7 +213,7 @@ impl Credits {
             return Ok(());
         }
         let mut bytes = 0;
-        let (mut latency, mut last) = (Duration::ZERO, None);
+        let (mut first, mut last) = (None, None);
         let mut hash = 0;
         while out.acked_seq < entry.seq {
             let Some(record) = out.records.pop_front() else { break };
@@ -222,23 +223,25 @@ impl Credits {
                 bytes += u64::from(record.plain_len);
                 out.data_frames -= 1;
                 let delay = now.saturating_duration_since(record.at);
-                latency = latency.max(delay);
+                first = first.or(Some((delay, u64::from(record.plain_len))));
                 last = Some(delay);
             }
         }
         out.acked_bytes += bytes;
-        if hash != entry.hash || out.acked_bytes != entry.offset {
-            return Err(SessionError::HashMismatch {
-                stream: entry.stream,
-                seq: entry.seq - 1,
-                ours: hash,
-                theirs: entry.hash,
-            });
+        let (stream, seq) = (entry.stream, entry.seq - 1);
+        if hash != entry.hash {
+            let (ours, theirs) = (hash, entry.hash);
+            return Err(SessionError::HashMismatch { stream, seq, ours, theirs });
+        }
+        if out.acked_bytes != entry.offset {
+            let (ours, theirs) = (out.acked_bytes, entry.offset);
+            return Err(SessionError::AckOffset { stream, seq, ours, theirs });
         }
         ledger.in_flight -= bytes;
         ledger.last_delay = last.unwrap_or(ledger.last_delay);
-        if bytes > 0 {
-            ledger.pacing.delivered(now, bytes, latency);
+        if let Some((latency, first_bytes)) = first {
+            let in_flight = ledger.in_flight;
+            ledger.pacing.delivered(Delivery { now, bytes, latency, first_bytes, in_flight });
         }
         drop(ledger);
         self.returned.notify_all();
@@ -297,7 +300,8 @@ impl Ledger {
         let in_flight_here = out.sent_bytes - out.acked_bytes;
         let of_all = window.saturating_sub(self.in_flight);
         let of_own = (window / active.max(1)).max(LEAST_CHUNK).saturating_sub(in_flight_here);
-        let chunk = (window / active.max(4)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
+        let chunks = self.pacing.chunks();
+        let chunk = (window / active.max(chunks)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
         let room = of_all.max(of_own);
         // Whole chunks only, unless nothing is in flight here: crumbs would cost ratio and never
         // end.
@@ -395,6 +399,20 @@ mod tests {
             credits.acknowledge(&wrong, Instant::now()),
             Err(SessionError::HashMismatch { stream: 0, seq: 2, .. })
         ));
+    }
+
+    #[test]
+    fn an_ack_of_another_number_of_bytes_is_refused_by_number() {
+        for theirs in [0, 999, 1001, u64::MAX] {
+            let credits = credits();
+            credits.issue(0, FrameType::Open, 0).unwrap();
+            let header = credits.issue_data(credits.permit(0).unwrap(), 1000, 77, 0);
+            let entry = AckEntry { offset: theirs, ..ack(&header) };
+            let error = credits.acknowledge(&entry, Instant::now()).unwrap_err();
+            assert!(matches!(error, SessionError::AckOffset { ours: 1000, .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("1000") && text.contains(&theirs.to_string()), "{text}");
+        }
     }
 
     #[test]

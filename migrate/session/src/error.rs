@@ -1,6 +1,6 @@
 //! Everything that can go wrong between two relays.
 
-use crate::frame::FrameType;
+use crate::frame_type::FrameType;
 use std::io;
 
 /// Why a session could not start or had to end. Unless said otherwise the peer (or the network) is
@@ -102,6 +102,14 @@ pub enum SessionError {
         /// As agreed.
         limit: usize,
     },
+    /// A place in the stream that no stream has.
+    #[error("frame states {plain} plain bytes at offset {got}: no stream is that long")]
+    Offset {
+        /// As stated.
+        got: u64,
+        /// Plain bytes of the frame, as stated.
+        plain: u32,
+    },
     /// Flags that frames of this type do not have.
     #[error("{kind:?} frame with flags {got:#x}")]
     Flags {
@@ -153,6 +161,18 @@ pub enum SessionError {
         seq: u64,
         /// As sent.
         sent: u64,
+    },
+    /// The peer acknowledges another number of bytes than was sent.
+    #[error("stream {stream}: the other end says that {theirs} bytes were written up to frame {seq}, but {ours} were sent; the migration is stopped before a wrong byte can count")]
+    AckOffset {
+        /// The stream.
+        stream: u16,
+        /// The last frame acknowledged.
+        seq: u64,
+        /// Bytes sent up to it.
+        ours: u64,
+        /// Bytes that the peer says it has written.
+        theirs: u64,
     },
     /// The two ends disagree about the bytes.
     #[error("stream {stream}: the running hash after frame {seq} is {theirs:#018x} on the other end and {ours:#018x} here; the migration is stopped before a wrong byte can count")]

@@ -1,6 +1,7 @@
-//! Frames: the 48-byte header (W7), its types (W9) and its limits (W8).
+//! Frames: the 48-byte header (W7) and its limits (W8), and the entries of an ACK (W14).
 
 use crate::error::SessionError;
+use crate::frame_type::FrameType;
 
 /// Streams a session can hold: 255 multifd channels, the main channel, the preempt channel, and a
 /// few to spare.
@@ -13,49 +14,6 @@ pub(crate) const ACK_ENTRY_BYTES: usize = 26;
 pub const MAX_FREE_PAYLOAD: usize = 16384;
 /// The largest `chunk-bytes` either side accepts.
 pub(crate) const MAX_CHUNK_BYTES: usize = 1 << 20;
-
-/// What a frame is (W9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum FrameType {
-    /// A stream exists; sequence number 0 of its direction.
-    Open = 1,
-    /// One chunk, as a unit.
-    Data = 2,
-    /// QEMU's socket was still open after all bytes before this frame (W20).
-    StillOpen = 3,
-    /// QEMU's socket has ended.
-    Eof = 4,
-    /// What was written to QEMU, per stream.
-    Ack = 5,
-    /// Nothing, to show life.
-    Heartbeat = 6,
-    /// The session is over, and why.
-    Abort = 7,
-    /// The sender's report; the migration is over.
-    Finish = 8,
-}
-
-impl FrameType {
-    fn from_wire(raw: u8) -> Option<Self> {
-        Some(match raw {
-            1 => Self::Open,
-            2 => Self::Data,
-            3 => Self::StillOpen,
-            4 => Self::Eof,
-            5 => Self::Ack,
-            6 => Self::Heartbeat,
-            7 => Self::Abort,
-            8 => Self::Finish,
-            _ => return None,
-        })
-    }
-
-    /// Whether frames of this type carry a sequence number of their stream.
-    pub fn is_sequenced(self) -> bool {
-        matches!(self, Self::Open | Self::Data | Self::StillOpen | Self::Eof)
-    }
-}
 
 /// DATA: the unit holds a packed chunk.
 pub const FLAG_PACKED: u8 = 1;
@@ -125,7 +83,7 @@ impl Header {
     /// # Errors
     /// Every field that is out of bounds, by name and number.
     pub fn from_bytes(raw: &[u8; HEADER_BYTES], chunk_bytes: usize) -> Result<Self, SessionError> {
-        let crc = be32(raw, 44);
+        let crc = u32::from_be_bytes(field(raw, 44));
         let computed = crc32c::crc32c(&raw[..44]);
         if crc != computed {
             return Err(SessionError::HeaderChecksum { got: crc, computed });
@@ -134,14 +92,14 @@ impl Header {
         let header = Self {
             kind,
             flags: raw[1],
-            stream: u16::from_be_bytes([raw[2], raw[3]]),
-            payload_len: be32(raw, 4),
-            seq: be64(raw, 8),
-            offset: be64(raw, 16),
-            plain_len: be32(raw, 24),
-            channels: be32(raw, 28),
-            hash: be64(raw, 32),
-            table_len: be32(raw, 40),
+            stream: u16::from_be_bytes(field(raw, 2)),
+            payload_len: u32::from_be_bytes(field(raw, 4)),
+            seq: u64::from_be_bytes(field(raw, 8)),
+            offset: u64::from_be_bytes(field(raw, 16)),
+            plain_len: u32::from_be_bytes(field(raw, 24)),
+            channels: u32::from_be_bytes(field(raw, 28)),
+            hash: u64::from_be_bytes(field(raw, 32)),
+            table_len: u32::from_be_bytes(field(raw, 40)),
         };
         if usize::from(header.stream) >= MAX_STREAMS {
             return Err(SessionError::StreamId { got: header.stream, limit: MAX_STREAMS });
@@ -149,6 +107,9 @@ impl Header {
         let plain = header.plain_len as usize;
         if plain > chunk_bytes {
             return Err(SessionError::PlainLength { got: plain, limit: chunk_bytes });
+        }
+        if header.offset.checked_add(u64::from(header.plain_len)).is_none() {
+            return Err(SessionError::Offset { got: header.offset, plain: header.plain_len });
         }
         let flags = match kind {
             FrameType::Open => 4,
@@ -219,26 +180,23 @@ impl AckEntry {
         }
         let entries = payload.chunks_exact(ACK_ENTRY_BYTES);
         for raw in entries.clone() {
-            let stream = u16::from_be_bytes([raw[0], raw[1]]);
+            let stream = u16::from_be_bytes(field(raw, 0));
             if usize::from(stream) >= MAX_STREAMS {
                 return Err(SessionError::StreamId { got: stream, limit: MAX_STREAMS });
             }
         }
         Ok(entries.map(|raw| AckEntry {
-            stream: u16::from_be_bytes([raw[0], raw[1]]),
-            seq: be64(raw, 2),
-            offset: be64(raw, 10),
-            hash: be64(raw, 18),
+            stream: u16::from_be_bytes(field(raw, 0)),
+            seq: u64::from_be_bytes(field(raw, 2)),
+            offset: u64::from_be_bytes(field(raw, 10)),
+            hash: u64::from_be_bytes(field(raw, 18)),
         }))
     }
 }
 
-fn be32(raw: &[u8], at: usize) -> u32 {
-    raw[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
-}
-
-fn be64(raw: &[u8], at: usize) -> u64 {
-    raw[at..at + 8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+/// The `N` bytes at `at`, which must be there.
+fn field<const N: usize>(raw: &[u8], at: usize) -> [u8; N] {
+    *raw[at..].first_chunk().expect("the caller checks the length")
 }
 
 #[cfg(test)]
@@ -285,6 +243,7 @@ mod tests {
         assert!(with(|h| h.stream = 264).contains("264"));
         assert!(with(|h| h.plain_len = 557_057).contains("557057"));
         assert!(with(|h| h.payload_len = 600_000).contains("600000"));
+        assert!(with(|h| h.offset = u64::MAX - 499_999).contains("18446744073709051616"));
         assert!(with(|h| h.payload_len = 3).contains('3'));
         assert!(with(|h| h.channels = 100_000).contains("100000"));
         assert!(with(|h| h.flags = 2).contains("flags 0x2"));

@@ -1,19 +1,16 @@
-//! Opening a link: preamble, hello and welcome (W1 to W5).
+//! What both ends say when a link opens: preamble, hello and welcome (W1 to W5).
 
 use crate::error::SessionError;
 use crate::transport::Link;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
-use tls::{Connector, TlsError};
+use tls::TlsError;
 
 /// The protocol version of this build (W1).
 pub const VERSION: u16 = 1;
 /// How long a peer may take over its half of the hello (W5).
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the client waits for the welcome of link 0: the server prepares its QEMU meanwhile.
-pub(crate) const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
 const MAGIC: [u8; 8] = *b"PLATEN\r\n";
 const MAX_JSON: usize = 8192;
 const PREAMBLE_BYTES: usize = 20;
@@ -197,7 +194,7 @@ pub(crate) fn would_block(error: &std::io::Error) -> bool {
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
 }
 
-fn lost(peer: &str, error: &std::io::Error) -> SessionError {
+pub(crate) fn lost(peer: &str, error: &std::io::Error) -> SessionError {
     // The server looks at a client's certificate when the client already believes all is well.
     if let Some(TlsError::Broken { reason }) = TlsError::of(error) {
         return TlsError::Refused { peer: peer.into(), reason: reason.clone() }.into();
@@ -205,107 +202,10 @@ fn lost(peer: &str, error: &std::io::Error) -> SessionError {
     SessionError::LinkLost { peer: peer.into(), detail: error.to_string() }
 }
 
-/// How a dial is done.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attempt {
-    /// Where, when it need not be looked up: the resolver may be as lost as the peer.
-    pub(crate) address: Option<SocketAddr>,
-    /// How long each step may take.
-    pub(crate) connect: Duration,
-    pub(crate) handshake: Duration,
-    pub(crate) welcome: Duration,
-}
-
-/// Connects one link, secures it unless `connector` is none, and exchanges hello and welcome.
-///
-/// # Errors
-/// The peer cannot be reached, is no platen, is not whom it should be, or refuses; the message says
-/// which.
-pub fn dial(
-    peer: &str,
-    connector: Option<&Connector>,
-    hello: &Hello,
-) -> Result<(Link, Welcome), SessionError> {
-    let attempt = Attempt {
-        address: None,
-        connect: HELLO_TIMEOUT,
-        handshake: HELLO_TIMEOUT,
-        welcome: WELCOME_TIMEOUT,
-    };
-    dial_as(peer, connector, hello, attempt)
-}
-
-pub(crate) fn dial_as(
-    peer: &str,
-    connector: Option<&Connector>,
-    hello: &Hello,
-    attempt: Attempt,
-) -> Result<(Link, Welcome), SessionError> {
-    let connect = |source| SessionError::Connect { peer: peer.into(), source };
-    let addresses: Vec<SocketAddr> = match attempt.address {
-        Some(address) => vec![address],
-        None => peer.to_socket_addrs().map_err(connect)?.collect(),
-    };
-    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    let mut link = None;
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, attempt.connect) {
-            Ok(stream) => {
-                link = Some(stream);
-                break;
-            }
-            Err(error) => last = error,
-        }
-    }
-    let Some(socket) = link else { return Err(connect(last)) };
-    socket.set_nodelay(true).map_err(|error| lost(peer, &error))?;
-    let mut link = match connector {
-        None => Link::from(socket),
-        Some(connector) => {
-            let channel = connector.connect(&socket, peer, Instant::now() + attempt.handshake)?;
-            Link::secured(socket, channel)
-        }
-    };
-    let written = write_preamble(&mut link, peer, hello);
-    let welcome: Welcome = match (read_preamble(&mut link, peer, attempt.welcome), written) {
-        (Ok(welcome), _) => welcome,
-        // Why a hello could not be written may be there to be read.
-        (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {
-            return Err(error)
-        }
-    };
-    if let Some(reason) = welcome.error {
-        if let Some(committed) = welcome.committed {
-            let (peer, confirmed) = (peer.into(), welcome.confirmed);
-            return Err(SessionError::Over { peer, reason, committed, confirmed });
-        }
-        return Err(SessionError::Refused { peer: peer.into(), reason });
-    }
-    let chunk = welcome.chunk_bytes as usize;
-    if !(1 << 16..=crate::frame::MAX_CHUNK_BYTES).contains(&chunk)
-        || !(2..=16).contains(&welcome.stream_frames)
-        || welcome.shared_frames > 1024
-    {
-        let detail = format!(
-            "chunk-bytes {chunk}, stream-frames {}, shared-frames {} are out of bounds",
-            welcome.stream_frames, welcome.shared_frames
-        );
-        return Err(SessionError::Hello { peer: peer.into(), detail });
-    }
-    if welcome.delta_cache > hello.delta_cache {
-        let detail = format!(
-            "it grants a delta cache of {} bytes where {} were asked for",
-            welcome.delta_cache, hello.delta_cache
-        );
-        return Err(SessionError::Hello { peer: peer.into(), detail });
-    }
-    Ok((link, welcome))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Shutdown, TcpListener};
+    use std::net::{Shutdown, TcpListener, TcpStream};
 
     fn hello() -> Hello {
         Hello {

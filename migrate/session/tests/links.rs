@@ -65,7 +65,7 @@ struct End {
 impl End {
     fn new(name: &str, links: u16, resume: Duration) -> Self {
         let end = Self::without_lifeline(name, links, resume);
-        end.session.keep_up(None).unwrap();
+        end.session.supervise_links(None).unwrap();
         end
     }
 
@@ -297,7 +297,7 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
         let (link_n, _) = dial(&to.to_string(), None, &hello).unwrap();
         end.session.add_link(link, link_n).unwrap();
     }
-    end.session.keep_up(Some(redial)).unwrap();
+    end.session.supervise_links(Some(redial)).unwrap();
     end
 }
 

@@ -1,6 +1,6 @@
 //! Reading position in one feed, and the few bytes of a field that feeds may cut.
 
-use crate::Token;
+use crate::token::Token;
 
 /// The bytes of one feed, how far they were read, and how far tokens cover them.
 pub(crate) struct Feed<'a> {

@@ -33,6 +33,7 @@ mod blocks;
 mod cursor;
 mod facts;
 mod handlers;
+mod layout;
 mod main_channel;
 mod multifd;
 mod packed;
@@ -43,23 +44,9 @@ mod token;
 mod tokeniser;
 
 pub use facts::Facts;
+pub use layout::{
+    is_page_size, multifd_header_len, MAX_PAGE_SIZE, MIN_PAGE_SIZE, MULTIFD_PACKET_SIZE,
+};
 pub use packed::{pack, saving, unpack, worth_packing_without_codec, UnpackError, MAX_CHUNK};
 pub use token::Token;
 pub use tokeniser::{classify, Kind, Tokeniser};
-
-/// Smallest target page QEMU has (ARM); the flag bits of a RAM record need this much room.
-pub const MIN_PAGE_SIZE: usize = 1 << 10;
-/// Largest target page understood.
-pub const MAX_PAGE_SIZE: usize = 1 << 16;
-/// Page bytes that fill one multifd packet; fixed in QEMU, so it gives the header's length.
-pub const MULTIFD_PACKET_SIZE: usize = 512 * 1024;
-
-/// Whether this crate can read a stream of such pages: a power of two, 1 KiB to 64 KiB.
-pub const fn is_page_size(size: usize) -> bool {
-    size.is_power_of_two() && size >= MIN_PAGE_SIZE && size <= MAX_PAGE_SIZE
-}
-
-/// Length on the wire of every multifd RAM packet header for pages of `page_size` bytes.
-pub const fn multifd_header_len(page_size: usize) -> usize {
-    multifd::FIXED_LEN + 8 * (MULTIFD_PACKET_SIZE / page_size)
-}

@@ -5,10 +5,10 @@
 //! leaves a stale value there when a packet carries no page.
 
 use crate::cursor::{be32, Feed, Gather};
-use crate::{is_page_size, multifd_header_len, Facts, Token, MULTIFD_PACKET_SIZE};
+use crate::facts::Facts;
+use crate::layout::{is_page_size, multifd_header_len, MULTIFD_PACKET_SIZE};
+use crate::token::Token;
 
-/// Bytes before the offsets of a RAM packet header.
-pub(crate) const FIXED_LEN: usize = 320;
 const INIT_LEN: usize = 64;
 const MAGIC_AND_VERSION: [u8; 8] = [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1];
 const DEVICE_HEADER_LEN: usize = 276;

@@ -1,6 +1,6 @@
 //! What the tokeniser says about a stretch of bytes.
 
-use crate::multifd_header_len;
+use crate::layout::multifd_header_len;
 
 /// What a stretch of the stream is. The tokens of one feed cover its bytes exactly and in order.
 ///

@@ -1,9 +1,11 @@
 //! The tokeniser: one per direction of one connection.
 
 use crate::cursor::Feed;
+use crate::facts::Facts;
+use crate::layout::is_page_size;
 use crate::main_channel::Main;
 use crate::multifd::Channel;
-use crate::{is_page_size, Facts, Token};
+use crate::token::Token;
 
 /// What a connection of the source carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,12 +1,14 @@
-//! How rustls is set up: the only place that chooses versions, suites and checks.
+//! Both sides of a handshake: the protocol versions, and which certificates are taken.
 
-use crate::error::{names, TlsError};
+use crate::error::TlsError;
 use crate::files::Credentials;
 use crate::handshake;
+use crate::peer::{parse_name, presented};
+use crate::provider::provider;
 use crate::record::Channel;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::{verify_server_name, Resumption, UnbufferedClientConnection};
-use rustls::crypto::{aws_lc_rs as suites, CryptoProvider};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClientVerifier};
@@ -18,81 +20,6 @@ use rustls::{
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-
-/// aws-lc by name: no default of the process decides. AES-128 first, a quarter less work than
-/// AES-256 and beyond reach all the same; the key exchange resists a quantum computer that reads
-/// today's recording, as memory holds keys.
-pub(crate) fn provider() -> CryptoProvider {
-    let mut provider = suites::default_provider();
-    provider.cipher_suites = vec![
-        suites::cipher_suite::TLS13_AES_128_GCM_SHA256,
-        suites::cipher_suite::TLS13_AES_256_GCM_SHA384,
-        suites::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
-    ];
-    provider.kx_groups = vec![
-        suites::kx_group::X25519MLKEM768,
-        suites::kx_group::X25519,
-        suites::kx_group::SECP256R1,
-        suites::kx_group::SECP384R1,
-    ];
-    provider
-}
-
-/// The certificate at the other end of a link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// The host names and addresses it is for.
-    pub names: Vec<String>,
-    certificate: CertificateDer<'static>,
-}
-
-impl Peer {
-    pub(crate) fn new(certificate: &CertificateDer<'_>) -> Self {
-        Self { names: presented(certificate), certificate: certificate.clone().into_owned() }
-    }
-}
-
-impl std::fmt::Display for Peer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.names.first() {
-            Some(name) => f.write_str(name),
-            None => f.write_str("a certificate without names"),
-        }
-    }
-}
-
-/// The names of a certificate; webpki tells them when asked for one that it does not have.
-fn presented(certificate: &CertificateDer<'_>) -> Vec<String> {
-    let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return Vec::new() };
-    let Ok(nobody) = ServerName::try_from("no-such-name.invalid") else { return Vec::new() };
-    match verify_server_name(&parsed, &nobody) {
-        Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext {
-            presented,
-            ..
-        })) => names(&presented),
-        _ => Vec::new(),
-    }
-}
-
-/// Parses a name that a certificate can hold.
-pub(crate) fn parse_name(name: &str) -> Result<ServerName<'static>, TlsError> {
-    ServerName::try_from(name.to_string()).map_err(|_| TlsError::Name { name: name.into() })
-}
-
-/// This end's own certificate against its own CA, as a server's.
-pub(crate) fn check(credentials: &Credentials) -> Result<(), Error> {
-    let chain = &credentials.key.cert;
-    let Some((own, between)) = chain.split_first() else {
-        return Err(Error::NoCertificatesPresented);
-    };
-    rustls::client::verify_server_cert_signed_by_trust_anchor(
-        &ParsedCertificate::try_from(own)?,
-        &credentials.roots,
-        between,
-        UnixTime::now(),
-        provider().signature_verification_algorithms.all,
-    )
-}
 
 /// The client's side.
 #[derive(Debug, Clone)]

@@ -1,9 +1,11 @@
 //! Everything that can go wrong, in words for the person who has to mend it.
 
+use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use time::OffsetDateTime;
 
 /// Why a certificate cannot be used or made, or why a link could not be secured.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -149,11 +151,11 @@ fn certificate_words(error: &CertificateError) -> String {
         }
         CertificateError::Expired => "its certificate has expired".into(),
         CertificateError::ExpiredContext { not_after, .. } => {
-            format!("its certificate expired on {}", day(not_after.as_secs()))
+            format!("its certificate expired on {}", day_of(*not_after))
         }
         CertificateError::NotValidYet => "its certificate is not valid yet".into(),
         CertificateError::NotValidYetContext { not_before, .. } => {
-            format!("its certificate is valid from {} on: look at the clocks", day(not_before.as_secs()))
+            format!("its certificate is valid from {} on: look at the clocks", day_of(*not_before))
         }
         CertificateError::NotValidForName => "its certificate is for another name".into(),
         CertificateError::NotValidForNameContext { expected, presented } => format!(
@@ -177,8 +179,14 @@ pub(crate) fn names(presented: &[String]) -> Vec<String> {
     presented.iter().map(bare).collect()
 }
 
-/// A day as 2026-11-21, from seconds since 1970.
-pub(crate) fn day(seconds: u64) -> String {
-    let (year, month, day) = crate::issue::civil(i64::try_from(seconds / 86_400).unwrap_or(0));
-    format!("{year}-{month:02}-{day:02}")
+/// The day of a moment, as 2026-11-21.
+pub(crate) fn day(at: OffsetDateTime) -> String {
+    let date = at.date();
+    format!("{}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day())
+}
+
+/// The day of a moment that a certificate names.
+fn day_of(at: UnixTime) -> String {
+    let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
+    OffsetDateTime::from_unix_timestamp(seconds).map_or_else(|_| format!("second {seconds}"), day)
 }

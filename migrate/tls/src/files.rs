@@ -1,6 +1,7 @@
 //! The three files a relay needs: its CA's certificate, its own, and its key.
 
-use crate::error::TlsError;
+use crate::error::{words, TlsError};
+use crate::provider::{check, provider};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
@@ -53,7 +54,7 @@ impl Credentials {
         let chain = certificates(cert, &chain)?;
         let secret =
             PrivateKeyDer::from_pem_slice(&secret).map_err(|error| content(key, &error))?;
-        let provider = crate::config::provider();
+        let provider = provider();
         let key =
             CertifiedKey::from_der(chain, secret, &provider).map_err(|error| match error {
                 rustls::Error::InconsistentKeys(_) => TlsError::Content {
@@ -68,20 +69,25 @@ impl Credentials {
         Ok(Self { roots: Arc::new(roots), key: Arc::new(key), cert_path: cert.into() })
     }
 
+    /// Checks this end's own certificate against its own CA.
+    pub(crate) fn check(&self) -> Result<(), rustls::Error> {
+        check(&self.key.cert, &self.roots)
+    }
+
     /// Refuses a certificate of this end that is out of date, which every peer would refuse one by
     /// one.
     ///
     /// # Errors
     /// It has expired, or is not valid yet.
     pub fn check_dates(&self) -> Result<(), TlsError> {
-        match crate::config::check(self) {
+        match self.check() {
             Err(rustls::Error::InvalidCertificate(
                 error @ (rustls::CertificateError::Expired
                 | rustls::CertificateError::ExpiredContext { .. }
                 | rustls::CertificateError::NotValidYet
                 | rustls::CertificateError::NotValidYetContext { .. }),
             )) => {
-                let detail = crate::error::words(&rustls::Error::InvalidCertificate(error));
+                let detail = words(&rustls::Error::InvalidCertificate(error));
                 let detail = detail.replacen("its certificate", "this host's certificate", 1);
                 Err(TlsError::Content { path: self.cert_path.clone(), detail })
             }

@@ -1,7 +1,7 @@
 //! The handshake over a blocking socket, one record at a time, until a deadline.
 
-use crate::config::Peer;
 use crate::error::TlsError;
+use crate::peer::Peer;
 use crate::record::{Channel, KeySource, MAX_RECORD_BODY, RECORD_HEADER};
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;

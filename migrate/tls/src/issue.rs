@@ -1,17 +1,17 @@
 //! A small CA: one key that signs the certificates of the hosts between which VMs move.
 
-use crate::config::parse_name;
-use crate::error::TlsError;
+use crate::error::{day, TlsError};
 use crate::files::{read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
+use crate::peer::parse_name;
 use rcgen::{
-    date_time_ymd, BasicConstraints, CertificateParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose,
 };
 use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use time::{Duration, OffsetDateTime, Time};
 
 /// The CA's key, beside its certificate; it never leaves the folder.
 const CA_KEY_FILE: &str = "ca-key.pem";
@@ -108,15 +108,14 @@ impl Authority {
         write(&cert, signed.pem().as_bytes(), 0o644)?;
         write(&dir.join(CA_FILE), &ca, 0o644)?;
         self.check(&dir, &cert, &key, &key_path)?;
-        let (year, month, day) = civil(today() + to);
-        Ok(Issued { dir, until: format!("{year}-{month:02}-{day:02}") })
+        Ok(Issued { dir, until: day(midnight(to)) })
     }
 
     /// A certificate that does not follow from `ca.pem` would only be found out by a peer: the key
     /// may be another CA's.
     fn check(&self, dir: &Path, cert: &Path, key: &Path, ca_key: &Path) -> Result<(), TlsError> {
         let credentials = Credentials::load(&dir.join(CA_FILE), cert, key)?;
-        match crate::config::check(&credentials) {
+        match credentials.check() {
             Err(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
             )) => {
@@ -179,48 +178,18 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), TlsError> {
         .map_err(TlsError::file("write", path))
 }
 
-fn today() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs() / 86_400).unwrap_or(0)
+/// The beginning of a day, counted from today, in UTC.
+fn midnight(day: i64) -> OffsetDateTime {
+    let today = OffsetDateTime::now_utc().replace_time(Time::MIDNIGHT);
+    // Days come as 32 bits, which is too many for the calendar; its last day is good for ever.
+    let last = OffsetDateTime::new_utc(time::Date::MAX, Time::MIDNIGHT);
+    today.checked_add(Duration::days(day)).unwrap_or(last)
 }
 
 /// Sets from and until the beginning of which day, counted from today, a certificate is good.
 fn good_between(params: &mut CertificateParams, from: i64, to: i64) {
-    let at = |day: i64| {
-        let (year, month, day) = civil(today() + day);
-        date_time_ymd(year, month, day)
-    };
-    params.not_before = at(from);
-    params.not_after = at(to);
-}
-
-/// Year, month and day of a day since 1970-01-01, in the Gregorian calendar.
-pub(crate) fn civil(day: i64) -> (i32, u8, u8) {
-    let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let mut left = day;
-    let mut year = 1970;
-    loop {
-        let length = if leap(year) { 366 } else { 365 };
-        if left < 0 {
-            year -= 1;
-            left += if leap(year) { 366 } else { 365 };
-        } else if left >= length {
-            left -= length;
-            year += 1;
-        } else {
-            break;
-        }
-    }
-    let february = if leap(year) { 29 } else { 28 };
-    let mut month = 1u8;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    (i32::try_from(year).unwrap_or(i32::MAX), month, u8::try_from(left + 1).unwrap_or(1))
+    params.not_before = midnight(from);
+    params.not_after = midnight(to);
 }
 
 #[cfg(test)]
@@ -229,7 +198,7 @@ mod tests {
     use crate::{Acceptor, Connector};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::fs::PermissionsExt;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_string()).collect()
@@ -237,16 +206,6 @@ mod tests {
 
     fn load(dir: &Path) -> Result<Credentials, TlsError> {
         Credentials::load(&dir.join(CA_FILE), &dir.join(CERT_FILE), &dir.join(KEY_FILE))
-    }
-
-    #[test]
-    fn days_are_counted_as_the_calendar_does() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(-1), (1969, 12, 31));
-        assert_eq!(civil(11_016), (2000, 2, 29));
-        assert_eq!(civil(19_782), (2024, 2, 29));
-        assert_eq!(civil(47_540), (2100, 2, 28));
-        assert_eq!(civil(47_541), (2100, 3, 1));
     }
 
     #[test]
@@ -285,6 +244,18 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_of_very_many_days_is_good_until_the_calendar_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let issued = authority.issue(&names(&["a"]), u32::MAX, false).unwrap();
+        assert_eq!(issued.until, "9999-12-31");
+        load(&issued.dir).unwrap().check_dates().unwrap();
+        let tomorrow = authority.issue(&names(&["b"]), 1, false).unwrap().until;
+        assert!(tomorrow > day(OffsetDateTime::now_utc()), "{tomorrow}");
+    }
+
+    #[test]
     fn files_that_do_not_fit_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::at(folder.path());
@@ -318,7 +289,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (at, _) = listener.accept().unwrap();
-        let soon = Instant::now() + Duration::from_secs(60);
+        let soon = Instant::now() + std::time::Duration::from_secs(60);
         let acceptor = Acceptor::new(&server, &[]).unwrap();
         let serving = std::thread::spawn(move || {
             acceptor.accept(&at, "client", soon).unwrap_err().to_string()

@@ -28,10 +28,13 @@ mod error;
 mod files;
 mod handshake;
 mod issue;
+mod peer;
+mod provider;
 mod record;
 
-pub use config::{Acceptor, Connector, Peer};
+pub use config::{Acceptor, Connector};
 pub use error::TlsError;
 pub use files::{Credentials, CA_FILE, CERT_FILE, DEFAULT_DIR, KEY_FILE};
 pub use issue::{Authority, Issued};
+pub use peer::Peer;
 pub use record::{Channel, Reader, Writer};

@@ -5,8 +5,8 @@
 //! real type and a tag of 16 bytes; the header is the additional data, the nonce is the direction's
 //! IV with the record's number in it. Keys, IVs and their successors come from rustls.
 
-use crate::config::Peer;
 use crate::error::{alert_words, TlsError};
+use crate::peer::Peer;
 use aws_lc_rs::aead::{
     Aad, Algorithm, LessSafeKey, Nonce, UnboundKey, AES_128_GCM, AES_256_GCM, CHACHA20_POLY1305,
 };

@@ -1,6 +1,6 @@
 //! Variable-length integers, written into and read from bounded slices.
 
-use super::UnpackError;
+use super::error::UnpackError;
 use varint::Broken;
 
 /// Writes into a slice; `None` when it is full.

@@ -5,10 +5,12 @@
 //! same again; [`encode`] does, and refuses what does not come out as it was.
 
 use super::code::{Reader, Writer};
-use super::UnpackError;
+use super::error::UnpackError;
 use crate::cursor::{be32, be64};
-use crate::multifd::FIXED_LEN;
-use crate::{multifd_header_len, MAX_PAGE_SIZE, MIN_PAGE_SIZE, MULTIFD_PACKET_SIZE};
+use crate::layout::{
+    multifd_header_len, MAX_PAGE_SIZE, MIN_PAGE_SIZE, MULTIFD_FIXED_LEN as FIXED_LEN,
+    MULTIFD_PACKET_SIZE,
+};
 
 /// Longest header: the smallest pages have the most offsets.
 const MAX_HEADER_LEN: usize = multifd_header_len(MIN_PAGE_SIZE);

@@ -3,10 +3,11 @@
 use pages::same_filled;
 
 use super::code::{Reader, Writer};
-use super::{header, op, FORMAT, HEAD_LEN, MAX_CHUNK};
+use super::format::{op, FORMAT, HEAD_LEN, MAX_CHUNK};
+use super::header;
 use crate::cursor::be64;
-use crate::token::{PAGE_FLAGS, ZERO_FLAGS, ZERO_RECORD_LEN};
-use crate::{is_page_size, multifd_header_len, Token};
+use crate::layout::{is_page_size, multifd_header_len};
+use crate::token::{Token, PAGE_FLAGS, ZERO_FLAGS, ZERO_RECORD_LEN};
 
 /// Packs one feed: `bytes`, and the `tokens` that cover them, at that `page_size`.
 ///

@@ -1,0 +1,109 @@
+//! How a client makes a link: connect, TLS, hello and welcome (W1 to W6).
+
+use crate::error::SessionError;
+use crate::frame::MAX_CHUNK_BYTES;
+use crate::hello::{lost, read_preamble, write_preamble, Hello, Welcome, HELLO_TIMEOUT};
+use crate::transport::Link;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+use tls::Connector;
+
+/// How long the client waits for the welcome of link 0: the server prepares its QEMU meanwhile.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How a dial is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    /// Where, when it need not be looked up: the resolver may be as lost as the peer.
+    pub(crate) address: Option<SocketAddr>,
+    /// How long each step may take.
+    pub(crate) connect: Duration,
+    pub(crate) handshake: Duration,
+    pub(crate) welcome: Duration,
+}
+
+/// Connects one link, secures it unless `connector` is none, and exchanges hello and welcome.
+///
+/// # Errors
+/// The peer cannot be reached, is no platen, is not whom it should be, or refuses; the message says
+/// which.
+pub fn dial(
+    peer: &str,
+    connector: Option<&Connector>,
+    hello: &Hello,
+) -> Result<(Link, Welcome), SessionError> {
+    let attempt = Attempt {
+        address: None,
+        connect: HELLO_TIMEOUT,
+        handshake: HELLO_TIMEOUT,
+        welcome: WELCOME_TIMEOUT,
+    };
+    dial_as(peer, connector, hello, attempt)
+}
+
+pub(crate) fn dial_as(
+    peer: &str,
+    connector: Option<&Connector>,
+    hello: &Hello,
+    attempt: Attempt,
+) -> Result<(Link, Welcome), SessionError> {
+    let connect = |source| SessionError::Connect { peer: peer.into(), source };
+    let addresses: Vec<SocketAddr> = match attempt.address {
+        Some(address) => vec![address],
+        None => peer.to_socket_addrs().map_err(connect)?.collect(),
+    };
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    let mut link = None;
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, attempt.connect) {
+            Ok(stream) => {
+                link = Some(stream);
+                break;
+            }
+            Err(error) => last = error,
+        }
+    }
+    let Some(socket) = link else { return Err(connect(last)) };
+    socket.set_nodelay(true).map_err(|error| lost(peer, &error))?;
+    let mut link = match connector {
+        None => Link::from(socket),
+        Some(connector) => {
+            let channel = connector.connect(&socket, peer, Instant::now() + attempt.handshake)?;
+            Link::secured(socket, channel)
+        }
+    };
+    let written = write_preamble(&mut link, peer, hello);
+    let welcome: Welcome = match (read_preamble(&mut link, peer, attempt.welcome), written) {
+        (Ok(welcome), _) => welcome,
+        // Why a hello could not be written may be there to be read.
+        (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {
+            return Err(error)
+        }
+    };
+    if let Some(reason) = welcome.error {
+        if let Some(committed) = welcome.committed {
+            let (peer, confirmed) = (peer.into(), welcome.confirmed);
+            return Err(SessionError::Over { peer, reason, committed, confirmed });
+        }
+        return Err(SessionError::Refused { peer: peer.into(), reason });
+    }
+    let chunk = welcome.chunk_bytes as usize;
+    if !(1 << 16..=MAX_CHUNK_BYTES).contains(&chunk)
+        || !(2..=16).contains(&welcome.stream_frames)
+        || welcome.shared_frames > 1024
+    {
+        let detail = format!(
+            "chunk-bytes {chunk}, stream-frames {}, shared-frames {} are out of bounds",
+            welcome.stream_frames, welcome.shared_frames
+        );
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    if welcome.delta_cache > hello.delta_cache {
+        let detail = format!(
+            "it grants a delta cache of {} bytes where {} were asked for",
+            welcome.delta_cache, hello.delta_cache
+        );
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    Ok((link, welcome))
+}

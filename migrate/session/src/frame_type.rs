@@ -1,0 +1,44 @@
+//! The types of frames (W9).
+
+/// What a frame is (W9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameType {
+    /// A stream exists; sequence number 0 of its direction.
+    Open = 1,
+    /// One chunk, as a unit.
+    Data = 2,
+    /// QEMU's socket was still open after all bytes before this frame (W20).
+    StillOpen = 3,
+    /// QEMU's socket has ended.
+    Eof = 4,
+    /// What was written to QEMU, per stream.
+    Ack = 5,
+    /// Nothing, to show life.
+    Heartbeat = 6,
+    /// The session is over, and why.
+    Abort = 7,
+    /// The sender's report; the migration is over.
+    Finish = 8,
+}
+
+impl FrameType {
+    pub(crate) fn from_wire(raw: u8) -> Option<Self> {
+        Some(match raw {
+            1 => Self::Open,
+            2 => Self::Data,
+            3 => Self::StillOpen,
+            4 => Self::Eof,
+            5 => Self::Ack,
+            6 => Self::Heartbeat,
+            7 => Self::Abort,
+            8 => Self::Finish,
+            _ => return None,
+        })
+    }
+
+    /// Whether frames of this type carry a sequence number of their stream.
+    pub fn is_sequenced(self) -> bool {
+        matches!(self, Self::Open | Self::Data | Self::StillOpen | Self::Eof)
+    }
+}

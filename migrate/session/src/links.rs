@@ -1,0 +1,431 @@
+//! Which links a session has, what each of them is to carry, and when the last one was lost
+//! (W25, W26).
+
+use crate::error::SessionError;
+use crate::sync::lock;
+use ring::EventCount;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A link that is lost sooner than this did not stay: the next one is not made at once.
+const STAYED: Duration = Duration::from_secs(1);
+
+/// What the two threads of a link and the session know of it.
+#[derive(Debug)]
+pub(crate) struct LinkState {
+    /// Unique in the session, never 0.
+    pub(crate) id: u64,
+    number: u16,
+    pub(crate) socket: TcpStream,
+    since: Instant,
+    dead: AtomicBool,
+}
+
+impl LinkState {
+    /// It was lost: nothing more is to be written to it.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// True for the first call.
+    pub(crate) fn mark_dead(&self) -> bool {
+        !self.dead.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// What remains when a link is lost.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Remaining {
+    pub(crate) links: usize,
+    /// The loss deserves a notice: there was none yet of this link, or of all of them, since they
+    /// were last back for good.
+    pub(crate) is_news: bool,
+}
+
+/// From the loss of the last link until something moves again. Links that come back and bring
+/// nothing do not end it.
+#[derive(Debug, Clone)]
+pub(crate) struct Outage {
+    /// When the last link was given up.
+    pub(crate) began: Instant,
+    /// When something was last received.
+    last_received: Instant,
+    /// When a link was last made.
+    back: Option<Instant>,
+    /// How the last link was lost.
+    pub(crate) cause: String,
+}
+
+/// The link of one number.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Place {
+    link: Option<Arc<LinkState>>,
+    /// Since when none has stayed.
+    pub(crate) gone: Option<Instant>,
+    /// The last one did not stay.
+    pub(crate) flaps: bool,
+}
+
+#[derive(Debug)]
+struct Table {
+    last_id: u64,
+    /// By number.
+    places: Vec<Place>,
+    /// When a link was last lost.
+    last_loss: Instant,
+    outage: Option<Outage>,
+    resumes: u32,
+    silent: Duration,
+}
+
+impl Table {
+    fn links(&self) -> impl Iterator<Item = &Arc<LinkState>> {
+        self.places.iter().filter_map(|place| place.link.as_ref())
+    }
+
+    /// The outage, while there is no link.
+    fn outage(&self) -> Option<&Outage> {
+        self.outage.as_ref().filter(|_| self.links().next().is_none())
+    }
+}
+
+/// No stream has priority.
+const UNWANTED: u64 = u64::MAX;
+
+/// What a link has to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It empties the outbox, and without a priority link what has priority before that.
+    First,
+    /// It carries what has priority, and nothing else of any stream.
+    Priority,
+    /// It takes what the first one would have to wait for.
+    Other,
+}
+
+/// What a thread that makes links anew has to know.
+#[derive(Debug)]
+pub(crate) struct Missing {
+    /// While there is no link.
+    pub(crate) outage: Option<Outage>,
+    /// When a link was last lost.
+    pub(crate) last_loss: Instant,
+    /// A number without a link.
+    pub(crate) place: Option<(usize, Place)>,
+}
+
+/// The links of a session.
+#[derive(Debug)]
+pub(crate) struct Links {
+    /// How long the session outlives its last link.
+    timeout: Duration,
+    began: Instant,
+    /// Milliseconds from `began` to the last byte of any link. Relaxed: a time for people.
+    received: AtomicU64,
+    /// The link that empties the outbox; 0 for none.
+    first: AtomicU64,
+    /// The link that carries what has priority and nothing else; 0 for none, [`UNWANTED`] as long
+    /// as no stream has priority.
+    priority: AtomicU64,
+    /// How many links the table has; the lock is not needed to read it.
+    up: AtomicUsize,
+    table: Mutex<Table>,
+    /// The table has changed, or the session is over.
+    changed: EventCount,
+}
+
+impl Links {
+    pub(crate) fn new(links: u16, timeout: Duration) -> Self {
+        let now = Instant::now();
+        let table = Table {
+            last_id: 0,
+            places: vec![Place::default(); usize::from(links)],
+            last_loss: now,
+            outage: None,
+            resumes: 0,
+            silent: Duration::ZERO,
+        };
+        Self {
+            timeout,
+            began: now,
+            received: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            priority: AtomicU64::new(UNWANTED),
+            up: AtomicUsize::new(0),
+            table: Mutex::new(table),
+            changed: EventCount::new(),
+        }
+    }
+
+    /// Whether a lost link is replaced at all.
+    pub(crate) fn resumes_lost(&self) -> bool {
+        !self.timeout.is_zero()
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn links_up(&self) -> usize {
+        self.up.load(Ordering::Acquire)
+    }
+
+    /// Links that take what the first one would have to wait for.
+    pub(crate) fn spare_links(&self) -> usize {
+        // None at all counts as one: the next to come is the first.
+        (self.links_up().max(1) - 1).saturating_sub(usize::from(self.has_priority_link()))
+    }
+
+    /// Looks at each link that is up.
+    pub(crate) fn each(&self, look: impl FnMut(&Arc<LinkState>)) {
+        lock(&self.table).links().for_each(look);
+    }
+
+    /// Outages that have ended, and for how long nothing came in all of them.
+    pub(crate) fn resumes(&self) -> (u32, Duration) {
+        let table = lock(&self.table);
+        (table.resumes, table.silent)
+    }
+
+    /// Bytes came.
+    pub(crate) fn note_received(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.began).as_millis();
+        self.received.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// A link begins; gives its state, and that of the one that had its number until now.
+    pub(crate) fn add(
+        &self,
+        number: u16,
+        socket: TcpStream,
+    ) -> (Arc<LinkState>, Option<Arc<LinkState>>) {
+        let mut table = lock(&self.table);
+        table.last_id += 1;
+        let (id, since, dead) = (table.last_id, Instant::now(), AtomicBool::new(false));
+        let link = Arc::new(LinkState { id, number, socket, since, dead });
+        let at = usize::from(number);
+        if table.places.len() <= at {
+            table.places.resize(at + 1, Place::default());
+        }
+        let replaced = table.places[at].link.replace(link.clone());
+        self.count(&table);
+        if let Some(outage) = &mut table.outage {
+            outage.back = Some(since);
+        }
+        (link, replaced)
+    }
+
+    /// A link has brought something that shows that the session goes on: how long nothing was
+    /// received, if this ends an outage.
+    pub(crate) fn note_progress(&self, link: &LinkState) -> Option<Duration> {
+        let mut table = lock(&self.table);
+        // What a link brought before it was lost is no sign of life of those that follow.
+        table.links().find(|there| there.id == link.id)?;
+        let outage = table.outage.take()?;
+        let back = outage.back.unwrap_or_else(Instant::now);
+        let silent = back.saturating_duration_since(outage.last_received);
+        table.resumes += 1;
+        table.silent += silent;
+        Some(silent)
+    }
+
+    /// A link is lost.
+    pub(crate) fn lose(&self, link: &LinkState, why: &SessionError) -> Remaining {
+        let mut table = lock(&self.table);
+        let now = Instant::now();
+        let place = &mut table.places[usize::from(link.number)];
+        let stayed = now.saturating_duration_since(link.since) >= STAYED || place.gone.is_none();
+        place.flaps = !stayed;
+        if stayed {
+            place.gone = Some(now);
+        }
+        let links = self.remove(&mut table, link);
+        table.last_loss = now;
+        let is_news = if links > 0 { stayed } else { table.outage.is_none() };
+        if links == 0 && is_news {
+            let received = Duration::from_millis(self.received.load(Ordering::Relaxed));
+            table.outage = Some(Outage {
+                began: now,
+                last_received: self.began + received,
+                back: None,
+                cause: why.to_string(),
+            });
+        }
+        drop(table);
+        self.wake();
+        Remaining { links, is_news }
+    }
+
+    /// A link has ended as it should; true for the last one.
+    pub(crate) fn end(&self, link: &LinkState) -> bool {
+        self.remove(&mut lock(&self.table), link) == 0
+    }
+
+    fn remove(&self, table: &mut Table, link: &LinkState) -> usize {
+        if let Some(place) = table.places.get_mut(usize::from(link.number)) {
+            place.link.take_if(|there| there.id == link.id);
+        }
+        self.release_roles(link.id);
+        self.count(table)
+    }
+
+    /// Counts the links of a table that has changed. Nothing else knows how many there are: a link
+    /// may be taken out by its own threads and replaced by another at once.
+    fn count(&self, table: &Table) -> usize {
+        let up = table.links().count();
+        self.up.store(up, Ordering::Release);
+        up
+    }
+
+    /// The role of link `id` now. A role that no link has goes to the first link to ask.
+    pub(crate) fn role(&self, id: u64) -> Role {
+        // The priority link does not take the first one's role while there are others.
+        if self.priority.load(Ordering::Acquire) == id && self.links_up() > 1 {
+            return Role::Priority;
+        }
+        if claim(&self.first, id) {
+            release(&self.priority, id);
+            return Role::First;
+        }
+        if claim(&self.priority, id) {
+            return Role::Priority;
+        }
+        Role::Other
+    }
+
+    /// A stream has priority; true for the first call.
+    pub(crate) fn want_priority_link(&self) -> bool {
+        self.priority.compare_exchange(UNWANTED, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Whether a link carries what has priority and nothing else.
+    pub(crate) fn has_priority_link(&self) -> bool {
+        !matches!(self.priority.load(Ordering::Acquire), 0 | UNWANTED)
+    }
+
+    /// Link `id` has no role any more.
+    pub(crate) fn release_roles(&self, id: u64) {
+        release(&self.first, id);
+        release(&self.priority, id);
+    }
+
+    /// Shuts every link at once.
+    pub(crate) fn cut(&self) {
+        for link in lock(&self.table).links() {
+            let _ = link.socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// What is missing; of several numbers without a link the first from `turn` on, in a circle.
+    pub(crate) fn missing(&self, turn: usize) -> Missing {
+        let table = lock(&self.table);
+        let count = table.places.len();
+        let number = (0..count).map(|n| (n + turn) % count);
+        let place = number
+            .map(|n| (n, &table.places[n]))
+            .find(|(_, place)| place.link.is_none())
+            .map(|(n, place)| (n, place.clone()));
+        Missing { outage: table.outage().cloned(), last_loss: table.last_loss, place }
+    }
+
+    /// Waits until `deadline`, until `is_over`, or until something else is missing than in `known`.
+    pub(crate) fn wait_for_change(
+        &self,
+        deadline: Option<Instant>,
+        known: &Missing,
+        is_over: impl Fn() -> bool,
+    ) {
+        self.changed.wait_until(deadline, || {
+            let table = lock(&self.table);
+            let is_gap =
+                known.place.is_none() && table.places.iter().any(|place| place.link.is_none());
+            let is_news = is_gap || table.outage().is_some() != known.outage.is_some();
+            (is_news || is_over()).then_some(())
+        });
+    }
+
+    /// Waits until `deadline` or until `is_over`.
+    pub(crate) fn pause(&self, deadline: Instant, is_over: impl Fn() -> bool) {
+        self.changed.wait_until(Some(deadline), || is_over().then_some(()));
+    }
+
+    /// Has those who wait look again.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
+    }
+}
+
+/// Whether link `id` has this role, or gets it here as no link had it.
+fn claim(role: &AtomicU64, id: u64) -> bool {
+    let taken = role.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
+    taken.is_ok() || taken == Err(id)
+}
+
+/// Link `id` does not have this role any more, if it had.
+fn release(role: &AtomicU64, id: u64) {
+    let _ = role.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn the_role_of_the_first_link_passes_on_and_one_link_has_it_at_a_time() {
+        let links = Links::new(2, Duration::from_secs(1));
+        assert_eq!([5, 5, 6].map(|id| links.role(id)), [Role::First, Role::First, Role::Other]);
+        links.release_roles(6);
+        assert_eq!(links.role(6), Role::Other);
+        links.release_roles(5);
+        assert_eq!([6, 5].map(|id| links.role(id)), [Role::First, Role::Other]);
+    }
+
+    #[test]
+    fn the_priority_link_is_replaced_when_it_is_lost_and_a_single_link_is_none() {
+        let links = Links::new(3, Duration::from_secs(1));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let [a, b, c] = [0, 1, 2].map(|number| links.add(number, socket()).0);
+        let roles = || [&a, &b, &c].map(|link| links.role(link.id));
+        assert_eq!(roles(), [Role::First, Role::Other, Role::Other]);
+        assert!(
+            links.want_priority_link() && !links.has_priority_link() && !links.want_priority_link()
+        );
+        assert_eq!(roles(), [Role::First, Role::Priority, Role::Other]);
+        let why = SessionError::Local { reason: "the test".into() };
+        // The priority link is lost: another takes the role.
+        links.lose(&b, &why);
+        assert!(!links.has_priority_link());
+        assert_eq!([&a, &c].map(|link| links.role(link.id)), [Role::First, Role::Priority]);
+        // The first one is lost: the priority link leaves that role to the new one.
+        links.lose(&a, &why);
+        let b = links.add(1, socket()).0;
+        assert_eq!([&c, &b].map(|link| links.role(link.id)), [Role::Priority, Role::First]);
+        // A single link is no priority link; with the next one there is one again.
+        links.lose(&b, &why);
+        assert_eq!(links.role(c.id), Role::First);
+        assert!(!links.has_priority_link());
+        let a = links.add(0, socket()).0;
+        assert_eq!([&c, &a].map(|link| links.role(link.id)), [Role::First, Role::Priority]);
+    }
+
+    #[test]
+    fn a_link_replaced_while_it_is_being_lost_is_counted_once() {
+        let links = Links::new(1, Duration::from_secs(1));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let why = SessionError::Local { reason: "the test".into() };
+        let old = links.add(0, socket()).0;
+        // Its reader has marked it, and has not taken it out yet when the new one comes.
+        assert!(old.mark_dead());
+        let (new, replaced) = links.add(0, socket());
+        assert_eq!(replaced.map(|link| link.id), Some(old.id));
+        assert_eq!(links.lose(&old, &why).links, 1);
+        assert_eq!(links.links_up(), 1);
+        assert_eq!(links.lose(&new, &why).links, 0, "no link is left, and nobody will ever know");
+        assert!(lock(&links.table).outage.is_some());
+    }
+}

@@ -1,0 +1,175 @@
+//! How many uncompressed bytes may be in flight (W16).
+//!
+//! Every byte that the relays hold when the VM stops is downtime that QEMU did not plan for. So the
+//! window follows the drain rate: enough to fill the path (rate x latency) and 15 ms of drain on
+//! top, which the codec threads and the link need to never run dry between two acknowledgements.
+//!
+//! Rate and latency are measured on the bytes that the window lets through, so a window that is too
+//! small must not take its own effect for the path's: it would shrink for ever. The latency is
+//! therefore probed when all frames are slower than the window explains (`latency`), and while no
+//! queue is found the window grows by a quarter each round trip, whatever the rate was (`rate`).
+
+mod latency;
+mod rate;
+#[cfg(test)]
+mod simulated;
+
+use latency::{Latency, Sample};
+use rate::Rate;
+use std::time::{Duration, Instant};
+
+/// Drain time the relays may hold beyond the path itself. With QEMU's own socket buffers the hidden
+/// part of the downtime stays under 20 ms.
+const QUEUE: Duration = Duration::from_millis(15);
+/// Before anything is known: one batch in flight for each of 8 codec threads.
+const START: u64 = 4 << 20;
+/// Never less, but for a probe: two batches of 512 KiB, or ratio and pipelining suffer (0.3 s at 30
+/// Mbit/s uncompressed).
+const FLOOR: u64 = 1 << 20;
+/// A probe leaves this part of the window, so that the queue is gone.
+const PROBE_PART: u64 = 8;
+/// The least a probe leaves.
+const PROBE_FLOOR: u64 = 64 << 10;
+
+/// What an acknowledgement says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Delivery {
+    pub(crate) now: Instant,
+    /// Plain bytes of all frames that it acknowledges.
+    pub(crate) bytes: u64,
+    /// From the reading of the first of these frames to now.
+    pub(crate) latency: Duration,
+    /// Plain bytes of that frame.
+    pub(crate) first_bytes: u64,
+    /// Plain bytes that are still in flight.
+    pub(crate) in_flight: u64,
+}
+
+/// The window of one session.
+#[derive(Debug)]
+pub(crate) struct Pacing {
+    rate: Rate,
+    latency: Latency,
+    cap: u64,
+}
+
+impl Pacing {
+    /// `cap`: what the receiver's buffers hold, bytes.
+    pub(crate) fn new(now: Instant, cap: u64) -> Self {
+        Self { rate: Rate::new(now), latency: Latency::new(now), cap }
+    }
+
+    /// An acknowledgement has come.
+    pub(crate) fn delivered(&mut self, delivery: Delivery) {
+        let Delivery { now, bytes, latency, first_bytes, in_flight } = delivery;
+        let drained = self.probe_window();
+        let rate = self.rate();
+        #[allow(clippy::cast_precision_loss, reason = "a time; 53 bits are plenty")]
+        let own = if rate > 0.0 { first_bytes as f64 / rate } else { 0.0 };
+        let own = Duration::from_secs_f64(own.min(1.0));
+        self.latency.sample(Sample { now, latency, own, in_flight, rate }, drained);
+        if self.latency.is_probing() {
+            // The probe limits the rate.
+            self.rate.restart(now);
+        } else {
+            self.rate.delivered(now, bytes, self.latency.least().unwrap_or_default());
+        }
+    }
+
+    /// A reader had to wait for the window.
+    pub(crate) fn waited(&mut self) {
+        self.rate.waited();
+        self.latency.waited();
+    }
+
+    /// Drain rate in uncompressed bytes per second; 0 while unknown.
+    pub(crate) fn rate(&self) -> f64 {
+        self.rate.best()
+    }
+
+    /// Uncompressed bytes that may be in flight now.
+    pub(crate) fn window(&self) -> u64 {
+        if self.latency.is_probing() {
+            self.probe_window()
+        } else {
+            self.full_window()
+        }
+    }
+
+    /// How many chunks the window is to be cut into, at least. On a long path the bytes of one take
+    /// as long as the queue may be, if they are a quarter.
+    pub(crate) fn chunks(&self) -> u64 {
+        let is_long = self.latency.least().is_some_and(|latency| latency > 2 * QUEUE);
+        if is_long {
+            8
+        } else {
+            4
+        }
+    }
+
+    fn probe_window(&self) -> u64 {
+        (self.full_window() / PROBE_PART).max(PROBE_FLOOR)
+    }
+
+    fn full_window(&self) -> u64 {
+        let (rate, Some(latency)) = (self.rate(), self.latency.least()) else {
+            return START.min(self.cap);
+        };
+        if rate == 0.0 {
+            return START.min(self.cap);
+        }
+        let queue = if self.latency.has_no_queue() { QUEUE.max(latency / 4) } else { QUEUE };
+        let wanted = rate * (latency + queue).as_secs_f64();
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive, and `as` saturates"
+        )]
+        let wanted = wanted as u64;
+        wanted.max(FLOOR).min(self.cap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT_ONCE: Duration = Duration::from_millis(2);
+
+    fn delivery(now: Instant, bytes: u64) -> Delivery {
+        Delivery { now, bytes, latency: AT_ONCE, first_bytes: bytes, in_flight: 0 }
+    }
+
+    /// Drains `rate` bytes/s with 2 ms latency for a second and gives the window.
+    fn window_at(rate: u64) -> u64 {
+        let start = Instant::now();
+        let mut pacing = Pacing::new(start, 64 << 20);
+        for step in 1..=100 {
+            pacing.waited();
+            pacing.delivered(delivery(start + Duration::from_millis(10 * step), rate / 100));
+        }
+        pacing.window()
+    }
+
+    #[test]
+    fn the_window_is_about_17_ms_of_drain_between_floor_and_cap() {
+        assert_eq!(window_at(1_000_000), FLOOR);
+        let gigabit_at_2_5 = window_at(312_000_000);
+        assert!((5_000_000..5_900_000).contains(&gigabit_at_2_5), "{gigabit_at_2_5}");
+        assert_eq!(window_at(20_000_000_000), 64 << 20);
+    }
+
+    #[test]
+    fn a_pause_of_the_source_does_not_shrink_it() {
+        let start = Instant::now();
+        let mut pacing = Pacing::new(start, 64 << 20);
+        let at = |ms| start + Duration::from_millis(ms);
+        pacing.waited();
+        pacing.delivered(delivery(at(100), 31_200_000));
+        let before = pacing.window();
+        for step in 2..60 {
+            pacing.delivered(delivery(at(100 * step), 1000));
+        }
+        assert_eq!(pacing.window(), before);
+    }
+}

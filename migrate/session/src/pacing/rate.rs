@@ -1,0 +1,61 @@
+//! The drain rate: uncompressed bytes per second that the receiver writes to QEMU.
+
+use std::time::{Duration, Instant};
+
+/// The shortest sample. On longer paths a sample lasts a round trip, as acknowledgements come in
+/// bursts, one a round trip.
+const SAMPLE: Duration = Duration::from_millis(100);
+/// The rate is the best of this many samples, so that a pause of the source does not read as a slow
+/// link.
+const SAMPLES: usize = 16;
+
+/// Follows the drain rate.
+#[derive(Debug)]
+pub(super) struct Rate {
+    samples: [f64; SAMPLES],
+    at: usize,
+    since: Instant,
+    bytes: u64,
+    /// Somebody waited for the window during this sample: the sample shows the link, not the
+    /// source.
+    is_limited: bool,
+}
+
+impl Rate {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { samples: [0.0; SAMPLES], at: 0, since: now, bytes: 0, is_limited: false }
+    }
+
+    /// `bytes` were delivered, over a path with round trips of `round`.
+    pub(super) fn delivered(&mut self, now: Instant, bytes: u64, round: Duration) {
+        self.bytes += bytes;
+        let span = now.saturating_duration_since(self.since);
+        if span < SAMPLE.max(round) {
+            return;
+        }
+        #[allow(clippy::cast_precision_loss, reason = "a rate; 53 bits are plenty")]
+        let rate = self.bytes as f64 / span.as_secs_f64();
+        if self.is_limited || rate > self.best() {
+            self.at = (self.at + 1) % SAMPLES;
+            self.samples[self.at] = rate;
+        }
+        self.restart(now);
+    }
+
+    /// Begins a new sample: what was delivered since the last one says nothing of the rate.
+    pub(super) fn restart(&mut self, now: Instant) {
+        self.since = now;
+        self.bytes = 0;
+        self.is_limited = false;
+    }
+
+    /// A reader had to wait for the window.
+    pub(super) fn waited(&mut self) {
+        self.is_limited = true;
+    }
+
+    /// Bytes per second; 0 while unknown.
+    pub(super) fn best(&self) -> f64 {
+        self.samples.iter().copied().fold(0.0, f64::max)
+    }
+}

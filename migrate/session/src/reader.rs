@@ -1,0 +1,207 @@
+//! The reading thread of a link: it checks frames and hands them to the sink.
+
+use crate::error::SessionError;
+use crate::frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES};
+use crate::frame_type::FrameType;
+use crate::hello::would_block;
+use crate::links::LinkState;
+use crate::session::{AbortNote, Session};
+use crate::sink::Incoming;
+use crate::transport::LinkReader;
+use codec::{Codec, UnitHeader};
+use pages::Slot;
+use std::io::ErrorKind;
+use std::net::Shutdown;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A link that brought nothing for this long is lost (W24): three heartbeats. The reader looks
+/// every half second, so a dead peer is found within 4 s.
+pub const SILENCE: Duration = Duration::from_secs(3);
+/// Bytes of a frame that is not wanted, read at once.
+const SCRATCH: usize = 16 << 10;
+
+/// Reads frames until the link or the session ends.
+pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkReader) {
+    let result = read_frames(session, state, &mut link);
+    match result {
+        // Fine when both are leaving.
+        Ok(()) | Err(SessionError::LinkLost { .. })
+            if session.may_end() && !session.has_failed() =>
+        {
+            // The writer may still have something to say.
+            if session.links.end(state) {
+                session.outbound.close();
+            }
+        }
+        Ok(()) => session.lose(state, session.link_lost("closed by the other end")),
+        Err(error) if error.is_of_link() => session.lose(state, error),
+        Err(error) => session.fail(error),
+    }
+    let _ = link.socket.shutdown(Shutdown::Read);
+}
+
+fn read_frames(
+    session: &Session,
+    state: &LinkState,
+    link: &mut LinkReader,
+) -> Result<(), SessionError> {
+    let chunk_bytes = session.grants().chunk_bytes;
+    let mut raw = [0; HEADER_BYTES];
+    let mut free = Vec::new();
+    // What a new link brings in any case shows nothing: a hello, and an ACK of what is known.
+    let (mut progress, mut noted) = (false, false);
+    loop {
+        if progress && !noted {
+            noted = true;
+            session.note_progress(state);
+        }
+        if !fill(session, link, &mut raw, true)? {
+            return Ok(());
+        }
+        let header = Header::from_bytes(&raw, chunk_bytes)?;
+        let length = header.payload_len as usize;
+        if header.kind.is_sequenced() {
+            if !session.inbound.expects(&header)? {
+                skip(session, link, length)?;
+                continue;
+            }
+            let unit = match header.kind {
+                FrameType::Data => Some(read_unit(session, link, &header)?),
+                _ => None,
+            };
+            // Only now: a link that is lost in the middle of a frame must not keep another from
+            // bringing it.
+            if session.inbound.arrived(&header) {
+                progress = true;
+                session.sink.frame(Incoming { header, unit })?;
+            }
+            continue;
+        }
+        free.resize(length, 0);
+        fill(session, link, &mut free, false)?;
+        match header.kind {
+            FrameType::Ack => {
+                let now = Instant::now();
+                for entry in AckEntry::read_all(&free)? {
+                    session.credits().acknowledge(&entry, now)?;
+                    progress |= session.outbound.unacked.release(entry.stream, entry.seq);
+                }
+            }
+            FrameType::Abort => {
+                let note = serde_json::from_slice(&free).unwrap_or(AbortNote {
+                    reason: "it gave no reason that can be read".into(),
+                    committed: true,
+                });
+                let peer = session.peer.clone();
+                return Err(SessionError::Aborted {
+                    peer,
+                    reason: note.reason,
+                    committed: note.committed,
+                });
+            }
+            FrameType::Finish => {
+                if session.outbound.finish().is_none() && !session.sink.answers_finish() {
+                    return Err(SessionError::EarlyFinish { peer: session.peer.clone() });
+                }
+                session.note_peer_finished();
+                session.sink.finish(&free);
+            }
+            FrameType::Heartbeat => progress = true,
+            _ => {}
+        }
+    }
+}
+
+/// Reads and drops the payload of a frame that another link has brought.
+fn skip(session: &Session, link: &mut LinkReader, mut length: usize) -> Result<(), SessionError> {
+    let mut scratch = [0; SCRATCH];
+    while length > 0 {
+        let now = length.min(SCRATCH);
+        fill(session, link, &mut scratch[..now], false)?;
+        length -= now;
+    }
+    Ok(())
+}
+
+/// Reads the unit of a DATA frame into a buffer: a plain one when the payload is the chunk itself.
+fn read_unit(
+    session: &Session,
+    link: &mut LinkReader,
+    header: &Header,
+) -> Result<(UnitHeader, Slot), SessionError> {
+    let mut raw = [0; UnitHeader::LEN];
+    fill(session, link, &mut raw, false)?;
+    let bad =
+        |detail: String| SessionError::Unit { stream: header.stream, seq: header.seq, detail };
+    let unit = UnitHeader::from_bytes(&raw).map_err(|error| bad(error.to_string()))?;
+    let length = unit.payload_len as usize + header.table_len as usize;
+    if length + UnitHeader::LEN != header.payload_len as usize
+        || length > session.grants().chunk_bytes
+    {
+        return Err(bad(format!(
+            "its unit states {} bytes, the frame {} and a table of {}",
+            unit.payload_len, header.payload_len, header.table_len
+        )));
+    }
+    let is_chunk = header.flags & FLAG_PACKED == 0;
+    if is_chunk && unit.plain_len != header.plain_len {
+        return Err(bad(format!(
+            "its unit states {} plain bytes, the frame {}",
+            unit.plain_len, header.plain_len
+        )));
+    }
+    let mut slot = if is_chunk && unit.codec == Codec::Raw {
+        // An honest peer stays within its credit, and then there is always one free (W13).
+        session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?
+    } else {
+        let closed = || session.link_lost("the session has ended");
+        session.payload().take_until(None, || session.has_failed()).ok_or_else(closed)?
+    };
+    fill(session, link, &mut slot[..length], false)?;
+    Ok((unit, slot))
+}
+
+/// Fills `out`. False when the peer closed before the first byte and `may_end` allows it.
+fn fill(
+    session: &Session,
+    link: &mut LinkReader,
+    out: &mut [u8],
+    may_end: bool,
+) -> Result<bool, SessionError> {
+    let before = link.wire();
+    let mut done = 0;
+    let mut heard = Instant::now();
+    while done < out.len() {
+        match link.read(&mut out[done..]) {
+            Ok(0) if done == 0 && may_end => return Ok(false),
+            Ok(0) => return Err(session.link_lost("cut inside a frame")),
+            Ok(n) => {
+                done += n;
+                heard = Instant::now();
+                session.links.note_received(heard);
+            }
+            Err(error) if would_block(&error) => {
+                if session.has_failed() {
+                    return Err(session.link_lost("the session has ended"));
+                }
+                if error.kind() == ErrorKind::Interrupted {
+                    heard = Instant::now();
+                }
+                if heard.elapsed() >= SILENCE {
+                    return Err(SessionError::Silent {
+                        peer: session.peer.clone(),
+                        seconds: SILENCE.as_secs(),
+                    });
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Err(session.link_lost("cut off without a word"));
+            }
+            Err(error) => return Err(session.link_lost(&error.to_string())),
+        }
+    }
+    session.bytes_in.fetch_add(link.wire() - before, Ordering::Relaxed);
+    Ok(true)
+}

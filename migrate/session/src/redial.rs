@@ -1,0 +1,70 @@
+//! A client's way back to its server: links made again, and the question of W28.
+
+use crate::dial::{dial_as, Attempt};
+use crate::error::SessionError;
+use crate::hello::{Hello, HELLO_TIMEOUT};
+use crate::transport::Link;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tls::Connector;
+
+/// How long an attempt may take to connect: as long again as has passed, in these bounds. The
+/// kernel repeats a lost SYN only after a second, so short attempts find a link that is back
+/// sooner; long ones come in time for slow links.
+const CONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// What a client needs to make a link again.
+#[derive(Debug, Clone)]
+pub struct Redial {
+    peer: String,
+    address: Option<SocketAddr>,
+    connector: Option<Connector>,
+    hello: Hello,
+}
+
+/// What a peer says of its session, when ours is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// Bytes of W20 may have been written to QEMU. If not, none ever will be.
+    pub committed: bool,
+    /// QEMU has said that it runs the VM.
+    pub confirmed: bool,
+}
+
+impl Redial {
+    /// `peer` as it was dialled for `first`; `hello` with the token.
+    pub fn new(peer: String, first: &Link, connector: Option<Connector>, hello: Hello) -> Self {
+        // The address, not the name: while the network is down the resolver may be as well.
+        Self { peer, address: first.socket().peer_addr().ok(), connector, hello }
+    }
+
+    /// Makes link `number`, which has been gone for `passed`.
+    pub(crate) fn link(&self, number: u16, passed: Duration) -> Result<Link, SessionError> {
+        self.attempt(&Hello { link: number, ..self.hello.clone() }, passed)
+    }
+
+    fn attempt(&self, hello: &Hello, passed: Duration) -> Result<Link, SessionError> {
+        let connect = passed.clamp(CONNECT.0, CONNECT.1);
+        let rest = (4 * connect).min(HELLO_TIMEOUT);
+        let attempt = Attempt { address: self.address, connect, handshake: rest, welcome: rest };
+        dial_as(&self.peer, self.connector.as_ref(), hello, attempt).map(|(link, _)| link)
+    }
+
+    /// Asks a peer that has not answered how far it has come; its session is over then (W28).
+    ///
+    /// # Errors
+    /// It cannot be reached, or knows nothing of this session.
+    pub fn ask(&self) -> Result<Verdict, SessionError> {
+        let hello = Hello { ask: true, link: 0, ..self.hello.clone() };
+        match self.attempt(&hello, CONNECT.0) {
+            Err(SessionError::Over { committed, confirmed, .. }) => {
+                Ok(Verdict { committed, confirmed })
+            }
+            Err(error) => Err(error),
+            Ok(_) => {
+                let detail = "it answers a question with a link".into();
+                Err(SessionError::Hello { peer: self.peer.clone(), detail })
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What is wrong with a packed chunk.
+
+use super::format::MAX_CHUNK;
+
+/// Why a packed chunk is not one. The peer that sent it is at fault, or the link between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnpackError {
+    /// Fewer bytes than the fixed head and the lengths in it.
+    #[error("packed chunk of {len} bytes is shorter than its head says ({need})")]
+    Short {
+        /// Bytes given.
+        len: usize,
+        /// Bytes needed.
+        need: usize,
+    },
+    /// Another format, or a page size that no stream has.
+    #[error("packed chunk of format {format}, page size 2^{shift}, reserved {reserved:#06x}")]
+    Format {
+        /// First byte.
+        format: u8,
+        /// Second byte: log2 of the page size.
+        shift: u8,
+        /// Third and fourth byte, which must be 0.
+        reserved: u16,
+    },
+    /// The plain length asked for is more than a chunk may have.
+    #[error("plain length {len} exceeds {MAX_CHUNK}")]
+    PlainTooLong {
+        /// Plain bytes asked for.
+        len: usize,
+    },
+    /// The structure ends inside an operation.
+    #[error("structure ends inside the operation at {at}")]
+    StructureEnds {
+        /// Offset in the structure (or in a header's code).
+        at: usize,
+    },
+    /// A number that is too long or too large.
+    #[error("number out of range at {at} of the structure")]
+    Varint {
+        /// Offset in the structure (or in a header's code).
+        at: usize,
+    },
+    /// An operation that covers nothing.
+    #[error("empty operation {op} at {at} of the structure")]
+    Empty {
+        /// Operation number.
+        op: u8,
+        /// Offset in the structure.
+        at: usize,
+    },
+    /// An operation makes more bytes than the chunk has left.
+    #[error("operation {op} at {at} of the structure makes {len} bytes where {room} are left")]
+    Overrun {
+        /// Operation number.
+        op: u8,
+        /// Offset in the structure.
+        at: usize,
+        /// Bytes it would make.
+        len: u64,
+        /// Plain bytes left.
+        room: usize,
+    },
+    /// An operation wants more literals or bodies than there are.
+    #[error("operation {op} at {at} of the structure wants {len} bytes of {left}")]
+    Starved {
+        /// Operation number.
+        op: u8,
+        /// Offset in the structure.
+        at: usize,
+        /// Bytes it wants.
+        len: usize,
+        /// Literal or body bytes left.
+        left: usize,
+    },
+    /// The code of a multifd header is wrong.
+    #[error("multifd header code at {at}: {what}")]
+    Header {
+        /// Offset in the header's code.
+        at: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The structure ended and something is left over.
+    #[error("left over: {plain} plain bytes, {literals} of literals, {bodies} of bodies")]
+    LeftOver {
+        /// Plain bytes that nothing filled.
+        plain: usize,
+        /// Literal bytes that nothing took.
+        literals: usize,
+        /// Body bytes that nothing took.
+        bodies: usize,
+    },
+}
