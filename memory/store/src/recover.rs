@@ -14,13 +14,12 @@
 use std::io;
 
 use crate::class::TABLE;
-use crate::dictionary::{dictionary_of, DICTIONARIES};
 use crate::heap::{class_word, Heap};
 use crate::inject;
-use crate::layout::SLAB_BITS;
+use crate::layout::{DICTIONARIES, SLAB_BITS};
+use crate::object::{checksum, dictionary_of, is_huge, locate};
 use crate::slab::{Role, MAX_OBJECTS};
 use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE};
-use crate::store::{checksum, is_huge, locate};
 use crate::superblock;
 
 /// What the table holds.
