@@ -43,7 +43,9 @@
 //! left and a pass has come by. Ages are three bits: a page is at most 7 periods old.
 
 mod channel;
+mod error;
 mod pressure;
+mod requests;
 mod settings;
 mod stats;
 mod sweep;
@@ -58,10 +60,12 @@ use std::sync::Arc;
 
 use store::Store;
 
+pub use error::StartError;
+pub use requests::{AskError, Asked, Outcome};
 pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};
 pub use sweep::Step;
-pub use thread::{AskError, Asked, Outcome, Policy, StartError};
+pub use thread::Policy;
 pub use trainer::train;
 pub use training::Trainer;
 pub use writeback::What;

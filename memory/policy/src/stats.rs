@@ -1,7 +1,9 @@
 //! What the policy has done, counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 
 /// One counter: what it is called, its value, what it says, and whether it only grows.
@@ -71,4 +73,11 @@ counters! {
 /// Adds to a counter of one's own.
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+/// CPU that this thread has used.
+pub(crate) fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }

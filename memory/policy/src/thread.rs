@@ -1,22 +1,20 @@
 //! The thread: when a pass is due, and how fast it may go.
 
-use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use device::guard::IoPath;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::time::{clock_gettime, ClockId};
-use serde::{Deserialize, Serialize};
-use store::{Store, MAX_WORKERS};
+use store::Store;
 
+use crate::error::StartError;
 use crate::pressure::Gauge;
-use crate::settings::{Settings, SettingsError};
-use crate::stats::{add, Counters, PolicyStats};
+use crate::requests::{AskError, Asked, Outcome, Requests};
+use crate::settings::Settings;
+use crate::stats::{add, thread_cpu, Counters, PolicyStats};
 use crate::sweep::{Step, Sweep};
 use crate::training::{Trainer, Training};
 use crate::writeback::{Wanted, What, WriteBack};
@@ -30,29 +28,6 @@ const NO_ROOM: Duration = Duration::from_millis(50);
 /// The longest sleep: how soon pressure is seen that has to be looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why there is no policy.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The settings cannot be used.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// The codec of the device's pages cannot be set up.
-    #[error(transparent)]
-    Codec(codec::SettingsError),
-    /// All of the store's workers are taken.
-    #[error("no room for another thread: the store has {MAX_WORKERS} workers")]
-    Full,
-    /// The kernel refused.
-    #[error("cannot make {what}")]
-    Io {
-        /// What was asked for.
-        what: &'static str,
-        /// The kernel's word.
-        source: io::Error,
-    },
-}
-
 /// The policy of one store. Dropping it ends its thread; what it has done stays.
 #[derive(Debug)]
 pub struct Policy {
@@ -61,92 +36,8 @@ pub struct Policy {
     untrained: Option<StartError>,
     pressure_lost: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
-    desk: Option<Arc<Desk>>,
+    requests: Option<Arc<Requests>>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Where it is asked to write back, and woken to see.
-#[derive(Debug)]
-struct Desk {
-    book: Mutex<Book>,
-    wake: OwnedFd,
-}
-
-/// What was asked, and what came of it. All memory is taken when it is made.
-#[derive(Debug)]
-struct Book {
-    /// The next ticket.
-    next: u64,
-    waiting: VecDeque<(u64, What)>,
-    done: VecDeque<(u64, Outcome)>,
-}
-
-/// Who may wait at a time.
-const WAITING: usize = 8;
-
-/// Outcomes that are kept for those who ask for them.
-const KEPT: usize = 64;
-
-impl Desk {
-    fn new(wake: OwnedFd) -> Self {
-        let (waiting, done) = (VecDeque::with_capacity(WAITING), VecDeque::with_capacity(KEPT));
-        Self { book: Mutex::new(Book { next: 1, waiting, done }), wake }
-    }
-
-    fn book(&self) -> MutexGuard<'_, Book> {
-        // Nothing is left half done by a panic while it is held.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What came of a pass that somebody asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Pages that it wrote back.
-    pub pages: u64,
-    /// It ended because today's budget is spent.
-    pub limited: bool,
-    /// It ended because the file system has no more than is to stay free.
-    pub no_space: bool,
-    /// It ended because no block is free.
-    pub full: bool,
-    /// It ended because a write failed, now or before.
-    pub failed: bool,
-}
-
-impl Outcome {
-    fn between(before: &PolicyStats, after: &PolicyStats) -> Self {
-        Self {
-            pages: after.pages_written_back - before.pages_written_back,
-            limited: after.writeback_limited > before.writeback_limited,
-            no_space: after.writeback_no_space > before.writeback_no_space,
-            full: after.writeback_full > before.writeback_full,
-            failed: after.writeback_failed > before.writeback_failed,
-        }
-    }
-}
-
-/// How far a pass is that somebody asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// It waits for others, or is on.
-    Waiting,
-    /// It is over.
-    Done(Outcome),
-    /// Nobody got this ticket, or it is forgotten.
-    Unknown,
-}
-
-/// Why nothing is written back for who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AskError {
-    /// There is nothing to write to.
-    #[error("it has no backing device")]
-    NoBacking,
-    /// Too many wait already.
-    #[error("{WAITING} others wait for the same already")]
-    Busy,
 }
 
 impl Policy {
@@ -183,11 +74,11 @@ impl Policy {
             .map_err(|errno| io("an eventfd")(errno.into()))?;
         let stop = Arc::new(stop);
         let wake = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let desk = match &back {
+        let requests = match &back {
             None => None,
             Some(_) => {
                 let wake = wake().map_err(|errno| io("an eventfd")(errno.into()))?;
-                Some(Arc::new(Desk::new(wake)))
+                Some(Arc::new(Requests::new(wake)))
             }
         };
         // Whatever is in its way, idle pages are seen to.
@@ -201,7 +92,7 @@ impl Policy {
             sweep,
             training,
             back,
-            desk: desk.clone(),
+            requests: requests.clone(),
             gauge,
             stop: Arc::clone(&stop),
             settings: settings.clone(),
@@ -214,7 +105,15 @@ impl Policy {
                 turns.run();
             })
             .map_err(io("a thread"))?;
-        Ok(Self { counters, pressure, pressure_lost, untrained, stop, desk, thread: Some(thread) })
+        Ok(Self {
+            counters,
+            pressure,
+            pressure_lost,
+            untrained,
+            stop,
+            requests,
+            thread: Some(thread),
+        })
     }
 
     /// The counters.
@@ -230,32 +129,13 @@ impl Policy {
     ///
     /// [`AskError`].
     pub fn write_back(&self, what: What) -> Result<u64, AskError> {
-        let desk = self.desk.as_ref().ok_or(AskError::NoBacking)?;
-        let mut book = desk.book();
-        if book.waiting.len() == WAITING {
-            return Err(AskError::Busy);
-        }
-        let ticket = book.next;
-        book.next += 1;
-        book.waiting.push_back((ticket, what));
-        // Full only after 2^64 times, and then it is readable.
-        let _ = rustix::io::write(&desk.wake, &1_u64.to_ne_bytes());
-        Ok(ticket)
+        let requests = self.requests.as_ref().ok_or(AskError::NoBacking)?;
+        requests.add(what)
     }
 
     /// What has come of the pass that this ticket was for.
     pub fn asked(&self, ticket: u64) -> Asked {
-        let Some(desk) = &self.desk else { return Asked::Unknown };
-        let book = desk.book();
-        if let Some((_, outcome)) = book.done.iter().find(|(done, _)| *done == ticket) {
-            return Asked::Done(*outcome);
-        }
-        let last = book.done.back().map_or(0, |(done, _)| *done);
-        if (last + 1..book.next).contains(&ticket) {
-            Asked::Waiting
-        } else {
-            Asked::Unknown
-        }
+        self.requests.as_ref().map_or(Asked::Unknown, |requests| requests.progress(ticket))
     }
 
     /// How memory pressure is known: `trigger`, `average`, or `none`; then memory is never taken to
@@ -292,7 +172,7 @@ struct Turns {
     sweep: Sweep,
     training: Option<Training>,
     back: Option<WriteBack>,
-    desk: Option<Arc<Desk>>,
+    requests: Option<Arc<Requests>>,
     gauge: Gauge,
     stop: Arc<OwnedFd>,
     settings: Settings,
@@ -336,22 +216,7 @@ impl Turns {
 
     /// What somebody wants written back.
     fn asked(&self) -> Option<(u64, What)> {
-        let desk = self.desk.as_deref()?;
-        let mut book = desk.book();
-        if book.waiting.is_empty() {
-            let _ = rustix::io::read(&desk.wake, &mut [0; 8]);
-        }
-        book.waiting.pop_front()
-    }
-
-    /// What came of it.
-    fn note(&self, ticket: u64, outcome: Outcome) {
-        let Some(desk) = self.desk.as_deref() else { return };
-        let mut book = desk.book();
-        if book.done.len() == KEPT {
-            book.done.pop_front();
-        }
-        book.done.push_back((ticket, outcome));
+        self.requests.as_deref()?.next()
     }
 
     /// A pass of writing back, if it is time for one.
@@ -377,7 +242,9 @@ impl Turns {
         let before = self.counters.stats();
         let done = self.write_back_all(|_| Wanted::Asked(what));
         add(&self.counters.writeback_asked, 1);
-        self.note(ticket, Outcome::between(&before, &self.counters.stats()));
+        if let Some(requests) = self.requests.as_deref() {
+            requests.finish(ticket, Outcome::between(&before, &self.counters.stats()));
+        }
         done
     }
 
@@ -433,15 +300,12 @@ impl Turns {
             tv_nsec: time.subsec_nanos().into(),
         };
         // What is not waited for is the stop once more.
-        let desk = self
-            .desk
-            .as_deref()
-            .filter(|_| idle)
-            .map_or(self.stop.as_fd(), |desk| desk.wake.as_fd());
+        let requests = self.requests.as_deref().filter(|_| idle);
+        let asked = requests.map_or(self.stop.as_fd(), Requests::wake);
         let (gauge, flags) = self.gauge.fd().unwrap_or((self.stop.as_fd(), PollFlags::empty()));
         let mut fds = [
             PollFd::new(&self.stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(desk, PollFlags::IN),
+            PollFd::from_borrowed_fd(asked, PollFlags::IN),
             PollFd::from_borrowed_fd(gauge, flags),
         ];
         let _ = poll(&mut fds, Some(&timeout));
@@ -453,11 +317,4 @@ impl Turns {
             Err(Stopped)
         }
     }
-}
-
-/// CPU that this thread has used.
-pub(crate) fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }

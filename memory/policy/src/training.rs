@@ -23,9 +23,9 @@ use device::{codec_of, Dictionaries, PageReader, PAGE, RECOMPRESSED};
 use store::{Page, Store, Worker, MAX_DICTIONARY};
 
 use crate::channel::{Channel, Over, Question, SAMPLES};
+use crate::error::StartError;
 use crate::settings::Settings;
-use crate::stats::{add as count, Counters};
-use crate::thread::{thread_cpu, StartError};
+use crate::stats::{add as count, thread_cpu, Counters};
 use crate::trainer::{cost, gain, is_held_out, pays, FEWEST};
 
 /// Entries of the table that a step looks at.

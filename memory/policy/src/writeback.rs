@@ -9,9 +9,9 @@ use codec::{Codec, Encoder};
 use device::{codec_of, PageReader, PAGE, RECOMPRESSED};
 use store::{Added, Batch, Page, Seen, Store, Worker, WriteBackError};
 
+use crate::error::StartError;
 use crate::settings::{Settings, SettingsError};
 use crate::stats::{add as count, Counters};
-use crate::thread::StartError;
 
 /// Entries of the table that a step looks at.
 const LOOK_AT: u64 = 4096;

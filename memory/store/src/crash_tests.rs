@@ -17,16 +17,19 @@ use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
 use crate::backing::format_backing;
-use crate::dictionary::{dictionary_of, DICTIONARIES, DICTIONARY_TAG, MAX_DICTIONARY};
+use crate::dictionary::MAX_DICTIONARY;
 use crate::disk::{Block, Disk, FileDisk};
 use crate::group::{GroupBuffer, Seen};
 use crate::inject;
+use crate::layout::DICTIONARIES;
 use crate::modify::{Change, ModifyError};
+use crate::object::{dictionary_of, DICTIONARY_TAG};
+use crate::page::{Page, PutError};
 use crate::slot::{State, MAX_OBJECT};
 use crate::store::{Options, Store};
 use crate::superblock;
 use crate::sync::Ordering;
-use crate::worker::{Page, PutError, Worker};
+use crate::worker::Worker;
 use crate::writeback::{Added, BackBuffer, Batch};
 
 const PAGES: u64 = 300;

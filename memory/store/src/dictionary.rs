@@ -6,7 +6,7 @@
 //!
 //! The store does not compress, and a dictionary is bytes to it. It keeps them because without them
 //! the objects that were made with one are worth nothing, and because of what it does with tags: an
-//! object whose tag's lower four bits are [`DICTIONARY_TAG`] and more was made with that place's.
+//! object whose tag's lower four bits are [`DICTIONARY_TAG`](crate::DICTIONARY_TAG) and more was made with that place's.
 //! Places are taken in their order and never given back: who is about to store an object, or has
 //! one on the backing device, need not be asked.
 //!
@@ -20,23 +20,9 @@ use std::sync::{Arc, PoisonError};
 
 use crate::class::{fitting, SUM, TABLE, WHOLE};
 use crate::inject;
-use crate::layout::PAGE;
+use crate::layout::{DICTIONARIES, PAGE, PLACE_PAGES};
 use crate::store::Store;
 use crate::superblock;
-use crate::sync::Ordering;
-
-/// The most dictionaries that a store ever has.
-pub const DICTIONARIES: usize = 4;
-
-/// The lower four bits of the tag of an object that was made with the first one; the next are the
-/// next one's.
-pub const DICTIONARY_TAG: u8 = 8;
-
-/// The lower four bits of a tag.
-const KIND: u8 = 15;
-
-/// Pages of a place.
-pub(crate) const PLACE_PAGES: usize = 4;
 
 /// Checksum and a gap, then three words.
 const HEADER: usize = 24;
@@ -44,13 +30,6 @@ const BODY: usize = PLACE_PAGES * PAGE - 2 * SUM;
 
 /// The most bytes of a dictionary.
 pub const MAX_DICTIONARY: usize = BODY - HEADER;
-
-/// The place of the dictionary that an object with this tag was made with, if it was made with one.
-#[inline]
-pub fn dictionary_of(tag: u8) -> Option<usize> {
-    let place = usize::from((tag & KIND).wrapping_sub(DICTIONARY_TAG));
-    (place < DICTIONARIES).then_some(place)
-}
 
 /// What a store says of a dictionary that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,37 +171,15 @@ fn sum(place: usize, body: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, body)
 }
 
-/// Adds to the counter of the dictionary that this tag names, if it names one.
-#[inline]
-pub(crate) fn count(counters: &crate::stats::Counters, tag: u8, n: u64) {
-    if let Some(place) = dictionary_of(tag) {
-        crate::stats::add(&counters.dictionary[place], n);
-    }
-}
-
-/// As the counters of what there was already.
-pub(crate) fn set_counters(counters: &crate::stats::Counters, pages: [u64; DICTIONARIES]) {
-    for (counter, pages) in counters.dictionary.iter().zip(pages) {
-        counter.store(pages, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::DICTIONARY_TAG;
     use crate::store::Options;
     use std::os::fd::AsFd;
 
     fn store() -> Arc<Store> {
         Store::create(100, Options { reserve: 0, ..Options::default() }).unwrap()
-    }
-
-    #[test]
-    fn tags_name_their_dictionary_whatever_else_is_in_them() {
-        for tag in 0..=63_u8 {
-            let expected = usize::from(tag % 16).checked_sub(8).filter(|&place| place < 4);
-            assert_eq!(dictionary_of(tag), expected, "{tag}");
-        }
     }
 
     #[test]

@@ -12,11 +12,13 @@
 use std::sync::Arc;
 
 use crate::inject;
+use crate::object::{checksum, locate};
+use crate::page::{GetError, PutError};
 use crate::record::PIECES;
 use crate::slot::{Member, Object, Slot, State, Word, MAX_MEMBERS, MAX_OBJECT, TAGS};
 use crate::stats::add;
-use crate::store::{checksum, locate, Store};
-use crate::worker::{slot_of, GetError, Pin, PutError, Worker};
+use crate::store::Store;
+use crate::worker::{slot_of, Pin, Worker};
 
 /// Bytes before a group's payload: how many pages, the first one's number (5 bytes), how many bytes
 /// there are in all (2), and from each page to the next. Objects have checksums each, and say
@@ -431,30 +433,6 @@ impl Worker {
             *copied = Some((object, sum));
         }
         Some(copied)
-    }
-
-    /// Gives one part of a group up; with the last one goes the group.
-    pub(crate) fn leave(&self, group: u32) {
-        let heap = &self.store().heap;
-        // A number that no group has is the work of damage, and was not counted.
-        let Some(record) = heap.groups.record(&heap.map, group) else { return };
-        if !record.leave() {
-            return;
-        }
-        inject::step();
-        for piece in record.pieces() {
-            if piece.load() == Word::ABSENT {
-                continue;
-            }
-            let old = piece.publish(Word::ABSENT);
-            inject::step();
-            if let Some(State::Object(object)) = old.state() {
-                self.release(&object);
-            }
-        }
-        heap.groups.put(record);
-        add(&self.counters().groups, 1_u64.wrapping_neg());
-        inject::step();
     }
 
     /// How many pages are in the group that page `index` is in, now; `None` if it is in none.

@@ -6,12 +6,11 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::heap::Full;
 use crate::inject;
 use crate::layout::RECORDS_A_PAGE;
 use crate::map::Map;
 use crate::record::Record;
-use crate::regions::Regions;
+use crate::regions::{Full, Regions};
 use crate::superblock;
 use crate::sync::{AtomicU64, Ordering};
 

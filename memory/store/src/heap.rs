@@ -20,7 +20,7 @@ use crate::class::{Class, CLASSES, LENGTHS, TABLE, WHOLE};
 use crate::groups::Groups;
 use crate::inject;
 use crate::map::Map;
-use crate::regions::{NoMemory, Regions};
+use crate::regions::{Full, NoMemory, Regions};
 use crate::slab::{Freed, Role, NIL};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -38,10 +38,6 @@ pub(crate) struct Claimed {
     pub(crate) class: usize,
     pub(crate) index: u32,
 }
-
-/// There is no place: the limit is reached, or the kernel has no memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
 
 /// Slabs of a class with free objects.
 #[derive(Clone, Copy)]

@@ -17,7 +17,6 @@
 //! that page tables and the page cache's tree stay at 0.4 % of the data.
 
 use crate::class::{Class, LENGTHS, MAX_PAGES, SUM, WHOLE};
-use crate::dictionary::{DICTIONARIES, PLACE_PAGES};
 use crate::record::{PIECES, RECORD};
 use crate::slot::MAX_REGIONS;
 
@@ -41,6 +40,12 @@ const PAGES_A_RECORD: u64 = 8;
 
 /// Records in a page.
 pub(crate) const RECORDS_A_PAGE: usize = PAGE / RECORD;
+
+/// The most dictionaries that a store ever has.
+pub const DICTIONARIES: usize = 4;
+
+/// Pages of a dictionary's place.
+pub(crate) const PLACE_PAGES: usize = 4;
 
 /// How a region of slabs of this many pages is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

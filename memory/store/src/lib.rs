@@ -119,8 +119,16 @@
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
 
 #[cfg(not(loom))]
+mod account;
+#[cfg(not(loom))]
 mod backing;
+#[cfg(not(loom))]
+mod backing_device;
+#[cfg(not(loom))]
+mod backing_header;
 mod blocks;
+#[cfg(not(loom))]
+mod check;
 #[cfg(not(loom))]
 mod class;
 #[cfg(not(loom))]
@@ -131,6 +139,8 @@ mod crash_tests;
 mod dictionary;
 #[cfg(not(loom))]
 mod disk;
+#[cfg(not(loom))]
+mod editing;
 #[cfg(not(loom))]
 mod group;
 #[cfg(not(loom))]
@@ -147,6 +157,10 @@ mod layout;
 mod map;
 #[cfg(not(loom))]
 mod modify;
+#[cfg(not(loom))]
+mod object;
+#[cfg(not(loom))]
+mod page;
 mod record;
 #[cfg(not(loom))]
 mod recover;
@@ -162,6 +176,8 @@ mod stats;
 mod store;
 #[cfg(not(loom))]
 mod superblock;
+#[cfg(not(loom))]
+mod sweep;
 mod sync;
 #[cfg(not(loom))]
 mod worker;
@@ -170,21 +186,24 @@ mod writeback;
 
 #[cfg(not(loom))]
 pub use {
-    backing::{format_backing, BackingError, BackingStats, Stopped},
+    backing::format_backing,
+    backing_device::{BackingStats, Stopped},
+    backing_header::BackingError,
+    check::Checked,
     compact::Compacted,
-    dictionary::{
-        dictionary_of, stored_len, DictionaryError, Installed, DICTIONARIES, DICTIONARY_TAG,
-        MAX_DICTIONARY,
-    },
+    dictionary::{stored_len, DictionaryError, Installed, MAX_DICTIONARY},
     disk::{Block, Disk, DiskError, FileDisk},
     group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
     keeper::Keeper,
+    layout::DICTIONARIES,
     modify::{Change, ModifyError},
+    object::{dictionary_of, DICTIONARY_TAG},
+    page::{GetError, Page, PutError},
     slot::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     stats::Stats,
     store::{max_pages, Options, Store, StoreError, MAX_WORKERS},
     superblock::Foreign,
-    worker::{Checked, GetError, Page, PutError, Worker},
+    worker::Worker,
     writeback::{Added, BackBuffer, Batch, WriteBackError, WrittenBack, WHOLE_TAG},
 };
 

@@ -1,12 +1,13 @@
 //! Changing a part of a page: read, edit, store, with no write of the same page in between.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::heap::Claimed;
 use crate::inject;
+use crate::page::{GetError, Page, PutError};
 use crate::slot::{State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::sync::relax;
-use crate::worker::{slot_of, GetError, Page, Pin, PutError, Worker};
+use crate::worker::{slot_of, Pin, Worker};
 
 /// What a page becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,19 +52,6 @@ pub enum ModifyError {
         /// The page.
         index: u64,
     },
-}
-
-/// One modification at a time for each page: two that pinned the same object would wait for each
-/// other. Pages share locks; a lock is held for as long as one page takes to be edited.
-#[derive(Debug, Default)]
-pub(crate) struct Editing([Mutex<()>; 32]);
-
-impl Editing {
-    fn lock(&self, index: u64) -> MutexGuard<'_, ()> {
-        let at = usize::try_from(index % self.0.len() as u64).expect("below 32");
-        // Nothing is left half done by a panic while a lock is held.
-        self.0[at].lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Worker {

@@ -14,13 +14,13 @@
 use std::io;
 
 use crate::class::TABLE;
-use crate::dictionary::{dictionary_of, DICTIONARIES};
 use crate::heap::{class_word, Heap};
 use crate::inject;
-use crate::layout::SLAB_BITS;
+use crate::layout::{DICTIONARIES, SLAB_BITS};
+use crate::object::{checksum, dictionary_of, is_huge, locate};
+use crate::record::Record;
 use crate::slab::{Role, MAX_OBJECTS};
 use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE};
-use crate::store::{checksum, is_huge, locate};
 use crate::superblock;
 
 /// What the table holds.
@@ -37,14 +37,29 @@ pub(crate) struct Found {
     pub(crate) dictionary: [u64; DICTIONARIES],
 }
 
-/// Two words contradict each other: one of them is damaged.
-struct Contradiction;
+/// Why a scan ends before the end.
+enum Stop {
+    /// Two words contradict each other: one of them is damaged.
+    Contradiction,
+    /// The kernel refused.
+    Io(io::Error),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
 
 /// Makes the lists of `heap`, which is new, from its table.
 pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
     for strict in [false, true] {
         heap.forget();
-        let Ok(found) = scan(heap, strict)? else { continue };
+        let found = match scan(heap, strict) {
+            Ok(found) => found,
+            Err(Stop::Contradiction) => continue,
+            Err(Stop::Io(error)) => return Err(error),
+        };
         inject::step();
         link(heap);
         // Whatever a server had ready, or had just taken, has memory and is not counted.
@@ -59,65 +74,96 @@ pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
     unreachable!("a strict scan decides")
 }
 
-/// One pass over the table. `strict` believes no word whose object's checksum is wrong.
-fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
-    let mut found = Found::default();
-    let mut bytes = [0; MAX_OBJECT];
-    let mut kinds = vec![0; heap.map.layout().regions as usize];
+/// One pass over the table, then over the records of groups. `strict` believes no word whose
+/// object's checksum is wrong.
+fn scan(heap: &Heap, strict: bool) -> Result<Found, Stop> {
     heap.groups.adopt(&heap.map, &heap.regions)?;
-    let places = superblock::dictionaries(heap.map.superblock());
-    heap.regions.adopt_dictionaries(&heap.map, places)?;
+    let dictionaries = superblock::dictionaries(heap.map.superblock());
+    heap.regions.adopt_dictionaries(&heap.map, dictionaries)?;
+    let mut scan = Scan {
+        heap,
+        strict,
+        dictionaries,
+        kinds: vec![0; heap.map.layout().regions as usize].into_boxed_slice(),
+        bytes: [0; MAX_OBJECT],
+        found: Found::default(),
+    };
     for (index, slot) in (0_u64..).zip(heap.map.table()) {
-        let word = slot.load();
-        if word == Word::ABSENT {
-            continue;
-        }
-        found.pages += 1;
-        let state = word.state();
-        if let Some(State::Same(_)) = state {
-            found.same += 1;
-            continue;
-        }
-        if let Some(State::Backed(_)) = state {
-            // What it claims is another file's, which is asked when that is there.
-            found.backed += 1;
-            continue;
-        }
-        if let Some(State::Member(member)) = state {
-            if heap.groups.count(&heap.map, member.group) {
-                found.grouped += 1;
-                unpin(slot);
-            } else {
-                found.lost += 1;
-                slot.store(Word::LOST);
-                inject::step();
-            }
-            continue;
-        }
-        if matches!(state, Some(State::Object(object)) if dictionary_of(object.tag).is_some_and(|at| at >= places))
-        {
-            // Another dictionary would make something else of it.
-            found.lost += 1;
-            slot.store(Word::LOST);
-            inject::step();
-            continue;
-        }
-        let object = match examine(heap, &mut kinds, (index, slot), strict, &mut bytes)? {
-            Ok(Some(object)) => object,
-            Ok(None) => {
-                found.lost += 1;
-                continue;
-            }
-            Err(contradiction) => return Ok(Err(contradiction)),
-        };
-        found.bytes += u64::from(object.len);
-        found.huge += u64::from(is_huge(word, &object));
-        found.same += u64::from(object.tag == RARE);
-        if let Some(place) = dictionary_of(object.tag) {
-            found.dictionary[place] += 1;
-        }
+        scan.page(index, slot)?;
     }
     for (group, record) in (0_u32..).zip(heap.groups.records(&heap.map)) {
+        scan.group(group, record)?;
+    }
+    Ok(scan.found)
+}
+
+/// A scan on its way.
+struct Scan<'a> {
+    heap: &'a Heap,
+    strict: bool,
+    /// Dictionaries that the store has.
+    dictionaries: usize,
+    /// Pages of the slabs of each region, 0 until one is known.
+    kinds: Box<[u32]>,
+    bytes: [u8; MAX_OBJECT],
+    found: Found,
+}
+
+impl Scan<'_> {
+    /// One entry of the table.
+    fn page(&mut self, index: u64, slot: &Slot) -> Result<(), Stop> {
+        let word = slot.load();
+        if word == Word::ABSENT {
+            return Ok(());
+        }
+        self.found.pages += 1;
+        match word.state() {
+            Some(State::Same(_)) => self.found.same += 1,
+            // What it claims is another file's, which is asked when that is there.
+            Some(State::Backed(_)) => self.found.backed += 1,
+            Some(State::Member(member)) => {
+                if self.heap.groups.count(&self.heap.map, member.group) {
+                    self.found.grouped += 1;
+                    unpin(slot);
+                } else {
+                    self.lose(slot);
+                }
+            }
+            // Another dictionary would make something else of it.
+            Some(State::Object(object))
+                if dictionary_of(object.tag).is_some_and(|at| at >= self.dictionaries) =>
+            {
+                self.lose(slot);
+            }
+            _ => self.object(index, slot)?,
+        }
+        Ok(())
+    }
+
+    /// An entry of the table that names an object, or nothing that was ever written.
+    fn object(&mut self, index: u64, slot: &Slot) -> Result<(), Stop> {
+        let word = slot.load();
+        let Some(object) = self.examine(index, slot)? else {
+            self.found.lost += 1;
+            return Ok(());
+        };
+        self.found.bytes += u64::from(object.len);
+        self.found.huge += u64::from(is_huge(word, &object));
+        self.found.same += u64::from(object.tag == RARE);
+        if let Some(place) = dictionary_of(object.tag) {
+            self.found.dictionary[place] += 1;
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, slot: &Slot) {
+        self.found.lost += 1;
+        slot.store(Word::LOST);
+        inject::step();
+    }
+
+    /// The objects of a group.
+    fn group(&mut self, group: u32, record: &Record) -> Result<(), Stop> {
         // What comes behind an entry that names nothing is not read.
         let (mut sound, mut ended) = (true, false);
         for (number, slot) in record.pieces().iter().enumerate() {
@@ -132,45 +178,72 @@ fn scan(heap: &Heap, strict: bool) -> io::Result<Result<Found, Contradiction>> {
                 inject::step();
                 continue;
             }
-            let index = heap.map.layout().piece_index(group, number);
-            match examine(heap, &mut kinds, (index, slot), strict, &mut bytes)? {
-                Ok(Some(object)) => found.bytes += u64::from(object.len),
-                Ok(None) => sound &= ended,
-                Err(contradiction) => return Ok(Err(contradiction)),
+            let index = self.heap.map.layout().piece_index(group, number);
+            match self.examine(index, slot)? {
+                Some(object) => self.found.bytes += u64::from(object.len),
+                None => sound &= ended,
             }
         }
         if record.is_taken() {
-            found.groups += 1;
+            self.found.groups += 1;
             // Each of its pages says so when it is read, and leaves it when it is written.
-            found.lost += if sound { 0 } else { u64::from(record.parts()) };
+            self.found.lost += if sound { 0 } else { u64::from(record.parts()) };
         }
+        Ok(())
     }
-    Ok(Ok(found))
-}
 
-/// Claims the object of an entry; `None`, and the entry says that it is lost, if it cannot be
-/// right.
-fn examine(
-    heap: &Heap,
-    kinds: &mut [u32],
-    (index, slot): (u64, &Slot),
-    strict: bool,
-    bytes: &mut [u8; MAX_OBJECT],
-) -> io::Result<Result<Option<Object>, Contradiction>> {
-    let sound = match slot.load().state() {
-        Some(State::Object(object)) => match claim(heap, kinds, (index, &object), strict, bytes)? {
-            Ok(sound) => sound.then_some(object),
-            Err(contradiction) => return Ok(Err(contradiction)),
-        },
-        _ => None,
-    };
-    if sound.is_some() {
-        unpin(slot);
-    } else {
-        slot.store(Word::LOST);
-        inject::step();
+    /// Claims the object of an entry; `None`, and the entry says that it is lost, if it cannot be
+    /// right.
+    fn examine(&mut self, index: u64, slot: &Slot) -> Result<Option<Object>, Stop> {
+        let sound = match slot.load().state() {
+            Some(State::Object(object)) => self.claim(index, &object)?.then_some(object),
+            _ => None,
+        };
+        if sound.is_some() {
+            unpin(slot);
+        } else {
+            slot.store(Word::LOST);
+            inject::step();
+        }
+        Ok(sound)
     }
-    Ok(Ok(sound))
+
+    /// Claims an object's place; `false` if its word cannot be right.
+    fn claim(&mut self, index: u64, object: &Object) -> Result<bool, Stop> {
+        let (heap, map) = (self.heap, &self.heap.map);
+        let Some((class, place)) = locate(map, object) else { return Ok(false) };
+        let of = TABLE[class];
+        let bytes = &mut self.bytes[..object.len as usize];
+        let mut whole = || map.read(place, bytes) == checksum(index, object, bytes);
+        if self.strict && !whole() {
+            return Ok(false);
+        }
+        let region = object.slab >> SLAB_BITS;
+        let kind = &mut self.kinds[region as usize];
+        // What the first object of a region says holds for all of it.
+        if *kind == 0 {
+            if !whole() {
+                return Ok(false);
+            }
+            heap.regions.adopt_region(map, region, of.pages)?;
+            *kind = of.pages;
+        }
+        let contradiction = if self.strict { Ok(false) } else { Err(Stop::Contradiction) };
+        if *kind != of.pages {
+            return contradiction;
+        }
+        let slab = map.slab(object.slab);
+        if slab.role() == Role::Bare {
+            slab.reset(Role::Full, class_word(class), of.objects);
+            heap.regions.adopt_slab(object.slab, of.pages);
+        } else if slab.class() != class_word(class) {
+            return contradiction;
+        }
+        if !slab.claim_this(object.index) {
+            return contradiction;
+        }
+        Ok(true)
+    }
 }
 
 /// Takes off what a killed server had pinned.
@@ -180,52 +253,6 @@ fn unpin(slot: &Slot) {
         slot.store(word.unpinned());
         inject::step();
     }
-}
-
-/// Claims an object's place; `false` if its word cannot be right. `kinds` are the pages of the
-/// slabs of each region, 0 until one is known.
-fn claim(
-    heap: &Heap,
-    kinds: &mut [u32],
-    (index, object): (u64, &Object),
-    strict: bool,
-    bytes: &mut [u8; MAX_OBJECT],
-) -> io::Result<Result<bool, Contradiction>> {
-    let map = &heap.map;
-    let Some((class, place)) = locate(map, object) else { return Ok(Ok(false)) };
-    let of = TABLE[class];
-    let whole = |bytes: &mut [u8; MAX_OBJECT]| {
-        let bytes = &mut bytes[..object.len as usize];
-        map.read(place, bytes) == checksum(index, object, bytes)
-    };
-    let contradiction = || Ok(if strict { Ok(false) } else { Err(Contradiction) });
-    if strict && !whole(bytes) {
-        return Ok(Ok(false));
-    }
-    let region = object.slab >> SLAB_BITS;
-    let kind = &mut kinds[region as usize];
-    // What the first object of a region says holds for all of it.
-    if *kind == 0 {
-        if !whole(bytes) {
-            return Ok(Ok(false));
-        }
-        heap.regions.adopt_region(map, region, of.pages)?;
-        *kind = of.pages;
-    }
-    if *kind != of.pages {
-        return contradiction();
-    }
-    let slab = map.slab(object.slab);
-    if slab.role() == Role::Bare {
-        slab.reset(Role::Full, class_word(class), of.objects);
-        heap.regions.adopt_slab(object.slab, of.pages);
-    } else if slab.class() != class_word(class) {
-        return contradiction();
-    }
-    if !slab.claim_this(object.index) {
-        return contradiction();
-    }
-    Ok(Ok(true))
 }
 
 /// Lists the slabs with free objects: in the order of their numbers, which is not that of their

@@ -15,9 +15,8 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::class::{LENGTHS, MAX_PAGES};
-use crate::dictionary::{DICTIONARIES, PLACE_PAGES};
 use crate::inject;
-use crate::layout::{CUTS, SLAB_BITS};
+use crate::layout::{CUTS, DICTIONARIES, PLACE_PAGES, SLAB_BITS};
 use crate::map::Map;
 use crate::slab::{Role, NIL};
 use crate::sync::{AtomicU64, Ordering};
@@ -32,6 +31,10 @@ pub(crate) enum NoMemory {
     /// The kernel has none.
     Kernel,
 }
+
+/// There is no place: the limit is reached, or the kernel has no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
 
 pub(crate) struct Regions {
     lists: Mutex<Lists>,

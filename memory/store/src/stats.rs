@@ -1,6 +1,7 @@
 //! Counters, by the names of zram's `mm_stat`.
 
-use crate::dictionary::DICTIONARIES;
+use crate::layout::DICTIONARIES;
+use crate::object::dictionary_of;
 use crate::sync::{AtomicU64, Ordering};
 
 /// What a store holds and what it costs, by zram's names and in zram's meaning; taken while others
@@ -72,4 +73,19 @@ pub(crate) fn sub(counter: &AtomicU64, n: u64) {
 /// The sum of one counter over all workers.
 pub(crate) fn sum(all: &[Counters], counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
     all.iter().fold(0, |sum: u64, one| sum.wrapping_add(counter(one).load(Ordering::Relaxed)))
+}
+
+/// Adds to the counter of the dictionary that this tag names, if it names one.
+#[inline]
+pub(crate) fn count_dictionary(counters: &Counters, tag: u8, n: u64) {
+    if let Some(place) = dictionary_of(tag) {
+        add(&counters.dictionary[place], n);
+    }
+}
+
+/// As the counters of what there was already.
+pub(crate) fn set_dictionaries(counters: &Counters, pages: [u64; DICTIONARIES]) {
+    for (counter, pages) in counters.dictionary.iter().zip(pages) {
+        counter.store(pages, Ordering::Relaxed);
+    }
 }

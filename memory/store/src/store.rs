@@ -7,21 +7,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use crate::backing::Backing;
-use crate::class::{fitting, CLASSES, WHOLE};
-use crate::compact::Sweep;
-use crate::dictionary;
+use crate::backing_device::Backing;
+use crate::editing::Editing;
 use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
 use crate::map::{self, Map, Taken};
-use crate::modify::Editing;
 use crate::recover;
-use crate::slot::{Object, Word, MAX_PINS};
-use crate::stats::{sum, Counters, Stats};
+use crate::slot::MAX_PINS;
+use crate::stats::{self, sum, Counters, Stats};
 use crate::superblock::{self, Foreign};
+use crate::sweep::Sweep;
 use crate::sync::{AtomicU64, Ordering};
-use crate::worker::Worker;
 
 /// The most workers at a time. Compaction pins as well, so it is below what a slot can count.
 pub const MAX_WORKERS: usize = 64;
@@ -95,7 +92,7 @@ impl From<Taken> for StoreError {
     }
 }
 
-/// Compressed pages in a memfd. Threads use it through a [`Worker`] each.
+/// Compressed pages in a memfd. Threads use it through a [`Worker`](crate::Worker) each.
 pub struct Store {
     pub(crate) heap: Heap,
     pub(crate) counters: Box<[Counters]>,
@@ -133,7 +130,7 @@ impl Store {
 
     /// Takes over the store in `fd`, whose server is gone: checks that it is one, makes the lists
     /// of free places anew from the table, and gives memory back in which nothing is stored.
-    /// Objects' bytes are checked when they are read, or by [`Worker::check`].
+    /// Objects' bytes are checked when they are read, or by [`Worker::check`](crate::Worker::check).
     ///
     /// # Errors
     ///
@@ -169,7 +166,7 @@ impl Store {
         first.grouped.store(found.grouped, Ordering::Relaxed);
         first.groups.store(found.groups, Ordering::Relaxed);
         first.backed.store(found.backed, Ordering::Relaxed);
-        dictionary::set_counters(first, found.dictionary);
+        stats::set_dictionaries(first, found.dictionary);
         Ok(store)
     }
 
@@ -188,11 +185,6 @@ impl Store {
             installing: Mutex::new(()),
             beside: OnceLock::new(),
         })
-    }
-
-    /// A worker for one thread; `None` when [`MAX_WORKERS`] are there.
-    pub fn worker(self: &Arc<Self>) -> Option<Worker> {
-        Worker::new(self)
     }
 
     /// The file, for the supervisor to keep. It stays valid while the store is there; whoever keeps
@@ -267,41 +259,6 @@ impl fmt::Debug for Store {
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }
-}
-
-/// Where the object of a checked or unchecked word lies: its class, and the places of its checksum
-/// and bytes. `None` if there is no such place, which a sound table never says.
-#[inline]
-pub(crate) fn locate(map: &Map, object: &Object) -> Option<(usize, (usize, usize))> {
-    let fits = fitting(object.len as usize);
-    let class = fits + object.bump as usize;
-    if object.bump > 0 && class >= WHOLE || class >= CLASSES {
-        return None;
-    }
-    Some((class, map.layout().place(object.slab, class, object.index)?))
-}
-
-/// What the checksum of an object begins with: an object is only whole as that page's, with that
-/// length, tag and bump. (A wrong bump may name the right bytes, and makes the slab another
-/// class's.)
-#[inline]
-pub(crate) fn seed(index: u64, object: &Object) -> u32 {
-    let what = u64::from(object.len << 8 | object.bump << 6) | u64::from(object.tag);
-    let mixed = (index ^ what << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let [_, _, _, _, high @ ..] = (mixed ^ mixed >> 29).to_le_bytes();
-    u32::from_le_bytes(high) ^ u32::try_from(what).expect("21 bits")
-}
-
-/// The checksum of an object.
-#[inline]
-pub(crate) fn checksum(index: u64, object: &Object, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append(seed(index, object), bytes)
-}
-
-/// Whether the word is of a page stored as it is.
-#[inline]
-pub(crate) fn is_huge(word: Word, object: &Object) -> bool {
-    word.is_object() && fitting(object.len as usize) == WHOLE
 }
 
 fn populate_table(map: &Map) -> Result<(), StoreError> {

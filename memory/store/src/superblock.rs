@@ -3,10 +3,10 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::class::fingerprint;
-use crate::dictionary::DICTIONARIES;
-use crate::layout::{Layout, PAGE};
+use crate::layout::{Layout, DICTIONARIES, PAGE};
 use crate::sync::{AtomicU64, Ordering};
 
 /// "platenST", little endian.
@@ -145,6 +145,11 @@ pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     if words[DAY].load(Ordering::Relaxed) != day.saturating_add(1) {
         words[DAY].store(day, Ordering::Relaxed);
     }
+}
+
+/// Days since 1970 (UTC), by which budgets are counted.
+pub(crate) fn today() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400)
 }
 
 /// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one

@@ -5,138 +5,22 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::class::{fitting, CLASSES};
-use crate::dictionary;
-use crate::group::GroupBuffer;
-use crate::heap::{Claimed, Full, Heap};
+use crate::heap::{Claimed, Heap};
 use crate::inject;
+use crate::object::{checksum, locate};
+use crate::page::{GetError, Page, PutError};
+use crate::regions::Full;
 use crate::slab::NIL;
 use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE, TAGS};
-use crate::stats::{add, sub, Counters};
-use crate::store::{checksum, is_huge, locate, Store, MAX_WORKERS};
+use crate::stats::Counters;
+use crate::store::{Store, MAX_WORKERS};
 use crate::sync::Ordering;
-use crate::writeback::BackBuffer;
 
-/// What is stored for a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Page {
-    /// Nothing: it reads as zeros.
-    Absent,
-    /// This word, over and over.
-    Same(u64),
-    /// An object.
-    Object {
-        /// What the caller said of it.
-        tag: u8,
-        /// Its bytes.
-        len: usize,
-    },
-    /// A part of a group: [`Worker::get_group`] has its bytes.
-    Grouped,
-    /// On the backing device: [`Worker::read_back`] has its bytes, and waits for them.
-    Backed,
-}
-
-/// Why nothing was stored. What was there before still is.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PutError {
-    /// The limit is reached or the kernel has no memory: ENOSPC.
-    #[error("no room for {len} bytes of page {index}")]
-    Full {
-        /// The page.
-        index: u64,
-        /// Bytes of the object.
-        len: usize,
-    },
-    /// There is no such page.
-    #[error("page {index} of a store of {pages} pages")]
-    Index {
-        /// The page.
-        index: u64,
-        /// Pages there are.
-        pages: u64,
-    },
-    /// An object of no bytes or more than a page has, or a tag that is too large.
-    #[error("object of {len} bytes with tag {tag}, expected 1 to {MAX_OBJECT} bytes, a tag below {TAGS}")]
-    Object {
-        /// Its length.
-        len: usize,
-        /// Its tag.
-        tag: u8,
-    },
-}
-
-/// Why a page cannot be read. Only this one: EIO.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GetError {
-    /// There is no such page.
-    #[error("page {index} of a store of {pages} pages")]
-    Index {
-        /// The page.
-        index: u64,
-        /// Pages there are.
-        pages: u64,
-    },
-    /// The bytes are not those that were stored.
-    #[error(
-        "page {index}: object of {len} bytes has checksum {got:08x}, stored with {expected:08x}"
-    )]
-    Checksum {
-        /// The page.
-        index: u64,
-        /// Bytes of its object.
-        len: usize,
-        /// The checksum it was stored with.
-        expected: u32,
-        /// The one its bytes have.
-        got: u32,
-    },
-    /// It is on the backing device, and this server has none.
-    #[error("page {index} is on a backing device that is not there")]
-    NoBacking {
-        /// The page.
-        index: u64,
-    },
-    /// The backing device did not give its block.
-    #[error("page {index}: cannot read block {block} of the backing device: {source}", source = crate::disk::name_of(*.errno))]
-    Backing {
-        /// The page.
-        index: u64,
-        /// The block.
-        block: u32,
-        /// The kernel's number; 0 for a device that ends before the block.
-        errno: i32,
-    },
-    /// The block on the backing device is not the one that was written.
-    #[error(
-        "page {index}: block {block} of the backing device has an object with checksum {got:08x}, stored with {expected:08x}"
-    )]
-    BackedChecksum {
-        /// The page.
-        index: u64,
-        /// The block.
-        block: u32,
-        /// The checksum it was stored with.
-        expected: u32,
-        /// The one its bytes have; 0 if the block has no object of this page.
-        got: u32,
-    },
-    /// Its entry is not one that was ever written.
-    #[error("page {index}: its entry in the slot table is damaged")]
-    Lost {
-        /// The page.
-        index: u64,
-    },
-}
-
-/// What [`Worker::check`] found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checked {
-    /// Pages that are stored and sound.
-    pub sound: u64,
-    /// Pages that cannot be read.
-    pub damaged: u64,
+impl Store {
+    /// A worker for one thread; `None` when [`MAX_WORKERS`] are there.
+    pub fn worker(self: &Arc<Self>) -> Option<Worker> {
+        Worker::new(self)
+    }
 }
 
 /// One thread's access to a [`Store`]: its current slab of each class, and its counters.
@@ -448,38 +332,6 @@ impl Worker {
         }
     }
 
-    /// Reads these pages to see which can be read; leaves their ages as they are.
-    pub fn check(&self, pages: Range<u64>) -> Checked {
-        let mut out = [0; MAX_OBJECT];
-        let mut buffer = GroupBuffer::new();
-        let mut block = BackBuffer::new();
-        let mut checked = Checked::default();
-        for index in pages.start..pages.end.min(self.store.pages()) {
-            let mut found = self.read(index, &mut out, false);
-            loop {
-                let there = match found {
-                    Ok(Page::Grouped) => self.look_group(index, &mut buffer).map(|at| at.is_some()),
-                    Ok(Page::Backed) => {
-                        self.read_back(index, &mut block, &mut out).map(|page| page.is_some())
-                    }
-                    _ => break,
-                };
-                match there {
-                    Ok(true) => break,
-                    // It is something else now.
-                    Ok(false) => found = self.read(index, &mut out, false),
-                    Err(error) => found = Err(error),
-                }
-            }
-            match found {
-                Ok(Page::Absent) => {}
-                Ok(_) => checked.sound += 1,
-                Err(_) => checked.damaged += 1,
-            }
-        }
-        checked
-    }
-
     /// Gives the worker's slabs up for others to use: for one that has nothing to do for a while.
     pub fn rest(&mut self) {
         for (class, current) in self.current.iter_mut().enumerate() {
@@ -492,73 +344,6 @@ impl Worker {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.store.counters[self.number]
-    }
-
-    /// Counts what a word that we put into the table names.
-    pub(crate) fn count_word(&self, word: Word) {
-        let counters = self.counters();
-        add(&counters.pages, 1);
-        match word.state() {
-            Some(State::Object(object)) => {
-                add(&counters.bytes, u64::from(object.len));
-                dictionary::count(counters, object.tag, 1);
-                if object.tag == RARE {
-                    add(&counters.same, 1);
-                }
-                if is_huge(word, &object) {
-                    add(&counters.huge, 1);
-                    add(&counters.huge_since, 1);
-                }
-            }
-            Some(State::Member(_)) => add(&counters.grouped, 1),
-            Some(State::Backed(_)) => add(&counters.backed, 1),
-            _ => add(&counters.same, 1),
-        }
-    }
-
-    /// Frees what a word that we took out of the table named.
-    pub(crate) fn forget(&self, old: Word) {
-        let counters = self.counters();
-        if old != Word::ABSENT {
-            sub(&counters.pages, 1);
-        }
-        match old.state() {
-            Some(State::Same(_)) => sub(&counters.same, 1),
-            Some(State::Object(object)) => {
-                dictionary::count(counters, object.tag, 1_u64.wrapping_neg());
-                if object.tag == RARE {
-                    sub(&counters.same, 1);
-                }
-                if is_huge(old, &object) {
-                    sub(&counters.huge, 1);
-                }
-                self.release(&object);
-            }
-            Some(State::Member(member)) => {
-                sub(&counters.grouped, 1);
-                self.leave(member.group);
-            }
-            Some(State::Backed(at)) => {
-                sub(&counters.backed, 1);
-                if let Some(backing) = self.store.backing.get() {
-                    backing.leave(at.block);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Frees an object that no entry names any more.
-    pub(crate) fn release(&self, object: &Object) {
-        let counters = self.counters();
-        sub(&counters.bytes, u64::from(object.len));
-        add(&counters.freed, 1);
-        // A word that names no place was never ours; there is nothing to free.
-        if let Some((class, _)) = locate(&self.store.heap.map, object) {
-            let Object { slab, index, .. } = *object;
-            self.store.heap.release(Claimed { slab, class, index });
-            inject::step();
-        }
     }
 }
 

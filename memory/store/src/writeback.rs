@@ -24,21 +24,23 @@
 use std::mem;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::backing::Stopped;
+use crate::backing_device::Stopped;
 use crate::blocks::MAX_HOLDS;
 use crate::disk::Block;
 use crate::group::{GroupBuffer, Seen};
 use crate::inject;
 use crate::layout::PAGE;
+use crate::object::{checksum, locate};
+use crate::page::{GetError, Page, PutError};
 use crate::slot::{Backed, Object, Slot, State, Word, MAX_OBJECT, TAGS};
-use crate::store::{checksum, locate, Store};
+use crate::store::Store;
 use crate::superblock;
 use crate::sync::{fence_read, fence_write};
-use crate::worker::{slot_of, GetError, Page, Pin, PutError, Worker};
+use crate::worker::{slot_of, Pin, Worker};
 
 /// The tag that a page of 4096 bytes comes back with: a block that is full of it has no room for
 /// its own.
@@ -320,7 +322,7 @@ impl Worker {
                 return Err(WriteBackError::Stopped(stopped));
             }
             done.blocks += run.len() as u64;
-            superblock::add_written(superblock, today(), run.len() as u64);
+            superblock::add_written(superblock, superblock::today(), run.len() as u64);
             // An open block may have got more after the next was begun.
             for page in batch.pages.iter().filter(|page| (first..end).contains(&page.block)) {
                 let block = run.start + u32::try_from(page.block - first).expect("in the run");
@@ -504,9 +506,4 @@ fn find(block: &Block, index: u64, whole: bool) -> Option<(u8, &[u8])> {
             u64::from_le_bytes(*page) == index && (1..=MAX_OBJECT).contains(&len) && tag < TAGS;
         sound.then(|| bytes.get(at..at + len)).flatten().map(|bytes| (tag, bytes))
     })
-}
-
-/// Days since 1970 (UTC), by which budgets are counted.
-pub(crate) fn today() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400)
 }

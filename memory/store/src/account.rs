@@ -1,0 +1,101 @@
+//! What a word that comes into the table adds to a worker's counters, and what one that goes frees.
+
+use crate::heap::Claimed;
+use crate::inject;
+use crate::object::{is_huge, locate};
+use crate::slot::{Object, State, Word, RARE};
+use crate::stats::{self, add, sub};
+use crate::worker::Worker;
+
+impl Worker {
+    /// Counts what a word that we put into the table names.
+    pub(crate) fn count_word(&self, word: Word) {
+        let counters = self.counters();
+        add(&counters.pages, 1);
+        match word.state() {
+            Some(State::Object(object)) => {
+                add(&counters.bytes, u64::from(object.len));
+                stats::count_dictionary(counters, object.tag, 1);
+                if object.tag == RARE {
+                    add(&counters.same, 1);
+                }
+                if is_huge(word, &object) {
+                    add(&counters.huge, 1);
+                    add(&counters.huge_since, 1);
+                }
+            }
+            Some(State::Member(_)) => add(&counters.grouped, 1),
+            Some(State::Backed(_)) => add(&counters.backed, 1),
+            _ => add(&counters.same, 1),
+        }
+    }
+
+    /// Frees what a word that we took out of the table named.
+    pub(crate) fn forget(&self, old: Word) {
+        let counters = self.counters();
+        if old != Word::ABSENT {
+            sub(&counters.pages, 1);
+        }
+        match old.state() {
+            Some(State::Same(_)) => sub(&counters.same, 1),
+            Some(State::Object(object)) => {
+                stats::count_dictionary(counters, object.tag, 1_u64.wrapping_neg());
+                if object.tag == RARE {
+                    sub(&counters.same, 1);
+                }
+                if is_huge(old, &object) {
+                    sub(&counters.huge, 1);
+                }
+                self.release(&object);
+            }
+            Some(State::Member(member)) => {
+                sub(&counters.grouped, 1);
+                self.leave(member.group);
+            }
+            Some(State::Backed(at)) => {
+                sub(&counters.backed, 1);
+                if let Some(backing) = self.store().backing.get() {
+                    backing.leave(at.block);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Frees an object that no entry names any more.
+    pub(crate) fn release(&self, object: &Object) {
+        let counters = self.counters();
+        sub(&counters.bytes, u64::from(object.len));
+        add(&counters.freed, 1);
+        // A word that names no place was never ours; there is nothing to free.
+        if let Some((class, _)) = locate(&self.store().heap.map, object) {
+            let Object { slab, index, .. } = *object;
+            self.store().heap.release(Claimed { slab, class, index });
+            inject::step();
+        }
+    }
+
+    /// Gives one part of a group up; with the last one goes the group.
+    pub(crate) fn leave(&self, group: u32) {
+        let heap = &self.store().heap;
+        // A number that no group has is the work of damage, and was not counted.
+        let Some(record) = heap.groups.record(&heap.map, group) else { return };
+        if !record.leave() {
+            return;
+        }
+        inject::step();
+        for piece in record.pieces() {
+            if piece.load() == Word::ABSENT {
+                continue;
+            }
+            let old = piece.publish(Word::ABSENT);
+            inject::step();
+            if let Some(State::Object(object)) = old.state() {
+                self.release(&object);
+            }
+        }
+        heap.groups.put(record);
+        add(&self.counters().groups, 1_u64.wrapping_neg());
+        inject::step();
+    }
+}

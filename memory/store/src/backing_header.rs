@@ -1,0 +1,289 @@
+//! The first block of a backing device: whose it is; and whether a device may become one.
+
+use std::io;
+use std::ops::Range;
+
+use rustix::io::Errno;
+
+use crate::disk::{Block, Disk};
+use crate::layout::PAGE;
+use crate::slot::MAX_BLOCKS;
+
+/// "platenBK", little endian.
+const MAGIC: u64 = u64::from_le_bytes(*b"platenBK");
+
+/// Changes with anything that another version would read wrongly.
+const VERSION: u64 = 1;
+
+/// Words of the header, the checksum behind them.
+const WORDS: usize = 6;
+
+/// Blocks that have to be zero on a device that is not ours yet, at a time: its first ones
+/// (partition tables, file systems, swap, LVM, arrays, btrfs at 64 KiB), and its last (partition
+/// tables' second copy, arrays of the old kinds).
+const EMPTY: u32 = 32;
+
+/// Where the first partition and the first volume of LVM begin, 1 MiB: a device whose beginning was
+/// wiped.
+const FIRST_PARTITION: u32 = 256;
+
+/// Where btrfs has its second superblock, 64 MiB.
+const SECOND_COPY: u32 = 16_384;
+
+/// Why a backing device cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackingError {
+    /// It has something else on it.
+    #[error("{name} is no backing device and not empty: its block {block} has data; wipe it to give it to platen, all of it or with zeros wherever something begins")]
+    Foreign {
+        /// The device.
+        name: String,
+        /// The first block that is not zero.
+        block: u32,
+    },
+    /// It is a file that somebody has written to.
+    #[error("{name} is no backing device and not empty: a file with data in it; name another one, or delete it")]
+    ForeignFile {
+        /// The file.
+        name: String,
+    },
+    /// It is not one, or was not before this store's server was replaced.
+    #[error("{name} is no backing device: its first word is {got:016x}")]
+    Magic {
+        /// The device.
+        name: String,
+        /// The word found.
+        got: u64,
+    },
+    /// Of another version.
+    #[error("{name}: backing device of format version {got}, this program has {VERSION}")]
+    Version {
+        /// The device.
+        name: String,
+        /// The version found.
+        got: u64,
+    },
+    /// Its header is damaged.
+    #[error("{name}: checksum of its header is {got:08x}, its bytes have {expected:08x}")]
+    Checksum {
+        /// The device.
+        name: String,
+        /// What is stated.
+        got: u64,
+        /// What its words have.
+        expected: u64,
+    },
+    /// A header that says what none can.
+    #[error("{name}: its header says {what} {got}, expected {expected}")]
+    Header {
+        /// The device.
+        name: String,
+        /// Which of its numbers.
+        what: &'static str,
+        /// The one found.
+        got: u64,
+        /// What it may be.
+        expected: u64,
+    },
+    /// It is another store's.
+    #[error("{name} belongs to the store {got:016x}, this one is {expected:016x}")]
+    Store {
+        /// The device.
+        name: String,
+        /// The store's id that it has.
+        got: u64,
+        /// This store's.
+        expected: u64,
+    },
+    /// A server after this one has had it.
+    #[error("{name} was last used by server {got} of its store, this is server {most}")]
+    Generation {
+        /// The device.
+        name: String,
+        /// The number of the server that it has.
+        got: u64,
+        /// This server's.
+        most: u64,
+    },
+    /// It is shorter than it was.
+    #[error("{name} has {have} blocks of {PAGE} bytes, its header says {need}")]
+    Truncated {
+        /// The device.
+        name: String,
+        /// Blocks there are.
+        have: u64,
+        /// Blocks there were.
+        need: u64,
+    },
+    /// It has no room.
+    #[error("{name} has {have} blocks of {PAGE} bytes, a header and one page need 2")]
+    Small {
+        /// The device.
+        name: String,
+        /// Blocks there are.
+        have: u64,
+    },
+    /// The store is in use, or has one already.
+    #[error("{name}: a store takes its backing device before it has workers, and one only")]
+    Late {
+        /// The device.
+        name: String,
+    },
+    /// The kernel refused.
+    #[error("cannot {action} {name}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The device.
+        name: String,
+        /// The kernel's word.
+        source: io::Error,
+    },
+}
+
+/// Whether a device begins with a header of ours, and with nothing else: whoever has it now may
+/// have left the first bytes as they were.
+pub(crate) fn was_ours(block: &Block) -> bool {
+    let words = words(block);
+    let rest = &block.0[(WORDS + 1) * 8..];
+    words[0] == MAGIC && words[WORDS] == sum(&words[..WORDS]) && rest.iter().all(|&byte| byte == 0)
+}
+
+/// Marks of those who leave the first 4096 bytes as they were: block, byte, and what is there. In
+/// front of them a header of ours stays though the disk is somebody else's by now.
+const NEW_OWNERS: [(u32, usize, &[u8]); 3] = [
+    // Linux's md, metadata 1.2: its magic number.
+    (1, 0, &0xa92b_4efc_u32.to_le_bytes()),
+    // bcachefs and bcache: UUIDs of theirs.
+    (1, 24, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
+    (1, 24, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
+];
+
+/// ZFS's uberblocks: 128 KiB behind as many, every 1024 bytes at most.
+const UBERBLOCKS: Range<u32> = 32..64;
+const UBERBLOCK: u64 = 0x00ba_b10c;
+
+/// Refuses what was ours, and has the mark of somebody who has taken it since.
+pub(crate) fn look_for_new_owners(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
+    let have = blocks(disk, name)?;
+    let mut block = Block::ZERO;
+    for at in [1].into_iter().chain(UBERBLOCKS).filter(|&at| at < have) {
+        disk.read(at, &mut block).map_err(io_error("read", name))?;
+        let marked = NEW_OWNERS
+            .iter()
+            .any(|&(of, byte, mark)| of == at && block.0[byte..].starts_with(mark));
+        let words = block.0.chunks(1024).map(|part| part.first_chunk::<8>());
+        let zfs = UBERBLOCKS.contains(&at)
+            && words.flatten().any(|&word| {
+                u64::from_le_bytes(word) == UBERBLOCK || u64::from_be_bytes(word) == UBERBLOCK
+            });
+        if marked || zfs {
+            return Err(BackingError::Foreign { name: name.to_owned(), block: at });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a block device that has something on it.
+pub(crate) fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
+    // The end of the disk, which may be behind what entries can name.
+    let have = disk.blocks().map_err(io_error("find the size of", name))?;
+    let have = u32::try_from(have).map_err(|_| {
+        let error = io::Error::new(io::ErrorKind::Unsupported, "it has 16 TiB or more");
+        io_error("examine the end of", name)(error)
+    })?;
+    let mut block = Block::ZERO;
+    let first = 0..EMPTY;
+    let partition = FIRST_PARTITION..FIRST_PARTITION + EMPTY;
+    let last = have.saturating_sub(EMPTY)..have;
+    for at in first.chain(partition).chain([SECOND_COPY]).chain(last).filter(|&at| at < have) {
+        disk.read(at, &mut block).map_err(io_error("read", name))?;
+        if block.0.iter().any(|&byte| byte != 0) {
+            return Err(BackingError::Foreign { name: name.to_owned(), block: at });
+        }
+    }
+    Ok(())
+}
+
+/// Blocks of a device, as many as entries can name.
+pub(crate) fn blocks(disk: &dyn Disk, name: &str) -> Result<u32, BackingError> {
+    let have = disk.blocks().map_err(io_error("find the size of", name))?;
+    if have < 2 {
+        return Err(BackingError::Small { name: name.to_owned(), have });
+    }
+    Ok(u32::try_from(have).unwrap_or(MAX_BLOCKS).min(MAX_BLOCKS))
+}
+
+pub(crate) fn io_error<'a>(
+    action: &'static str,
+    name: &'a str,
+) -> impl FnOnce(io::Error) -> BackingError + use<'a> {
+    move |source| {
+        // Its own name for it says nothing to a person.
+        let eof = source.kind() == io::ErrorKind::UnexpectedEof;
+        let source = if eof { Errno::IO.into() } else { source };
+        BackingError::Io { action, name: name.to_owned(), source }
+    }
+}
+
+fn words(block: &Block) -> [u64; WORDS + 1] {
+    let mut words = [0; WORDS + 1];
+    for (word, bytes) in words.iter_mut().zip(block.0.chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    words
+}
+
+pub(crate) fn header(blocks: u32, store: u64, generation: u64) -> Block {
+    let words = [MAGIC, VERSION, PAGE as u64, u64::from(blocks), store, generation];
+    let mut block = Block::ZERO;
+    for (word, bytes) in words.iter().chain([&sum(&words)]).zip(block.0.chunks_exact_mut(8)) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    block
+}
+
+fn sum(words: &[u64]) -> u64 {
+    let sum = words.iter().fold(0, |sum, word| crc32c::crc32c_append(sum, &word.to_le_bytes()));
+    u64::from(sum)
+}
+
+/// The number of blocks, the header among them, if this is the header of the store `id`'s device.
+pub(crate) fn check(
+    block: &Block,
+    name: &str,
+    id: u64,
+    generation: u64,
+    have: u32,
+) -> Result<u32, BackingError> {
+    let name = || name.to_owned();
+    let got = words(block);
+    let [magic, version, size, blocks, store, last, stated] = got;
+    if magic != MAGIC {
+        return Err(BackingError::Magic { name: name(), got: magic });
+    }
+    if version != VERSION {
+        return Err(BackingError::Version { name: name(), got: version });
+    }
+    let expected = sum(&got[..WORDS]);
+    if stated != expected {
+        return Err(BackingError::Checksum { name: name(), got: stated, expected });
+    }
+    let wrong = |what, got, expected| BackingError::Header { name: name(), what, got, expected };
+    if size != PAGE as u64 {
+        return Err(wrong("blocks of", size, PAGE as u64));
+    }
+    if store != id {
+        return Err(BackingError::Store { name: name(), got: store, expected: id });
+    }
+    if last > generation {
+        return Err(BackingError::Generation { name: name(), got: last, most: generation });
+    }
+    let count = u32::try_from(blocks).ok().filter(|count| (2..=MAX_BLOCKS).contains(count));
+    let count = count.ok_or_else(|| wrong("blocks:", blocks, MAX_BLOCKS.into()))?;
+    if have < count {
+        return Err(BackingError::Truncated { name: name(), have: have.into(), need: blocks });
+    }
+    Ok(count)
+}

@@ -1,0 +1,181 @@
+//! Compaction: the objects of the emptiest slabs move to the others of their class.
+//!
+//! A pass chooses, in each class, as many of the emptiest listed slabs as the rest of the listed
+//! ones and the last slabs of the three larger classes have room for; walks the whole table once,
+//! in steps, and moves what lies in a chosen slab; then makes those that are empty ready for
+//! others. The table is the index from a slab to its objects: no object carries a way back to its
+//! page. A slab that got an object meanwhile (a worker had claimed a place and not yet published
+//! it) is listed again and waits for the next pass.
+//!
+//! A server that is killed in a pass leaves an object at its old place or at its new one, and the
+//! other place is free: the same one store decides as for a write.
+
+use crate::class::{fitting, CLASSES, TABLE, WHOLE};
+use crate::heap::{class_word, Claimed, Heap, MAX_BUMP};
+use crate::inject;
+use crate::object::{checksum, locate};
+use crate::slab::{Role, NIL};
+use crate::slot::{Slot, State, MAX_OBJECT};
+
+/// Slabs of a class that one pass looks at, from the back of its list: the class's lock is held
+/// meanwhile.
+const LOOK_AT: usize = 1024;
+
+/// Where a pass is.
+pub(crate) struct Sweep {
+    pub(crate) pages: u64,
+    /// The next page to look at, while a pass is on.
+    pub(crate) cursor: Option<u64>,
+    /// Slabs that are emptied, linked by `next`.
+    pub(crate) leaving: u32,
+}
+
+impl Sweep {
+    pub(crate) fn new(pages: u64) -> Self {
+        Self { pages, cursor: None, leaving: NIL }
+    }
+}
+
+/// How many slabs of each class a pass can empty.
+///
+/// Emptying one takes its free places away and needs as many as it has objects: all its places, in
+/// all. What is left of a class's free places then is less than a slab's; where that and what is
+/// left of the few larger classes suffice, one slab more can go, so that classes share their last
+/// slabs.
+pub(crate) fn plan(heap: &Heap) -> [u32; CLASSES] {
+    let mut free = [0_u32; CLASSES];
+    let mut slabs = [0_u32; CLASSES];
+    for class in 0..CLASSES {
+        let objects = TABLE[class].objects;
+        let list = heap.lock(class);
+        for slab in list.listed_from_back(&heap.map).take(LOOK_AT) {
+            free[class] += objects - heap.map.slab(slab).in_use(objects);
+            slabs[class] += 1;
+        }
+    }
+    let mut left: [u32; CLASSES] = std::array::from_fn(|class| free[class] % TABLE[class].objects);
+    std::array::from_fn(|class| {
+        let objects = TABLE[class].objects;
+        let possible = (free[class] / objects).min(slabs[class]);
+        // What smaller classes count on is taken from `left` already.
+        let missing = objects - left[class];
+        let larger = class + 1..(class + 1 + MAX_BUMP).min(WHOLE).max(class + 1);
+        if possible == slabs[class] || left[larger.clone()].iter().sum::<u32>() < missing {
+            return possible;
+        }
+        // Only if nobody counts on this class's own.
+        if left[class] < free[class] % objects {
+            return possible;
+        }
+        left[class] = 0;
+        let mut missing = missing;
+        for larger in &mut left[larger] {
+            let part = missing.min(*larger);
+            *larger -= part;
+            missing -= part;
+        }
+        possible + 1
+    })
+}
+
+/// Takes the slabs to be emptied, the emptiest, out of their lists and links them.
+pub(crate) fn choose(heap: &Heap) -> u32 {
+    let mut leaving = NIL;
+    for (class, slabs) in plan(heap).into_iter().enumerate().filter(|(_, slabs)| *slabs > 0) {
+        let objects = TABLE[class].objects;
+        let mut list = heap.lock(class);
+        // Slabs by the number of their objects in use, at this moment: some may get fewer.
+        let mut by_use = [0_u32; 65];
+        for slab in list.listed_from_back(&heap.map).take(LOOK_AT) {
+            by_use[heap.map.slab(slab).in_use(objects) as usize] += 1;
+        }
+        let mut below = 0;
+        let mut fewer = 0;
+        while below < objects && fewer + by_use[below as usize] <= slabs {
+            fewer += by_use[below as usize];
+            below += 1;
+        }
+        // All that have fewer objects than `below`, and of those that have as many, what is left.
+        let mut as_many = slabs - fewer;
+        let mut slab = list.tail();
+        for _ in 0..LOOK_AT {
+            if slab == NIL {
+                break;
+            }
+            let prev = heap.map.slab(slab).prev();
+            let used = heap.map.slab(slab).in_use(objects);
+            if used < below || used == below && as_many > 0 {
+                as_many -= u32::from(used == below);
+                list.unlink(&heap.map, slab);
+                heap.map.slab(slab).settle(Role::Leaving);
+                heap.map.slab(slab).set_next(leaving);
+                leaving = slab;
+            }
+            slab = prev;
+        }
+    }
+    leaving
+}
+
+/// Moves the slot's object out of a slab that is leaving, if it is in one and can be moved now.
+pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MAX_OBJECT]) {
+    let leaves = |word: crate::slot::Word| match word.state() {
+        Some(State::Object(object)) => {
+            let (class, place) = locate(&heap.map, &object)?;
+            let slab = heap.map.slab(object.slab);
+            let leaves = slab.role() == Role::Leaving && slab.class() == class_word(class);
+            leaves.then_some((object, class, place))
+        }
+        _ => None,
+    };
+    if leaves(slot.load()).is_none() {
+        return;
+    }
+    let Ok(pinned) = slot.pin(false) else { return };
+    inject::step();
+    // What we pinned may be another object than the one we saw.
+    let Some((object, class, from)) = leaves(pinned) else { return slot.unpin() };
+    let fits = fitting(object.len as usize);
+    let Some(to) = heap.claim_existing(fits) else { return slot.unpin() };
+    inject::step();
+    let bump = u32::try_from(to.class - fits).expect("three at most");
+    let new = pinned.at(to.slab, to.index, bump);
+    let moved = crate::slot::Object { slab: to.slab, index: to.index, bump, ..object };
+    let (_, place) = locate(&heap.map, &moved).expect("the heap claims places that exist");
+    let bytes = &mut bytes[..object.len as usize];
+    let mut sum = heap.map.read(from, bytes);
+    if moved.bump != object.bump {
+        // A checksum that was wrong is wrong by as much, and found when the page is read.
+        sum ^= checksum(index, &object, bytes) ^ checksum(index, &moved, bytes);
+    }
+    heap.map.write(place, sum, bytes);
+    inject::step();
+    if slot.relocate(pinned, new) {
+        inject::step();
+        heap.release(Claimed { slab: object.slab, class, index: object.index });
+    } else {
+        // Somebody reads it just now: next time.
+        slot.unpin();
+        heap.release(to);
+    }
+    inject::step();
+}
+
+/// Makes the emptied slabs ready for others and lists the rest; gives the pages of the former.
+pub(crate) fn finish(heap: &Heap, mut leaving: u32) -> u64 {
+    let mut freed = 0;
+    while leaving != NIL {
+        let slab = leaving;
+        leaving = heap.map.slab(slab).next();
+        let class = heap.map.slab(slab).class() as usize;
+        let of = TABLE[class];
+        let mut list = heap.lock(class);
+        if list.give_back(&heap.map, slab, of.objects) {
+            heap.regions.put_ready(&heap.map, slab, of.pages);
+            freed += u64::from(of.pages);
+        }
+        drop(list);
+        inject::step();
+    }
+    freed
+}
