@@ -1,10 +1,18 @@
+use super::child::receive;
 use super::*;
+use rustix::cmsg_space;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::cell::RefCell;
 use std::fs;
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[test]
 fn pauses_grow_and_end_and_a_steady_server_starts_them_anew() {
