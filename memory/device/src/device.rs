@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use codec::{Settings, SettingsError};
+use pulse::Pulse;
 use qat::Qat;
 use store::{Store, MAX_WORKERS};
 
@@ -107,12 +108,26 @@ impl Device {
     ///
     /// Too many workers, a codec that cannot be set up, no thread.
     pub fn new(store: &Arc<Store>, options: &DeviceOptions) -> Result<Self, OpenError> {
+        Self::with_pulse(store, options, Arc::new(Pulse::private()))
+    }
+
+    /// The same, with signs of life that a supervisor sees.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_pulse(
+        store: &Arc<Store>,
+        options: &DeviceOptions,
+        pulse: Arc<Pulse>,
+    ) -> Result<Self, OpenError> {
         if options.workers > 32 {
             return Err(OpenError::Workers(options.workers));
         }
         let dictionaries = Dictionaries::of(store, Some(options.settings), options.dictionaries);
         let fetchers = if store.has_backing() { FETCHERS } else { 0 };
-        let records = Records::new(store.pages(), options.settings, dictionaries, options.workers);
+        let records =
+            Records::new(store.pages(), options.settings, dictionaries, options.workers, pulse);
         let threads = Threads::new(records, Dispatch::new(options.workers, fetchers));
         for number in 0..options.workers {
             let worker = store.worker().ok_or(OpenError::Full)?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use codec::{Codec, Encoded, Encoder, Settings, SettingsError};
+use pulse::Slot;
 use store::{Change, ModifyError, Page, Worker, MAX_OBJECT};
 
 use crate::counters::{add, Counters};
@@ -24,6 +25,9 @@ fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
 /// A page whose compressed form is longer is stored as it is: reading it then costs a copy, where a
 /// decoder would take microseconds to save less than a 32nd of a page.
 const LONGEST: usize = PAGE - PAGE / 32;
+
+/// Pages that are discarded between two signs of life.
+const AT_ONCE: u64 = 4096;
 
 /// Contexts, buffers and access to the store of one thread.
 pub(crate) struct PageIo {
@@ -62,6 +66,7 @@ impl PageIo {
             plain: Box::new([0; PAGE]),
             place: records.place(thread),
         };
+        this.slot().assign();
         // Not one word over and over, so that the codec itself runs.
         for (at, byte) in this.plain.iter_mut().enumerate() {
             *byte = (at / 7).to_le_bytes()[0];
@@ -76,6 +81,12 @@ impl PageIo {
                 .expect("what was just encoded");
         }
         Ok(this)
+    }
+
+    /// The thread's sign of life.
+    #[inline]
+    pub(crate) fn slot(&self) -> &Slot {
+        self.records.slot(self.place)
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -95,12 +106,20 @@ impl PageIo {
         match op {
             Op::Discard | Op::WriteZeroes { keep: false } => {
                 add(&self.counters().notify_free, u64::from(count));
-                self.worker.discard(pages);
+                let mut start = pages.start;
+                // In parts, so that a large one is seen to progress.
+                while start < pages.end {
+                    let end = pages.end.min(start + AT_ONCE);
+                    self.worker.discard(start..end);
+                    self.slot().advance();
+                    start = end;
+                }
             }
             Op::WriteZeroes { keep: true } => {
                 for index in pages {
                     // Zero fits the entry, so that only a page that is not there could fail.
                     let stored = self.worker.put_same(index, 0).map_err(|_| Errno::Invalid);
+                    self.slot().advance();
                     result = result.and(stored);
                 }
             }
@@ -108,6 +127,7 @@ impl PageIo {
                 for number in first..first + count {
                     let plain = buffer.written(number as usize);
                     let stored = self.write(page + u64::from(number), plain);
+                    self.slot().advance();
                     result = result.and(stored);
                     // Each page would wait for memory anew, and the request has failed already.
                     if stored == Err(Errno::NoSpace) {
@@ -225,7 +245,10 @@ impl PageIo {
     /// Makes a page that is in a group one of its own, and brings one back that is on the backing
     /// device, which is waited for.
     fn take_out_of_store(&mut self, index: u64) -> Result<(), Errno> {
-        let page = match self.reader.fetch(&self.worker, index, true, &mut self.plain) {
+        let Self { reader, worker, plain, records, place, .. } = self;
+        let slot = records.slot(*place);
+        let fetched = slot.while_waiting(|| reader.fetch(worker, index, true, plain));
+        let page = match fetched {
             Ok(page @ (Page::Grouped | Page::Backed)) => page,
             Ok(_) => return Ok(()),
             Err(damage) => return Err(self.damaged(damage)),
@@ -282,7 +305,10 @@ impl PageIo {
 impl WaitForPages for PageIo {
     fn wait(&mut self, page: u64, buffer: &Buffer, first: u32, count: u32) -> Result<(), Errno> {
         let Self { reader, worker, records, place: at, .. } = self;
-        fetch(reader, worker, (records.counters(*at), records), (page, buffer), first, count)
+        let counted = (records.counters(*at), &**records);
+        records
+            .slot(*at)
+            .while_waiting(|| fetch(reader, worker, counted, (page, buffer), first, count))
     }
 }
 
@@ -312,6 +338,7 @@ impl DoPages for PageIo {
                 Ok(_) => Ok(()),
                 Err(damage) => Err(self.damaged(damage)),
             };
+            self.slot().advance();
             result = result.and(read);
         }
         add(&self.counters().pages_read, u64::from(count));

@@ -98,18 +98,24 @@ impl QatThread {
     /// Follows invitations until it is told to stop.
     pub(crate) fn run(mut self) {
         let path = IoPath::enter();
+        self.pages.slot().begin();
         loop {
             self.report();
             let taken = self.fill();
             let done = self.collect();
             self.notify();
             if taken + done > 0 {
+                self.pages.slot().advance();
                 continue;
             }
             if self.qat.in_flight() > 0 || self.current.is_some() {
                 self.qat.wait();
-            } else if !self.rest() {
-                break;
+            } else {
+                self.pages.slot().end();
+                if !self.rest() {
+                    break;
+                }
+                self.pages.slot().begin();
             }
         }
         // What follows gives memory back.

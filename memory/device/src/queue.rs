@@ -65,7 +65,20 @@ impl DeviceQueue {
     }
 
     fn now(&mut self, op: Op, page: u64, buffer: Buffer) -> Result<(), Errno> {
+        self.watched(|queue| queue.do_now(op, page, buffer))
+    }
+
+    /// Does a request's work as its thread's, seen by a supervisor and without allocations.
+    #[inline]
+    fn watched<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let _path = IoPath::enter();
+        self.pages.slot().begin();
+        let done = work(self);
+        self.pages.slot().end();
+        done
+    }
+
+    fn do_now(&mut self, op: Op, page: u64, buffer: Buffer) -> Result<(), Errno> {
         let pages = u32::try_from(buffer.len() / PAGE).unwrap_or(u32::MAX);
         let request = Request { op, page, pages, buffer };
         self.check(&request)?;
@@ -216,11 +229,8 @@ impl DeviceQueue {
     fn next_done(&mut self) -> Option<u16> {
         self.early.pop_front().or_else(|| self.threads.dispatch.station(self.number).done())
     }
-}
 
-impl Queue for DeviceQueue {
-    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
-        let _path = IoPath::enter();
+    fn begin(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         if let Err(errno) = self.check(&request) {
             return Some(Err(errno));
         }
@@ -244,8 +254,7 @@ impl Queue for DeviceQueue {
         }
     }
 
-    fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
-        let _path = IoPath::enter();
+    fn read_now_or_not(&mut self, request: Request) -> Option<Result<(), Errno>> {
         let Request { op: Op::Read, page, pages, ref buffer } = request else { return None };
         if !self.is_sound(&request) {
             return Some(self.check(&request));
@@ -253,6 +262,16 @@ impl Queue for DeviceQueue {
         let done = self.pages.run(Op::Read, page, buffer, 0, pages)?;
         add(&self.pages.counters().requests, 1);
         Some(done)
+    }
+}
+
+impl Queue for DeviceQueue {
+    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        self.watched(|queue| queue.begin(tag, request))
+    }
+
+    fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
+        self.watched(|queue| queue.read_now_or_not(request))
     }
 
     fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
@@ -286,12 +305,14 @@ impl Queue for DeviceQueue {
     }
 
     fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
-        let _path = IoPath::enter();
-        add(&self.pages.counters().requests, 1);
-        self.pages.patch(page, at, bytes)
+        self.watched(|queue| {
+            add(&queue.pages.counters().requests, 1);
+            queue.pages.patch(page, at, bytes)
+        })
     }
 
     fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
+        // Not watched: it may look at all entries of the table, and waits for nothing.
         self.pages.extent(page, most)
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use codec::Settings;
+use pulse::{Pulse, Slot, SLOTS};
 use store::MAX_WORKERS;
 
 use crate::counters::Counters;
@@ -25,6 +26,8 @@ pub(crate) struct Records {
     /// Threads that large requests are split over.
     pub(crate) workers: usize,
     counters: Box<[Counters]>,
+    /// What each of these threads does, for a supervisor to see.
+    pulse: Arc<Pulse>,
     damage: OnceLock<Damage>,
 }
 
@@ -47,19 +50,22 @@ impl Records {
         settings: Settings,
         dictionaries: Arc<Dictionaries>,
         workers: usize,
+        pulse: Arc<Pulse>,
     ) -> Self {
         let threads = workers + MAX_WORKERS + FETCHERS + MAX_QAT_THREADS;
+        debug_assert!(threads <= SLOTS, "{threads} threads have {SLOTS} slots");
         Self {
             pages,
             settings,
             dictionaries,
             workers,
             counters: (0..threads).map(|_| Counters::default()).collect(),
+            pulse,
             damage: OnceLock::new(),
         }
     }
 
-    /// Where the counters of a thread are.
+    /// Where counters and sign of life of a thread are.
     pub(crate) fn place(&self, of: Thread) -> usize {
         match of {
             Thread::Worker(number) => number,
@@ -73,6 +79,12 @@ impl Records {
     #[inline]
     pub(crate) fn counters(&self, place: usize) -> &Counters {
         &self.counters[place]
+    }
+
+    /// The sign of life at this place.
+    #[inline]
+    pub(crate) fn slot(&self, place: usize) -> &Slot {
+        self.pulse.slot(place)
     }
 
     /// Of all threads.

@@ -62,6 +62,7 @@ fn work(dispatch: &Dispatch, pages: &mut PageIo) {
     while let Next::Work(Invitation { queue, flight: number }) =
         dispatch.invitations.wait(None, &dispatch.stop)
     {
+        pages.slot().begin();
         let station = dispatch.station(queue);
         let flight = &station.flights[usize::from(number)];
         // SAFETY: we were invited, and release the invitation below.
@@ -72,6 +73,7 @@ fn work(dispatch: &Dispatch, pages: &mut PageIo) {
         if last {
             station.finish(number);
         }
+        pages.slot().end();
     }
 }
 

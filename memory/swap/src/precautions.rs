@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -156,6 +157,16 @@ pub fn ignore_signals() -> Result<(), Untaken> {
 pub fn ignore_terminal() -> Result<(), Untaken> {
     let action = "ignore the terminal's signals";
     crate::sys::ignore_terminal().map_err(|source| Untaken { action, source })
+}
+
+/// Takes SIGUSR1 from this thread and those that it starts from now on: a descriptor that is readable
+/// when the signal has come.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn resume_signal() -> io::Result<OwnedFd> {
+    crate::sys::signal_descriptor(libc::SIGUSR1)
 }
 
 /// Closes every descriptor but the first three. For a process that has just begun, and needs

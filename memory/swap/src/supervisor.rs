@@ -10,8 +10,10 @@
 //!        the server says "train", with the socket by which the two will talk; until it says "enough")
 //! ```
 //!
-//! A server that dies is replaced at once; one that dies again and again after a growing pause, and
-//! in the end no more ([`Backoff`]). Whoever asks the supervisor to end (a descriptor that becomes
+//! A server that dies is replaced at once; one that dies again and again after a growing pause, of
+//! 10 s at most ([`Backoff`]). There is always another one, since the store is intact: only the end
+//! of the supervisor gives contents up. A server that hangs is killed, and replaced like one that has
+//! died: `watchdog.rs` says what counts as that. Whoever asks the supervisor to end (a descriptor that becomes
 //! readable) has the down helper run first: swapping must be over before the disk goes. Should that
 //! fail, the server goes on.
 //!
@@ -44,8 +46,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 mod backoff;
 mod child;
 mod error;
+mod notify;
+mod oom;
 mod run;
 mod service;
+mod watchdog;
 pub mod words;
 
 pub use backoff::Backoff;

@@ -17,6 +17,7 @@ use device::guard::IoPath;
 use device::{Device, DeviceOptions, FETCHERS, FETCH_THREAD};
 use nbd::{Server, ServerOptions};
 use policy::{Policy, Trainer};
+use pulse::Pulse;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, IoSlice, Read};
@@ -119,7 +120,11 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     if let Some(workers) = args.workers {
         options.workers = usize::from(workers);
     }
-    let device = Arc::new(Device::new(&store, &options)?);
+    let pulse = match inherited.pulse {
+        Some(number) => Pulse::open(&descriptor(number)?).context("signs of life")?,
+        None => Pulse::private(),
+    };
+    let device = Arc::new(Device::with_pulse(&store, &options, Arc::new(pulse))?);
     if args.swap && store.has_backing() {
         // The kernel takes memory for what they ask of the backing device.
         say_untaken(swap::prefer(FETCH_THREAD).err());

@@ -2,30 +2,35 @@
 
 use std::time::Duration;
 
-/// How long to wait before another server is started.
+/// How long to wait before another server is started: not at all for one that has died once, and
+/// longer the more of them die as fast as they are started. There is always another one: what the
+/// dead ones have stored is worth more than the CPU time that is lost.
 #[derive(Debug, Default)]
 pub struct Backoff {
-    pub(super) crashes: u32,
+    crashes: u32,
+    /// The pause before the last one.
+    pause: Duration,
 }
 
 impl Backoff {
     /// A server that was up for so long is not taken for one that dies as fast as it is started.
+    /// The pause before it counts too: a server that is killed every so often is none.
     const STEADY: Duration = Duration::from_secs(30);
 
-    /// So many in a row are replaced, and the next one is not: the pauses between them are 6 s
-    /// together.
-    const MOST: u32 = 8;
+    /// The longest pause, after ten deaths in a row: a host that swaps waits as long.
+    const LONGEST: Duration = Duration::from_secs(10);
 
-    /// A server has died that had been ready for so long; `None` when there is to be no other.
-    pub fn died(&mut self, ready: Duration) -> Option<Duration> {
-        if ready >= Self::STEADY {
+    /// A server has died that had been ready for so long: the pause before the next one.
+    pub fn died(&mut self, ready: Duration) -> Duration {
+        if ready + self.pause >= Self::STEADY {
             self.crashes = 0;
         }
-        self.crashes += 1;
-        match self.crashes {
-            1 => Some(Duration::ZERO),
-            crashes if crashes > Self::MOST => None,
-            crashes => Some(Duration::from_millis(50) * 2_u32.pow(crashes - 2)),
-        }
+        self.crashes = self.crashes.saturating_add(1);
+        self.pause = match self.crashes {
+            1 => Duration::ZERO,
+            crashes => Duration::from_millis(50) * 2_u32.pow((crashes - 2).min(10)),
+        };
+        self.pause = self.pause.min(Self::LONGEST);
+        self.pause
     }
 }

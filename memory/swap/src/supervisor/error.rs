@@ -22,14 +22,6 @@ pub enum SuperviseError {
     /// What was to be run when the server had come up has failed.
     #[error("what follows the start has failed: {0}")]
     Up(ExitStatus),
-    /// Servers die as fast as they are started.
-    #[error("{crashes} servers have died in a row, the last with {last}: no more are started")]
-    GaveUp {
-        /// How many.
-        crashes: u32,
-        /// How the last ended.
-        last: ExitStatus,
-    },
     /// The server was told to end, and did not. What it kept is given up.
     #[error("the server did not end in {limit:?} and was killed{}", if *gone { "" } else { "; the kernel keeps it until a disk answers" })]
     Stuck {

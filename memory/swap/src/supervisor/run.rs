@@ -10,7 +10,10 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use super::backoff::Backoff;
 use super::child::{receive, watch, Helper, Server, Task};
 use super::error::{failed, with_cause, SuperviseError};
+use super::notify::Notify;
+use super::oom::OomKills;
 use super::service::Service;
+use super::watchdog::{Proc, Watchdog, Witness, LOOK};
 use super::{words, CLIENT_LOST};
 
 /// How long to wait before what could not be started, or has failed, is tried again.
@@ -31,6 +34,11 @@ pub(super) struct Supervisor<'a> {
     /// Killed, and not yet seen to have ended.
     dismissed: Vec<Child>,
     backoff: Backoff,
+    watchdog: Watchdog,
+    /// When to look at the server again.
+    look: Instant,
+    oom: OomKills,
+    notify: Notify,
     /// When to start a server.
     restart: Option<Instant>,
     /// When to start one that stands by.
@@ -44,6 +52,8 @@ pub(super) struct Supervisor<'a> {
     late: u32,
     /// Whether the first start has succeeded as a whole.
     been_up: bool,
+    /// The first start has failed so: all is taken down again.
+    up_failed: Option<ExitStatus>,
     /// Asked to end, and trying to.
     stopping: bool,
     /// The server was told to end.
@@ -55,10 +65,12 @@ pub(super) struct Woken {
     server: bool,
     said: bool,
     helper: bool,
+    resume: bool,
 }
 
 impl<'a> Supervisor<'a> {
     pub(super) fn new(service: &'a mut dyn Service) -> Self {
+        let notify = Notify::new(service.notify_socket().as_deref());
         Self {
             service,
             server: None,
@@ -67,6 +79,10 @@ impl<'a> Supervisor<'a> {
             to_train: None,
             dismissed: Vec::with_capacity(4),
             backoff: Backoff::default(),
+            watchdog: Watchdog::default(),
+            look: Instant::now() + LOOK,
+            oom: OomKills::own(),
+            notify,
             restart: Some(Instant::now()),
             stand_by: None,
             up_again: None,
@@ -74,6 +90,7 @@ impl<'a> Supervisor<'a> {
             started: 0,
             late: 0,
             been_up: false,
+            up_failed: None,
             stopping: false,
             ending: false,
         }
@@ -84,7 +101,7 @@ impl<'a> Supervisor<'a> {
             if self.ending && self.server.is_none() {
                 // Asked to end between two servers: what the dead one left is nobody's.
                 self.service.abandon();
-                return Ok(());
+                return self.outcome();
             }
             self.begin_what_is_due()?;
             let woken = self.wait(stop)?;
@@ -98,15 +115,55 @@ impl<'a> Supervisor<'a> {
                 let _ = rustix::io::read(stop, &mut [0; 64]);
                 self.stop();
             }
+            if woken.resume {
+                self.resume();
+            }
             if woken.helper {
                 self.helpers_ended()?;
             }
             if woken.server && self.server_ended()? {
-                return Ok(());
+                return self.outcome();
             }
             self.enforce_deadlines()?;
+            self.look_at_server();
             // One that cannot be asked is not asked again.
             self.dismissed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        }
+    }
+
+    /// How it ends when all is down.
+    fn outcome(&mut self) -> Result<(), SuperviseError> {
+        self.up_failed.take().map_or(Ok(()), |status| Err(SuperviseError::Up(status)))
+    }
+
+    /// Starts the next server now, if a pause is under way.
+    fn resume(&mut self) {
+        if let Some(resume) = self.service.resume() {
+            // Level-triggered: take what was written. A signalfd gives 128 bytes for a signal.
+            let _ = rustix::io::read(resume, &mut [0; 128]);
+        }
+        if let Some(at) = &mut self.restart {
+            *at = Instant::now();
+        }
+    }
+
+    /// Kills a server that hangs, each second if it is time. Its end is then seen as any other's.
+    fn look_at_server(&mut self) {
+        let now = Instant::now();
+        if now < self.look {
+            return;
+        }
+        self.look = now + LOOK;
+        self.notify.say("WATCHDOG=1");
+        let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
+        let Some(server) = self.server.as_mut().filter(watched) else { return };
+        // One that is to end has a limit for that.
+        let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
+        let process = server.child.id();
+        if let Some(why) = self.watchdog.look(now, pulse.slots(), process, &mut Proc) {
+            let _ = server.child.kill();
+            server.killed = true;
+            self.service.say(&format!("the server hangs: {why}: killed"));
         }
     }
 
@@ -128,7 +185,10 @@ impl<'a> Supervisor<'a> {
         let replaces = self.started > 0;
         if let Some(mut standby) = self.standby.take() {
             let line = format!("{}{}\n", words::GO, self.service.go());
-            if standby.channel.write_all(line.as_bytes()).is_ok() {
+            let id = standby.child.id();
+            // One that is stopped would take the line, and do nothing.
+            let stopped = Proc.thread(id, id).is_some_and(|seen| seen.state == b'T');
+            if !stopped && standby.channel.write_all(line.as_bytes()).is_ok() {
                 self.started += 1;
                 standby.deadline = Some(self.to_be_ready());
                 self.server = Some(standby);
@@ -181,7 +241,8 @@ impl<'a> Supervisor<'a> {
     fn wait(&self, stop: BorrowedFd<'_>) -> Result<Woken, SuperviseError> {
         let deadlines = self.helpers.iter().map(|helper| helper.deadline);
         let due = self.server.as_ref().and_then(|server| server.deadline);
-        let deadlines = deadlines.chain([self.restart, self.stand_by, self.up_again, due]);
+        let deadlines =
+            deadlines.chain([self.restart, self.stand_by, self.up_again, due, Some(self.look)]);
         let timeout = deadlines.flatten().min().map(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec {
@@ -193,8 +254,9 @@ impl<'a> Supervisor<'a> {
         let server = self.server.as_ref();
         let pidfd = server.map_or(stop, |server| server.pidfd.as_fd());
         let channel = server.map_or(stop, |server| server.channel.as_fd());
+        let resume = self.service.resume().unwrap_or(stop);
         let helpers = self.helpers.iter().map(|helper| helper.pidfd.as_fd());
-        let mut fds: Vec<_> = [stop, pidfd, channel]
+        let mut fds: Vec<_> = [stop, pidfd, channel, resume]
             .into_iter()
             .chain(helpers)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -212,7 +274,8 @@ impl<'a> Supervisor<'a> {
             stop: ready[0],
             server: server.is_some() && ready[1],
             said: server.is_some() && ready[2],
-            helper: ready[3..].contains(&true),
+            resume: self.service.resume().is_some() && ready[3],
+            helper: ready[4..].contains(&true),
         })
     }
 
@@ -278,10 +341,11 @@ impl<'a> Supervisor<'a> {
         let first = !self.up_begun;
         self.up_begun = true;
         let Some(command) = self.service.up(!first, pid) else {
-            self.been_up |= first;
+            self.up_ended(first);
             return Ok(());
         };
-        match self.help(command, Task::Up { first }, None) {
+        let limit = self.service.ready_limit();
+        match self.help(command, Task::Up { first }, Some(limit)) {
             Ok(()) => Ok(()),
             Err(error) if first => {
                 self.end_server();
@@ -293,6 +357,15 @@ impl<'a> Supervisor<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// What follows the start of a server has succeeded.
+    fn up_ended(&mut self, first: bool) {
+        if first && !self.been_up {
+            self.notify.say("READY=1");
+        }
+        self.been_up |= first;
+        self.notify.say("STATUS=serving");
     }
 
     /// Starts what the server wants to have trained, if there is no other one. What cannot be
@@ -368,10 +441,14 @@ impl<'a> Supervisor<'a> {
     fn helper_ended(&mut self, task: Task, status: ExitStatus) -> Result<(), SuperviseError> {
         match (task, status.success()) {
             (Task::Train, _) => self.train(),
-            (Task::Up { first }, true) => self.been_up |= first,
+            (Task::Up { first }, true) => self.up_ended(first),
             (Task::Up { first: true }, false) => {
-                self.end_server();
-                return Err(SuperviseError::Up(status));
+                // One that was killed may have begun to swap all the same: that ends before the
+                // server does.
+                self.service.say(&format!("what follows the start has failed ({status})"));
+                self.up_failed = Some(status);
+                self.been_up = true;
+                self.stopping = true;
             }
             (Task::Up { first: false }, false) => {
                 self.service.say(&format!(
@@ -382,6 +459,7 @@ impl<'a> Supervisor<'a> {
             (Task::Down, true) => self.tell_to_end(),
             (Task::Down, false) => {
                 self.stopping = false;
+                self.up_failed = None;
                 self.service.say(&format!(
                     "cannot end, the disk is still in use ({status}): serving goes on. Ask again later"
                 ));
@@ -398,6 +476,12 @@ impl<'a> Supervisor<'a> {
             if helper.deadline.is_some_and(|at| at <= Instant::now()) {
                 // Its end is then seen as that of one that has failed.
                 helper.dismiss();
+                if let Task::Up { .. } = helper.task {
+                    let limit = self.service.ready_limit();
+                    self.service.say(&format!(
+                        "what follows the start of a server has not ended in {limit:?}: killed"
+                    ));
+                }
             }
         }
         let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
@@ -428,8 +512,10 @@ impl<'a> Supervisor<'a> {
             return;
         }
         self.stopping = true;
-        // What comes back into memory needs some.
+        self.notify.say("STOPPING=1");
+        // What comes back into memory needs some, and a server that gives it.
         self.end_training();
+        self.resume();
         self.go_down();
     }
 
@@ -484,6 +570,11 @@ impl<'a> Supervisor<'a> {
         };
         let (ready, killed) = (server.ready.map(|since| since.elapsed()), server.killed);
         self.server = None;
+        self.watchdog.reset();
+        if let Some(pulse) = self.service.pulse() {
+            pulse.clear();
+        }
+        let oom = self.oom.since();
         // It was for that one alone.
         self.end_training();
         self.up_again = None;
@@ -500,17 +591,16 @@ impl<'a> Supervisor<'a> {
             return Ok(true);
         }
         if !self.been_up && self.started == 1 && ready.is_none() {
+            if let Some(why) = oom {
+                self.service.say(&why);
+            }
             return Err(SuperviseError::Start(status));
         }
         let pause = match status.code() {
-            Some(code) if code == i32::from(CLIENT_LOST) && ready.is_some() => Some(Duration::ZERO),
+            Some(code) if code == i32::from(CLIENT_LOST) && ready.is_some() => Duration::ZERO,
             _ => self.backoff.died(ready.unwrap_or_default()),
         };
-        let Some(pause) = pause else {
-            self.tell_to_end();
-            self.service.abandon();
-            return Err(SuperviseError::GaveUp { crashes: self.backoff.crashes, last: status });
-        };
+        let pause = if self.stopping { Duration::ZERO } else { pause };
         // First the server, then what there is to say of it.
         self.restart = Some(Instant::now() + pause);
         self.begin_what_is_due()?;
@@ -518,7 +608,10 @@ impl<'a> Supervisor<'a> {
             Duration::ZERO => String::new(),
             pause => format!(" in {pause:?}"),
         };
-        self.service.say(&format!("the server has died ({status}): starting another{after}"));
+        let why = oom.map(|why| format!("; {why}")).unwrap_or_default();
+        let line = format!("the server has died ({status}{why}): starting another{after}");
+        self.notify.say(&format!("STATUS={line}"));
+        self.service.say(&line);
         Ok(false)
     }
 }

@@ -1,8 +1,10 @@
 //! What a supervisor asks of those that use it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
+
+use pulse::Pulse;
 
 /// What is to be supervised.
 pub trait Service {
@@ -37,7 +39,8 @@ pub trait Service {
     fn down_limit(&self) -> Duration;
 
     /// How long a server that replaces another one may take until it is ready, longer on a machine
-    /// that is slow: each that was too late gives the next one twice as long, up to 16 times.
+    /// that is slow: each that was too late gives the next one twice as long, up to 16 times. What
+    /// follows the start of a server may take as long.
     fn ready_limit(&self) -> Duration {
         Duration::from_secs(60)
     }
@@ -50,6 +53,22 @@ pub trait Service {
     /// What is to be run when the server asks for training, by the socket that it sent along, and
     /// how long it may take. Nobody waits for it, and what comes of it is the server's to see.
     fn train(&mut self, _channel: OwnedFd) -> Option<(Command, Duration)> {
+        None
+    }
+
+    /// The signs of life of servers, if they give any: one that hangs is killed and replaced.
+    fn pulse(&self) -> Option<&Pulse> {
+        None
+    }
+
+    /// A descriptor that becomes readable when a server that waits for its pause is to be started
+    /// at once.
+    fn resume(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The socket of the service manager that has started this process (`NOTIFY_SOCKET`).
+    fn notify_socket(&self) -> Option<String> {
         None
     }
 
