@@ -12,7 +12,7 @@ use crate::counters::{add, Tally};
 use crate::deflate::Params;
 use crate::faults::Effect;
 use crate::script::{Direction, Order};
-use crate::sgl;
+use crate::sgl::{self, Call};
 use qat_abi::*;
 use std::cmp::Ordering as By;
 use std::collections::{BinaryHeap, VecDeque};
@@ -157,19 +157,6 @@ struct Answer {
 
 // SAFETY: the pointers are the caller's, for its callback; the API lets any thread poll.
 unsafe impl Send for Answer {}
-
-/// A call of `cpaDcCompressData2` or `cpaDcDecompressData`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
-    pub(crate) direction: Direction,
-    pub(crate) session: CpaDcSessionHandle,
-    pub(crate) source: *mut CpaBufferList,
-    pub(crate) target: *mut CpaBufferList,
-    pub(crate) results: *mut CpaDcRqResults,
-    pub(crate) flush: u32,
-    pub(crate) recover: bool,
-    pub(crate) tag: *mut c_void,
-}
 
 /// The callback for events, with its tag.
 #[derive(Debug, Clone, Copy)]

@@ -7,7 +7,6 @@
 
 #![expect(unsafe_code, reason = "reads the caller's buffer lists, writes their metadata")]
 
-use crate::instance::Call;
 use crate::script::Direction;
 use qat_abi::*;
 use std::ffi::c_void;
@@ -26,6 +25,19 @@ pub(crate) const MAX_BYTES: u64 = 64 << 20;
 /// `cpaDcBufferListGetMetaSize`: with room to align, as the real one has it.
 pub(crate) fn meta_bytes(flats: u32) -> Option<u32> {
     flats.checked_mul(16)?.checked_add(16 + 64)
+}
+
+/// A call of `cpaDcCompressData2` or `cpaDcDecompressData`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) direction: Direction,
+    pub(crate) session: CpaDcSessionHandle,
+    pub(crate) source: *mut CpaBufferList,
+    pub(crate) target: *mut CpaBufferList,
+    pub(crate) results: *mut CpaDcRqResults,
+    pub(crate) flush: u32,
+    pub(crate) recover: bool,
+    pub(crate) tag: *mut c_void,
 }
 
 /// The lengths of both lists.

@@ -8,25 +8,14 @@
 
 #![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
 
-use crate::engine::Op;
-use crate::instance::Instance;
+use crate::instance::{Instance, InstanceError};
 use crate::load::Api;
 use crate::mailbox::{on_completion, MAX_SLOTS};
 use crate::memory::{Pinned, ALIGN};
+use crate::piece::Op;
 use qat_abi as abi;
 use qat_abi::{CpaBufferList, CpaDcOpData, CpaDcRqResults, CpaFlatBuffer, CpaStatus};
 use std::sync::Arc;
-
-/// Why an instance that was free could not be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ChannelError {
-    /// Pinned memory ran out: the memlock limit, or the libraries' own.
-    #[error("instance {instance}: no pinned memory ({len} bytes wanted); raise the memlock limit (ulimit -l)")]
-    Memory { instance: String, len: usize },
-    /// A call failed.
-    #[error("instance {instance}: {call} answered {status}")]
-    Call { instance: String, call: &'static str, status: CpaStatus },
-}
 
 /// How a session is set up.
 #[derive(Debug, Clone, Copy)]
@@ -98,15 +87,15 @@ impl Channel {
         api: &'static Api,
         instance: Arc<Instance>,
         setup: &Setup,
-    ) -> Result<Self, ChannelError> {
+    ) -> Result<Self, InstanceError> {
         let name = || instance.info.name.clone();
         let call = |call: &'static str, status: CpaStatus| match status {
             abi::CPA_STATUS_SUCCESS => Ok(()),
-            status => Err(ChannelError::Call { instance: name(), call, status }),
+            status => Err(InstanceError::Call { instance: name(), call, status }),
         };
         let pinned = |len: usize| {
             Pinned::new(api, len, instance.info.node)
-                .ok_or_else(|| ChannelError::Memory { instance: name(), len })
+                .ok_or_else(|| InstanceError::Memory { instance: name(), len })
         };
         instance.start(api)?;
         let handle = instance.handle();
@@ -151,7 +140,7 @@ impl Channel {
         assert!(setup.slots <= MAX_SLOTS, "{} slots, {MAX_SLOTS} at most", setup.slots);
         let slots = (0..setup.slots)
             .map(|_| pinned(layout.end))
-            .collect::<Result<Vec<_>, ChannelError>>()?;
+            .collect::<Result<Vec<_>, InstanceError>>()?;
         // SAFETY: the session's memory is of the size asked for and lives until the session has
         // been removed; stateless sessions have no context; the callback does not unwind.
         let status = unsafe {
@@ -240,7 +229,7 @@ impl Channel {
         };
         // A callback that came in spite of a refusal has the last word: it is taken back like any
         // other.
-        if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.forget(slot) {
+        if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.give_up(slot) {
             self.owned += 1;
             return abi::CPA_STATUS_SUCCESS;
         }

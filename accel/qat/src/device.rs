@@ -2,13 +2,14 @@
 
 mod care;
 
-use crate::channel::{slot_of, Channel, ChannelError, Setup};
+use crate::channel::{slot_of, Channel, Setup};
 use crate::counters::{add, set, Reason};
-use crate::desk::{smooth, Desk, Done, Place, Queued, Work};
-use crate::engine::{Direction, EngineOptions, Op};
-use crate::instance::Instance;
+use crate::delivery::{smooth, Delivery, Done, Place, Queued, Work};
+use crate::instance::{Instance, InstanceError};
 use crate::load::Api;
 use crate::mailbox::{Mailbox, State};
+use crate::options::{Direction, EngineOptions};
+use crate::piece::Op;
 use crate::process::Qat;
 use care::BACKOFF_NS;
 use qat_abi as abi;
@@ -113,8 +114,8 @@ impl Device {
         api: &'static Api,
         instance: &Arc<Instance>,
         options: &EngineOptions,
-        desk: &mut Desk,
-    ) -> Result<Self, ChannelError> {
+        delivery: &mut Delivery,
+    ) -> Result<Self, InstanceError> {
         let setup = Setup {
             level: options.level,
             direction: match options.direction {
@@ -136,9 +137,9 @@ impl Device {
         let probe_plain: Vec<u8> = (0..options.max_plain.min(4096))
             .map(|i| letters[(i * i / 8) % letters.len()])
             .collect();
-        let probe_packed = desk.software.compress(&probe_plain).to_vec();
+        let probe_packed = delivery.software.compress(&probe_plain).to_vec();
         let slot = |_| Slot { phase: Phase::Free, work: Work::NONE, number: 0 };
-        desk.tick();
+        delivery.tick();
         Ok(Self {
             mailbox,
             slots: (0..setup.slots).map(slot).collect(),
@@ -149,16 +150,16 @@ impl Device {
             flying_bytes: 0,
             lost: 0,
             lates: 0,
-            lates_since: desk.now,
+            lates_since: delivery.now,
             held: 0,
             rate: 0,
-            busy_since: desk.now,
-            last_answer: desk.now,
+            busy_since: delivery.now,
+            last_answer: delivery.now,
             trust: Trust::Good,
-            trusted_since: desk.now,
+            trusted_since: delivery.now,
             backoff: BACKOFF_NS.0,
             state: State::Running,
-            down_since: desk.now,
+            down_since: delivery.now,
             restarts: mailbox.restarts.load(Ordering::Relaxed),
             fatals: mailbox.fatals.load(Ordering::Relaxed),
             next_look: 0,
@@ -250,35 +251,35 @@ impl Device {
         slot: u16,
         work: Work,
         reason: Option<Reason>,
-        desk: &mut Desk,
+        delivery: &mut Delivery,
     ) {
         self.slots[usize::from(slot)].work = work;
         match reason {
-            Some(reason) => self.hand_over(slot, reason, desk),
+            Some(reason) => self.hand_over(slot, reason, delivery),
             // Behind those that wait already.
             None if !self.pending.is_empty() => self.pend(slot),
-            None => match self.fly(slot, desk) {
+            None => match self.fly(slot, delivery) {
                 Flown::Away => {}
                 Flown::Full => self.pend(slot),
-                Flown::Refused(reason) => self.hand_over(slot, reason, desk),
+                Flown::Refused(reason) => self.hand_over(slot, reason, delivery),
             },
         }
     }
 
     /// Collects callbacks, delivers what the device did well, queues the rest for software.
-    pub(crate) fn collect(&mut self, desk: &mut Desk, done: &mut impl Done) {
+    pub(crate) fn collect(&mut self, delivery: &mut Delivery, done: &mut impl Done) {
         if self.channel.owned() == 0 {
             return;
         }
         match self.channel.poll() {
             abi::CPA_STATUS_SUCCESS | abi::CPA_STATUS_RETRY => self.poll_failures = 0,
-            abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, desk),
-            abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, desk),
+            abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, delivery),
+            abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, delivery),
             _ => {
-                add(&desk.counters.poll_failures, 1);
+                add(&delivery.counters.poll_failures, 1);
                 self.poll_failures += 1;
                 if self.poll_failures >= POLL_FAILURES {
-                    self.suspect(Reason::Poll, desk);
+                    self.suspect(Reason::Poll, delivery);
                 }
             }
         }
@@ -287,31 +288,31 @@ impl Device {
         for word in 0..self.channel.words() {
             let mut bits = self.mailbox.take_done(word);
             while bits != 0 {
-                self.called_back(slot_of(word, bits), desk, done);
+                self.called_back(slot_of(word, bits), delivery, done);
                 bits &= bits - 1;
             }
         }
         let got = before - self.flying_bytes;
         if got > 0 {
-            self.rate = smooth(self.rate, self.busy_since, desk.now, got);
-            set(&desk.counters.device_ns_per_kib, self.rate);
-            self.busy_since = desk.now;
-            self.last_answer = desk.now;
+            self.rate = smooth(self.rate, self.busy_since, delivery.now, got);
+            set(&delivery.counters.device_ns_per_kib, self.rate);
+            self.busy_since = delivery.now;
+            self.last_answer = delivery.now;
         }
     }
 
     /// Events, deadlines, slots that wait for room, probes.
-    pub(crate) fn tend(&mut self, desk: &mut Desk) {
-        self.look_at_events(desk);
-        if desk.now >= self.next_look {
-            self.look_at_deadlines(desk);
+    pub(crate) fn tend(&mut self, delivery: &mut Delivery) {
+        self.look_at_events(delivery);
+        if delivery.now >= self.next_look {
+            self.look_at_deadlines(delivery);
         }
         if !self.pending.is_empty() {
-            self.try_pending(desk);
+            self.try_pending(delivery);
         }
         if let Trust::Suspect { probe_at, sent, .. } = self.trust {
             if self.state == State::Running {
-                self.probe(probe_at, sent, desk);
+                self.probe(probe_at, sent, delivery);
             }
         }
     }
@@ -321,7 +322,7 @@ impl Device {
         &mut self,
         slot: u16,
         queued: &Queued,
-        desk: &mut Desk,
+        delivery: &mut Delivery,
         done: &mut impl Done,
     ) {
         let at = &mut self.slots[usize::from(slot)];
@@ -330,15 +331,15 @@ impl Device {
             return;
         }
         let work = at.work;
-        let good = desk.redo(&work, self.channel.source(slot, work.len), queued.reason, done);
+        let good = delivery.redo(&work, self.channel.source(slot, work.len), queued.reason, done);
         match self.slots[usize::from(slot)].phase {
             Phase::Flying { .. } => {
                 self.slots[usize::from(slot)].phase = Phase::Lost;
                 self.landed(&work);
                 self.lost += 1;
-                set(&desk.counters.quarantined, self.lost as u64);
+                set(&delivery.counters.quarantined, self.lost as u64);
                 if self.is_worn() {
-                    self.suspect(Reason::Late, desk);
+                    self.suspect(Reason::Late, delivery);
                 }
             }
             _ => {
@@ -354,32 +355,32 @@ impl Device {
         if good && error && !data {
             self.errors += 1;
             if self.errors >= ERRORS {
-                self.suspect(queued.reason, desk);
+                self.suspect(queued.reason, delivery);
             }
         }
     }
 
     /// The engine goes, or takes another instance.
-    pub(crate) fn leave(mut self, qat: &Qat, desk: &mut Desk) {
-        desk.tick();
-        let end = desk.now + self.deadline;
-        while self.usable() && self.channel.drain() > 0 && desk.now < end {
+    pub(crate) fn retire(mut self, qat: &Qat, delivery: &mut Delivery) {
+        delivery.tick();
+        let end = delivery.now + self.deadline;
+        while self.usable() && self.channel.drain() > 0 && delivery.now < end {
             std::thread::sleep(Duration::from_micros(50));
-            desk.tick();
+            delivery.tick();
             self.state = self.mailbox.state();
         }
-        set(&desk.counters.quarantined, 0);
-        set(&desk.counters.in_flight, 0);
-        qat.leave(self.channel);
+        set(&delivery.counters.quarantined, 0);
+        set(&delivery.counters.in_flight, 0);
+        qat.close(self.channel);
     }
 
-    fn fly(&mut self, slot: u16, desk: &mut Desk) -> Flown {
+    fn fly(&mut self, slot: u16, delivery: &mut Delivery) -> Flown {
         let work = self.slots[usize::from(slot)].work;
         match self.channel.submit(slot, work.len, work.op) {
             abi::CPA_STATUS_SUCCESS => {
                 if self.flying == 0 {
-                    self.busy_since = desk.now;
-                    self.last_answer = desk.now;
+                    self.busy_since = delivery.now;
+                    self.last_answer = delivery.now;
                 }
                 self.idle_retries = 0;
                 self.flying += 1;
@@ -389,14 +390,14 @@ impl Device {
                 Flown::Away
             }
             abi::CPA_STATUS_RETRY => {
-                add(&desk.counters.retries, 1);
+                add(&delivery.counters.retries, 1);
                 Flown::Full
             }
             status => {
-                add(&desk.counters.refusals, 1);
+                add(&delivery.counters.refusals, 1);
                 match status {
-                    abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, desk),
-                    abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, desk),
+                    abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, delivery),
+                    abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, delivery),
                     _ => {}
                 }
                 Flown::Refused(self.unusable().unwrap_or(Reason::Refused))
@@ -405,24 +406,24 @@ impl Device {
     }
 
     /// A callback came for `slot`: it is the driver's again.
-    fn called_back(&mut self, slot: u16, desk: &mut Desk, done: &mut impl Done) {
+    fn called_back(&mut self, slot: u16, delivery: &mut Delivery, done: &mut impl Done) {
         let status = self.channel.take_back(slot);
         match self.slots[usize::from(slot)].phase {
             Phase::Flying { .. } => {
                 let mut work = self.slots[usize::from(slot)].work;
                 self.landed(&work);
-                let judged = self.judge(slot, &mut work, status, false, desk);
+                let judged = self.judge(slot, &mut work, status, false, delivery);
                 // A suspicion that this raised has queued all that fly, and so this one.
                 let redo = self.slots[usize::from(slot)].phase == (Phase::Flying { redo: true });
                 match judged {
                     Ok(len) => {
                         self.errors = 0;
                         if redo {
-                            desk.withdraw(self.slots[usize::from(slot)].number);
+                            delivery.withdraw(self.slots[usize::from(slot)].number);
                         }
                         // A place in the software's queue would be void from here on.
                         self.slots[usize::from(slot)].number = 0;
-                        desk.deliver(&work, self.channel.output(slot, len), done);
+                        delivery.deliver(&work, self.channel.output(slot, len), done);
                         self.recycle(slot);
                     }
                     Err(_) if redo => {
@@ -433,31 +434,31 @@ impl Device {
                         self.held += 1;
                         // A dying device answers with FAIL before its event is seen.
                         let reason = self.unusable().unwrap_or(reason);
-                        self.hand_over(slot, reason, desk);
+                        self.hand_over(slot, reason, delivery);
                     }
                 }
             }
             Phase::Lost => {
-                add(&desk.counters.late, 1);
+                add(&delivery.counters.late, 1);
                 self.lost -= 1;
-                set(&desk.counters.quarantined, self.lost as u64);
+                set(&delivery.counters.quarantined, self.lost as u64);
                 self.recycle(slot);
-                self.sign_of_life(status, desk.now);
+                self.sign_of_life(status, delivery.now);
             }
             Phase::Probe => {
                 let mut work = self.slots[usize::from(slot)].work;
-                let well = self.judge(slot, &mut work, status, true, desk).is_ok();
+                let well = self.judge(slot, &mut work, status, true, delivery).is_ok();
                 self.recycle(slot);
                 match self.trust {
                     Trust::Suspect { sent: Some((this, _)), since, .. } if this == slot => {
                         if well && !self.is_worn() {
-                            self.recover(desk);
+                            self.recover(delivery);
                         } else {
-                            let probe_at = self.next_probe(desk.now);
+                            let probe_at = self.next_probe(delivery.now);
                             self.trust = Trust::Suspect { since, probe_at, sent: None };
                         }
                     }
-                    _ => self.sign_of_life(status, desk.now),
+                    _ => self.sign_of_life(status, delivery.now),
                 }
             }
             // `take_done` reports only announced requests, and those are in one of the phases
@@ -474,7 +475,7 @@ impl Device {
         work: &mut Work,
         status: abi::CpaStatus,
         verify: bool,
-        desk: &mut Desk,
+        delivery: &mut Delivery,
     ) -> Result<usize, Reason> {
         let results = self.channel.results(slot);
         if status != abi::CPA_STATUS_SUCCESS || results.status != abi::CPA_DC_OK {
@@ -492,13 +493,13 @@ impl Device {
                     return Err(Reason::Wrong);
                 }
                 if verify || self.is_verified() {
-                    add(&desk.counters.verified, 1);
+                    add(&delivery.counters.verified, 1);
                     let output = self.channel.output(slot, produced);
                     let plain = self.channel.source(slot, work.len);
-                    if desk.software.decompress(output, work.len) != Ok(plain) {
+                    if delivery.software.decompress(output, work.len) != Ok(plain) {
                         // Its checksum and its own verification were fine: nothing it says can be
                         // believed.
-                        self.suspect(Reason::Wrong, desk);
+                        self.suspect(Reason::Wrong, delivery);
                         return Err(Reason::Wrong);
                     }
                 }
@@ -531,9 +532,9 @@ impl Device {
         true
     }
 
-    fn try_pending(&mut self, desk: &mut Desk) {
+    fn try_pending(&mut self, delivery: &mut Delivery) {
         while let Some(&slot) = self.pending.front() {
-            match self.fly(slot, desk) {
+            match self.fly(slot, delivery) {
                 Flown::Away => {
                     self.pending.pop_front();
                 }
@@ -541,7 +542,7 @@ impl Device {
                     // A suspicion raised meanwhile has emptied the queue already.
                     if self.pending.front() == Some(&slot) {
                         self.pending.pop_front();
-                        self.hand_over(slot, reason, desk);
+                        self.hand_over(slot, reason, delivery);
                     }
                 }
                 Flown::Full => {
@@ -549,17 +550,17 @@ impl Device {
                         self.idle_retries += 1;
                         if self.idle_retries >= IDLE_RETRIES {
                             // Full of nothing, or of what it has lost.
-                            self.suspect(Reason::Refused, desk);
+                            self.suspect(Reason::Refused, delivery);
                         }
                         return;
                     }
                     let work = self.slots[usize::from(slot)].work;
                     if self.options.share
-                        && !desk.has_queued()
-                        && desk.software_ns(work.op, work.plain_len()) < self.wait_ns()
+                        && !delivery.has_queued()
+                        && delivery.software_ns(work.op, work.plain_len()) < self.wait_ns()
                     {
                         self.pending.pop_front();
-                        self.hand_over(slot, Reason::Busy, desk);
+                        self.hand_over(slot, Reason::Busy, delivery);
                     }
                     return;
                 }
@@ -573,17 +574,17 @@ impl Device {
     }
 
     /// The slot, which the device does not have, waits for software.
-    fn hand_over(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
+    fn hand_over(&mut self, slot: u16, reason: Reason, delivery: &mut Delivery) {
         let at = &mut self.slots[usize::from(slot)];
         at.phase = Phase::Queued;
-        at.number = desk.queue(Place::Pinned(slot), at.work.plain_len(), reason);
+        at.number = delivery.queue(Place::Pinned(slot), at.work.plain_len(), reason);
     }
 
     /// The slot, which the device has, waits for software as well.
-    fn hedge(&mut self, slot: u16, reason: Reason, desk: &mut Desk) {
+    fn hedge(&mut self, slot: u16, reason: Reason, delivery: &mut Delivery) {
         let at = &mut self.slots[usize::from(slot)];
         at.phase = Phase::Flying { redo: true };
-        at.number = desk.queue(Place::Pinned(slot), at.work.plain_len(), reason);
+        at.number = delivery.queue(Place::Pinned(slot), at.work.plain_len(), reason);
     }
 
     fn landed(&mut self, work: &Work) {

@@ -1,122 +1,19 @@
 //! One worker's engine: slots to fill, submission, delivery. It has a device when there is one to
 //! have.
 
-use crate::channel::ChannelError;
 use crate::counters::{add, set, Counters, Reason};
-use crate::desk::{Desk, Place, Work};
+use crate::delivery::{Delivery, Place, Work};
 use crate::device::Device;
-use crate::instance::{Instance, MAX_PIECE};
+use crate::instance::{Instance, InstanceError};
+use crate::options::{Direction, EngineOptions};
+use crate::piece::{BadData, Finished, Op};
 use crate::process::Qat;
 use crate::software::Software;
-use crate::BadData;
 use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How an engine works. Values out of range are brought into it.
-#[derive(Debug, Clone)]
-pub struct EngineOptions {
-    /// Deflate level of device and software, 1 to 9. Default 1.
-    pub level: u32,
-    /// Requests in flight at most, 1 to 256. Default 128; the device's ring holds 511.
-    pub depth: usize,
-    /// Plain bytes of a piece at most, 1 to 64 KiB. Default 64 KiB. A slot takes a good two times
-    /// that.
-    pub max_plain: usize,
-    /// No piece waits longer for the device, 1 ms to 60 s. Default 100 ms.
-    pub deadline: Duration,
-    /// What the session is set up for. Default both.
-    pub direction: Direction,
-    /// While the device is full, do pieces in software that are done sooner that way. Default true.
-    pub share: bool,
-    /// Of the device's compressed outputs, decompress each n-th and compare: 1 for all, 0 for none.
-    /// Default 64.
-    ///
-    /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is
-    /// compared always; this finds what goes wrong after that, at about 4 µs for a page.
-    pub verify_every: u32,
-    /// Look for an instance now and then: when there is none, or the one there is has been of no
-    /// use for a second. That allocates, also pinned memory; nothing else in a `poll` allocates.
-    /// Default true.
-    pub roam: bool,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self {
-            level: 1,
-            depth: 128,
-            max_plain: MAX_PIECE,
-            deadline: Duration::from_millis(100),
-            direction: Direction::Both,
-            share: true,
-            verify_every: 64,
-            roam: true,
-        }
-    }
-}
-
-impl EngineOptions {
-    fn in_range(mut self) -> Self {
-        self.level = self.level.clamp(1, 9);
-        self.depth = self.depth.clamp(1, 256);
-        self.max_plain = self.max_plain.clamp(1, MAX_PIECE);
-        self.deadline = self.deadline.clamp(Duration::from_millis(1), Duration::from_secs(60));
-        self
-    }
-
-    /// Bytes of a slot's source and destination: the expansion of deflate (stored blocks, the
-    /// device's 9-bit literals) and a margin above the device's least destination.
-    pub(crate) fn room(&self) -> usize {
-        (self.max_plain + self.max_plain / 8 + 1024).next_multiple_of(64)
-    }
-}
-
-/// Directions a session is set up for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// Both.
-    Both,
-    /// Compression only.
-    Compress,
-    /// Decompression only.
-    Decompress,
-}
-
-/// What to do with a piece.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
-    /// Plain bytes to a raw deflate stream.
-    Compress,
-    /// A raw deflate stream to its plain bytes.
-    Decompress {
-        /// How many they are, exactly.
-        plain_len: usize,
-    },
-}
-
-/// A piece that is done.
-#[derive(Debug, Clone, Copy)]
-pub struct Finished<'a> {
-    /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes: up
-    /// to the caller then.
-    pub bytes: &'a [u8],
-    /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
-    pub crc32: u32,
-    /// Who did it.
-    pub by: By,
-}
-
-/// Who did a piece.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// The device.
-    Device,
-    /// libdeflate on this CPU.
-    Software(Reason),
-}
 
 /// A slot to fill and submit. Give it to the engine it came from; a lease that is dropped loses its
 /// slot.
@@ -134,7 +31,7 @@ pub struct Engine {
     options: EngineOptions,
     qat: Option<Arc<Qat>>,
     device: Option<Device>,
-    desk: Desk,
+    delivery: Delivery,
     plain: Vec<PlainSlot>,
     plain_free: Vec<u16>,
     /// What the last piece was, for estimates.
@@ -185,7 +82,7 @@ impl Engine {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             qat: qat.map(Arc::clone),
             device: None,
-            desk: Desk::new(software, pieces),
+            delivery: Delivery::new(software, pieces),
             plain,
             plain_free: (0..PLAIN_SLOTS).rev().collect(),
             last_op: match options.direction {
@@ -234,7 +131,7 @@ impl Engine {
                     // still.
                     None if device.is_idle()
                         || self.options.share
-                            && self.desk.software_ns(self.last_op, plain_len) < wait =>
+                            && self.delivery.software_ns(self.last_op, plain_len) < wait =>
                     {
                         self.plain_free.pop().map(Place::Plain)
                     }
@@ -294,17 +191,17 @@ impl Engine {
         assert!(len <= limit, "a piece of {len} bytes, {limit} at most");
         if !self.ticked {
             // Pieces submitted between two polls share one reading of the clock.
-            self.desk.tick();
+            self.delivery.tick();
             self.ticked = true;
         }
         self.last_op = op;
-        let mut work = Work { op, len, tag, crc32: 0, at: self.desk.now };
+        let mut work = Work { op, len, tag, crc32: 0, at: self.delivery.now };
         if op == Op::Compress {
             work.crc32 = libdeflater::crc32(&self.source(&lease)[..len]);
         }
-        add(&self.desk.counters.submitted, 1);
-        add(&self.desk.counters.bytes_in, len as u64);
-        self.desk.outstanding += 1;
+        add(&self.delivery.counters.submitted, 1);
+        add(&self.delivery.counters.bytes_in, len as u64);
+        self.delivery.outstanding += 1;
         let plain_len = work.plain_len();
         let fit = len > 0 && plain_len > 0 && plain_len <= self.options.max_plain;
         let reason = match &self.device {
@@ -315,11 +212,11 @@ impl Engine {
         match lease.place {
             Place::Pinned(slot) => {
                 let device = self.device.as_mut().expect("a leased slot keeps its device");
-                device.submit(slot, work, reason, &mut self.desk);
+                device.submit(slot, work, reason, &mut self.delivery);
             }
             Place::Plain(slot) => {
                 let reason = reason.unwrap_or(Reason::Busy);
-                let number = self.desk.queue(lease.place, plain_len, reason);
+                let number = self.delivery.queue(lease.place, plain_len, reason);
                 let slot = &mut self.plain[usize::from(slot)];
                 (slot.work, slot.number) = (work, number);
             }
@@ -330,22 +227,22 @@ impl Engine {
     /// for software. `done` gets each piece's tag and what it came to; the bytes are valid during
     /// the call. Returns how many there were.
     pub fn poll(&mut self, mut done: impl FnMut(u64, Result<Finished<'_>, BadData>)) -> usize {
-        self.desk.tick();
-        let before = self.desk.outstanding;
+        self.delivery.tick();
+        let before = self.delivery.outstanding;
         if let Some(device) = &mut self.device {
-            device.collect(&mut self.desk, &mut done);
-            device.tend(&mut self.desk);
-            set(&self.desk.counters.in_flight, device.in_flight() as u64);
+            device.collect(&mut self.delivery, &mut done);
+            device.tend(&mut self.delivery);
+            set(&self.delivery.counters.in_flight, device.in_flight() as u64);
         }
-        if self.desk.now >= self.claim_at {
+        if self.delivery.now >= self.claim_at {
             self.look_for_instance();
         }
         self.run_software(&mut done);
-        if let Some(device) = self.device.as_mut().filter(|_| self.desk.outstanding == 0) {
+        if let Some(device) = self.device.as_mut().filter(|_| self.delivery.outstanding == 0) {
             device.rest();
         }
         self.ticked = false;
-        let delivered = before - self.desk.outstanding;
+        let delivered = before - self.delivery.outstanding;
         if delivered > 0 {
             self.waits = 0;
         }
@@ -361,7 +258,7 @@ impl Engine {
         thread_local! {
             static SLACK_SET: Cell<bool> = const { Cell::new(false) };
         }
-        if self.desk.outstanding == 0 || self.desk.has_queued() {
+        if self.delivery.outstanding == 0 || self.delivery.has_queued() {
             return;
         }
         if !SLACK_SET.replace(true) {
@@ -381,17 +278,17 @@ impl Engine {
 
     /// Pieces submitted and not delivered.
     pub fn in_flight(&self) -> usize {
-        self.desk.outstanding
+        self.delivery.outstanding
     }
 
     /// The engine's counters.
     pub fn counters(&self) -> &Arc<Counters> {
-        &self.desk.counters
+        &self.delivery.counters
     }
 
     fn run_software(&mut self, done: &mut impl FnMut(u64, Result<Finished<'_>, BadData>)) {
-        let end = self.desk.now + POLL_BUDGET_NS;
-        while let Some(queued) = self.desk.next() {
+        let end = self.delivery.now + POLL_BUDGET_NS;
+        while let Some(queued) = self.delivery.next() {
             match queued.place {
                 Place::Plain(slot) => {
                     let at = &self.plain[usize::from(slot)];
@@ -399,16 +296,16 @@ impl Engine {
                         at.number, queued.number,
                         "a plain slot has one piece at a time"
                     );
-                    self.desk.redo(&at.work, &at.source[..at.work.len], queued.reason, done);
+                    self.delivery.redo(&at.work, &at.source[..at.work.len], queued.reason, done);
                     self.plain_free.push(slot);
                 }
                 Place::Pinned(slot) => {
                     let device = self.device.as_mut().expect("a queued slot keeps its device");
-                    device.redo(slot, &queued, &mut self.desk, done);
+                    device.redo(slot, &queued, &mut self.delivery, done);
                 }
             }
             // Load sharing: back to the device after each piece, lest it runs dry meanwhile.
-            if queued.reason == Reason::Busy || self.desk.now >= end {
+            if queued.reason == Reason::Busy || self.delivery.now >= end {
                 break;
             }
         }
@@ -423,12 +320,12 @@ impl Engine {
         if self
             .device
             .as_ref()
-            .is_some_and(|device| !device.is_useless_since(self.desk.now, EXCHANGE_AFTER_NS))
+            .is_some_and(|device| !device.is_useless_since(self.delivery.now, EXCHANGE_AFTER_NS))
         {
-            self.claim_at = self.desk.now + EXCHANGE_AFTER_NS;
+            self.claim_at = self.delivery.now + EXCHANGE_AFTER_NS;
             return;
         }
-        self.claim_at = self.desk.now + self.claim_pause;
+        self.claim_at = self.delivery.now + self.claim_pause;
         self.claim_pause = (self.claim_pause * 2).min(CLAIM_PAUSE_NS.1);
         for instance in qat.claims() {
             match self.open(&qat, instance) {
@@ -439,10 +336,10 @@ impl Engine {
                             self.options.depth
                         )
                     });
-                    instance.report(Some(Arc::clone(&self.desk.counters)), less);
+                    instance.report(Some(Arc::clone(&self.delivery.counters)), less);
                     if let Some(old) = self.device.replace(device) {
-                        self.desk.forget_pinned();
-                        old.leave(&qat, &mut self.desk);
+                        self.delivery.withdraw_pinned();
+                        old.retire(&qat, &mut self.delivery);
                     }
                     self.claim_pause = CLAIM_PAUSE_NS.0;
                     return;
@@ -461,12 +358,12 @@ impl Engine {
         &mut self,
         qat: &Qat,
         instance: &Arc<Instance>,
-    ) -> Result<(Device, usize), ChannelError> {
+    ) -> Result<(Device, usize), InstanceError> {
         let mut options = self.options.clone();
         loop {
-            match Device::new(qat.api(), instance, &options, &mut self.desk) {
+            match Device::new(qat.api(), instance, &options, &mut self.delivery) {
                 Ok(device) => return Ok((device, options.depth)),
-                Err(ChannelError::Memory { .. }) if options.depth >= 2 * LEAST_DEPTH => {
+                Err(InstanceError::Memory { .. }) if options.depth >= 2 * LEAST_DEPTH => {
                     options.depth /= 2
                 }
                 Err(error) => return Err(error),
@@ -480,7 +377,7 @@ impl Drop for Engine {
     /// when it works.
     fn drop(&mut self) {
         if let (Some(device), Some(qat)) = (self.device.take(), &self.qat) {
-            device.leave(qat, &mut self.desk);
+            device.retire(qat, &mut self.delivery);
         }
     }
 }

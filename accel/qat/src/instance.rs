@@ -2,11 +2,11 @@
 
 #![expect(unsafe_code, reason = "the C interface of libqat")]
 
-use crate::channel::ChannelError;
 use crate::counters::Counters;
 use crate::load::Api;
 use crate::mailbox::{on_event, Mailbox};
 use crate::memory::{Pinned, ALIGN};
+use crate::piece::MAX_PIECE;
 use qat_abi as abi;
 use qat_abi::{CpaBufferList, CpaFlatBuffer, CpaInstanceHandle, CpaStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +29,17 @@ pub struct InstanceInfo {
     pub recovers: bool,
     /// Decompression tells whether the final block was reached.
     pub reports_end: bool,
+}
+
+/// Why an instance that was free could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InstanceError {
+    /// Pinned memory ran out: the memlock limit, or the libraries' own.
+    #[error("instance {instance}: no pinned memory ({len} bytes wanted); raise the memlock limit (ulimit -l)")]
+    Memory { instance: String, len: usize },
+    /// A call failed.
+    #[error("instance {instance}: {call} answered {status}")]
+    Call { instance: String, call: &'static str, status: CpaStatus },
 }
 
 /// An instance of the process.
@@ -65,9 +76,6 @@ pub struct Unfit {
     /// What it lacks.
     pub lacks: String,
 }
-
-/// Largest piece an engine takes, plain bytes: what intermediate buffers are made for.
-pub const MAX_PIECE: usize = 64 << 10;
 
 impl Instance {
     /// Asks the library about `handle`; `Err` for an instance that cannot do the work.
@@ -185,14 +193,14 @@ impl Instance {
     }
 
     /// Starts the instance unless an earlier engine has.
-    pub(crate) fn start(&self, api: &'static Api) -> Result<(), ChannelError> {
+    pub(crate) fn start(&self, api: &'static Api) -> Result<(), InstanceError> {
         let mut started = lock(&self.started);
         if started.is_some() {
             return Ok(());
         }
         let call = |call: &'static str, status: CpaStatus| match status {
             abi::CPA_STATUS_SUCCESS => Ok(()),
-            status => Err(ChannelError::Call { instance: self.info.name.clone(), call, status }),
+            status => Err(InstanceError::Call { instance: self.info.name.clone(), call, status }),
         };
         // SAFETY: the handle came from the library; libusdm's function has the type asked for and
         // lives for ever.
@@ -208,7 +216,7 @@ impl Instance {
         call("cpaDcBufferListGetMetaSize", status)?;
         let buffers = (0..count)
             .map(|_| self.intermediate(api, meta as usize))
-            .collect::<Result<Vec<_>, ChannelError>>()?;
+            .collect::<Result<Vec<_>, InstanceError>>()?;
         let mut lists: Vec<*mut CpaBufferList> =
             buffers.iter().map(|buffer| buffer.start().cast()).collect();
         let lists = if lists.is_empty() { std::ptr::null_mut() } else { lists.as_mut_ptr() };
@@ -233,13 +241,13 @@ impl Instance {
 
     /// A buffer for the device's first pass with dynamic trees: devices before 4xxx have no memory
     /// of their own.
-    fn intermediate(&self, api: &'static Api, meta: usize) -> Result<Pinned, ChannelError> {
+    fn intermediate(&self, api: &'static Api, meta: usize) -> Result<Pinned, InstanceError> {
         // Twice the largest output, as Intel's API document asks.
         let room = 2 * MAX_PIECE.next_multiple_of(4096) + 4096;
         let data = 128 + meta.next_multiple_of(ALIGN);
         let len = data + room;
         let memory = Pinned::new(api, len, self.info.node)
-            .ok_or_else(|| ChannelError::Memory { instance: self.info.name.clone(), len })?;
+            .ok_or_else(|| InstanceError::Memory { instance: self.info.name.clone(), len })?;
         let at = |offset: usize| memory.start().wrapping_add(offset);
         let flat = CpaFlatBuffer {
             dataLenInBytes: u32::try_from(room).expect("a constant"),

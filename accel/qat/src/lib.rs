@@ -45,33 +45,26 @@
 
 mod channel;
 mod counters;
-mod desk;
+mod delivery;
 mod device;
 mod engine;
 mod instance;
 mod load;
 mod mailbox;
+pub mod measure;
 mod memory;
-pub mod offload;
+mod options;
+mod piece;
 mod process;
 mod software;
 pub mod status;
 mod sync;
 
 pub use counters::{Counters, Reason, Snapshot};
-pub use engine::{By, Direction, Engine, EngineOptions, Finished, Lease, Op};
-pub use instance::{InstanceInfo, Unfit, MAX_PIECE};
+pub use engine::{Engine, Lease};
+pub use instance::{InstanceInfo, Unfit};
 pub use load::{Libraries, LoadError, Location, QAT, USDM};
 pub use mailbox::State;
+pub use options::{Direction, EngineOptions};
+pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
 pub use process::{Qat, StartError, StartOptions};
-
-/// Bytes that are no deflate stream of the stated plain length. The sender's fault; libdeflate is
-/// the judge, not the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes are no deflate stream of {plain_len} plain bytes")]
-pub struct BadData {
-    /// Bytes of the data.
-    pub len: usize,
-    /// What they were to become.
-    pub plain_len: usize,
-}

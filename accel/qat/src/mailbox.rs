@@ -144,10 +144,10 @@ impl Mailbox {
     /// The request in `slot` was refused after all. False when its callback has come nevertheless:
     /// `take_done` reports it, and the slot has a request under way until then.
     #[must_use = "a request whose callback has come is under way until it is taken"]
-    pub(crate) fn forget(&self, slot: u16) -> bool {
+    pub(crate) fn give_up(&self, slot: u16) -> bool {
         let at = usize::from(slot);
         let request = awaited(self.last[at].load(Ordering::Relaxed));
-        exchange(Site::Forget, &self.requests[at], request, 0)
+        exchange(Site::GiveUp, &self.requests[at], request, 0)
     }
 
     /// Slots whose callbacks have come in word `word`, each reported once.
@@ -255,7 +255,7 @@ mod tests {
     fn a_late_callback_does_not_touch_the_slots_next_request() {
         let (mailbox, ordinal) = mailbox(1002);
         let old = mailbox.expect(ordinal, 3);
-        assert!(mailbox.forget(3));
+        assert!(mailbox.give_up(3));
         let new = mailbox.expect(ordinal, 3);
         on_completion(old, -1);
         assert_eq!((mailbox.take_done(0), mailbox.strays.load(Ordering::Relaxed)), (0, 1));
@@ -268,7 +268,7 @@ mod tests {
         let (mailbox, ordinal) = mailbox(1004);
         let tag = mailbox.expect(ordinal, 511);
         on_completion(tag, i32::MIN);
-        assert!(!mailbox.forget(511));
+        assert!(!mailbox.give_up(511));
         assert_eq!((mailbox.take_done(7), mailbox.status(511)), (1 << 63, i32::MIN));
     }
 

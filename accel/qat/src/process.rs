@@ -144,7 +144,7 @@ impl Qat {
 
     /// Takes a channel whose engine has gone. It is closed when the device has given everything
     /// back.
-    pub(crate) fn leave(&self, channel: Channel) {
+    pub(crate) fn close(&self, channel: Channel) {
         if let Err(channel) = channel.close() {
             channel.instance().neglected.store(true, Ordering::Release);
             lock(&self.inner.orphans).push(channel);

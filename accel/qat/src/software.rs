@@ -1,6 +1,6 @@
 //! The same work without a device: libdeflate, with contexts and an output buffer made once.
 
-use crate::BadData;
+use crate::piece::BadData;
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 
 /// Contexts and output of one engine.

@@ -20,8 +20,8 @@ pub(crate) enum Site {
     Claim,
     /// `Mailbox::expect`: the slot's next request is told from the one before.
     Generation,
-    /// `Mailbox::forget`: either the request is given up, or its callback has come.
-    Forget,
+    /// `Mailbox::give_up`: either the request is given up, or its callback has come.
+    GiveUp,
 }
 
 #[cfg(not(loom))]
@@ -68,7 +68,7 @@ mod model {
         Site::RestartAcquire,
         Site::Claim,
         Site::Generation,
-        Site::Forget,
+        Site::GiveUp,
     ];
 
     /// What `WEAKEN` names.

@@ -1,27 +1,26 @@
-//! The device: what all its threads share, and the workers.
-#![expect(unsafe_code, reason = "workers follow invitations to flights")]
+//! The device: opened over a store, and asked for queues.
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::sync::Arc;
+use std::thread;
 
 use codec::{Settings, SettingsError};
+use pulse::Pulse;
 use qat::Qat;
-use ring::{EventCount, Ring};
 use store::{Store, MAX_WORKERS};
 
+use crate::counters::{self, IoStats};
 use crate::dictionaries::Dictionaries;
-use crate::engine::{Engine, Fetcher};
-use crate::guard::IoPath;
-use crate::offload::{Offload, OffloadOptions, OffloadStats, Offloader, MAX_OFFLOADERS};
+use crate::dispatch::Dispatch;
+use crate::page_io::{Fetcher, PageIo};
 use crate::pages::Damage;
+use crate::qat_threads::{OffloadOptions, OffloadStats, QatThread};
 use crate::queue::DeviceQueue;
-use crate::request::{Backend, Op};
+use crate::records::{Records, Thread, FETCHERS, MAX_QAT_THREADS};
+use crate::request::Backend;
 use crate::station::Station;
-use crate::stats::{self, Counters, IoStats};
+use crate::threads::Threads;
 
 /// What a device is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,15 +51,6 @@ impl Default for DeviceOptions {
         }
     }
 }
-
-/// Threads that wait for a backing device: so many of its reads are under way, since a disk likes
-/// more than one.
-const FETCHERS: usize = 4;
-
-/// Pieces of requests that may wait for them. A request that is split has five and one for each
-/// worker that has found the first: 64 requests of four ublk queues each are 2,000 pieces on four
-/// CPUs. Whoever has one more waits for the backing device itself, as without these threads.
-const FETCHES: usize = 16_384;
 
 /// Why a device or a queue could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -100,119 +90,15 @@ impl From<OpenError> for io::Error {
     }
 }
 
-/// An invitation to work on a flight of a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Invitation {
-    pub(crate) queue: u16,
-    pub(crate) flight: u16,
-}
-
-/// Pages of a flight that have to be waited for.
-#[derive(Clone, Copy, Debug)]
-struct Fetch {
-    queue: u16,
-    flight: u16,
-    first: u32,
-    count: u32,
-}
-
-/// What all threads of a device share.
-pub(crate) struct Shared {
-    pub(crate) pages: u64,
-    pub(crate) settings: Settings,
-    pub(crate) dictionaries: Arc<Dictionaries>,
-    pub(crate) workers: usize,
-    pub(crate) counters: Box<[Counters]>,
-    pub(crate) damage: OnceLock<Damage>,
-    /// Writes for QAT devices.
-    pub(crate) offload: Offload,
-    invitations: Ring<Invitation>,
-    /// Invitations wait.
-    work: EventCount,
-    /// What waits for the threads that may wait, and that it does; none of them without a backing
-    /// device.
-    fetches: Ring<Fetch>,
-    fetching: EventCount,
-    pub(crate) fetchers: usize,
-    pub(crate) stop: AtomicBool,
-    /// A queue's place is made when first needed and stays, since an invitation may outlive the
-    /// queue.
-    stations: Box<[OnceLock<Station>]>,
-    /// Which of them have a queue.
-    open: Mutex<u64>,
-}
-
-impl Shared {
-    pub(crate) fn station(&self, queue: u16) -> &Station {
-        self.stations[usize::from(queue)].get().expect("it was made with its queue")
-    }
-
-    /// Requests of so many pages are split.
-    pub(crate) fn split_from(&self, op: Op) -> u32 {
-        match op {
-            _ if self.workers == 0 => u32::MAX,
-            // To wake a thread costs about what a page costs to compress, and two to three to read.
-            Op::Write => 8,
-            Op::Read => 16,
-            Op::Discard | Op::WriteZeroes { .. } => 16384,
-            Op::Flush => u32::MAX,
-        }
-    }
-
-    /// Sends an invitation `number` times, as long as there is room, and gives how often it was.
-    pub(crate) fn invite(&self, invitation: Invitation, number: u32) -> u32 {
-        let sent = (0..number).take_while(|_| self.invitations.push(invitation).is_ok()).count();
-        // Who is woken wakes the next.
-        self.work.notify_one();
-        u32::try_from(sent).expect("no more than asked for")
-    }
-
-    /// Has `count` pages of a flight, from its page `first` on, read by a thread that may wait;
-    /// `false` if there is none, or no room to say so. Whoever asks has invited it.
-    pub(crate) fn fetch(&self, queue: u16, flight: u16, first: u32, count: u32) -> bool {
-        let sent =
-            self.fetchers > 0 && self.fetches.push(Fetch { queue, flight, first, count }).is_ok();
-        if sent {
-            self.fetching.notify_one();
-        }
-        sent
-    }
-
-    pub(crate) fn close(&self, queue: u16) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << queue);
-    }
-}
-
-/// Ends the workers when the device and all its queues are gone.
-pub(crate) struct Inner {
-    pub(crate) shared: Arc<Shared>,
+/// A block device over a [`Store`].
+pub struct Device {
+    threads: Arc<Threads>,
     store: Arc<Store>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
     depth: u16,
 }
 
-impl Inner {
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.work.notify_all();
-        self.shared.fetching.notify_all();
-        self.shared.offload.work.notify_all();
-        for thread in std::mem::take(&mut *self.threads()) {
-            // One that panicked has shown its panic.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// A block device over a [`Store`].
-pub struct Device {
-    inner: Arc<Inner>,
+fn no_thread(source: io::Error) -> OpenError {
+    OpenError::Io { what: "a thread", source }
 }
 
 impl Device {
@@ -222,58 +108,39 @@ impl Device {
     ///
     /// Too many workers, a codec that cannot be set up, no thread.
     pub fn new(store: &Arc<Store>, options: &DeviceOptions) -> Result<Self, OpenError> {
+        Self::with_pulse(store, options, Arc::new(Pulse::private()))
+    }
+
+    /// The same, with signs of life that a supervisor sees.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_pulse(
+        store: &Arc<Store>,
+        options: &DeviceOptions,
+        pulse: Arc<Pulse>,
+    ) -> Result<Self, OpenError> {
         if options.workers > 32 {
             return Err(OpenError::Workers(options.workers));
         }
         let dictionaries = Dictionaries::of(store, Some(options.settings), options.dictionaries);
         let fetchers = if store.has_backing() { FETCHERS } else { 0 };
-        let shared = Arc::new(Shared {
-            pages: store.pages(),
-            settings: options.settings,
-            dictionaries,
-            workers: options.workers,
-            counters: (0..options.workers + MAX_WORKERS + FETCHERS + MAX_OFFLOADERS)
-                .map(|_| Counters::default())
-                .collect(),
-            damage: OnceLock::new(),
-            offload: Offload::new(),
-            invitations: Ring::new(1024),
-            work: EventCount::new(),
-            fetches: Ring::new(if fetchers > 0 { FETCHES } else { 2 }),
-            fetching: EventCount::new(),
-            fetchers,
-            stop: AtomicBool::new(false),
-            stations: (0..MAX_WORKERS).map(|_| OnceLock::new()).collect(),
-            open: Mutex::new(0),
-        });
-        // The first wait of a process asks for the number of its CPUs, which allocates.
-        let _ = shared.work.wait_until(Some(Instant::now()), || None::<()>);
-        let _ = shared.fetching.wait_until(Some(Instant::now()), || None::<()>);
-        let inner = Inner {
-            shared: Arc::clone(&shared),
-            store: Arc::clone(store),
-            threads: Mutex::new(Vec::with_capacity(options.workers + fetchers)),
-            depth: options.depth.max(1),
-        };
+        let records =
+            Records::new(store.pages(), options.settings, dictionaries, options.workers, pulse);
+        let threads = Threads::new(records, Dispatch::new(options.workers, fetchers));
         for number in 0..options.workers {
             let worker = store.worker().ok_or(OpenError::Full)?;
-            let mut engine = Engine::new(&shared, worker, number)?;
-            let thread = thread::Builder::new().name(format!("device-{number}"));
-            let shared = Arc::clone(&shared);
-            let thread = thread.spawn(move || follow(&shared, &mut engine));
-            let thread = thread.map_err(|source| OpenError::Io { what: "a thread", source })?;
-            inner.threads().push(thread);
+            let pages = PageIo::new(&threads.records, worker, Thread::Worker(number))?;
+            threads.start_worker(number, pages).map_err(no_thread)?;
         }
         for number in 0..fetchers {
             let worker = store.worker().ok_or(OpenError::Full)?;
-            let mut fetcher = Fetcher::new(&shared, worker, options.workers + MAX_WORKERS + number);
-            let thread = thread::Builder::new().name(format!("fetch-{number}"));
-            let shared = Arc::clone(&shared);
-            let thread = thread.spawn(move || fetch(&shared, &mut fetcher));
-            let thread = thread.map_err(|source| OpenError::Io { what: "a thread", source })?;
-            inner.threads().push(thread);
+            let fetcher = Fetcher::new(&threads.records, worker, Thread::Fetcher(number));
+            threads.start_fetcher(number, fetcher).map_err(no_thread)?;
         }
-        Ok(Self { inner: Arc::new(inner) })
+        let (threads, store) = (Arc::new(threads), Arc::clone(store));
+        Ok(Self { threads, store, depth: options.depth.max(1) })
     }
 
     /// Has pages that are written compressed by a QAT device, by threads with an instance each.
@@ -283,69 +150,68 @@ impl Device {
     ///
     /// Another codec than qatzip, no free instance, no thread.
     pub fn offload(&self, qat: &Arc<Qat>, options: &OffloadOptions) -> Result<usize, OpenError> {
-        let Inner { shared, store, .. } = &*self.inner;
-        if shared.settings.codec() != codec::Codec::DeflateQz {
-            return Err(OpenError::Offload(shared.settings.codec()));
+        let Threads { records, dispatch, .. } = &*self.threads;
+        if records.settings.codec() != codec::Codec::DeflateQz {
+            return Err(OpenError::Offload(records.settings.codec()));
         }
         // Held to the end: nobody else begins meanwhile.
-        let mut threads = self.inner.threads();
+        let mut handles = self.threads.handles();
         let mut ready = Vec::new();
-        let wanted = if shared.offload.is_set_up() { 0 } else { options.threads };
-        for number in 0..wanted.min(MAX_OFFLOADERS) {
-            let engine = options.engine(qat, shared.settings.level());
+        let wanted = if dispatch.qat.is_set_up() { 0 } else { options.threads };
+        for number in 0..wanted.min(MAX_QAT_THREADS) {
+            let engine = options.engine(qat, records.settings.level());
             if !engine.on_device() {
                 break;
             }
-            let worker = store.worker().ok_or(OpenError::Full)?;
-            let counters = shared.workers + MAX_WORKERS + FETCHERS + number;
-            let pages = Engine::new(shared, worker, counters)?;
-            ready.push(Offloader::new(shared, pages, engine));
+            let worker = self.store.worker().ok_or(OpenError::Full)?;
+            let pages = PageIo::new(records, worker, Thread::Qat(number))?;
+            ready.push(QatThread::new(dispatch, pages, engine));
         }
         let number = ready.len();
         if number == 0 {
             return Err(OpenError::NoInstance);
         }
-        for (number, offloader) in ready.into_iter().enumerate() {
+        for (number, qat_thread) in ready.into_iter().enumerate() {
             let thread = thread::Builder::new().name(format!("device-qat-{number}"));
-            let thread = thread.spawn(move || offloader.run());
-            threads.push(thread.map_err(|source| OpenError::Io { what: "a thread", source })?);
+            handles.push(thread.spawn(move || qat_thread.run()).map_err(no_thread)?);
         }
         Ok(number)
     }
 
     /// What QAT devices have done; `None` before [`offload`](Self::offload).
     pub fn offload_stats(&self) -> Option<OffloadStats> {
-        self.inner.shared.offload.stats()
+        let (on_device, engines) = self.threads.dispatch.qat.stats()?;
+        Some(OffloadStats { on_device, engines })
     }
 
     /// The store.
     pub fn store(&self) -> &Arc<Store> {
-        &self.inner.store
+        &self.store
     }
 
     /// Codec and level of what is written.
     pub fn settings(&self) -> Settings {
-        self.inner.shared.settings
+        self.threads.records.settings
     }
 
     /// The dictionaries.
     pub fn dictionaries(&self) -> &Dictionaries {
-        &self.inner.shared.dictionaries
+        &self.threads.records.dictionaries
     }
 
     /// Threads beside the transports' own.
     pub fn workers(&self) -> usize {
-        self.inner.shared.workers
+        self.threads.records.workers
     }
 
     /// The counters.
     pub fn stats(&self) -> IoStats {
-        stats::sum(&self.inner.shared.counters)
+        counters::sum(self.threads.records.all_counters())
     }
 
     /// The first page that was found damaged, if any.
     pub fn damage(&self) -> Option<&Damage> {
-        self.inner.shared.damage.get()
+        self.threads.records.damage()
     }
 
     /// Opens a queue for one thread.
@@ -354,20 +220,19 @@ impl Device {
     ///
     /// No room for another one, and the kernel's.
     pub fn queue(&self) -> Result<DeviceQueue, OpenError> {
-        let Inner { shared, store, depth, .. } = &*self.inner;
-        let worker = store.worker().ok_or(OpenError::Full)?;
-        let mut open = shared.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = open.trailing_ones() as usize;
-        let station = shared.stations.get(at).ok_or(OpenError::Full)?;
-        let engine = Engine::new(shared, worker, shared.workers + at)?;
-        if station.get().is_none() {
-            let made = Station::new(*depth)
-                .map_err(|source| OpenError::Io { what: "an eventfd", source })?;
-            let _ = station.set(made);
-        }
-        *open |= 1 << at;
-        let number = u16::try_from(at).expect("64 at most");
-        Ok(DeviceQueue::new(&self.inner, engine, number, *depth))
+        let Threads { records, dispatch, .. } = &*self.threads;
+        let worker = self.store.worker().ok_or(OpenError::Full)?;
+        let opened = dispatch.open(|at, station| {
+            let pages = PageIo::new(records, worker, Thread::Queue(at))?;
+            if station.get().is_none() {
+                let made = Station::new(self.depth)
+                    .map_err(|source| OpenError::Io { what: "an eventfd", source })?;
+                let _ = station.set(made);
+            }
+            let number = u16::try_from(at).expect("64 at most");
+            Ok::<_, OpenError>(DeviceQueue::new(&self.threads, pages, number, self.depth))
+        });
+        opened?.ok_or(OpenError::Full)
     }
 }
 
@@ -375,7 +240,7 @@ impl Backend for Device {
     type Queue = DeviceQueue;
 
     fn pages(&self) -> u64 {
-        self.inner.shared.pages
+        self.threads.records.pages
     }
 
     fn open(&self) -> io::Result<DeviceQueue> {
@@ -386,53 +251,9 @@ impl Backend for Device {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device")
-            .field("pages", &self.inner.shared.pages)
+            .field("pages", &self.threads.records.pages)
             .field("settings", &self.settings())
             .field("workers", &self.workers())
             .finish_non_exhaustive()
-    }
-}
-
-/// A worker: follows invitations until it is told to stop.
-fn follow(shared: &Shared, engine: &mut Engine) {
-    let _path = IoPath::enter();
-    loop {
-        let invitation = shared.work.wait_until(None, || {
-            let invitation = shared.invitations.pop();
-            let stopped = invitation.is_none() && shared.stop.load(Ordering::Acquire);
-            (invitation.is_some() || stopped).then_some(invitation)
-        });
-        let Some(Invitation { queue, flight: number }) = invitation.flatten() else { return };
-        let station = shared.station(queue);
-        let flight = &station.flights[usize::from(number)];
-        // SAFETY: we were invited, and leave below.
-        let last = unsafe {
-            flight.work(engine, |first, count| shared.fetch(queue, number, first, count))
-        };
-        flight.leave();
-        if last {
-            station.finish(number);
-        }
-    }
-}
-
-/// One that may wait: reads what others have met on the backing device until it is told to stop.
-fn fetch(shared: &Shared, fetcher: &mut Fetcher) {
-    let _path = IoPath::enter();
-    loop {
-        let fetch = shared.fetching.wait_until(None, || {
-            let fetch = shared.fetches.pop();
-            let stopped = fetch.is_none() && shared.stop.load(Ordering::Acquire);
-            (fetch.is_some() || stopped).then_some(fetch)
-        });
-        let Some(Fetch { queue, flight: number, first, count }) = fetch.flatten() else { return };
-        let station = shared.station(queue);
-        let flight = &station.flights[usize::from(number)];
-        // SAFETY: we were invited for these pages, and leave below.
-        let last = unsafe { flight.fetch(fetcher, first, count) };
-        flight.leave();
-        if last {
-            station.finish(number);
-        }
     }
 }

@@ -1,24 +1,48 @@
 //! A request that several threads work on.
 #![expect(
     unsafe_code,
-    reason = "a flight's request is written by its queue and read by those invited"
+    reason = "a flight's request is written by its queue and read by threads that were invited"
 )]
 
-use crate::engine::{Engine, Fetcher};
 use crate::request::{Buffer, Errno, Op, Request};
 use crate::sync::{both, strong, AtomicU32, Ordering, Site, UnsafeCell};
+
+/// Reads pages of a request on a thread that may wait for the backing device.
+pub(crate) trait WaitForPages {
+    /// Reads `count` pages of a request from its page `first` on, and gives its first failure. The
+    /// caller has these pages of the buffer to itself.
+    fn wait(&mut self, page: u64, buffer: &Buffer, first: u32, count: u32) -> Result<(), Errno>;
+}
+
+/// Does the pages of a request: the device's threads, and the models of [`Flight`].
+pub(crate) trait DoPages: WaitForPages {
+    /// Does `count` pages of a request from its page `first` on, and gives its first failure;
+    /// `None` if one of them is on the backing device, and all have to be read by a thread that may
+    /// wait. Nothing but a read gives `None`.
+    ///
+    /// For a read the caller has these pages of the buffer to itself.
+    fn run(
+        &mut self,
+        op: Op,
+        page: u64,
+        buffer: &Buffer,
+        first: u32,
+        count: u32,
+    ) -> Option<Result<(), Errno>>;
+}
 
 /// A request under way, in a place that its queue uses again and again.
 ///
 /// Ownership rule: `what` belongs to the queue while `invited` is 0 and the flight is not under
 /// way; from the first invitation on everybody may read it and nobody writes it. It is under way
-/// while a page is not done. Those invited say when they will not look at it again by taking one
-/// off `invited`; whoever still has pages of it may. Pages belong to whoever moved `next` past
-/// them. Who takes the last page off `left` finishes the flight, and says so to the queue; that may
-/// be before the last invitation is looked at, which is why `invited` is not `left`.
+/// while a page is not done. A thread that was invited takes one off `invited` when it will not look
+/// at the flight again, or only for pages that it has claimed. A page belongs to the thread that
+/// moved `next` past it. The thread that takes the last page off `left` finishes the flight and
+/// tells the queue; that may be before the last invitation is looked at, which is why `invited` is
+/// not `left`.
 pub(crate) struct Flight {
     what: UnsafeCell<(u64, Request)>,
-    /// The first page that nobody has taken. Relaxed: it only shares pages out.
+    /// The first page that nobody has claimed. Relaxed: it only shares pages out.
     next: AtomicU32,
     /// Pages that are not done.
     left: AtomicU32,
@@ -46,7 +70,7 @@ impl Flight {
 
     /// Whether the queue may begin another request in it: nobody looks at the last one.
     pub(crate) fn is_free(&self) -> bool {
-        // Pairs with the Release in `leave`: all reading of `what` is over.
+        // Pairs with the Release in `release`: all reading of `what` is over.
         self.invited.load(strong(Site::FreeAcquire, Ordering::Acquire)) == 0
     }
 
@@ -66,80 +90,82 @@ impl Flight {
     }
 
     /// Takes back `number` invitations that were not sent.
-    pub(crate) fn uninvite(&self, number: u32) {
+    pub(crate) fn cancel(&self, number: u32) {
         self.invited.fetch_sub(number, Ordering::Relaxed);
     }
 
-    /// An invitation was followed: whoever calls this does not look at the flight again.
-    pub(crate) fn leave(&self) {
+    /// Gives an invitation back that was followed: the caller does not look at the flight again.
+    pub(crate) fn release(&self) {
         // Pairs with the Acquire in `is_free`.
-        self.invited.fetch_sub(1, strong(Site::LeaveRelease, Ordering::Release));
+        self.invited.fetch_sub(1, strong(Site::InvitationRelease, Ordering::Release));
     }
 
-    /// Does pages until there are none to take; whether the last of all was among them. Those that
-    /// have to be waited for are given to `elsewhere`, the first one and how many, which says
-    /// whether somebody else does them; if so, that one has been invited.
+    /// Does pages until there are none to claim; whether the last of all was among them. Pages that
+    /// have to be waited for go to `delegate`, the first one and how many, which says whether
+    /// another thread does them; that thread counts as invited then.
     ///
     /// # Safety
     ///
-    /// The caller is the queue, with the flight under way, or was invited and has not left.
+    /// The caller is the queue, with the flight under way, or was invited and has not released the
+    /// flight.
     pub(crate) unsafe fn work(
         &self,
-        engine: &mut Engine,
-        mut elsewhere: impl FnMut(u32, u32) -> bool,
+        pages: &mut impl DoPages,
+        mut delegate: impl FnMut(u32, u32) -> bool,
     ) -> bool {
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
         let (_, ref request) = self.what.with(|what| unsafe { *what });
-        let mut far = 0;
-        while let Some((first, count)) = self.take_or(request, far) {
-            let done = match request.op == Op::Write && self.is_hopeless() {
+        let mut least = 0;
+        while let Some((first, count)) = self.claim_at_least(request, least) {
+            let done = match request.op == Op::Write && self.out_of_memory() {
                 true => Some(Ok(())),
-                // Who waits reads what is in memory as well.
-                false if far > 0 => None,
-                false => engine.run(request.op, request.page, &request.buffer, first, count),
+                // A thread that waits reads what is in memory as well.
+                false if least > 0 => None,
+                false => pages.run(request.op, request.page, &request.buffer, first, count),
             };
             let done = match done {
                 Some(done) => done,
-                None if self.hand_over(first, count, &mut elsewhere) => {
-                    // Where one is, its neighbours are: they go in a few pieces, for whose notes
-                    // there is room.
-                    far = request.pages.div_ceil(FAR);
+                None if self.invite_for(first, count, &mut delegate) => {
+                    // The neighbours of such a page are on the backing device as well: they go in a
+                    // few pieces, for which the ring has room.
+                    least = request.pages.div_ceil(DELEGATED_PIECES);
                     continue;
                 }
-                None => engine.wait(request.page, &request.buffer, first, count),
+                None => pages.wait(request.page, &request.buffer, first, count),
             };
-            if self.did(count, done) {
+            if self.complete(count, done) {
                 return true;
             }
         }
         false
     }
 
-    /// The request, for those who do its pages one at a time.
+    /// The request, for threads that do its pages one at a time.
     ///
     /// # Safety
     ///
-    /// The caller was invited and has not left, or has taken a page that is not [done](Self::did).
+    /// The caller was invited and has not released the flight, or has claimed a page that is not
+    /// [complete](Self::complete).
     pub(crate) unsafe fn request(&self) -> Request {
         // SAFETY: by the ownership rule nobody writes it: while a page is not done the flight is
         // under way.
         self.what.with(|what| unsafe { (*what).1 })
     }
 
-    /// Takes pages of `request`, which is this flight's: the first, and how many. `None` when all
-    /// are taken.
+    /// Claims pages of `request`, which is this flight's: the first, and how many. `None` when all
+    /// are claimed.
     #[inline]
-    pub(crate) fn take(&self, request: &Request) -> Option<(u32, u32)> {
-        self.take_or(request, 0)
+    pub(crate) fn claim(&self, request: &Request) -> Option<(u32, u32)> {
+        self.claim_at_least(request, 0)
     }
 
-    /// The same, or `far` pages if that is more.
+    /// The same, but at least so many pages while there are.
     #[inline]
-    fn take_or(&self, request: &Request, far: u32) -> Option<(u32, u32)> {
-        let step = step(request.op).max(far);
+    fn claim_at_least(&self, request: &Request, least: u32) -> Option<(u32, u32)> {
+        let step = step(request.op).max(least);
         let first = self.next.fetch_add(step, Ordering::Relaxed);
         if first >= request.pages {
-            // So that a late guest, of 64 at most, cannot bring it around.
+            // So that it cannot wrap: 64 threads at most come late.
             self.next.store(request.pages, Ordering::Relaxed);
             return None;
         }
@@ -148,57 +174,57 @@ impl Flight {
 
     /// A write that found no memory has failed, and each of its pages would wait for some anew.
     #[inline]
-    pub(crate) fn is_hopeless(&self) -> bool {
+    pub(crate) fn out_of_memory(&self) -> bool {
         self.error.load(Ordering::Relaxed) == Errno::NoSpace.raw().unsigned_abs()
     }
 
-    /// One more is invited, for these pages; whether somebody has taken them.
-    fn hand_over(
+    /// Invites one more thread, for these pages; whether there is one.
+    fn invite_for(
         &self,
         first: u32,
         count: u32,
-        elsewhere: &mut impl FnMut(u32, u32) -> bool,
+        delegate: &mut impl FnMut(u32, u32) -> bool,
     ) -> bool {
         // Before the ring says so. The caller is the queue or invited itself, so that the flight is
         // not free.
         self.invited.fetch_add(1, Ordering::Relaxed);
-        let taken = elsewhere(first, count);
+        let taken = delegate(first, count);
         if !taken {
-            self.uninvite(1);
+            self.cancel(1);
         }
         taken
     }
 
-    /// Takes all pages, for others to be invited to.
-    pub(crate) fn take_all(&self, pages: u32) {
+    /// Claims all pages, for other threads to be invited to.
+    pub(crate) fn claim_all(&self, pages: u32) {
         self.next.store(pages, Ordering::Relaxed);
     }
 
-    /// Has pages that were taken done elsewhere, or does them; whether the last of all was among
-    /// them.
+    /// Has pages that were claimed done by another thread, or does them; whether the last of all was
+    /// among them.
     ///
     /// # Safety
     ///
     /// The caller is the queue, with the flight under way, and nobody else does these pages.
-    pub(crate) unsafe fn give(
+    pub(crate) unsafe fn delegate_or_wait(
         &self,
-        engine: &mut Engine,
+        pages: &mut impl DoPages,
         first: u32,
         count: u32,
-        mut elsewhere: impl FnMut(u32, u32) -> bool,
+        mut delegate: impl FnMut(u32, u32) -> bool,
     ) -> bool {
-        if self.hand_over(first, count, &mut elsewhere) {
+        if self.invite_for(first, count, &mut delegate) {
             return false;
         }
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
         let (_, ref request) = self.what.with(|what| unsafe { *what });
-        let done = engine.wait(request.page, &request.buffer, first, count);
-        self.did(count, done)
+        let done = pages.wait(request.page, &request.buffer, first, count);
+        self.complete(count, done)
     }
 
-    /// Pages that the caller has taken are done; whether they were the last.
+    /// Pages that the caller has claimed are done; whether they were the last.
     #[inline]
-    pub(crate) fn did(&self, count: u32, done: Result<(), Errno>) -> bool {
+    pub(crate) fn complete(&self, count: u32, done: Result<(), Errno>) -> bool {
         if let Err(errno) = done {
             let raw = errno.raw().unsigned_abs();
             let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
@@ -208,16 +234,21 @@ impl Flight {
         self.left.fetch_sub(count, order) == count
     }
 
-    /// Reads pages that were handed over; whether they were the last.
+    /// Reads pages that were delegated; whether they were the last.
     ///
     /// # Safety
     ///
-    /// The caller was invited for these pages, and has not left.
-    pub(crate) unsafe fn fetch(&self, fetcher: &mut Fetcher, first: u32, count: u32) -> bool {
+    /// The caller was invited for these pages, and has not released the flight.
+    pub(crate) unsafe fn fetch(
+        &self,
+        fetcher: &mut impl WaitForPages,
+        first: u32,
+        count: u32,
+    ) -> bool {
         // SAFETY: by the ownership rule nobody writes it while the caller is who it promises to be.
         let (_, ref request) = self.what.with(|what| unsafe { *what });
         let done = fetcher.wait(request.page, &request.buffer, first, count);
-        self.did(count, done)
+        self.complete(count, done)
     }
 
     /// Tag and result of a flight that is finished. Only for its queue.
@@ -232,11 +263,11 @@ impl Flight {
     }
 }
 
-/// What is left of a request is noted in about so many pieces for those who may wait: as many as
-/// there are of them.
-const FAR: u32 = 4;
+/// The rest of a request is delegated in about so many pieces: as many as there are threads that
+/// may wait.
+const DELEGATED_PIECES: u32 = 4;
 
-/// Pages that are taken at a time: few, so that all threads end together, and taking one costs
+/// Pages that are claimed at a time: few, so that all threads end together, and claiming one costs
 /// nanoseconds where compressing one costs microseconds. A page that is discarded costs nanoseconds
 /// too.
 fn step(op: Op) -> u32 {

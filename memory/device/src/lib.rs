@@ -91,73 +91,43 @@
 #![cfg_attr(loom, expect(dead_code, reason = "the models use a part"))]
 
 #[cfg(not(loom))]
+mod counters;
+#[cfg(not(loom))]
 mod device;
 #[cfg(not(loom))]
 mod dictionaries;
 #[cfg(not(loom))]
-mod engine;
+mod dispatch;
 mod flight;
 #[cfg(not(loom))]
 pub mod guard;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(not(loom))]
-mod offload;
+mod page_io;
 #[cfg(not(loom))]
 mod pages;
 #[cfg(not(loom))]
+mod qat_threads;
+#[cfg(not(loom))]
 mod queue;
+#[cfg(not(loom))]
+mod records;
 mod request;
 mod station;
-#[cfg(not(loom))]
-mod stats;
 mod sync;
+#[cfg(not(loom))]
+mod threads;
 
 pub use request::{Backend, Buffer, Errno, Extent, Op, Queue, Request, PAGE};
 #[cfg(not(loom))]
 pub use {
+    counters::IoStats,
     device::{Device, DeviceOptions, OpenError},
     dictionaries::Dictionaries,
-    offload::{OffloadOptions, OffloadStats},
     pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED},
+    qat_threads::{OffloadOptions, OffloadStats},
     queue::DeviceQueue,
-    stats::IoStats,
+    records::FETCHERS,
+    threads::FETCH_THREAD,
 };
-
-/// What does the pages of a request in the models: told the request's number and the page's.
-#[cfg(loom)]
-mod engine {
-    use crate::request::{Buffer, Errno, Op};
-
-    pub(crate) struct Engine<'a> {
-        pub(crate) done: &'a mut dyn FnMut(u64, u32) -> Result<(), Errno>,
-        /// The page that has to be waited for.
-        pub(crate) slow: Option<u32>,
-    }
-
-    impl Engine<'_> {
-        pub(crate) fn run(
-            &mut self,
-            _: Op,
-            page: u64,
-            _: &Buffer,
-            first: u32,
-            _: u32,
-        ) -> Option<Result<(), Errno>> {
-            (self.slow != Some(first)).then(|| (self.done)(page, first))
-        }
-
-        pub(crate) fn wait(
-            &mut self,
-            page: u64,
-            _: &Buffer,
-            first: u32,
-            _: u32,
-        ) -> Result<(), Errno> {
-            (self.done)(page, first)
-        }
-    }
-
-    /// Who waits instead.
-    pub(crate) type Fetcher<'a> = Engine<'a>;
-}

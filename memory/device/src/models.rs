@@ -12,7 +12,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use crate::engine::Engine;
+use crate::flight::{DoPages, WaitForPages};
 use crate::request::{Buffer, Errno, Op, Request};
 use crate::station::Station;
 
@@ -21,6 +21,32 @@ fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
+}
+
+/// Does the pages of a model's request: told the request's number and the page's.
+struct Pages<'a> {
+    done: &'a mut dyn FnMut(u64, u32) -> Result<(), Errno>,
+    /// The page that has to be waited for.
+    slow: Option<u32>,
+}
+
+impl DoPages for Pages<'_> {
+    fn run(
+        &mut self,
+        _: Op,
+        page: u64,
+        _: &Buffer,
+        first: u32,
+        _: u32,
+    ) -> Option<Result<(), Errno>> {
+        (self.slow != Some(first)).then(|| (self.done)(page, first))
+    }
+}
+
+impl WaitForPages for Pages<'_> {
+    fn wait(&mut self, page: u64, _: &Buffer, first: u32, _: u32) -> Result<(), Errno> {
+        (self.done)(page, first)
+    }
 }
 
 /// A station of one flight, and the two pages of its request.
@@ -35,7 +61,7 @@ impl Model {
         Arc::new(Self { station, pages: [UnsafeCell::new(0), UnsafeCell::new(0)] })
     }
 
-    /// What the queue does: begins a request of two pages in the flight, for one guest.
+    /// What the queue does: begins a request of two pages in the flight, for one helper.
     fn begin(&self, tag: u64) {
         let request = Request { op: Op::Write, page: tag, pages: 2, buffer: Buffer::NONE };
         // SAFETY: the model's queue begins it when it is free and not under way; loom checks just
@@ -49,12 +75,12 @@ impl Model {
         self.work_but(None, |_, _| false)
     }
 
-    /// The same but for a page that has to be waited for, which `elsewhere` gets.
-    fn work_but(&self, slow: Option<u32>, elsewhere: impl FnMut(u32, u32) -> bool) -> bool {
+    /// The same but for a page that has to be waited for, which `delegate` gets.
+    fn work_but(&self, slow: Option<u32>, delegate: impl FnMut(u32, u32) -> bool) -> bool {
         let mut done = |tag, first| self.write(tag, first);
-        let mut engine = Engine { done: &mut done, slow };
-        // SAFETY: the queue, with the flight under way, or its guest.
-        unsafe { self.station.flights[0].work(&mut engine, elsewhere) }
+        let mut pages = Pages { done: &mut done, slow };
+        // SAFETY: the queue, with the flight under way, or its helper.
+        unsafe { self.station.flights[0].work(&mut pages, delegate) }
     }
 
     fn write(&self, tag: u64, first: u32) -> Result<(), Errno> {
@@ -73,10 +99,10 @@ impl Model {
     /// What a thread does that pages were handed over to.
     fn fetch(&self, first: u32, count: u32) {
         let mut done = |tag, first| self.write(tag, first);
-        let mut engine = Engine { done: &mut done, slow: None };
+        let mut pages = Pages { done: &mut done, slow: None };
         // SAFETY: these pages are ours, with an invitation.
-        let last = unsafe { self.station.flights[0].fetch(&mut engine, first, count) };
-        self.station.flights[0].leave();
+        let last = unsafe { self.station.flights[0].fetch(&mut pages, first, count) };
+        self.station.flights[0].release();
         if last {
             self.station.finish(0);
         }
@@ -90,15 +116,15 @@ impl Model {
         // SAFETY: it is invited, and leaves below.
         let request = unsafe { flight.request() };
         let mut taken = Vec::new();
-        while let Some((number, _)) = flight.take(&request) {
+        while let Some((number, _)) = flight.claim(&request) {
             taken.push(number);
         }
-        flight.leave();
+        flight.release();
         let mut last = false;
         while let Some(number) = taken.pop() {
             // SAFETY: it has taken this page, which is done below.
             let Request { page: tag, .. } = unsafe { flight.request() };
-            last |= flight.did(1, self.write(tag, number));
+            last |= flight.complete(1, self.write(tag, number));
         }
         if last {
             self.station.put(0);
@@ -109,7 +135,7 @@ impl Model {
     /// What a worker does with an invitation.
     fn follow(&self) {
         let last = self.work();
-        self.station.flights[0].leave();
+        self.station.flights[0].release();
         if last {
             self.station.finish(0);
         }
@@ -143,7 +169,7 @@ fn a_request_is_over_when_all_of_its_pages_are_and_its_queue_is_woken() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let guest = {
+        let helper = {
             let model = Arc::clone(&model);
             thread::spawn(move || model.follow())
         };
@@ -151,16 +177,16 @@ fn a_request_is_over_when_all_of_its_pages_are_and_its_queue_is_woken() {
             model.wait();
         }
         model.check(1);
-        guest.join().unwrap();
+        helper.join().unwrap();
     });
 }
 
 #[test]
-fn a_flight_is_used_again_when_its_guest_has_left() {
+fn a_flight_is_used_again_when_its_helper_has_released_it() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let guest = {
+        let helper = {
             let model = Arc::clone(&model);
             thread::spawn(move || model.follow())
         };
@@ -169,36 +195,36 @@ fn a_flight_is_used_again_when_its_guest_has_left() {
         }
         if model.station.flights[0].is_free() {
             model.begin(2);
-            assert!(model.work(), "the guest of the first request has taken a page of the second");
+            assert!(model.work(), "the helper of the first request has taken a page of the second");
             model.check(2);
         }
-        guest.join().unwrap();
+        helper.join().unwrap();
     });
 }
 
 #[test]
-fn two_guests_finish_a_request_that_its_queue_sleeps_for() {
+fn two_helpers_finish_a_request_that_its_queue_sleeps_for() {
     explore(2, || {
         let model = Model::new();
         let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
         // SAFETY: it is free and not under way.
         unsafe { model.station.flights[0].begin(1, request, 2) };
-        let guests = [(); 2].map(|()| {
+        let helpers = [(); 2].map(|()| {
             let model = Arc::clone(&model);
             thread::spawn(move || model.follow())
         });
         model.wait();
         model.check(1);
-        guests.into_iter().for_each(|guest| guest.join().unwrap());
+        helpers.into_iter().for_each(|helper| helper.join().unwrap());
     });
 }
 
 #[test]
-fn a_page_that_is_handed_over_is_waited_for_like_any_other() {
+fn a_page_that_is_delegated_is_waited_for_like_any_other() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let guest = {
+        let helper = {
             let model = Arc::clone(&model);
             thread::spawn(move || model.follow())
         };
@@ -212,7 +238,7 @@ fn a_page_that_is_handed_over_is_waited_for_like_any_other() {
             model.wait();
         }
         model.check(1);
-        guest.join().unwrap();
+        helper.join().unwrap();
         if let Some(fetcher) = fetcher {
             fetcher.join().unwrap();
         }
@@ -220,11 +246,11 @@ fn a_page_that_is_handed_over_is_waited_for_like_any_other() {
 }
 
 #[test]
-fn a_device_does_pages_after_its_thread_has_left_and_the_queue_sleeps_until_then() {
+fn a_device_does_pages_after_its_thread_has_released_the_flight_and_the_queue_sleeps_until_then() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let guest = {
+        let helper = {
             let model = Arc::clone(&model);
             thread::spawn(move || model.offload())
         };
@@ -232,10 +258,13 @@ fn a_device_does_pages_after_its_thread_has_left_and_the_queue_sleeps_until_then
         model.check(1);
         if model.station.flights[0].is_free() {
             model.begin(2);
-            assert!(model.work(), "pages of the second request have gone to the first one's guest");
+            assert!(
+                model.work(),
+                "pages of the second request have gone to the first one's helper"
+            );
             model.check(2);
         }
-        guest.join().unwrap();
+        helper.join().unwrap();
     });
 }
 
@@ -246,7 +275,7 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
         let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
         // SAFETY: it is free and not under way.
         unsafe { model.station.flights[0].begin(1, request, 2) };
-        let guests = [(); 2].map(|()| {
+        let helpers = [(); 2].map(|()| {
             let model = Arc::clone(&model);
             thread::spawn(move || model.offload())
         });
@@ -254,9 +283,9 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
         model.check(1);
         if model.station.flights[0].is_free() {
             model.begin(2);
-            assert!(model.work(), "pages of the second request have gone to guests of the first");
+            assert!(model.work(), "pages of the second request have gone to helpers of the first");
             model.check(2);
         }
-        guests.into_iter().for_each(|guest| guest.join().unwrap());
+        helpers.into_iter().for_each(|helper| helper.join().unwrap());
     });
 }

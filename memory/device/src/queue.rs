@@ -9,16 +9,18 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags};
 
-use crate::device::{Inner, Invitation};
-use crate::engine::Engine;
+use crate::counters::add;
+use crate::dispatch::Invitation;
+use crate::flight::{DoPages, WaitForPages};
 use crate::guard::IoPath;
+use crate::page_io::PageIo;
 use crate::request::{Buffer, Errno, Extent, Op, Queue, Request, PAGE};
-use crate::stats::add;
+use crate::threads::Threads;
 
 /// A queue of a [`Device`](crate::Device).
 pub struct DeviceQueue {
-    inner: Arc<Inner>,
-    engine: Engine,
+    threads: Arc<Threads>,
+    pages: PageIo,
     number: u16,
     /// Flights that are not under way, the one used longest ago first.
     idle: VecDeque<u16>,
@@ -28,10 +30,10 @@ pub struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    pub(crate) fn new(inner: &Arc<Inner>, engine: Engine, number: u16, depth: u16) -> Self {
+    pub(crate) fn new(threads: &Arc<Threads>, pages: PageIo, number: u16, depth: u16) -> Self {
         Self {
-            inner: Arc::clone(inner),
-            engine,
+            threads: Arc::clone(threads),
+            pages,
             number,
             idle: (0..depth).collect(),
             early: VecDeque::with_capacity(usize::from(depth)),
@@ -63,17 +65,30 @@ impl DeviceQueue {
     }
 
     fn now(&mut self, op: Op, page: u64, buffer: Buffer) -> Result<(), Errno> {
+        self.watched(|queue| queue.do_now(op, page, buffer))
+    }
+
+    /// Does a request's work as its thread's, seen by a supervisor and without allocations.
+    #[inline]
+    fn watched<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let _path = IoPath::enter();
+        self.pages.slot().begin();
+        let done = work(self);
+        self.pages.slot().end();
+        done
+    }
+
+    fn do_now(&mut self, op: Op, page: u64, buffer: Buffer) -> Result<(), Errno> {
         let pages = u32::try_from(buffer.len() / PAGE).unwrap_or(u32::MAX);
         let request = Request { op, page, pages, buffer };
         self.check(&request)?;
         // Whoever calls this waits.
-        let done = self.engine.run(op, page, &buffer, 0, pages);
-        done.unwrap_or_else(|| self.engine.wait(page, &buffer, 0, pages))
+        let done = self.pages.run(op, page, &buffer, 0, pages);
+        done.unwrap_or_else(|| self.pages.wait(page, &buffer, 0, pages))
     }
 
     fn check(&self, request: &Request) -> Result<(), Errno> {
-        let counters = self.engine.counters();
+        let counters = self.pages.counters();
         add(&counters.requests, 1);
         if self.is_sound(request) {
             Ok(())
@@ -85,7 +100,7 @@ impl DeviceQueue {
 
     fn is_sound(&self, request: &Request) -> bool {
         let end = request.page.checked_add(u64::from(request.pages));
-        let there = end.is_some_and(|end| end <= self.inner.shared.pages);
+        let there = end.is_some_and(|end| end <= self.threads.records.pages);
         let pages = request.pages as usize;
         match request.op {
             Op::Read | Op::Write => there && pages.checked_mul(PAGE) == Some(request.buffer.len()),
@@ -96,7 +111,7 @@ impl DeviceQueue {
 
     /// A flight to use, if there is one.
     fn flight(&mut self) -> Option<u16> {
-        let station = self.inner.shared.station(self.number);
+        let station = self.threads.dispatch.station(self.number);
         // One whose last invitation lies in the ring still is left for later.
         for _ in 0..self.idle.len().min(8) {
             let number = self.idle.pop_front()?;
@@ -110,61 +125,63 @@ impl DeviceQueue {
 
     /// Shares a request out; `None` if it is under way.
     fn split(&mut self, number: u16, tag: u64, request: Request) -> Option<Result<(), Errno>> {
-        add(&self.engine.counters().split_requests, 1);
-        let shared = &self.inner.shared;
-        let flight = &shared.station(self.number).flights[usize::from(number)];
-        let most = u32::try_from(shared.workers).unwrap_or(u32::MAX);
-        let guests = most.min(request.pages / GUEST_PAGES).max(1);
+        add(&self.pages.counters().split_requests, 1);
+        let dispatch = &self.threads.dispatch;
+        let flight = &dispatch.station(self.number).flights[usize::from(number)];
+        let most = u32::try_from(self.threads.records.workers).unwrap_or(u32::MAX);
+        let helpers = most.min(request.pages / HELPER_PAGES).max(1);
         // SAFETY: it was free and idle, and is ours.
-        unsafe { flight.begin(tag, request, guests) };
-        let sent = shared.invite(Invitation { queue: self.number, flight: number }, guests);
-        flight.uninvite(guests - sent);
-        let elsewhere = |first, count| shared.fetch(self.number, number, first, count);
+        unsafe { flight.begin(tag, request, helpers) };
+        let sent = dispatch.invite(Invitation { queue: self.number, flight: number }, helpers);
+        flight.cancel(helpers - sent);
+        let delegate = |first, count| dispatch.fetch(self.number, number, first, count);
         // SAFETY: it is ours and under way.
-        if unsafe { flight.work(&mut self.engine, elsewhere) } {
+        if unsafe { flight.work(&mut self.pages, delegate) } {
             self.idle.push_back(number);
             // SAFETY: it is ours, and nothing else was begun in it.
             return Some(unsafe { flight.result() }.1);
         }
         self.under_way += 1;
         // Whatever is left of it is being worked on just now: a page for each worker, or two.
-        if !self.linger(number) {
+        if !self.spin_for(number) {
             return None;
         }
         self.idle.push_back(number);
         self.under_way -= 1;
         // SAFETY: it is ours, and nothing else was begun in it.
         Some(
-            unsafe { self.inner.shared.station(self.number).flights[usize::from(number)].result() }
-                .1,
+            unsafe {
+                self.threads.dispatch.station(self.number).flights[usize::from(number)].result()
+            }
+            .1,
         )
     }
 
     /// Has a small read done by threads that may wait for the backing device; `None` if it is under
     /// way.
-    fn hand_over(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+    fn read_later(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         let Request { page, pages, ref buffer, .. } = request;
         // One that is taken is used: it would be gone for good.
-        let there = self.inner.shared.fetchers > 0;
+        let there = self.threads.dispatch.fetchers > 0;
         let Some(number) = there.then(|| self.flight()).flatten() else {
             // So many that there is no place to note one more: the others are waited for anyway.
-            return Some(self.engine.wait(page, buffer, 0, pages));
+            return Some(self.pages.wait(page, buffer, 0, pages));
         };
-        let shared = &self.inner.shared;
-        let flight = &shared.station(self.number).flights[usize::from(number)];
-        let fetchers = u32::try_from(shared.fetchers).unwrap_or(u32::MAX);
+        let dispatch = &self.threads.dispatch;
+        let flight = &dispatch.station(self.number).flights[usize::from(number)];
+        let fetchers = u32::try_from(dispatch.fetchers).unwrap_or(u32::MAX);
         let part = pages.div_ceil(fetchers).max(1);
         // SAFETY: it was free and idle, and is ours.
         unsafe { flight.begin(tag, request, 1) };
-        flight.take_all(pages);
+        flight.claim_all(pages);
         let mut last = false;
         for first in (0..pages).step_by(part as usize) {
             let count = part.min(pages - first);
-            let elsewhere = |first, count| shared.fetch(self.number, number, first, count);
+            let delegate = |first, count| dispatch.fetch(self.number, number, first, count);
             // SAFETY: it is ours and under way, and these pages are done by nobody else.
-            last |= unsafe { flight.give(&mut self.engine, first, count, elsewhere) };
+            last |= unsafe { flight.delegate_or_wait(&mut self.pages, first, count, delegate) };
         }
-        flight.leave();
+        flight.release();
         if last {
             self.idle.push_back(number);
             // SAFETY: it is ours, and nothing else was begun in it.
@@ -175,14 +192,14 @@ impl DeviceQueue {
     }
 
     /// Gives a write to the threads with a QAT device; whether they have room for it.
-    fn offload(&mut self, number: u16, tag: u64, request: Request) -> bool {
-        let shared = &self.inner.shared;
-        let flight = &shared.station(self.number).flights[usize::from(number)];
-        let guests = shared.offload.guests(request.pages);
+    fn give_to_qat(&mut self, number: u16, tag: u64, request: Request) -> bool {
+        let dispatch = &self.threads.dispatch;
+        let flight = &dispatch.station(self.number).flights[usize::from(number)];
+        let helpers = dispatch.qat.threads_for(request.pages);
         // SAFETY: it was free and idle, and is ours.
-        unsafe { flight.begin(tag, request, guests) };
-        let sent = shared.offload.invite(Invitation { queue: self.number, flight: number }, guests);
-        flight.uninvite(guests - sent);
+        unsafe { flight.begin(tag, request, helpers) };
+        let sent = dispatch.qat.invite(Invitation { queue: self.number, flight: number }, helpers);
+        flight.cancel(helpers - sent);
         if sent == 0 {
             self.idle.push_back(number);
             return false;
@@ -192,8 +209,8 @@ impl DeviceQueue {
     }
 
     /// Waits a little for a flight to be finished; whether it is.
-    fn linger(&mut self, number: u16) -> bool {
-        let station = self.inner.shared.station(self.number);
+    fn spin_for(&mut self, number: u16) -> bool {
+        let station = self.threads.dispatch.station(self.number);
         let start = Instant::now();
         loop {
             for _ in 0..16 {
@@ -203,58 +220,64 @@ impl DeviceQueue {
                     None => std::hint::spin_loop(),
                 }
             }
-            if start.elapsed() > LINGER {
+            if start.elapsed() > LONGEST_SPIN {
                 return false;
             }
         }
     }
 
     fn next_done(&mut self) -> Option<u16> {
-        self.early.pop_front().or_else(|| self.inner.shared.station(self.number).done())
+        self.early.pop_front().or_else(|| self.threads.dispatch.station(self.number).done())
     }
-}
 
-impl Queue for DeviceQueue {
-    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
-        let _path = IoPath::enter();
+    fn begin(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         if let Err(errno) = self.check(&request) {
             return Some(Err(errno));
         }
-        if request.op == Op::Write && request.pages > 0 && self.inner.shared.offload.is_ready() {
+        if request.op == Op::Write && request.pages > 0 && self.threads.dispatch.qat.is_ready() {
             if let Some(number) = self.flight() {
-                if self.offload(number, tag, request) {
+                if self.give_to_qat(number, tag, request) {
                     return None;
                 }
             }
         }
-        if request.pages >= self.inner.shared.split_from(request.op) {
+        if request.pages >= self.threads.dispatch.split_from(request.op) {
             if let Some(number) = self.flight() {
                 return self.split(number, tag, request);
             }
         }
         let Request { op, page, pages, ref buffer } = request;
         let pages = if op == Op::Flush { 0 } else { pages };
-        match self.engine.run(op, page, buffer, 0, pages) {
+        match self.pages.run(op, page, buffer, 0, pages) {
             Some(done) => Some(done),
-            None => self.hand_over(tag, request),
+            None => self.read_later(tag, request),
         }
     }
 
-    fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
-        let _path = IoPath::enter();
+    fn read_now_or_not(&mut self, request: Request) -> Option<Result<(), Errno>> {
         let Request { op: Op::Read, page, pages, ref buffer } = request else { return None };
         if !self.is_sound(&request) {
             return Some(self.check(&request));
         }
-        let done = self.engine.run(Op::Read, page, buffer, 0, pages)?;
-        add(&self.engine.counters().requests, 1);
+        let done = self.pages.run(Op::Read, page, buffer, 0, pages)?;
+        add(&self.pages.counters().requests, 1);
         Some(done)
+    }
+}
+
+impl Queue for DeviceQueue {
+    fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
+        self.watched(|queue| queue.begin(tag, request))
+    }
+
+    fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
+        self.watched(|queue| queue.read_now_or_not(request))
     }
 
     fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
         let mut number = 0;
         while let Some(done) = self.next_done() {
-            let flight = &self.inner.shared.station(self.number).flights[usize::from(done)];
+            let flight = &self.threads.dispatch.station(self.number).flights[usize::from(done)];
             // SAFETY: it is ours, was under way, and nothing else was begun in it.
             let (tag, result) = unsafe { flight.result() };
             self.idle.push_back(done);
@@ -270,25 +293,27 @@ impl Queue for DeviceQueue {
     }
 
     fn arm(&mut self) -> bool {
-        self.inner.shared.station(self.number).arm(&mut self.early)
+        self.threads.dispatch.station(self.number).arm(&mut self.early)
     }
 
     fn defers_writes(&self) -> bool {
-        self.inner.shared.offload.is_ready()
+        self.threads.dispatch.qat.is_ready()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.inner.shared.station(self.number).wake().fd()
+        self.threads.dispatch.station(self.number).wake().fd()
     }
 
     fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
-        let _path = IoPath::enter();
-        add(&self.engine.counters().requests, 1);
-        self.engine.patch(page, at, bytes)
+        self.watched(|queue| {
+            add(&queue.pages.counters().requests, 1);
+            queue.pages.patch(page, at, bytes)
+        })
     }
 
     fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
-        self.engine.extent(page, most)
+        // Not watched: it may look at all entries of the table, and waits for nothing.
+        self.pages.extent(page, most)
     }
 }
 
@@ -301,8 +326,8 @@ impl Drop for DeviceQueue {
             }
             self.reap(&mut |_, _| {});
         }
-        self.inner.shared.station(self.number).disarm();
-        self.inner.shared.close(self.number);
+        self.threads.dispatch.station(self.number).disarm();
+        self.threads.dispatch.close(self.number);
     }
 }
 
@@ -316,8 +341,8 @@ impl fmt::Debug for DeviceQueue {
 }
 
 /// One more thread is worth waking for so many pages.
-const GUEST_PAGES: u32 = 8;
+const HELPER_PAGES: u32 = 8;
 
 /// How long a thread whose own share is done waits for the others before it goes on: about what a
 /// sleep and a wake-up cost, and more than a page takes that nobody interrupts.
-const LINGER: Duration = Duration::from_micros(30);
+const LONGEST_SPIN: Duration = Duration::from_micros(30);

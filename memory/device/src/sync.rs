@@ -10,13 +10,13 @@
 /// A place where the proof rests on an ordering, a fence or a step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
-    /// `Flight::is_free`: whoever was invited has left.
+    /// `Flight::is_free`: all invited threads have released it.
     FreeAcquire,
-    /// `Flight::leave`: we look at the request no more.
-    LeaveRelease,
-    /// `Flight::did`: what the others did is done.
+    /// `Flight::release`: we look at the request no more.
+    InvitationRelease,
+    /// `Flight::complete`: what the other threads did is done.
     LeftAcquire,
-    /// `Flight::did`: what we did is done.
+    /// `Flight::complete`: what we did is done.
     LeftRelease,
     /// `Station::notify`: between the flight in the ring and looking whether the queue sleeps.
     FinishFence,
@@ -127,7 +127,7 @@ mod model {
 
     const ALL: [Site; 7] = [
         Site::FreeAcquire,
-        Site::LeaveRelease,
+        Site::InvitationRelease,
         Site::LeftAcquire,
         Site::LeftRelease,
         Site::FinishFence,

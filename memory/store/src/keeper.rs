@@ -54,6 +54,9 @@ struct Memory {
 }
 
 impl Keeper {
+    /// The name of its thread.
+    pub const THREAD: &'static str = "store-keeper";
+
     /// Starts the thread, and returns when the first slabs of each length are ready.
     ///
     /// # Errors
@@ -85,7 +88,7 @@ impl Keeper {
         store.heap.reserve.store(store.options.reserve / PAGE as u64, Ordering::Relaxed);
         store.stock(&memory.demand);
         let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
-        let thread = thread::Builder::new().name("store-keeper".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name(Self::THREAD.to_owned()).spawn(move || {
             // As below, for this thread's own first wait.
             let _ = kept.heap.work.wait_until(Some(Instant::now()), || None::<()>);
             let _held = enter();

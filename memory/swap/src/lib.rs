@@ -30,5 +30,5 @@ mod sys;
 pub use check::{all_required_met, check, Item, Memory, State, Subject, Weight};
 pub use precautions::{
     apart, close_inherited, ignore_signals, ignore_size_signal, ignore_terminal, inherited,
-    leave_cgroup, own, prefer, prefer_this, warm, Untaken, KEEPING,
+    leave_cgroup, own, prefer, prefer_this, resume_signal, warm, Untaken, KEEPING,
 };

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -85,14 +86,15 @@ pub fn own() -> Vec<Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's; a thread that has not begun in 10 s, so that nobody knows what it is called.
+/// The kernel's; no thread is called that, or one has not begun in 10 s, so that nobody knows what
+/// it is called.
 pub fn prefer(name: &str) -> Result<(), Untaken> {
     // A thread gives itself its name when it first runs, which may take a while where there is
     // little memory; until then it has that of the first one, which has started it.
     let deadline = Instant::now() + Duration::from_secs(10);
     let attempt = || loop {
         let first = fs::read_to_string("/proc/self/comm")?;
-        let mut nameless = 0;
+        let (mut nameless, mut found) = (0, 0);
         for task in fs::read_dir("/proc/self/task")? {
             let task = task?;
             // A thread may end meanwhile.
@@ -100,12 +102,16 @@ pub fn prefer(name: &str) -> Result<(), Untaken> {
             let number = task.file_name().to_string_lossy().parse::<i32>();
             if let (true, Ok(number)) = (is_one_of(comm.trim_end(), name), &number) {
                 crate::sys::real_time(*number)?;
+                found += 1;
             }
             let own = number.is_ok_and(|number| number.unsigned_abs() == std::process::id());
             nameless += u32::from(comm == first && !own);
         }
-        if nameless == 0 {
+        if nameless == 0 && found > 0 {
             return Ok(());
+        }
+        if nameless == 0 {
+            return Err(io::Error::other(format!("no thread is called {name}")));
         }
         if Instant::now() >= deadline {
             return Err(io::Error::other(format!("{nameless} threads have not begun in 10 s")));
@@ -151,6 +157,16 @@ pub fn ignore_signals() -> Result<(), Untaken> {
 pub fn ignore_terminal() -> Result<(), Untaken> {
     let action = "ignore the terminal's signals";
     crate::sys::ignore_terminal().map_err(|source| Untaken { action, source })
+}
+
+/// Takes SIGUSR1 from this thread and those that it starts from now on: a descriptor that is readable
+/// when the signal has come.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn resume_signal() -> io::Result<OwnedFd> {
+    crate::sys::signal_descriptor(libc::SIGUSR1)
 }
 
 /// Closes every descriptor but the first three. For a process that has just begun, and needs
@@ -365,6 +381,12 @@ mod tests {
             };
             assert_eq!(after, expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_name_that_no_thread_has_is_an_error_that_says_it() {
+        let error = prefer("renamed").unwrap_err();
+        assert!(error.source.to_string().contains("no thread is called renamed"), "{error:?}");
     }
 
     #[test]

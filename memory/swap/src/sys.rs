@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::ptr::null_mut;
 
 /// Gives this thread, the only one, a mount namespace of its own.
 pub(crate) fn unshare_mounts() -> io::Result<()> {
@@ -52,6 +53,27 @@ fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Blocks a signal in this thread, and gives a descriptor that is readable when it has come.
+pub(crate) fn signal_descriptor(signal: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: a set of signals is plain bytes, which the next call makes an empty set.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: a set that lives as long as the call.
+    checked(unsafe { libc::sigemptyset(&raw mut set) })?;
+    // SAFETY: as above.
+    checked(unsafe { libc::sigaddset(&raw mut set, signal) })?;
+    // SAFETY: as above; the mask as it was is not asked for.
+    let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    // SAFETY: as above; -1 asks for a new descriptor.
+    let number =
+        unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    checked(number.min(0))?;
+    // SAFETY: the kernel has just given it to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Has a thread (0: this one) run before all that are not of real time, and take its turn with

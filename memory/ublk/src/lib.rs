@@ -53,5 +53,6 @@ mod tags;
 
 pub use buffers::Buffers;
 pub use control::{Control, ControlError, DiskState, Geometry, Info};
-pub use server::{abandon, disk, Counters, Options, QueueError, ServeError, Server};
+pub use queue::QueueError;
+pub use server::{abandon, disk, Counters, Options, ServeError, Server};
 pub use tags::Violation;

@@ -1,12 +1,25 @@
 //! A queue's thread: takes requests from the kernel to the backend and completions back, in
 //! batches.
 
+use std::io;
+
 use device::{Buffer, Op, Queue, Request};
 
 use crate::buffers::Buffers;
 use crate::ring::{Arrival, Ring};
-use crate::server::QueueError;
-use crate::tags::{Asked, Kind, Step, Tags};
+use crate::tags::{Asked, Kind, Step, Tags, Violation};
+
+/// Why a queue's thread ended before the disk did.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The kernel's ring, or the backend, is not to be had.
+    #[error("the queue cannot go on")]
+    Io(#[from] io::Error),
+    /// Something said what cannot be.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+}
 
 /// Serves one queue until the disk is gone. Nothing in here allocates once requests flow.
 ///
@@ -92,10 +105,8 @@ mod tests {
     use super::*;
     use crate::control::Geometry;
     use crate::sys::{self, IoDescriptor};
-    use crate::tags::Violation;
     use device::guard::IoPath;
     use device::{Backend, Device, DeviceOptions, Errno, Extent};
-    use std::io;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use store::{Keeper, Options, Store};
 

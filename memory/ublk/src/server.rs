@@ -15,22 +15,10 @@ use device::{Backend, Queue};
 
 use crate::buffers::Buffers;
 use crate::control::{Control, ControlError, DiskState, Geometry, Info};
-use crate::queue::serve;
+use crate::queue::{serve, QueueError};
 use crate::ring::{Arrival, KernelRing};
 use crate::sys;
-use crate::tags::{Tags, Violation};
-
-/// Why a queue's thread ended before the disk did.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum QueueError {
-    /// The kernel's ring, or the backend, is not to be had.
-    #[error("the queue cannot go on")]
-    Io(#[from] io::Error),
-    /// Something said what cannot be.
-    #[error(transparent)]
-    Violation(#[from] Violation),
-}
+use crate::tags::Tags;
 
 /// Why a device cannot be served.
 #[derive(Debug, thiserror::Error)]

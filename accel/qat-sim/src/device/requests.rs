@@ -3,9 +3,9 @@
 use super::{now_ns, put, Device, SESSION_BYTES};
 use crate::counters::add;
 use crate::faults::{Effect, Verdict};
-use crate::instance::{Call, State};
+use crate::instance::State;
 use crate::script::Direction;
-use crate::sgl;
+use crate::sgl::{self, Call};
 use qat_abi::*;
 use std::ffi::c_void;
 

@@ -2,112 +2,113 @@
 
 use super::{Device, Phase, Trust};
 use crate::counters::{add, Reason};
-use crate::desk::{Desk, Work};
-use crate::engine::{Direction, Op};
+use crate::delivery::{Delivery, Work};
 use crate::mailbox::{Events, State};
+use crate::options::Direction;
+use crate::piece::Op;
 use qat_abi as abi;
 use std::sync::atomic::Ordering;
 
 impl Device {
-    pub(super) fn look_at_events(&mut self, desk: &mut Desk) {
+    pub(super) fn look_at_events(&mut self, delivery: &mut Delivery) {
         let Events { state, fatals, restarts } = self.mailbox.events();
         // A death between two polls counts although the state is Running again: what was in flight
         // is gone.
         if (state != self.state && state != State::Running) || fatals != self.fatals {
             if self.state == State::Running {
-                self.down_since = desk.now;
+                self.down_since = delivery.now;
             }
             self.flush(
                 if state == State::Restarting { Reason::Restarting } else { Reason::Fatal },
-                desk,
+                delivery,
             );
         }
         (self.state, self.fatals) = (state, fatals);
         if restarts != self.restarts {
             self.restarts = restarts;
             if state == State::Running {
-                self.recover(desk);
+                self.recover(delivery);
             }
         }
     }
 
     /// Redoes what is due. No answer to anything for half the deadline: the device is silent, so
     /// redoes everything.
-    pub(super) fn look_at_deadlines(&mut self, desk: &mut Desk) {
+    pub(super) fn look_at_deadlines(&mut self, delivery: &mut Delivery) {
         // Seldom enough to cost nothing, early by the pause so that nothing is late by it.
         let pause = self.deadline / 16;
-        self.next_look = desk.now + pause;
+        self.next_look = delivery.now + pause;
         // Redoing takes time as well: begin early enough for the last one.
         let op = if self.options.direction == Direction::Decompress {
             Op::Decompress { plain_len: 0 }
         } else {
             Op::Compress
         };
-        let lead = desk.software_ns(op, self.flying_bytes).min(self.deadline / 4) + pause;
+        let lead = delivery.software_ns(op, self.flying_bytes).min(self.deadline / 4) + pause;
         let (mut silent, mut late) = (false, false);
         for slot in 0..self.options.depth {
             let at = &self.slots[slot];
-            let due = at.work.at + self.deadline <= desk.now + lead;
+            let due = at.work.at + self.deadline <= delivery.now + lead;
             let slot = u16::try_from(slot).expect("at most 256");
             match at.phase {
                 Phase::Flying { redo: false } if due => {
-                    add(&desk.counters.deadlines, 1);
-                    self.hedge(slot, Reason::Late, desk);
+                    add(&delivery.counters.deadlines, 1);
+                    self.hedge(slot, Reason::Late, delivery);
                     late = true;
-                    silent |= self.last_answer + self.deadline / 2 <= desk.now;
+                    silent |= self.last_answer + self.deadline / 2 <= delivery.now;
                 }
                 Phase::Pending if due => {
                     self.pending.retain(|&pending| pending != slot);
-                    self.hand_over(slot, Reason::Busy, desk);
+                    self.hand_over(slot, Reason::Busy, delivery);
                 }
                 _ => {}
             }
         }
         if late {
-            if desk.now > self.lates_since.saturating_add(FORGIVEN_NS) {
-                (self.lates, self.lates_since) = (0, desk.now);
+            if delivery.now > self.lates_since.saturating_add(FORGIVEN_NS) {
+                (self.lates, self.lates_since) = (0, delivery.now);
             }
             self.lates += 1;
         }
         // One that answers most and loses some would cost a deadline each time.
         if silent || self.lates >= LATES {
-            self.suspect(Reason::Late, desk);
+            self.suspect(Reason::Late, delivery);
         }
     }
 
     /// Stops giving the device work, and redoes what it has.
-    pub(super) fn suspect(&mut self, reason: Reason, desk: &mut Desk) {
+    pub(super) fn suspect(&mut self, reason: Reason, delivery: &mut Delivery) {
         if self.trust == Trust::Good {
-            if desk.now >= self.trusted_since.saturating_add(FORGIVEN_NS) {
+            if delivery.now >= self.trusted_since.saturating_add(FORGIVEN_NS) {
                 self.backoff = BACKOFF_NS.0;
             }
-            let probe_at = self.next_probe(desk.now);
-            self.trust = Trust::Suspect { since: desk.now, probe_at, sent: None };
-            add(&desk.counters.suspicions, 1);
+            let probe_at = self.next_probe(delivery.now);
+            self.trust = Trust::Suspect { since: delivery.now, probe_at, sent: None };
+            add(&delivery.counters.suspicions, 1);
             // The event thread keeps polling it: an engine with nothing to do does not.
             self.channel.instance().neglected.store(true, Ordering::Release);
         }
-        self.flush(reason, desk);
+        self.flush(reason, delivery);
     }
 
-    pub(super) fn recover(&mut self, desk: &mut Desk) {
+    pub(super) fn recover(&mut self, delivery: &mut Delivery) {
         self.trust = Trust::Good;
-        self.trusted_since = desk.now;
+        self.trusted_since = delivery.now;
         self.channel.instance().neglected.store(false, Ordering::Release);
         (self.errors, self.poll_failures, self.idle_retries, self.lates) = (0, 0, 0, 0);
-        add(&desk.counters.recoveries, 1);
+        add(&delivery.counters.recoveries, 1);
     }
 
-    pub(super) fn flush(&mut self, reason: Reason, desk: &mut Desk) {
+    pub(super) fn flush(&mut self, reason: Reason, delivery: &mut Delivery) {
         while let Some(slot) = self.pending.pop_front() {
-            self.hand_over(slot, reason, desk);
+            self.hand_over(slot, reason, delivery);
         }
         if self.flying == 0 {
             return;
         }
         for slot in 0..self.options.depth {
             if self.slots[slot].phase == (Phase::Flying { redo: false }) {
-                self.hedge(u16::try_from(slot).expect("at most 256"), reason, desk);
+                self.hedge(u16::try_from(slot).expect("at most 256"), reason, delivery);
             }
         }
     }
@@ -128,22 +129,27 @@ impl Device {
     }
 
     /// Sends made-up data, so that no page waits for a device that may be dead.
-    pub(super) fn probe(&mut self, probe_at: u64, sent: Option<(u16, u64)>, desk: &mut Desk) {
+    pub(super) fn probe(
+        &mut self,
+        probe_at: u64,
+        sent: Option<(u16, u64)>,
+        delivery: &mut Delivery,
+    ) {
         let Trust::Suspect { since, .. } = self.trust else { return };
         if let Some((_, at)) = sent {
-            if desk.now >= at + self.deadline {
+            if delivery.now >= at + self.deadline {
                 // Not answered. Its slot stays with the device; the answer, should it come, is a
                 // sign of life.
-                let probe_at = self.next_probe(desk.now);
+                let probe_at = self.next_probe(delivery.now);
                 self.trust = Trust::Suspect { since, probe_at, sent: None };
             }
             return;
         }
-        if desk.now < probe_at {
+        if delivery.now < probe_at {
             return;
         }
         let Some(slot) = self.probe_free.pop() else {
-            let probe_at = self.next_probe(desk.now);
+            let probe_at = self.next_probe(delivery.now);
             self.trust = Trust::Suspect { since, probe_at, sent: None };
             return;
         };
@@ -156,15 +162,15 @@ impl Device {
         let len = bytes.len();
         self.channel.source_mut(slot)[..len].copy_from_slice(bytes);
         let crc32 = libdeflater::crc32(&self.probe_plain);
-        self.slots[usize::from(slot)].work = Work { op, len, tag: 0, crc32, at: desk.now };
-        add(&desk.counters.probes, 1);
+        self.slots[usize::from(slot)].work = Work { op, len, tag: 0, crc32, at: delivery.now };
+        add(&delivery.counters.probes, 1);
         let status = self.channel.submit(slot, len, op);
         self.trust = if status == abi::CPA_STATUS_SUCCESS {
             self.slots[usize::from(slot)].phase = Phase::Probe;
-            Trust::Suspect { since, probe_at, sent: Some((slot, desk.now)) }
+            Trust::Suspect { since, probe_at, sent: Some((slot, delivery.now)) }
         } else {
             self.recycle(slot);
-            Trust::Suspect { since, probe_at: self.next_probe(desk.now), sent: None }
+            Trust::Suspect { since, probe_at: self.next_probe(delivery.now), sent: None }
         };
     }
 }

@@ -178,7 +178,7 @@ fn a_late_callback_never_completes_the_next_request() {
             let mailbox = Arc::clone(&mailbox);
             thread::spawn(move || mailbox.call_back(old, -1))
         };
-        let forgotten = mailbox.forget(SLOT);
+        let forgotten = mailbox.give_up(SLOT);
         if !forgotten {
             assert_eq!(mailbox.taken(), -1);
         }
@@ -202,7 +202,7 @@ fn a_late_and_a_right_callback_bring_the_right_status() {
             thread::spawn(move || mailbox.call_back(tag, status))
         };
         let late = later(mailbox.announce(), -1);
-        let forgotten = mailbox.forget(SLOT);
+        let forgotten = mailbox.give_up(SLOT);
         if !forgotten {
             assert_eq!(mailbox.taken(), -1);
         }

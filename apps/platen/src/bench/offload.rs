@@ -11,7 +11,7 @@ use crate::qat_command::simulated_libraries;
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use corpus::Corpus;
-use qat::offload::{compare, measure, Plan, PAGE};
+use qat::measure::{compare, measure, Plan, PAGE};
 use qat::{Direction, Engine, EngineOptions, Libraries, Qat, StartOptions};
 use qatzip::{QatZip, Session};
 use serde_json::{json, Value};

@@ -141,6 +141,8 @@ pub(crate) struct Inherited {
     pub(crate) buffers: Option<i32>,
     /// The backing device.
     pub(crate) backing: Option<i32>,
+    /// The signs of life of its threads, which the supervisor sees.
+    pub(crate) pulse: Option<i32>,
     /// The text of the policy's settings, as the supervisor has read it.
     pub(crate) policy: Option<i32>,
     /// The sockets that it listens on.
@@ -171,6 +173,7 @@ impl FromStr for Inherited {
                 "store" => this.store = number()?.into(),
                 "buffers" => this.buffers = Some(number()?.into()),
                 "backing" => this.backing = Some(number()?.into()),
+                "pulse" => this.pulse = Some(number()?.into()),
                 "policy" => this.policy = Some(number()?.into()),
                 "control" => this.control = Some(number()?.into()),
                 "nbd" => this.nbd = Some(number()?.into()),
@@ -195,6 +198,7 @@ impl fmt::Display for Inherited {
         for (name, number) in [
             ("buffers", self.buffers),
             ("backing", self.backing),
+            ("pulse", self.pulse),
             ("policy", self.policy),
             ("control", self.control),
             ("nbd", self.nbd),
@@ -338,6 +342,7 @@ mod tests {
             store: 3,
             buffers: Some(4),
             backing: Some(5),
+            pulse: Some(8),
             policy: Some(6),
             control: Some(9),
             nbd: Some(10),

@@ -23,8 +23,12 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         .map(|way| PathBuf::from(&way.address));
     let own = family(Path::new("/proc"), status.pid)?;
     let memory = Memory { ready: status.platen.mem_ready, limit: status.mm_stat.mem_limit };
-    let mut items =
-        swap::check(&Subject { pids: &own.pids(), disk: disk.as_deref(), memory: Some(memory) });
+    let mut items = swap::check(&Subject {
+        pids: &own.pids(),
+        disk: disk.as_deref(),
+        memory: Some(memory),
+        keeper: store::Keeper::THREAD,
+    });
     items.push(own.item());
     if args.json {
         show(&format!("{}\n", serde_json::to_string_pretty(&items)?))?;

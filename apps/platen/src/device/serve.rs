@@ -14,9 +14,10 @@ use crate::say::{say, say_untaken};
 use anyhow::{bail, Context};
 use codec::{Dictionary, Settings};
 use device::guard::IoPath;
-use device::{Device, DeviceOptions};
+use device::{Device, DeviceOptions, FETCHERS, FETCH_THREAD};
 use nbd::{Server, ServerOptions};
 use policy::{Policy, Trainer};
+use pulse::Pulse;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, IoSlice, Read};
@@ -29,6 +30,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 use store::{Keeper, Store};
+use swap::supervisor::words;
 
 /// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on
 /// a machine of a few cores. One that stands by has so much ready.
@@ -47,9 +49,6 @@ const THREADS: usize = 12;
 
 /// Those that it starts more when it writes back: those that fetch, one that looks at the device.
 const BACKING_THREADS: usize = FETCHERS + 1;
-
-/// Threads of a device that wait for its backing device.
-const FETCHERS: usize = 4;
 
 /// How long a change of mounts is waited for until it is looked whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -108,7 +107,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let keeper =
         Keeper::start_in(&store, IoPath::enter).context("cannot start the store's keeper")?;
     if args.swap {
-        say_untaken(swap::prefer("store-keeper").err());
+        say_untaken(swap::prefer(Keeper::THREAD).err());
     }
     // Without one it serves all the same.
     let trains = supervise::trains(args, &idle);
@@ -121,10 +120,14 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     if let Some(workers) = args.workers {
         options.workers = usize::from(workers);
     }
-    let device = Arc::new(Device::new(&store, &options)?);
-    if args.swap {
+    let pulse = match inherited.pulse {
+        Some(number) => Pulse::open(&descriptor(number)?).context("signs of life")?,
+        None => Pulse::private(),
+    };
+    let device = Arc::new(Device::with_pulse(&store, &options, Arc::new(pulse))?);
+    if args.swap && store.has_backing() {
         // The kernel takes memory for what they ask of the backing device.
-        say_untaken(swap::prefer("fetch").err());
+        say_untaken(swap::prefer(FETCH_THREAD).err());
     }
     let offload = Offload::begin(args, &device, inherited.replaces)?;
     let connections = usize::from(args.connections);
@@ -223,7 +226,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         settings.codec(),
         if settings.level() == 0 { String::new() } else { format!(" level {}", settings.level()) },
     ));
-    supervisor.tell("ready");
+    supervisor.tell(words::READY);
     if let Some(new) = new {
         new.keep();
     }
@@ -303,11 +306,13 @@ fn trainer(
         let mut control = SendAncillaryBuffer::new(&mut space);
         let channel = [channel.as_fd()];
         if control.push(SendAncillaryMessage::ScmRights(&channel)) {
-            let _ = sendmsg(&start, &[IoSlice::new(b"train\n")], &mut control, flags);
+            let line = [words::TRAIN, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+            let _ = sendmsg(&start, &line, &mut control, flags);
         }
     });
     let stop = Box::new(move || {
-        let _ = rustix::net::send(&stop, b"enough\n", flags);
+        let line = [words::ENOUGH, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+        let _ = sendmsg(&stop, &line, &mut SendAncillaryBuffer::default(), flags);
     });
     Ok(Some(Trainer { settings, start, stop }))
 }
@@ -477,7 +482,8 @@ impl Supervisor {
         while line.len() < 64 && stream.read(&mut byte)? == 1 {
             if byte[0] == b'\n' {
                 let line = String::from_utf8_lossy(&line).into_owned();
-                let word = line.strip_prefix("go ").with_context(|| format!("told {line:?}"))?;
+                let word =
+                    line.strip_prefix(words::GO).with_context(|| format!("told {line:?}"))?;
                 return Ok(Some(word.parse().ok()));
             }
             line.push(byte[0]);
@@ -520,7 +526,7 @@ impl Supervisor {
         thread::Builder::new().name("supervisor".into()).spawn(move || {
             let mut line = String::new();
             while reader.read_line(&mut line).is_ok_and(|got| got > 0) {
-                if line == "end\n" {
+                if line.trim_end() == words::END {
                     stop();
                 }
                 line.clear();

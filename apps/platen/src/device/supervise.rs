@@ -13,9 +13,10 @@ use crate::say::{say, say_untaken};
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use device::PAGE;
+use pulse::Pulse;
 use rustix::event::{eventfd, EventfdFlags};
 use std::io::Write;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -54,7 +55,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if args.swap {
         say_untaken(swap::inherited());
     }
-    // Nobody else reads the environment yet.
+    // Before there is a thread that the signal could end.
+    let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
+    // Nobody else reads the environment yet. What the manager is told is the supervisor's to say.
+    let notify = std::env::var("NOTIFY_SOCKET").ok();
+    std::env::remove_var("NOTIFY_SOCKET");
     std::env::set_var("RUST_MIN_STACK", STACK);
     for (name, value) in swap::KEEPING {
         std::env::set_var(name, value);
@@ -96,6 +101,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         say_untaken(swap::own());
     }
     let trains = trains(args, &idle);
+    let pulse_fd = Pulse::file().context("cannot make memory for signs of life")?;
+    let pulse_fd = inheritable(pulse_fd)?;
+    let pulse = Pulse::open(&pulse_fd).context("cannot map signs of life")?;
     let mut service = Serving {
         args,
         claims,
@@ -105,10 +113,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         new_backing,
         policy,
         trains,
+        pulse,
+        pulse_fd,
+        resume,
+        notify,
         device: None,
         disk,
     };
-    let result = supervise(&mut service, std::os::fd::AsFd::as_fd(&*stop));
+    let result = supervise(&mut service, stop.as_fd());
     if matches!(result, Err(SuperviseError::Io { .. })) {
         // There may be a server that goes on: what it listens on is its own from here.
         std::mem::forget(service.claims);
@@ -252,6 +264,13 @@ struct Serving<'a> {
     policy: Option<OwnedFd>,
     /// Dictionaries are.
     trains: bool,
+    /// What its threads do, and the same memory for servers.
+    pulse: Pulse,
+    pulse_fd: OwnedFd,
+    /// Readable after SIGUSR1: the next server is to be started without a pause.
+    resume: OwnedFd,
+    /// The service manager's socket.
+    notify: Option<String>,
     /// The ublk device, once there is one.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -289,6 +308,7 @@ impl Serving<'_> {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
             backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
+            pulse: Some(self.pulse_fd.as_raw_fd()),
             policy: self.policy.as_ref().map(AsRawFd::as_raw_fd),
             device: self.device,
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
@@ -363,6 +383,18 @@ impl Service for Serving<'_> {
         // lock.
         command.stderr(Stdio::null());
         Some((command, TRAINING))
+    }
+
+    fn pulse(&self) -> Option<&Pulse> {
+        Some(&self.pulse)
+    }
+
+    fn resume(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.resume.as_fd())
+    }
+
+    fn notify_socket(&self) -> Option<String> {
+        self.notify.clone()
     }
 
     fn abandon(&mut self) {

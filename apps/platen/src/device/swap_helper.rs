@@ -43,7 +43,12 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     let used = area::in_use(disk)?;
     ensure!(used.is_some(), "{} was made swap, and is not in /proc/swaps", disk.display());
     say(&format!("swapping to {} with priority {}", disk.display(), args.priority));
-    for item in swap::check(&Subject { pids: &args.pids, disk: Some(disk), memory: None }) {
+    for item in swap::check(&Subject {
+        pids: &args.pids,
+        disk: Some(disk),
+        memory: None,
+        keeper: store::Keeper::THREAD,
+    }) {
         say(&item.to_string());
     }
     Ok(())

@@ -75,6 +75,8 @@ pub struct Subject<'a> {
     pub pids: &'a [u32],
     /// The disk that is swapped to, if there is one.
     pub disk: Option<&'a Path>,
+    /// The name of the server's thread that finds memory ahead of need.
+    pub keeper: &'a str,
     /// The store's memory as its server says it, if it was asked.
     pub memory: Option<Memory>,
 }
@@ -129,7 +131,7 @@ impl Eyes {
             item("memory-locked", Required, self.locked(pids)),
             item("lock-limit", Required, self.lock_limit(pids)),
             item("no-allocation", Required, process::allocations()),
-            item("keeper", Required, self.keeper(pids, subject.memory)),
+            item("keeper", Required, self.keeper(pids, subject.keeper, subject.memory)),
             item("oom-score", Required, self.oom(pids)),
             item("cgroup", Required, self.cgroup(pids)),
             item("says-elsewhere", Required, process::says_elsewhere()),

@@ -78,14 +78,14 @@ impl Eyes {
     }
 
     /// The server's thread that finds memory ahead of need may have what the kernel keeps back.
-    pub(super) fn keeper(&self, pids: &[u32], memory: Option<Memory>) -> Found {
+    pub(super) fn keeper(&self, pids: &[u32], name: &str, memory: Option<Memory>) -> Found {
         const FIFO_OR_ROUND_ROBIN: [u64; 2] = [1, 2];
         let server = *pids.first().ok_or_else(|| "no server".to_owned())?;
         let keeper = self.tasks(server)?.into_iter().find(|task| {
-            fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "store-keeper")
+            fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name)
         });
         let Some(keeper) = keeper else {
-            return Err(format!("process {server} has no thread store-keeper").into());
+            return Err(format!("process {server} has no thread {name}").into());
         };
         let policy = task_field(&keeper, 41);
         if !policy.is_some_and(|policy| FIFO_OR_ROUND_ROBIN.contains(&policy)) {

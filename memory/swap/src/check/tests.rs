@@ -106,6 +106,7 @@ impl Tree {
             log: self.log.clone(),
         };
         eyes.check(&Subject {
+            keeper: "store-keeper",
             pids: &[SERVER, SUPERVISOR, STANDBY],
             disk: Some(Path::new(DISK)),
             memory: Some(Memory { ready: 3 << 20, limit: 5 << 20 }),
@@ -310,7 +311,12 @@ VmFlags: rd sh mr
 #[test]
 fn this_process_which_took_no_precautions_is_found_out() {
     let own = [std::process::id()];
-    let items = check(&Subject { pids: &own, disk: Some(Path::new("/dev/null")), memory: None });
+    let items = check(&Subject {
+        pids: &own,
+        disk: Some(Path::new("/dev/null")),
+        memory: None,
+        keeper: "x",
+    });
     let met = |name| items.iter().find(|item| item.name == name).unwrap().state == State::Met;
     assert!(!met("memory-locked") && !met("swap-on") && !met("discard") && !met("keeper"));
     assert!(!all_required_met(&items));

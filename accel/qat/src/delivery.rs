@@ -2,9 +2,8 @@
 //! pieces that wait for software, and the delivery.
 
 use crate::counters::{add, set, Counters, Reason};
-use crate::engine::{By, Finished, Op};
+use crate::piece::{BadData, By, Finished, Op};
 use crate::software::Software;
-use crate::BadData;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ pub(crate) struct Work {
     /// CRC-32 of the plain bytes: of the source when compressing, not known before the end
     /// otherwise.
     pub(crate) crc32: u32,
-    /// When it was submitted, nanoseconds of the desk's clock.
+    /// When it was submitted, nanoseconds of the delivery's clock.
     pub(crate) at: u64,
 }
 
@@ -56,7 +55,7 @@ pub(crate) struct Queued {
 }
 
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct Delivery {
     pub(crate) counters: Arc<Counters>,
     pub(crate) software: Software,
     /// Time of the last `tick`, nanoseconds since the engine was made.
@@ -74,7 +73,7 @@ pub(crate) struct Desk {
 /// Before the first measurement: libdeflate level 1 on a server of today, nanoseconds for 1 KiB.
 const FIRST_RATES: [u64; 2] = [3500, 1000];
 
-impl Desk {
+impl Delivery {
     /// `pieces`: how many can be queued without allocating.
     pub(crate) fn new(software: Software, pieces: usize) -> Self {
         Self {
@@ -122,7 +121,7 @@ impl Desk {
 
     /// Forgets the places of a device that goes. All of them are void: none of its slots has a
     /// piece.
-    pub(crate) fn forget_pinned(&mut self) {
+    pub(crate) fn withdraw_pinned(&mut self) {
         self.queue.retain(|queued| matches!(queued.place, Place::Plain(_)));
         self.queued_bytes = self.queue.iter().map(|queued| queued.plain_len).sum();
     }
@@ -227,13 +226,13 @@ fn kind(op: Op) -> usize {
 mod tests {
     use super::*;
 
-    /// Pieces that wait for software, in order, and what each of them is: the desk's queue as it
+    /// Pieces that wait for software, in order, and what each of them is: the delivery's queue as it
     /// should be.
     #[test]
     fn what_is_withdrawn_waits_for_nobody_and_the_queue_never_grows() {
         const PIECES: usize = 40;
-        let mut desk = Desk::new(Software::new(1, 4096), PIECES);
-        let room = desk.queue.capacity();
+        let mut delivery = Delivery::new(Software::new(1, 4096), PIECES);
+        let room = delivery.queue.capacity();
         let mut model: Vec<(u64, usize, Place)> = Vec::new();
         let mut random = 7_u64;
         let mut next = |below: usize| {
@@ -246,30 +245,30 @@ mod tests {
                     let slot = u16::try_from(next(1000)).unwrap();
                     let place = [Place::Pinned(slot), Place::Plain(slot)][next(2)];
                     let len = 1 + next(4096);
-                    let number = desk.queue(place, len, Reason::Late);
+                    let number = delivery.queue(place, len, Reason::Late);
                     assert!(model.iter().all(|&(other, ..)| other < number));
                     model.push((number, len, place));
                 }
                 4 | 5 if !model.is_empty() => {
                     let (number, ..) = model.remove(next(model.len()));
-                    desk.withdraw(number);
+                    delivery.withdraw(number);
                     // Gone is gone.
-                    desk.withdraw(number);
+                    delivery.withdraw(number);
                 }
                 6 if next(40) == 0 => {
-                    desk.forget_pinned();
+                    delivery.withdraw_pinned();
                     model.retain(|(.., place)| matches!(place, Place::Plain(_)));
                 }
                 _ => {
-                    let queued = desk.next().map(|queued| (queued.number, queued.place));
+                    let queued = delivery.next().map(|queued| (queued.number, queued.place));
                     let expected = (!model.is_empty()).then(|| model.remove(0));
                     assert_eq!(queued, expected.map(|(number, _, place)| (number, place)));
                 }
             }
-            assert_eq!(desk.has_queued(), !model.is_empty());
+            assert_eq!(delivery.has_queued(), !model.is_empty());
             let bytes: usize = model.iter().map(|&(_, len, _)| len).sum();
-            assert_eq!(desk.software_ns(Op::Compress, 0), bytes as u64 * FIRST_RATES[0] / 1024);
-            assert_eq!((desk.queue.len(), desk.queue.capacity()), (model.len(), room));
+            assert_eq!(delivery.software_ns(Op::Compress, 0), bytes as u64 * FIRST_RATES[0] / 1024);
+            assert_eq!((delivery.queue.len(), delivery.queue.capacity()), (model.len(), room));
         }
     }
 }

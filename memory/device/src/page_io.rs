@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use codec::{Codec, Encoded, Encoder, Settings, SettingsError};
+use pulse::Slot;
 use store::{Change, ModifyError, Page, Worker, MAX_OBJECT};
 
-use crate::device::Shared;
+use crate::counters::{add, Counters};
 use crate::dictionaries::Dictionaries;
+use crate::flight::{DoPages, WaitForPages};
 use crate::pages::{Damage, PageReader, CRC};
+use crate::records::{Records, Thread};
 use crate::request::{Buffer, Errno, Extent, Op, PAGE};
-use crate::stats::{add, Counters};
 
 /// What a thread without an accelerator does for `settings`: a page alone needs no member around
 /// its stream.
@@ -24,9 +26,12 @@ fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
 /// decoder would take microseconds to save less than a 32nd of a page.
 const LONGEST: usize = PAGE - PAGE / 32;
 
+/// Pages that are discarded between two signs of life.
+const AT_ONCE: u64 = 4096;
+
 /// Contexts, buffers and access to the store of one thread.
-pub(crate) struct Engine {
-    shared: Arc<Shared>,
+pub(crate) struct PageIo {
+    records: Arc<Records>,
     worker: Worker,
     encoder: Encoder,
     reader: PageReader,
@@ -36,30 +41,32 @@ pub(crate) struct Engine {
     object: Box<[u8; MAX_OBJECT]>,
     /// A whole page, while a part of it is changed.
     plain: Box<[u8; PAGE]>,
-    number: usize,
+    /// Of its counters.
+    place: usize,
 }
 
-impl Engine {
-    /// One for the counters `number`, with all its memory: it compresses and decompresses once.
+impl PageIo {
+    /// One for this thread, with all its memory: it compresses and decompresses once.
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        records: &Arc<Records>,
         worker: Worker,
-        number: usize,
+        thread: Thread,
     ) -> Result<Self, SettingsError> {
         let mut this = Self {
-            shared: Arc::clone(shared),
-            encoder: if shared.dictionaries.may_be() {
-                Encoder::with_dictionaries(in_software(shared.settings)?)?
+            records: Arc::clone(records),
+            encoder: if records.dictionaries.may_be() {
+                Encoder::with_dictionaries(in_software(records.settings)?)?
             } else {
-                Encoder::new(in_software(shared.settings)?)?
+                Encoder::new(in_software(records.settings)?)?
             },
             reader: PageReader::new(worker.store()),
             worker,
             coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
             object: Box::new([0; MAX_OBJECT]),
             plain: Box::new([0; PAGE]),
-            number,
+            place: records.place(thread),
         };
+        this.slot().assign();
         // Not one word over and over, so that the codec itself runs.
         for (at, byte) in this.plain.iter_mut().enumerate() {
             *byte = (at / 7).to_le_bytes()[0];
@@ -76,55 +83,14 @@ impl Engine {
         Ok(this)
     }
 
+    /// The thread's sign of life.
+    #[inline]
+    pub(crate) fn slot(&self) -> &Slot {
+        self.records.slot(self.place)
+    }
+
     pub(crate) fn counters(&self) -> &Counters {
-        &self.shared.counters[self.number]
-    }
-
-    /// Does `count` pages of a request from its page `first` on, and gives its first failure;
-    /// `None` if one of them is on the backing device, and all have to be read by a thread that may
-    /// wait. Nothing but a read gives `None`.
-    ///
-    /// For a read the caller has these pages of the buffer to itself.
-    pub(crate) fn run(
-        &mut self,
-        op: Op,
-        page: u64,
-        buffer: &Buffer,
-        first: u32,
-        count: u32,
-    ) -> Option<Result<(), Errno>> {
-        if op != Op::Read {
-            return Some(self.change(op, page, buffer, first, count));
-        }
-        let mut result = Ok(());
-        for number in first..first + count {
-            #[expect(unsafe_code, reason = "the page of the buffer is ours")]
-            // SAFETY: the caller has this page of the buffer to itself.
-            let out = unsafe { buffer.read(number as usize) };
-            let read = match self.reader.read(&self.worker, page + u64::from(number), true, out) {
-                Ok(Page::Backed) => {
-                    // The pages before it are counted by who reads them again.
-                    return None;
-                }
-                Ok(_) => Ok(()),
-                Err(damage) => Err(self.damaged(damage)),
-            };
-            result = result.and(read);
-        }
-        add(&self.counters().pages_read, u64::from(count));
-        Some(result)
-    }
-
-    /// As [`run`](Self::run) for a read, on a thread that may wait for the backing device.
-    pub(crate) fn wait(
-        &mut self,
-        page: u64,
-        buffer: &Buffer,
-        first: u32,
-        count: u32,
-    ) -> Result<(), Errno> {
-        let Self { reader, worker, shared, number: at, .. } = self;
-        fetch(reader, worker, (&shared.counters[*at], shared), (page, buffer), first, count)
+        self.records.counters(self.place)
     }
 
     fn change(
@@ -140,12 +106,20 @@ impl Engine {
         match op {
             Op::Discard | Op::WriteZeroes { keep: false } => {
                 add(&self.counters().notify_free, u64::from(count));
-                self.worker.discard(pages);
+                let mut start = pages.start;
+                // In parts, so that a large one is seen to progress.
+                while start < pages.end {
+                    let end = pages.end.min(start + AT_ONCE);
+                    self.worker.discard(start..end);
+                    self.slot().advance();
+                    start = end;
+                }
             }
             Op::WriteZeroes { keep: true } => {
                 for index in pages {
                     // Zero fits the entry, so that only a page that is not there could fail.
                     let stored = self.worker.put_same(index, 0).map_err(|_| Errno::Invalid);
+                    self.slot().advance();
                     result = result.and(stored);
                 }
             }
@@ -153,6 +127,7 @@ impl Engine {
                 for number in first..first + count {
                     let plain = buffer.written(number as usize);
                     let stored = self.write(page + u64::from(number), plain);
+                    self.slot().advance();
                     result = result.and(stored);
                     // Each page would wait for memory anew, and the request has failed already.
                     if stored == Err(Errno::NoSpace) {
@@ -168,7 +143,7 @@ impl Engine {
     /// Stores a page.
     #[inline]
     pub(crate) fn write(&mut self, index: u64, plain: &[u8; PAGE]) -> Result<(), Errno> {
-        let dictionaries = &self.shared.dictionaries;
+        let dictionaries = &self.records.dictionaries;
         let (encoded, tag) = encode(&mut self.encoder, dictionaries, plain, &mut self.coded);
         let stored = match encoded.codec {
             Codec::SameFilled => {
@@ -225,7 +200,7 @@ impl Engine {
         loop {
             match self.edit(index, range.start, bytes) {
                 Err(ModifyError::Grouped { .. } | ModifyError::Backed { .. }) => {
-                    self.take_out(index)?;
+                    self.take_out_of_store(index)?;
                 }
                 Ok(()) => return Ok(()),
                 Err(ModifyError::Put(error)) => return Err(self.refused(&error)),
@@ -237,7 +212,7 @@ impl Engine {
     /// One try to change a part of a page; damage is counted.
     fn edit(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), ModifyError> {
         let range = at..at + bytes.len();
-        let Self { shared, worker, encoder, reader, coded, object, plain, .. } = self;
+        let Self { records, worker, encoder, reader, coded, object, plain, .. } = self;
         let mut damage = None;
         let modified = worker.modify(index, object, |page, object| {
             if let Err(found) = reader.unpack(index, page, object, plain) {
@@ -245,7 +220,7 @@ impl Engine {
                 return None;
             }
             plain[range.clone()].copy_from_slice(bytes);
-            let (encoded, tag) = encode(encoder, &shared.dictionaries, plain, coded);
+            let (encoded, tag) = encode(encoder, &records.dictionaries, plain, coded);
             let (tag, payload) = match encoded.codec {
                 Codec::SameFilled => {
                     let word = coded.first_chunk().expect("longer than a word");
@@ -269,13 +244,16 @@ impl Engine {
 
     /// Makes a page that is in a group one of its own, and brings one back that is on the backing
     /// device, which is waited for.
-    fn take_out(&mut self, index: u64) -> Result<(), Errno> {
-        let page = match self.reader.fetch(&self.worker, index, true, &mut self.plain) {
+    fn take_out_of_store(&mut self, index: u64) -> Result<(), Errno> {
+        let Self { reader, worker, plain, records, place, .. } = self;
+        let slot = records.slot(*place);
+        let fetched = slot.while_waiting(|| reader.fetch(worker, index, true, plain));
+        let page = match fetched {
             Ok(page @ (Page::Grouped | Page::Backed)) => page,
             Ok(_) => return Ok(()),
             Err(damage) => return Err(self.damaged(damage)),
         };
-        let dictionaries = &self.shared.dictionaries;
+        let dictionaries = &self.records.dictionaries;
         let (encoded, tag) = encode(&mut self.encoder, dictionaries, &self.plain, &mut self.coded);
         let form = match encoded.codec {
             codec if codec != Codec::SameFilled && encoded.len <= LONGEST => {
@@ -320,15 +298,58 @@ impl Engine {
 
     #[cold]
     fn damaged(&self, damage: Damage) -> Errno {
-        damaged(self.counters(), &self.shared, damage)
+        damaged(self.counters(), &self.records, damage)
+    }
+}
+
+impl WaitForPages for PageIo {
+    fn wait(&mut self, page: u64, buffer: &Buffer, first: u32, count: u32) -> Result<(), Errno> {
+        let Self { reader, worker, records, place: at, .. } = self;
+        let counted = (records.counters(*at), &**records);
+        records
+            .slot(*at)
+            .while_waiting(|| fetch(reader, worker, counted, (page, buffer), first, count))
+    }
+}
+
+impl DoPages for PageIo {
+    #[inline]
+    fn run(
+        &mut self,
+        op: Op,
+        page: u64,
+        buffer: &Buffer,
+        first: u32,
+        count: u32,
+    ) -> Option<Result<(), Errno>> {
+        if op != Op::Read {
+            return Some(self.change(op, page, buffer, first, count));
+        }
+        let mut result = Ok(());
+        for number in first..first + count {
+            #[expect(unsafe_code, reason = "the page of the buffer is ours")]
+            // SAFETY: the caller has this page of the buffer to itself.
+            let out = unsafe { buffer.read(number as usize) };
+            let read = match self.reader.read(&self.worker, page + u64::from(number), true, out) {
+                Ok(Page::Backed) => {
+                    // The pages before it are counted by who reads them again.
+                    return None;
+                }
+                Ok(_) => Ok(()),
+                Err(damage) => Err(self.damaged(damage)),
+            };
+            self.slot().advance();
+            result = result.and(read);
+        }
+        add(&self.counters().pages_read, u64::from(count));
+        Some(result)
     }
 }
 
 #[cold]
-fn damaged(counters: &Counters, shared: &Shared, damage: Damage) -> Errno {
+fn damaged(counters: &Counters, records: &Records, damage: Damage) -> Errno {
     add(&counters.failed_reads, 1);
-    // The first one is for a person to read; the others are counted.
-    let _ = shared.damage.set(damage);
+    records.note_damage(damage);
     Errno::Io
 }
 
@@ -355,7 +376,7 @@ fn encode(
 fn fetch(
     reader: &mut PageReader,
     worker: &Worker,
-    (counters, shared): (&Counters, &Shared),
+    (counters, records): (&Counters, &Records),
     (page, buffer): (u64, &Buffer),
     first: u32,
     count: u32,
@@ -366,7 +387,7 @@ fn fetch(
         // SAFETY: the caller has this page of the buffer to itself.
         let out = unsafe { buffer.read(number as usize) };
         let read = reader.fetch(worker, page + u64::from(number), true, out);
-        result = result.and(read.map(drop).map_err(|damage| damaged(counters, shared, damage)));
+        result = result.and(read.map(drop).map_err(|damage| damaged(counters, records, damage)));
     }
     add(&counters.pages_read, u64::from(count));
     result
@@ -374,28 +395,25 @@ fn fetch(
 
 /// What a thread has that only reads, and may wait for the backing device.
 pub(crate) struct Fetcher {
-    shared: Arc<Shared>,
+    records: Arc<Records>,
     worker: Worker,
     reader: PageReader,
-    number: usize,
+    /// Of its counters.
+    place: usize,
 }
 
 impl Fetcher {
-    /// One for the counters `number`, with all its memory.
-    pub(crate) fn new(shared: &Arc<Shared>, worker: Worker, number: usize) -> Self {
+    /// One for this thread, with all its memory.
+    pub(crate) fn new(records: &Arc<Records>, worker: Worker, thread: Thread) -> Self {
         let reader = PageReader::new(worker.store());
-        Self { shared: Arc::clone(shared), worker, reader, number }
+        let place = records.place(thread);
+        Self { records: Arc::clone(records), worker, reader, place }
     }
+}
 
-    /// As [`Engine::wait`].
-    pub(crate) fn wait(
-        &mut self,
-        page: u64,
-        buffer: &Buffer,
-        first: u32,
-        count: u32,
-    ) -> Result<(), Errno> {
-        let Self { shared, worker, reader, number } = self;
-        fetch(reader, worker, (&shared.counters[*number], shared), (page, buffer), first, count)
+impl WaitForPages for Fetcher {
+    fn wait(&mut self, page: u64, buffer: &Buffer, first: u32, count: u32) -> Result<(), Errno> {
+        let Self { records, worker, reader, place } = self;
+        fetch(reader, worker, (records.counters(*place), records), (page, buffer), first, count)
     }
 }

@@ -1,17 +1,17 @@
 //! Threads that have pages compressed by a QAT device, many in flight each.
 #![expect(unsafe_code, reason = "works on flights of queues")]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use codec::same_filled;
 use qat::{Direction, EngineOptions, Op, Qat, Snapshot};
-use ring::{EventCount, Ring};
 
-use crate::device::{Invitation, Shared};
-use crate::engine::Engine;
+use crate::dispatch::{Dispatch, Invitation, Next};
 use crate::guard::IoPath;
+use crate::page_io::PageIo;
+use crate::records::MAX_QAT_THREADS;
 use crate::request::PAGE;
 
 /// How pages are given to a QAT device.
@@ -37,7 +37,7 @@ impl Default for OffloadOptions {
         let driver = EngineOptions::default();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            threads: (cpus / 8).clamp(1, MAX_OFFLOADERS),
+            threads: (cpus / 8).clamp(1, MAX_QAT_THREADS),
             depth: driver.depth,
             share: driver.share,
             verify_every: driver.verify_every,
@@ -74,68 +74,11 @@ pub struct OffloadStats {
     pub engines: Vec<Snapshot>,
 }
 
-/// At most so many threads; each takes one of the store's workers.
-pub(crate) const MAX_OFFLOADERS: usize = 32;
-
-/// What queues and offloading threads share.
-pub(crate) struct Offload {
-    invitations: Ring<Invitation>,
-    /// Invitations wait.
-    pub(crate) work: EventCount,
-    /// Threads whose instance takes pages. A hint: who is given a page does it, one way or the
-    /// other.
-    on_device: AtomicUsize,
-    /// Of each thread, in the order of their numbers.
-    counters: Mutex<Vec<Arc<qat::Counters>>>,
-}
-
-impl Offload {
-    pub(crate) fn new() -> Self {
-        Self {
-            invitations: Ring::new(1024),
-            work: EventCount::new(),
-            on_device: AtomicUsize::new(0),
-            counters: Mutex::default(),
-        }
-    }
-
-    /// Whether a write is to go there.
-    #[inline]
-    pub(crate) fn is_ready(&self) -> bool {
-        self.on_device.load(Ordering::Relaxed) > 0
-    }
-
-    /// Threads that a write of so many pages is worth waking.
-    pub(crate) fn guests(&self, pages: u32) -> u32 {
-        let threads = u32::try_from(self.on_device.load(Ordering::Relaxed)).unwrap_or(1);
-        (pages / GUEST_PAGES).clamp(1, threads.max(1))
-    }
-
-    /// Sends an invitation `number` times, as long as there is room, and gives how often it was.
-    pub(crate) fn invite(&self, invitation: Invitation, number: u32) -> u32 {
-        let sent = (0..number).take_while(|_| self.invitations.push(invitation).is_ok()).count();
-        // Who is woken wakes the next.
-        self.work.notify_one();
-        u32::try_from(sent).expect("no more than asked for")
-    }
-
-    pub(crate) fn is_set_up(&self) -> bool {
-        !self.counters.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    pub(crate) fn stats(&self) -> Option<OffloadStats> {
-        let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        let engines: Vec<Snapshot> = counters.iter().map(|one| one.snapshot()).collect();
-        let on_device = self.on_device.load(Ordering::Relaxed);
-        (!engines.is_empty()).then_some(OffloadStats { on_device, engines })
-    }
-}
-
 /// One thread with an instance.
-pub(crate) struct Offloader {
-    shared: Arc<Shared>,
+pub(crate) struct QatThread {
+    dispatch: Arc<Dispatch>,
     /// Its access to the store.
-    pages: Engine,
+    pages: PageIo,
     qat: qat::Engine,
     /// The invitation that it is following.
     current: Option<Invitation>,
@@ -145,29 +88,34 @@ pub(crate) struct Offloader {
     waiting: u64,
 }
 
-impl Offloader {
+impl QatThread {
     /// One whose engine has an instance.
-    pub(crate) fn new(shared: &Arc<Shared>, pages: Engine, qat: qat::Engine) -> Self {
-        let mut counters = shared.offload.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        counters.push(Arc::clone(qat.counters()));
-        Self { shared: Arc::clone(shared), pages, qat, current: None, ready: false, waiting: 0 }
+    pub(crate) fn new(dispatch: &Arc<Dispatch>, pages: PageIo, qat: qat::Engine) -> Self {
+        dispatch.qat.add_thread(qat.counters());
+        Self { dispatch: Arc::clone(dispatch), pages, qat, current: None, ready: false, waiting: 0 }
     }
 
     /// Follows invitations until it is told to stop.
     pub(crate) fn run(mut self) {
         let path = IoPath::enter();
+        self.pages.slot().begin();
         loop {
             self.report();
             let taken = self.fill();
             let done = self.collect();
             self.notify();
             if taken + done > 0 {
+                self.pages.slot().advance();
                 continue;
             }
             if self.qat.in_flight() > 0 || self.current.is_some() {
                 self.qat.wait();
-            } else if !self.rest() {
-                break;
+            } else {
+                self.pages.slot().end();
+                if !self.rest() {
+                    break;
+                }
+                self.pages.slot().begin();
             }
         }
         // What follows gives memory back.
@@ -179,7 +127,7 @@ impl Offloader {
         let ready = self.qat.on_device();
         if ready != self.ready {
             self.ready = ready;
-            let on_device = &self.shared.offload.on_device;
+            let on_device = &self.dispatch.qat.on_device;
             if ready {
                 on_device.fetch_add(1, Ordering::Relaxed);
             } else {
@@ -190,28 +138,28 @@ impl Offloader {
 
     /// Gives the device pages while it has room, and gives their number.
     fn fill(&mut self) -> usize {
-        let Self { shared, pages, qat, current, waiting, .. } = self;
+        let Self { dispatch, pages, qat, current, waiting, .. } = self;
         let mut taken = 0;
         // Pages of one word need no room, and what is in flight is to be looked at.
         while taken < MOST_AT_ONCE {
-            let Some(invitation) = current.or_else(|| shared.offload.invitations.pop()) else {
+            let Some(invitation) = current.or_else(|| dispatch.qat.invitations.pop()) else {
                 return taken;
             };
             *current = Some(invitation);
             let Some(lease) = qat.take(PAGE) else { return taken };
-            let station = shared.station(invitation.queue);
+            let station = dispatch.station(invitation.queue);
             let flight = &station.flights[usize::from(invitation.flight)];
-            // SAFETY: we were invited, and leave below.
+            // SAFETY: we were invited, and release the invitation below.
             let request = unsafe { flight.request() };
-            let Some((number, _)) = flight.take(&request) else {
+            let Some((number, _)) = flight.claim(&request) else {
                 qat.give_back(lease);
-                flight.leave();
+                flight.release();
                 *current = None;
                 continue;
             };
             taken += 1;
             let plain = request.buffer.written(number as usize);
-            let stored = if flight.is_hopeless() {
+            let stored = if flight.out_of_memory() {
                 Ok(())
             } else if let Some(word) = same_filled(plain) {
                 pages.write_same(request.page + u64::from(number), u64::from_le_bytes(word))
@@ -221,7 +169,7 @@ impl Offloader {
                 continue;
             };
             qat.give_back(lease);
-            if flight.did(1, stored) {
+            if flight.complete(1, stored) {
                 station.put(invitation.flight);
                 *waiting |= 1 << invitation.queue;
             }
@@ -231,16 +179,16 @@ impl Offloader {
 
     /// Stores what the device has done, and gives the number of pages.
     fn collect(&mut self) -> usize {
-        let Self { shared, pages, qat, waiting, .. } = self;
+        let Self { dispatch, pages, qat, waiting, .. } = self;
         qat.poll(|tag, finished| {
             let (Invitation { queue, flight: at }, number) = untag(tag);
-            let station = shared.station(queue);
+            let station = dispatch.station(queue);
             let flight = &station.flights[usize::from(at)];
-            // SAFETY: we have taken this page, and it is done below.
+            // SAFETY: we have claimed this page, which is complete below.
             let request = unsafe { flight.request() };
             let index = request.page + u64::from(number);
             let plain = request.buffer.written(number as usize);
-            let stored = if flight.is_hopeless() {
+            let stored = if flight.out_of_memory() {
                 Ok(())
             } else if let Ok(finished) = finished {
                 pages.write_offloaded(index, plain, finished.bytes, finished.crc32)
@@ -248,7 +196,7 @@ impl Offloader {
                 // Said only of what is to be decompressed.
                 pages.write(index, plain)
             };
-            if flight.did(1, stored) {
+            if flight.complete(1, stored) {
                 station.put(at);
                 *waiting |= 1 << queue;
             }
@@ -261,28 +209,21 @@ impl Offloader {
         while self.waiting != 0 {
             let queue = self.waiting.trailing_zeros();
             self.waiting &= self.waiting - 1;
-            self.shared.station(u16::try_from(queue).expect("below 64")).notify();
+            self.dispatch.station(u16::try_from(queue).expect("below 64")).notify();
         }
     }
 
     /// Sleeps until there is work, or it is time to look after the instance; `false` when it is
     /// time to stop.
     fn rest(&mut self) -> bool {
-        let Shared { offload, stop, .. } = &*self.shared;
+        let Dispatch { qat, stop, .. } = &*self.dispatch;
         let look = (!self.ready).then(|| Instant::now() + PROBING);
-        let next = offload.work.wait_until(look, || {
-            let invitation = offload.invitations.pop();
-            let stopped = invitation.is_none() && stop.load(Ordering::Acquire);
-            (invitation.is_some() || stopped).then_some(invitation)
-        });
-        match next {
-            Some(None) => false,
-            Some(invitation) => {
-                self.current = invitation;
-                true
-            }
-            None => true,
+        match qat.invitations.wait(look, stop) {
+            Next::Work(invitation) => self.current = Some(invitation),
+            Next::Nothing => {}
+            Next::Stop => return false,
         }
+        true
     }
 }
 
@@ -295,9 +236,6 @@ fn untag(tag: u64) -> (Invitation, u32) {
     let (queue, flight) = (u16::from_be_bytes([q0, q1]), u16::from_be_bytes([f0, f1]));
     (Invitation { queue, flight }, u32::from_be_bytes(n))
 }
-
-/// One more thread is worth waking for so many pages: half of what one keeps in flight.
-const GUEST_PAGES: u32 = 64;
 
 /// Pages taken between two looks at the device.
 const MOST_AT_ONCE: usize = 256;

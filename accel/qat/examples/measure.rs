@@ -1,12 +1,12 @@
 //! Direct and asynchronous offload on a device, or on the simulated one.
 //!
 //! ```text
-//! PLATEN_QAT_SIM='latency 30' cargo run --release -p qat --example offload -- FOLDER-OF-LIBRARIES [PAGES [IN-FLIGHT]]
+//! PLATEN_QAT_SIM='latency 30' cargo run --release -p qat --example measure -- FOLDER-OF-LIBRARIES [PAGES [IN-FLIGHT]]
 //! ```
 //!
 //! `engine stored` in the simulated device's script leaves only the software's cost.
 
-use qat::offload::{compare, Plan};
+use qat::measure::{compare, Plan};
 use qat::{Direction, Engine, EngineOptions, Libraries, Location, Qat, StartOptions};
 use std::error::Error;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pages = corpus.mixed_unique();
     let qat = Qat::start(&Libraries::load(&location)?, &StartOptions::default())?;
     let options = EngineOptions {
-        max_plain: qat::offload::PAGE,
+        max_plain: qat::measure::PAGE,
         depth: plan.in_flight,
         direction: Direction::Compress,
         share: false,

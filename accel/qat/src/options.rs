@@ -1,0 +1,74 @@
+//! How an engine works.
+
+use crate::piece::MAX_PIECE;
+use std::time::Duration;
+
+/// How an engine works. Values out of range are brought into it.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Deflate level of device and software, 1 to 9. Default 1.
+    pub level: u32,
+    /// Requests in flight at most, 1 to 256. Default 128; the device's ring holds 511.
+    pub depth: usize,
+    /// Plain bytes of a piece at most, 1 to 64 KiB. Default 64 KiB. A slot takes a good two times
+    /// that.
+    pub max_plain: usize,
+    /// No piece waits longer for the device, 1 ms to 60 s. Default 100 ms.
+    pub deadline: Duration,
+    /// What the session is set up for. Default both.
+    pub direction: Direction,
+    /// While the device is full, do pieces in software that are done sooner that way. Default true.
+    pub share: bool,
+    /// Of the device's compressed outputs, decompress each n-th and compare: 1 for all, 0 for none.
+    /// Default 64.
+    ///
+    /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is
+    /// compared always; this finds what goes wrong after that, at about 4 µs for a page.
+    pub verify_every: u32,
+    /// Look for an instance now and then: when there is none, or the one there is has been of no
+    /// use for a second. That allocates, also pinned memory; nothing else in a `poll` allocates.
+    /// Default true.
+    pub roam: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            level: 1,
+            depth: 128,
+            max_plain: MAX_PIECE,
+            deadline: Duration::from_millis(100),
+            direction: Direction::Both,
+            share: true,
+            verify_every: 64,
+            roam: true,
+        }
+    }
+}
+
+impl EngineOptions {
+    pub(crate) fn in_range(mut self) -> Self {
+        self.level = self.level.clamp(1, 9);
+        self.depth = self.depth.clamp(1, 256);
+        self.max_plain = self.max_plain.clamp(1, MAX_PIECE);
+        self.deadline = self.deadline.clamp(Duration::from_millis(1), Duration::from_secs(60));
+        self
+    }
+
+    /// Bytes of a slot's source and destination: the expansion of deflate (stored blocks, the
+    /// device's 9-bit literals) and a margin above the device's least destination.
+    pub(crate) fn room(&self) -> usize {
+        (self.max_plain + self.max_plain / 8 + 1024).next_multiple_of(64)
+    }
+}
+
+/// Directions a session is set up for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Both.
+    Both,
+    /// Compression only.
+    Compress,
+    /// Decompression only.
+    Decompress,
+}

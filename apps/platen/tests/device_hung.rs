@@ -1,0 +1,148 @@
+//! Servers that hang or die again and again: they are replaced, and what they had stored is there.
+
+use rustix::process::{kill_process, Pid, Signal};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[path = "../../../memory/nbd/tests/simple/mod.rs"]
+mod simple;
+
+/// Only a hang takes so long.
+const LONG: Duration = Duration::from_secs(300);
+
+const WRITE: u8 = 1;
+const READ: u8 = 0;
+const LEN: usize = 8 * 4096;
+
+struct Served {
+    supervisor: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Served {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_platen"));
+        command.args(["device", "serve", "--size", "16M", "--name", "hung", "--run-dir"]);
+        command.arg(folder.path().join("run"));
+        let nbd = format!("unix:{}", folder.path().join("nbd").display());
+        command.args(["--nbd", &nbd]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let served = Self { supervisor: command.spawn().unwrap(), folder };
+        served.wait("no server", |served| served.server().is_some());
+        served
+    }
+
+    fn wait(&self, what: &str, is: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !is(self) {
+            assert!(start.elapsed() < LONG, "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// The server that answers; `None` when none does.
+    fn server(&self) -> Option<Pid> {
+        let mut stream = UnixStream::connect(self.path("run/hung.sock")).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        stream.write_all(b"stat\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let stat: serde_json::Value = serde_json::from_str(&answer).ok()?;
+        // The policy begins when the supervisor knows that the server is ready.
+        (!stat["policy"].is_null()).then_some(())?;
+        Pid::from_raw(i32::try_from(stat["pid"].as_i64()?).ok()?)
+    }
+
+    fn write(&self, bytes: &[u8]) {
+        let mut client = simple::client(&self.path("nbd"), LONG);
+        client.write_all(&simple::request(WRITE, 1, 0, LEN, bytes)).unwrap();
+        let mut reply = [0; 16];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..8], [0; 4]);
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut client = simple::client(&self.path("nbd"), LONG);
+        client.write_all(&simple::request(READ, 2, 0, LEN, &[])).unwrap();
+        let mut reply = vec![0; 16 + LEN];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..8], [0; 4]);
+        reply.split_off(16)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        kill_process(Pid::from_child(&self.supervisor), Signal::TERM).unwrap();
+        let _ = self.supervisor.wait();
+        if std::thread::panicking() {
+            eprintln!("it said:\n{}", self.log());
+        }
+    }
+}
+
+fn bytes() -> Vec<u8> {
+    (0..LEN).map(|at| (at * at / 97).to_le_bytes()[0]).collect()
+}
+
+#[test]
+fn a_server_that_is_stopped_is_replaced_and_what_it_stored_is_there() {
+    let served = Served::start();
+    served.write(&bytes());
+    let stopped = served.server().unwrap();
+    kill_process(stopped, Signal::STOP).unwrap();
+    // It answers a client that waits, too: the listening socket has outlived it.
+    assert_eq!(served.read(), bytes());
+    served.wait("no other server", |served| served.server().is_some_and(|pid| pid != stopped));
+    let log = served.log();
+    assert!(log.contains("the server hangs: it has been stopped (SIGSTOP)"), "{log}");
+}
+
+/// The kernel has nothing to say against a server that has nothing to do, nor one at work.
+#[test]
+fn a_server_that_idles_or_works_is_left_alone() {
+    let served = Served::start();
+    let first = served.server();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(15) {
+        served.write(&bytes());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_secs(10));
+    assert_eq!(served.read(), bytes());
+    assert_eq!(served.server(), first, "{}", served.log());
+}
+
+/// Nine deaths in a row once destroyed all data. The pauses between them are ended by hand.
+#[test]
+fn a_dozen_deaths_in_a_row_lose_nothing() {
+    let served = Served::start();
+    served.write(&bytes());
+    let mut last = None;
+    for _ in 0..12 {
+        served.wait("no other server", |served| {
+            kill_process(Pid::from_child(&served.supervisor), Signal::USR1).unwrap();
+            served.server().is_some_and(|pid| Some(pid) != last)
+        });
+        last = served.server();
+        kill_process(last.unwrap(), Signal::KILL).unwrap();
+    }
+    kill_process(Pid::from_child(&served.supervisor), Signal::USR1).unwrap();
+    assert_eq!(served.read(), bytes());
+    let log = served.log();
+    assert!(log.contains("starting another in 10s"), "{log}");
+    assert_eq!(log.matches("has died").count(), 12, "{log}");
+}

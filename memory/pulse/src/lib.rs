@@ -1,0 +1,241 @@
+//! Signs of life: what each I/O thread of a server does at the moment, in memory that the server's
+//! supervisor sees too.
+//!
+//! ```text
+//!  server                                   memfd, 192 slots                      supervisor
+//!  I/O thread n: begin, advance, end ─────► slot n: thread, progress, state ────► look, each second
+//! ```
+//!
+//! A thread that writes its slot costs itself a store to a cache line of its own: no lock, no system
+//! call, no allocation. A server that is stopped, livelocked or blocked needs to say nothing: its
+//! slots do not change any more.
+//!
+//! What the slots mean is all that is decided here; when a server counts as hung is
+//! `swap::supervisor`'s.
+//!
+//! # Ownership
+//!
+//! A slot has one writer at a time. Any number of processes may read: each value is read whole, and
+//! none of them orders anything.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+mod map;
+
+use map::Map;
+
+/// Slots of a [`Pulse`]: one for each thread that a device may have.
+pub const SLOTS: usize = 192;
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It has no request.
+    Idle,
+    /// It works on requests: its progress has to grow.
+    Busy,
+    /// It waits for a disk, which may take any time.
+    Waits,
+}
+
+/// A slot at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// The thread's number, as in `/proc/PID/task`; 0 before its first request.
+    pub thread: u32,
+    /// What it does.
+    pub state: State,
+    /// Grows with each page and each request, and begins anew at 2^62.
+    pub progress: u64,
+}
+
+/// One thread's sign of life.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Slot {
+    /// The state in the lowest two bits, the progress above.
+    word: AtomicU64,
+    thread: AtomicU32,
+}
+
+const STATE: u64 = 3;
+const BUSY: u64 = 1;
+const WAITS: u64 = 2;
+const ONE: u64 = 4;
+
+impl Slot {
+    /// The slot gets another thread, which has no request yet.
+    pub fn assign(&self) {
+        self.word.store(0, Ordering::Relaxed);
+        self.thread.store(0, Ordering::Relaxed);
+    }
+
+    /// The calling thread, the slot's, begins to work on requests.
+    #[inline]
+    pub fn begin(&self) {
+        if self.thread.load(Ordering::Relaxed) == 0 {
+            self.name();
+        }
+        self.set(BUSY);
+    }
+
+    #[cold]
+    fn name(&self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        self.thread.store(thread, Ordering::Relaxed);
+    }
+
+    /// Another page or request is done.
+    #[inline]
+    pub fn advance(&self) {
+        let word = self.word.load(Ordering::Relaxed);
+        self.word.store(word.wrapping_add(ONE), Ordering::Relaxed);
+    }
+
+    /// The thread has no request any more.
+    #[inline]
+    pub fn end(&self) {
+        self.set(0);
+    }
+
+    /// What `wait` does may take any time: a disk does it.
+    #[inline]
+    pub fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let before = self.word.load(Ordering::Relaxed) & STATE;
+        self.set(WAITS);
+        let done = wait();
+        self.set(before);
+        done
+    }
+
+    #[inline]
+    fn set(&self, state: u64) {
+        let word = self.word.load(Ordering::Relaxed);
+        self.word.store((word & !STATE).wrapping_add(ONE) | state, Ordering::Relaxed);
+    }
+
+    /// The slot as it is now.
+    pub fn look(&self) -> Look {
+        let word = self.word.load(Ordering::Relaxed);
+        let state = match word & STATE {
+            BUSY => State::Busy,
+            WAITS => State::Waits,
+            _ => State::Idle,
+        };
+        Look { thread: self.thread.load(Ordering::Relaxed), state, progress: word >> 2 }
+    }
+}
+
+/// The slots of one server.
+#[derive(Debug)]
+pub struct Pulse {
+    slots: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Own(Box<[Slot]>),
+    Shared(Map),
+}
+
+impl Pulse {
+    /// Slots that nobody else sees.
+    pub fn private() -> Self {
+        Self { slots: Memory::Own((0..SLOTS).map(|_| Slot::default()).collect()) }
+    }
+
+    /// Memory for slots that several processes see, as a descriptor to hand on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn file() -> io::Result<OwnedFd> {
+        map::file()
+    }
+
+    /// The slots in memory that [`file`](Self::file) has made.
+    ///
+    /// # Errors
+    ///
+    /// A file of another length or without its seals, and the kernel's.
+    pub fn open(file: &OwnedFd) -> io::Result<Self> {
+        Ok(Self { slots: Memory::Shared(Map::new(file)?) })
+    }
+
+    /// All slots.
+    #[inline]
+    pub fn slots(&self) -> &[Slot] {
+        match &self.slots {
+            Memory::Own(slots) => slots,
+            Memory::Shared(map) => map.slots(),
+        }
+    }
+
+    /// The slot of this number.
+    ///
+    /// # Panics
+    ///
+    /// From [`SLOTS`] on.
+    #[inline]
+    pub fn slot(&self, number: usize) -> &Slot {
+        &self.slots()[number]
+    }
+
+    /// Makes all slots idle: to be called between two servers.
+    pub fn clear(&self) {
+        self.slots().iter().for_each(Slot::assign);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_mapping_writes_the_other_sees() {
+        let file = Pulse::file().unwrap();
+        let (server, supervisor) = (Pulse::open(&file).unwrap(), Pulse::open(&file).unwrap());
+        let seen = || supervisor.slot(7).look();
+        assert_eq!(seen(), Look { thread: 0, state: State::Idle, progress: 0 });
+        let slot = server.slot(7);
+        slot.begin();
+        let begun = seen();
+        assert_eq!(begun.state, State::Busy);
+        assert_eq!(
+            begun.thread,
+            u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap()
+        );
+        slot.advance();
+        let advanced = seen();
+        assert_eq!((advanced.state, advanced.thread), (State::Busy, begun.thread));
+        assert!(advanced.progress > begun.progress);
+        assert_eq!(slot.while_waiting(|| seen().state), State::Waits);
+        assert_eq!(seen().state, State::Busy);
+        slot.end();
+        assert_eq!(seen().state, State::Idle);
+        assert!(seen().progress > advanced.progress);
+        assert_eq!(supervisor.slot(6).look().thread, 0);
+        supervisor.clear();
+        assert_eq!(seen(), Look { thread: 0, state: State::Idle, progress: 0 });
+    }
+
+    /// Two requests of which a supervisor sees the beginnings only do not look like one.
+    #[test]
+    fn a_slot_that_is_busy_again_has_progressed() {
+        let pulse = Pulse::private();
+        pulse.slot(0).begin();
+        let first = pulse.slot(0).look();
+        pulse.slot(0).end();
+        pulse.slot(0).begin();
+        assert_ne!(pulse.slot(0).look(), first);
+    }
+
+    #[test]
+    fn a_file_that_is_none_of_ours_is_refused() {
+        let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let error = Pulse::open(&other).unwrap_err();
+        assert!(error.to_string().contains("0 bytes"), "{error}");
+    }
+}

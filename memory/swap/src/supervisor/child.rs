@@ -1,0 +1,94 @@
+//! The processes of a supervisor: servers and helpers.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use rustix::cmsg_space;
+use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::process::{pidfd_open, Pid, PidfdFlags, Signal};
+
+use super::error::{failed, SuperviseError};
+
+pub(super) struct Server {
+    pub(super) child: Child,
+    pub(super) pidfd: OwnedFd,
+    pub(super) channel: UnixStream,
+    pub(super) line: Vec<u8>,
+    /// The descriptor that came with what was read last.
+    pub(super) sent: Option<OwnedFd>,
+    pub(super) ready: Option<Instant>,
+    /// When it has to be ready, or gone.
+    pub(super) deadline: Option<Instant>,
+    /// It was too late for that.
+    pub(super) killed: bool,
+}
+
+impl Server {
+    /// Starts a server, whose standard input is the other end of its channel.
+    pub(super) fn spawn(mut command: Command) -> Result<Self, SuperviseError> {
+        let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
+        let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
+        let child = child.map_err(failed("start the server"))?;
+        // The command keeps its end of the pair, which would keep us from seeing the server's end.
+        drop(command);
+        ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
+        let pidfd = watch(&child)?;
+        let line = Vec::with_capacity(128);
+        let (ready, deadline) = (None, None);
+        Ok(Self { child, pidfd, channel: ours, line, sent: None, ready, deadline, killed: false })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    Up { first: bool },
+    Down,
+    Train,
+}
+
+pub(super) struct Helper {
+    pub(super) child: Child,
+    pub(super) pidfd: OwnedFd,
+    pub(super) task: Task,
+    pub(super) deadline: Option<Instant>,
+}
+
+impl Helper {
+    /// Ends it, without waiting for that.
+    pub(super) fn dismiss(&mut self) {
+        self.deadline = None;
+        let _ = self.child.kill();
+    }
+}
+
+/// What a server has said, and the descriptor that it sent along.
+pub(super) fn receive(
+    channel: &UnixStream,
+    bytes: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    // What comes beyond the first is closed here.
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(channel, &mut [io::IoSliceMut::new(bytes)], &mut control, flags)?;
+    let sent = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut all) => all.next(),
+        _ => None,
+    });
+    Ok((got.bytes, sent))
+}
+
+pub(super) fn watch(child: &Child) -> Result<OwnedFd, SuperviseError> {
+    let raw = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = raw.expect("a child's number is a positive int");
+    // Not yet waited for, so that the number is this child's.
+    let opened = pidfd_open(pid, PidfdFlags::empty());
+    opened.map_err(|error| {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        failed("watch a process")(error.into())
+    })
+}

@@ -1,0 +1,59 @@
+//! What a service manager is told (`sd_notify`): that the service is up, and that its supervisor
+//! lives.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// The manager's socket, if there is a manager that listens.
+#[derive(Debug)]
+pub(super) struct Notify {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+}
+
+impl Notify {
+    /// To the socket that `NOTIFY_SOCKET` names, as systemd says it: a path, or an abstract name
+    /// after `@`. A name that is neither is none.
+    pub(super) fn new(name: Option<&str>) -> Self {
+        let socket = name.and_then(|name| {
+            let address = match name.strip_prefix('@') {
+                Some(name) => SocketAddr::from_abstract_name(name),
+                None => SocketAddr::from_pathname(name),
+            };
+            let socket = UnixDatagram::unbound().ok()?;
+            socket.set_nonblocking(true).ok()?;
+            Some((socket, address.ok()?))
+        });
+        Self { socket }
+    }
+
+    /// Says it. A manager that does not listen is not waited for.
+    pub(super) fn say(&self, state: &str) {
+        if let Some((socket, address)) = &self.socket {
+            let _ = socket.send_to_addr(state.as_bytes(), address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_hears_by_a_path_and_by_an_abstract_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let hears = |manager: &UnixDatagram, name: &str| {
+            Notify::new(Some(name)).say("READY=1");
+            let mut bytes = [0; 64];
+            let got = manager.recv(&mut bytes).unwrap();
+            assert_eq!(&bytes[..got], b"READY=1");
+        };
+        hears(&UnixDatagram::bind(&path).unwrap(), path.to_str().unwrap());
+        let name = format!("platen-notify-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        hears(&UnixDatagram::bind_addr(&address).unwrap(), &format!("@{name}"));
+        // Nobody there, or no manager.
+        Notify::new(Some("/nowhere/at/all")).say("READY=1");
+        Notify::new(None).say("READY=1");
+    }
+}

@@ -1,0 +1,93 @@
+//! Whether the kernel has killed a server for want of memory, and by whose limit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Counts of the kernel's OOM killer in the cgroup of this process, and so of its servers.
+#[derive(Debug)]
+pub(super) struct OomKills {
+    root: PathBuf,
+    /// The cgroup; `None` where there is no unified hierarchy.
+    cgroup: Option<PathBuf>,
+    killed: u64,
+}
+
+impl OomKills {
+    /// Of the cgroup that a text as in `/proc/self/cgroup` names, below `root`.
+    pub(super) fn new(root: &Path, cgroups: &str) -> Self {
+        let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
+        let cgroup = path.map(|path| root.join(path.trim_start_matches('/')));
+        let mut this = Self { root: root.to_owned(), cgroup, killed: 0 };
+        this.killed = this.count();
+        this
+    }
+
+    /// Of this process's.
+    pub(super) fn own() -> Self {
+        let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Self::new(Path::new("/sys/fs/cgroup"), &cgroups)
+    }
+
+    fn count(&self) -> u64 {
+        let events = self.cgroup.as_ref().map(|path| path.join("memory.events"));
+        let events = events.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+        let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// What to say of it, if it has killed a process since the last time.
+    pub(super) fn since(&mut self) -> Option<String> {
+        let now = self.count();
+        let before = std::mem::replace(&mut self.killed, now);
+        if self.killed <= before {
+            return None;
+        }
+        let said = match self.limit() {
+            Some((cgroup, limit)) => format!(
+                "the kernel has killed it for want of memory: cgroup {} may have {limit} bytes \
+                 (memory.max); raise that, or give the device less by --mem-limit and --reserve",
+                cgroup.display()
+            ),
+            None => "the kernel has killed it for want of memory: the machine has none left".into(),
+        };
+        Some(said)
+    }
+
+    /// The nearest limit at or above the cgroup.
+    fn limit(&self) -> Option<(PathBuf, u64)> {
+        let own = self.cgroup.as_ref()?;
+        own.ancestors().take_while(|path| path.starts_with(&self.root)).find_map(|path| {
+            let limit = fs::read_to_string(path.join("memory.max")).ok()?;
+            let name = path.strip_prefix(&self.root).unwrap_or(path);
+            Some((Path::new("/").join(name), limit.trim().parse().ok()?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_is_said_once_with_the_limit_above_it() {
+        let root = tempfile::tempdir().unwrap();
+        let unit = root.path().join("system.slice/swap.service");
+        fs::create_dir_all(&unit).unwrap();
+        let events =
+            |count| fs::write(unit.join("memory.events"), format!("oom 3\noom_kill {count}\n"));
+        events(2).unwrap();
+        fs::write(unit.join("memory.max"), "max\n").unwrap();
+        fs::write(root.path().join("system.slice/memory.max"), "50331648\n").unwrap();
+        let mut kills = OomKills::new(root.path(), "1:cpu:/x\n0::/system.slice/swap.service\n");
+        assert_eq!(kills.since(), None);
+        events(3).unwrap();
+        let said = kills.since().unwrap();
+        assert!(said.contains("cgroup /system.slice may have 50331648 bytes"), "{said}");
+        assert_eq!(kills.since(), None);
+        fs::remove_file(root.path().join("system.slice/memory.max")).unwrap();
+        events(4).unwrap();
+        assert!(kills.since().unwrap().contains("the machine has none left"));
+        let mut none = OomKills::new(root.path(), "1:cpu:/x\n");
+        assert_eq!(none.since(), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! What a supervisor asks of those that use it.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::process::Command;
+use std::time::Duration;
+
+use pulse::Pulse;
+
+/// What is to be supervised.
+pub trait Service {
+    /// The command that starts a server. Its standard input is the supervisor's; `replaces` tells
+    /// whether there was one before.
+    fn server(&mut self, replaces: bool) -> Command;
+
+    /// The command that starts one that stands by; `None` where none is wanted. It goes when it
+    /// reads the line "go" with what [`go`](Self::go) adds, and ends when it reads nothing any
+    /// more.
+    fn standby(&mut self) -> Option<Command> {
+        None
+    }
+
+    /// What the one that stands by has to know.
+    fn go(&self) -> String {
+        String::new()
+    }
+
+    /// A line that the server has said, other than "ready".
+    fn said(&mut self, line: &str);
+
+    /// What is to be run now that the server `pid` is ready: for the first one or for a later one.
+    /// For a later one it is run again and again until it succeeds: whoever has the disk waits for
+    /// it.
+    fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
+
+    /// What is to be run before the server may end.
+    fn down(&mut self) -> Option<Command>;
+
+    /// How long `down` may take.
+    fn down_limit(&self) -> Duration;
+
+    /// How long a server that replaces another one may take until it is ready, longer on a machine
+    /// that is slow: each that was too late gives the next one twice as long, up to 16 times. What
+    /// follows the start of a server may take as long.
+    fn ready_limit(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    /// How long a server may take to end when it is told to.
+    fn end_limit(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    /// What is to be run when the server asks for training, by the socket that it sent along, and
+    /// how long it may take. Nobody waits for it, and what comes of it is the server's to see.
+    fn train(&mut self, _channel: OwnedFd) -> Option<(Command, Duration)> {
+        None
+    }
+
+    /// The signs of life of servers, if they give any: one that hangs is killed and replaced.
+    fn pulse(&self) -> Option<&Pulse> {
+        None
+    }
+
+    /// A descriptor that becomes readable when a server that waits for its pause is to be started
+    /// at once.
+    fn resume(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The socket of the service manager that has started this process (`NOTIFY_SOCKET`).
+    fn notify_socket(&self) -> Option<String> {
+        None
+    }
+
+    /// Gives up what servers left behind, when no more will be started.
+    fn abandon(&mut self);
+
+    /// Tells whoever watches.
+    fn say(&self, line: &str);
+}
