@@ -24,6 +24,8 @@ mod progress;
 mod qat_command;
 mod qat_status;
 mod receive;
+#[cfg(test)]
+mod reference;
 mod relay_command;
 mod report;
 mod say;
@@ -41,7 +43,7 @@ static ALLOCATOR: ::device::guard::Allocator = ::device::guard::Allocator;
 #[command(
     name = "platen",
     version,
-    about = "Moves a running virtual machine between two unmodified QEMUs, compressed by many threads"
+    about = "Migrate running VMs between unmodified QEMUs, and serve compressed memory as a block device"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -50,17 +52,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Migrate the VM of the QEMU whose monitor is given to a host where `platen receive` runs
+    /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
     Migrate(args::MigrateArgs),
-    /// Source end alone: listen where QEMU (or libvirt) migrates to
+    /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
     Relay(args::RelayArgs),
-    /// Destination end: take migrations and hand them to QEMU
+    /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
     Receive(args::ReceiveArgs),
-    /// Block devices of compressed memory
+    /// Serve and inspect block devices of compressed memory
     Device(device::DeviceArgs),
-    /// Intel QAT: a simulated device to run things on
+    /// Inspect Intel QAT on this host, or simulate a device
     Qat(args::QatArgs),
-    /// Make certificates for the hosts between which VMs move
+    /// Make certificates for the hosts that migrate VMs to each other
     Cert(cert::CertArgs),
     /// Measure
     Bench(bench::BenchArgs),

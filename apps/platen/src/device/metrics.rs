@@ -102,7 +102,7 @@ pub(crate) fn text(status: &Status) -> String {
     let mut text = String::new();
     // Neither has anything in it that needs quoting: see their parsers.
     let labels = format!("{{device=\"{}\",codec=\"{}\"}}", status.name, status.codec);
-    let disksize = [("disksize", status.disksize, "Bytes that clients see", false)];
+    let disksize = [("disksize", status.disksize, "Size of the device, bytes", false)];
     let fields = disksize
         .into_iter()
         .chain(status.mm_stat.fields())
@@ -150,7 +150,7 @@ pub(crate) fn text(status: &Status) -> String {
     let name = "platen_device_connections";
     writeln!(
         text,
-        "# HELP {name} Clients that are connected\n# TYPE {name} gauge\n{name}{labels} {connections}"
+        "# HELP {name} Connected clients\n# TYPE {name} gauge\n{name}{labels} {connections}"
     )
     .expect("a string takes all");
     text
@@ -158,7 +158,7 @@ pub(crate) fn text(status: &Status) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::status::BackingStatus;
+    use super::super::status::{Accelerated, BackingStatus, DictionaryStatus};
     use super::*;
     use device::{Device, DeviceOptions};
     use policy::{Policy, Settings};
@@ -171,6 +171,17 @@ pub(crate) mod tests {
         device.queue().unwrap().write_now(3, &b"platen00".repeat(1024)).unwrap();
         let policy = Policy::start(&store, &Settings::default()).unwrap();
         Status::of("swap0", &device, Vec::new(), Some(&policy), None)
+    }
+
+    /// A status in which every part is there.
+    pub(crate) fn example_status() -> Status {
+        Status {
+            backing: Some(BackingStatus::default()),
+            accelerator: Some(Accelerated::default()),
+            dictionaries: Some(DictionaryStatus::default()),
+            pressure: Some("trigger".to_owned()),
+            ..status()
+        }
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub(crate) use args::DeviceArgs;
 use args::DeviceCommand;
 use std::process::ExitCode;
 
+#[cfg(test)]
+pub(crate) use metrics::{tests::example_status, text as metrics_text};
+
 pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     let done = match args.command {
         DeviceCommand::Stat(args) => stat::run(&args),
