@@ -8,12 +8,6 @@
 
 mod args;
 mod auto;
-#[allow(
-    clippy::print_stderr,
-    clippy::print_stdout,
-    reason = "nobody needs a benchmark that nobody watches"
-)]
-mod bench;
 mod cert;
 mod cpus;
 mod device;
@@ -64,8 +58,6 @@ enum Command {
     Qat(args::QatArgs),
     /// Make certificates for the hosts that migrate VMs to each other
     Cert(cert::CertArgs),
-    /// Measure
-    Bench(bench::BenchArgs),
     /// What `migrate` and `relay` start beside themselves: see `relay::keep`
     #[command(hide = true)]
     Keep,
@@ -79,7 +71,6 @@ fn main() -> ExitCode {
         Command::Device(args) => return finish(device::run(args)),
         Command::Qat(args) => return finish(qat_command::run(args)),
         Command::Cert(args) => cert::run(&args),
-        Command::Bench(args) => bench::run(args),
         Command::Keep => keeper::run(),
     };
     let status = u8::from(result.is_err());
