@@ -60,17 +60,7 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
         corpus.origin(),
         args.runs
     );
-    let mut streams = Vec::new();
-    for channels in &args.channels {
-        let pages = pages.chunks_exact(4096);
-        streams.push(match channels {
-            0 => vec![main_stream(Style::Qemu72, 4096, pages)],
-            n => {
-                let (main, channels) = multifd_streams(Style::Qemu72, 4096, *n, pages);
-                std::iter::once(main).chain(channels).collect()
-            }
-        });
-    }
+    let streams: Vec<_> = args.channels.iter().map(|&number| streams(number, &pages)).collect();
     drop(pages);
     let mut cases = Vec::new();
     for at in 0..streams.len() {
@@ -132,6 +122,16 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// What QEMU sends over this number of multifd channels: the main stream first.
+fn streams(channels: u8, pages: &[u8]) -> Vec<Vec<u8>> {
+    let pages = pages.chunks_exact(4096);
+    if channels == 0 {
+        return vec![main_stream(Style::Qemu72, 4096, pages)];
+    }
+    let (main, channels) = multifd_streams(Style::Qemu72, 4096, channels, pages);
+    std::iter::once(main).chain(channels).collect()
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -1,11 +1,13 @@
 //! Command line of `platen device`.
 
 use crate::size::Size;
+use anyhow::Context;
 use clap::{ArgGroup, Args, Subcommand};
 use codec::Codec;
 use relay::UnixAddress;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -162,6 +164,15 @@ pub(crate) struct Inherited {
     /// In the place of a server that has gone: nothing that can be done without may keep it from
     /// going on.
     pub(crate) replaces: bool,
+}
+
+/// A copy of a file's descriptor that the supervisor has left to us.
+pub(super) fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
+    // The path proves that the descriptor is open; the number alone would need a promise.
+    let path = format!("/proc/self/fd/{number}");
+    let file = std::fs::File::options().read(true).write(true).open(&path);
+    let file = file.with_context(|| format!("the supervisor has not left descriptor {number}"))?;
+    Ok(file.into())
 }
 
 impl FromStr for Inherited {
