@@ -1,4 +1,4 @@
-//! What offloading costs and brings, measured: the data of `platen bench offload`.
+//! What offloading costs and brings, measured: the data of `platen-bench offload`.
 //!
 //! *Direct*: submit one page, wait for it, take the next, as a caller of a synchronous interface
 //! does. *Asynchronous*: keep many in flight. Both use the same engine, without load sharing, so

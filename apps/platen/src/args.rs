@@ -18,9 +18,7 @@ const RESUME: u64 = 30;
 /// on or off, as QEMU says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
-    /// Yes.
     On,
-    /// No.
     Off,
 }
 
@@ -111,23 +109,23 @@ impl FromStr for Named {
     }
 }
 
-/// Who this host is, and whom it believes.
+/// This host's certificate and the CAs that it trusts.
 #[derive(Args, Debug)]
 pub(crate) struct TlsOptions {
-    /// Folder with this host's ca.pem, cert.pem and key.pem (see `platen cert`)
+    /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes
     #[arg(long, value_name = "DIR", default_value = tls::DEFAULT_DIR)]
     pub(crate) tls_dir: PathBuf,
-    /// Certificates of the CAs to believe, PEM [default: ca.pem in --tls-dir]
+    /// PEM file with the certificates of the trusted CAs [default: ca.pem in --tls-dir]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// Certificate of this host, PEM [default: cert.pem in --tls-dir]
+    /// PEM file with this host's certificate [default: cert.pem in --tls-dir]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its key, PEM [default: key.pem in --tls-dir]
+    /// PEM file with the private key of this host's certificate [default: key.pem in --tls-dir]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// No TLS: guest memory crosses the network in the clear, and whoever reaches the receiver can
-    /// deliver a VM
+    /// Turn TLS off. Guest memory then crosses the network unencrypted, and any program that can
+    /// connect to the receiver can deliver a VM
     #[arg(long, conflicts_with_all = ["tls_dir", "tls_ca", "tls_cert", "tls_key", "peer_name"])]
     pub(crate) insecure: bool,
 }
@@ -146,23 +144,24 @@ impl TlsOptions {
     }
 }
 
-/// Everything about the way from one relay to the other.
+/// Options of both commands that send: the receiver, compression, links, and the report.
 #[derive(Args, Debug)]
 pub(crate) struct SourceOptions {
-    /// Where `platen receive` listens, HOST:PORT
+    /// Address on which `platen receive` listens
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) peer: String,
-    /// Which of the receiver's targets
+    /// Name of the target at the receiver (NAME of its --deliver or --allow) [default: the unnamed
+    /// target]
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// auto, none, lz4, zlib, zstd or qatzip; auto chooses codec and level all the time, by what
-    /// link and CPU have to spare
+    /// Codec: none, lz4, zlib, zstd, qatzip or auto. auto adapts codec and level during the
+    /// migration to the speed of the link and to the CPU time that is free
     #[arg(long, default_value = "auto", visible_alias = "multifd-compression")]
     pub(crate) codec: CodecChoice,
-    /// Level of a named codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
+    /// Compression level of a named codec: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
     #[arg(long, allow_negative_numbers = true, visible_alias = "compress-level")]
     pub(crate) level: Option<i32>,
-    /// Level of codec qatzip, as QEMU names it
+    /// Compression level of codec qatzip, 1 to 9, by QEMU's name for it [default: 1]
     #[arg(
         long,
         value_name = "LEVEL",
@@ -170,53 +169,55 @@ pub(crate) struct SourceOptions {
         conflicts_with = "level"
     )]
     pub(crate) qatzip_level: Option<i32>,
-    /// Who does codec qatzip: a QAT device if there is one (auto), must be (qat), Intel's QATzip
-    /// (qatzip), or software
+    /// Compressor for codec qatzip
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
     pub(crate) qat: QatLibraries,
-    /// Compression threads [default: the cores, at most 8, and what --max-cpu allows]
+    /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8, and at most
+    /// --max-cpu rounded up]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) compress_threads: Option<u16>,
-    /// Cores that the relay may use on average, 1.5 for example; with a named codec, which cannot
-    /// give way, only the number of threads follows it
+    /// CPU time that the relay may use on average, in CPUs: 0.05 to 4096, for example 1.5. With a
+    /// named codec the limit sets only the number of compression threads [default: no limit]
     #[arg(long, value_name = "CORES", value_parser = cores)]
     pub(crate) max_cpu: Option<f64>,
-    /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
+    /// CPUs on which the relay may run, in the kernel's list format, for example 0-3,8 [default:
+    /// the CPUs of the calling process]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
-    /// Print what --codec auto decides, with the figures it rests on
+    /// Print each decision of --codec auto, with the measurements that led to it
     #[arg(long)]
     pub(crate) explain: bool,
-    /// When all threads are busy: wait (on), or send pages as they are (off)
+    /// Wait for a compression thread when all are busy (on), or send the page uncompressed (off)
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) compress_wait_thread: OnOff,
-    /// TCP connections to the receiver
+    /// Number of TCP connections to the receiver, 1 to 64
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) links: u16,
-    /// Memory for pages as they were sent last, here and at the receiver: one that is sent again
-    /// goes as its difference. Taken as it is used, by a single stream alone; with --codec auto
-    /// only while the link is slower than the CPUs. 0 for none [default: 256M and a 16th of free
-    /// memory at most with --codec auto, else 0]
+    /// Memory, here and at the receiver, for a copy of each page as it was last sent. A page that
+    /// is sent again then crosses the network as its difference from that copy. platen allocates
+    /// the memory as it needs it, and only for a single stream; --codec auto uses it only while the
+    /// link is slower than the CPUs. 0 turns differences off; 64G at most [default: 256M or 1/16 of
+    /// the available memory, the smaller, with --codec auto; else 0]
     // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more
     // than that, and a slot serves one page only; with a named codec nothing tells whether the
     // copies cost more than they save.
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
-    /// Page size of the guest, bytes; both ends must agree
+    /// Page size of the guest in bytes: 4096, 16384 or 65536. Both ends need the same
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
-    /// What the receiver's certificate must be for [default: the HOST of --peer]
+    /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,
-    /// Seconds to wait for the receiver when every link to it is lost; 0 ends the migration with
-    /// the first lost link
+    /// Seconds to wait for the receiver after every link to it is lost, 0 to 3600. With 0 the first
+    /// lost link ends the migration
     #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) resume_timeout: u64,
     #[command(flatten)]
     pub(crate) tls: TlsOptions,
-    /// Write the report as JSON to this file
+    /// Write the report to this file as one line of JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -277,12 +278,12 @@ impl SourceOptions {
     }
 }
 
-/// Who chooses codec and level.
+/// A codec that the user names, or platen's own choice during the migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodecChoice {
-    /// platen, all the time.
+    /// platen chooses, again and again.
     Auto,
-    /// The user.
+    /// The user's choice.
     Named(Codec),
 }
 
@@ -309,14 +310,14 @@ impl fmt::Display for CodecChoice {
     }
 }
 
-/// Who does the work of codec qatzip.
+/// Compressor, or decompressor, of codec qatzip.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accelerator {
-    /// A QAT device through libqat if there is one, else software.
+    /// A QAT device, by libqat, if the host has one; else software.
     Auto,
-    /// A QAT device, or the command fails before anything is touched.
+    /// A QAT device, by libqat; without one the command fails before it touches the VM.
     Qat,
-    /// A QAT device through Intel's QATzip library, or the command fails.
+    /// A QAT device, by Intel's QATzip library; without one the command fails.
     Qatzip,
     /// Software.
     None,
@@ -334,13 +335,13 @@ impl Accelerator {
     }
 }
 
-/// Where the QAT libraries are.
+/// Places of the QAT libraries.
 #[derive(Args, Debug)]
 pub(crate) struct QatLibraries {
-    /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
+    /// Folder of libqat.so.4 and libusdm.so.0 [default: the dynamic linker's search path]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
-    /// File of libqatzip.so.3, for --accelerator qatzip [default: where the dynamic linker looks]
+    /// File libqatzip.so.3, for --accelerator qatzip [default: the dynamic linker's search path]
     #[arg(long, value_name = "FILE")]
     pub(crate) qatzip_library: Option<PathBuf>,
 }
@@ -352,10 +353,10 @@ pub(crate) struct QatArgs {
     pub(crate) command: QatCommand,
 }
 
-/// What to do with QAT.
+/// The commands of `platen qat`.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum QatCommand {
-    /// What there is of QAT on this host, what it does, and what is missing
+    /// Show the QAT devices, libraries and instances of this host, and what a device still needs
     Status(StatusArgs),
     /// Run a command on a simulated QAT device
     Sim(SimArgs),
@@ -364,10 +365,10 @@ pub(crate) enum QatCommand {
 /// Arguments of `platen qat status`.
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
-    /// As JSON, one object
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Look only: do not start the device. Its instances are then not known
+    /// Do not start the device. The status then lists no instances
     #[arg(long)]
     pub(crate) no_start: bool,
     #[command(flatten)]
@@ -377,16 +378,17 @@ pub(crate) struct StatusArgs {
 /// Arguments of `platen qat sim`.
 #[derive(Args, Debug)]
 pub(crate) struct SimArgs {
-    /// What the device is and what goes wrong with it (accel/qat-sim/SCRIPT.md)
+    /// Script with the device's properties and its faults (accel/qat-sim/SCRIPT.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
-    /// Where to leave the device's counters, JSON
+    /// Write the device's counters to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// Folder of the simulated libqat.so.4 and libusdm.so.0 [default: beside platen]
+    /// Folder of the simulated libqat.so.4 and libusdm.so.0 [default: the folder of the platen
+    /// program]
     #[arg(long = "libraries", value_name = "DIR")]
     pub(crate) simulated: Option<PathBuf>,
-    /// The command
+    /// Command to run, with its arguments
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<std::ffi::OsString>,
 }
@@ -394,10 +396,10 @@ pub(crate) struct SimArgs {
 /// Arguments of `platen migrate`.
 #[derive(Args, Debug)]
 pub(crate) struct MigrateArgs {
-    /// Monitor of the source QEMU, unix:PATH (start it with -qmp unix:PATH,server=on,wait=off)
+    /// Monitor socket of the source QEMU; start QEMU with -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) qmp: UnixAddress,
-    /// QEMU's multifd channels: auto, 0 for a single stream, or a number
+    /// Number of QEMU's multifd channels, 0 to 255; 0 is a single stream. auto is 0
     #[arg(long, default_value = "auto", visible_alias = "multifd-channels")]
     pub(crate) channels: Channels,
     #[command(flatten)]
@@ -407,11 +409,11 @@ pub(crate) struct MigrateArgs {
 /// Arguments of `platen relay`.
 #[derive(Args, Debug)]
 pub(crate) struct RelayArgs {
-    /// Where QEMU will migrate to, unix:PATH
+    /// Socket to listen on; QEMU (or libvirt) migrates to it
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) listen: UnixAddress,
-    /// Multifd channels that QEMU was told to use, for a receiver that sets up the destination by
-    /// its monitor
+    /// Number of multifd channels that the source QEMU uses, 0 to 255. A receiver with --qmp sets
+    /// the destination QEMU to the same number
     #[arg(long, visible_alias = "multifd-channels")]
     pub(crate) channels: Option<u8>,
     #[command(flatten)]
@@ -421,54 +423,56 @@ pub(crate) struct RelayArgs {
 /// Arguments of `platen receive`.
 #[derive(Args, Debug)]
 pub(crate) struct ReceiveArgs {
-    /// Address to listen on, HOST:PORT
+    /// Address to listen on
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: String,
-    /// Where the destination QEMU listens; repeat with names to serve several
+    /// Socket on which the destination QEMU listens; required without --allow. Repeat the option,
+    /// with names, for several VMs
     #[arg(long, required_unless_present = "allow", value_name = "[NAME=]unix:PATH")]
     pub(crate) deliver: Vec<Named>,
-    /// Allow the VM of this name to be delivered there (its QEMU may come up later); repeatable
+    /// Socket for the VM of this name; its QEMU may start later. Repeatable
     #[arg(long, value_name = "NAME=unix:PATH", value_parser = with_name)]
     pub(crate) allow: Vec<Named>,
-    /// Its monitor: platen sets it up and says migrate-incoming (start it with -incoming defer)
+    /// Monitor socket of the destination QEMU of that name: platen sets the migration's parameters
+    /// and runs migrate-incoming. Start QEMU with -incoming defer. Repeatable
     #[arg(long, value_name = "[NAME=]unix:PATH")]
     pub(crate) qmp: Vec<Named>,
-    /// End after one migration, with its result as exit status
+    /// Exit after one migration; the exit status is 0 if it succeeded
     #[arg(long)]
     pub(crate) once: bool,
-    /// Decompression threads [default: the cores, at most 8]
+    /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) decompress_threads: Option<u16>,
-    /// Who decompresses codec qatzip: software, or a QAT device if there is one (auto), or must be
-    /// (qat)
+    /// Decompressor for codec qatzip; qatzip is refused here
     // Not auto: a daemon would hold instances that a sender on this host may want, to save little.
     // libdeflate decodes a gigabyte a second on a core.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
     pub(crate) qat: QatLibraries,
-    /// CPUs that the relay may run on, as the kernel lists them: 0-3,8
+    /// CPUs on which the relay may run, in the kernel's list format, for example 0-3,8 [default:
+    /// the CPUs of the calling process]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
-    /// The most memory that a migration may take here for pages as they were sent last (see migrate
-    /// --delta-cache); 0 for none [default: 256M, and a 16th of the memory that is free at the
-    /// start at most]
+    /// Largest memory that one migration may use here for copies of sent pages (--delta-cache of
+    /// `platen migrate`); 0 refuses it, 64G at most [default: 256M or 1/16 of the memory that is
+    /// available at the start, the smaller]
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
-    /// Page size of the guests, bytes; both ends must agree
+    /// Page size of the guests in bytes: 4096, 16384 or 65536. Both ends need the same
     #[arg(long, default_value = "4096", value_parser = page_size)]
     pub(crate) page_size: u32,
-    /// Take sources with a certificate for this name only; repeatable [default: any that the CA has
-    /// signed]
+    /// Accept only sources with a certificate for this name. Repeatable [default: every certificate
+    /// that a trusted CA has signed]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Vec<String>,
-    /// Seconds to wait for a source when every link to it is lost; 0 ends its migration with the
-    /// first lost link
+    /// Seconds to wait for a source after every link to it is lost, 0 to 3600. With 0 the first
+    /// lost link ends its migration
     #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) resume_timeout: u64,
     #[command(flatten)]
     pub(crate) tls: TlsOptions,
-    /// Write each migration's report to this file, a line of JSON each
+    /// Write the report of each migration to this file, one line of JSON each
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }

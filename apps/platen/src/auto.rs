@@ -1,5 +1,5 @@
-//! `--codec auto` as a person sees it: `--explain`, its part of the report, and a word where QEMU
-//! alone would do.
+//! Output of `--codec auto`: `--explain`, its part of the report, and a warning where the link is
+//! faster than compression.
 
 use crate::say::say;
 use controller::{Bottleneck, Decision};
@@ -7,7 +7,7 @@ use relay::{AutoReport, Source};
 use serde::Serialize;
 use std::sync::mpsc::{self, Sender};
 
-/// Somewhere to send decisions to; with `explain` each is printed on stderr as it is made.
+/// With `explain`, a channel whose decisions a thread prints on stderr; else none.
 pub(crate) fn explainer(explain: bool) -> anyhow::Result<Option<Sender<Decision>>> {
     if !explain {
         return Ok(None);
@@ -19,51 +19,57 @@ pub(crate) fn explainer(explain: bool) -> anyhow::Result<Option<Sender<Decision>
     Ok(Some(sender))
 }
 
-/// What was sent with one codec and level.
+/// Bytes that were sent with one codec and level.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Part {
+    /// Codec.
     pub(crate) codec: &'static str,
+    /// Level of the codec.
     pub(crate) level: i32,
-    /// Bytes of QEMU's.
+    /// Bytes before compression.
     pub(crate) plain: u64,
-    /// What they became.
+    /// Bytes after compression.
     pub(crate) size: u64,
 }
 
-/// What one kind of data got when the VM stopped, or at the end.
+/// Codecs of one class of data when the VM stopped, or at the end.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Mix {
+    /// Class of data, by how well a sample compresses.
     pub(crate) class: String,
-    /// Of all bytes, 0 to 1.
+    /// Share of the class in all bytes, 0 to 1.
     pub(crate) share: f64,
+    /// Codecs of the class.
     pub(crate) parts: Vec<Share>,
 }
 
-/// A codec and level with its share of a class's chunks.
+/// A codec and level, with its share of a class.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Share {
+    /// Codec.
     pub(crate) codec: &'static str,
+    /// Level of the codec.
     pub(crate) level: i32,
-    /// 0 to 1.
+    /// Share of the class's chunks, 0 to 1.
     pub(crate) share: f64,
 }
 
-/// How `--codec auto` went, for the report.
+/// Decisions of `--codec auto`, for the report.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Auto {
-    /// What held the migration up for the longest time.
+    /// Resource that limited the migration for the longest time.
     pub(crate) bottleneck: &'static str,
-    /// The most that the links took for 200 ms, Mbit/s.
+    /// Highest throughput of the links over 200 ms, Mbit/s.
     pub(crate) link_peak: f64,
     /// Bytes by codec and level.
     pub(crate) codecs: Vec<Part>,
-    /// The last choice before the VM stopped.
+    /// Codecs by class of data when the VM stopped.
     pub(crate) mix: Vec<Mix>,
-    /// The link is so fast that QEMU alone would be no slower.
+    /// Whether the link was so fast that QEMU alone would not be slower.
     pub(crate) link_too_fast: bool,
     #[serde(skip)]
     warning: Option<String>,
@@ -74,7 +80,7 @@ impl Auto {
         source.auto().map(Self::from)
     }
 
-    /// What a person who waits for the migration should know.
+    /// Warning for the user, if the link was too fast for compression.
     pub(crate) fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }

@@ -14,7 +14,7 @@ pub(crate) struct CertArgs {
 
 #[derive(Subcommand)]
 enum What {
-    /// Make a CA; its folder stays on one safe host
+    /// Make a CA. Keep its folder on one safe host
     Init(InitArgs),
     /// Sign a certificate for a host
     Issue(IssueArgs),
@@ -22,26 +22,26 @@ enum What {
 
 #[derive(Args)]
 struct InitArgs {
-    /// The CA's folder
+    /// Folder of the CA
     #[arg(long, value_name = "DIR", default_value = "platen-ca")]
     dir: PathBuf,
-    /// Replace a CA that is there: every certificate it has signed is worth nothing then
+    /// Replace an existing CA. Every certificate that the old one signed becomes invalid
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Args)]
 struct IssueArgs {
-    /// What the host is called in --peer: host names, IP addresses
+    /// Host names and IP addresses of the host, as --peer names it
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// The CA's folder
+    /// Folder of the CA
     #[arg(long, value_name = "DIR", default_value = "platen-ca")]
     dir: PathBuf,
-    /// How long the certificate is good
+    /// Days for which the certificate is valid, 1 to 3650
     #[arg(long, default_value_t = 825, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
-    /// Replace a certificate that is there
+    /// Replace an existing certificate
     #[arg(long)]
     force: bool,
 }

@@ -8,12 +8,6 @@
 
 mod args;
 mod auto;
-#[allow(
-    clippy::print_stderr,
-    clippy::print_stdout,
-    reason = "nobody needs a benchmark that nobody watches"
-)]
-mod bench;
 mod cert;
 mod cpus;
 mod device;
@@ -24,6 +18,8 @@ mod progress;
 mod qat_command;
 mod qat_status;
 mod receive;
+#[cfg(test)]
+mod reference;
 mod relay_command;
 mod report;
 mod say;
@@ -41,7 +37,7 @@ static ALLOCATOR: ::device::guard::Allocator = ::device::guard::Allocator;
 #[command(
     name = "platen",
     version,
-    about = "Moves a running virtual machine between two unmodified QEMUs, compressed by many threads"
+    about = "Migrate running VMs between unmodified QEMUs, and serve compressed memory as a block device"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -50,20 +46,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Migrate the VM of the QEMU whose monitor is given to a host where `platen receive` runs
+    /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
     Migrate(args::MigrateArgs),
-    /// Source end alone: listen where QEMU (or libvirt) migrates to
+    /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
     Relay(args::RelayArgs),
-    /// Destination end: take migrations and hand them to QEMU
+    /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
     Receive(args::ReceiveArgs),
-    /// Block devices of compressed memory
+    /// Serve and inspect block devices of compressed memory
     Device(device::DeviceArgs),
-    /// Intel QAT: a simulated device to run things on
+    /// Inspect Intel QAT on this host, or simulate a device
     Qat(args::QatArgs),
-    /// Make certificates for the hosts between which VMs move
+    /// Make certificates for the hosts that migrate VMs to each other
     Cert(cert::CertArgs),
-    /// Measure
-    Bench(bench::BenchArgs),
     /// What `migrate` and `relay` start beside themselves: see `relay::keep`
     #[command(hide = true)]
     Keep,
@@ -77,7 +71,6 @@ fn main() -> ExitCode {
         Command::Device(args) => return finish(device::run(args)),
         Command::Qat(args) => return finish(qat_command::run(args)),
         Command::Cert(args) => cert::run(&args),
-        Command::Bench(args) => bench::run(args),
         Command::Keep => keeper::run(),
     };
     let status = u8::from(result.is_err());

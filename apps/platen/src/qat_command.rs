@@ -163,7 +163,7 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A folder with the simulated libraries by the names that programs load.
-pub(crate) fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
+fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
     let beside = std::env::current_exe().context("cannot tell where platen is")?;
     let beside = beside.parent().unwrap_or(Path::new("."));
     let installed = [beside.join("qat-sim"), beside.join("../lib/platen/qat-sim")];

@@ -10,12 +10,14 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What both ends used of the CPU, seconds, user and system.
+/// CPU time of both relays, user and system.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct CpuSeconds {
+    /// CPU time of the source relay, seconds. Absent in a receiver's report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<f64>,
+    /// CPU time of the destination relay, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) destination: Option<f64>,
 }
@@ -24,83 +26,102 @@ pub(crate) struct CpuSeconds {
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Compression {
-    /// Non-zero pages compressed.
+    /// Pages that were compressed; pages of zeros are not among them.
     pub(crate) pages: u64,
-    /// Pages that found no thread free and went as they are.
+    /// Pages sent uncompressed because every compression thread was busy.
     pub(crate) busy: u64,
-    /// Their share of all pages.
+    /// `busy` as a share of all pages, 0 to 1.
     pub(crate) busy_rate: f64,
-    /// Bytes the compressed pages became.
+    /// Size of those pages after compression, bytes.
     pub(crate) compressed_size: u64,
-    /// Uncompressed by compressed bytes.
+    /// Size before compression divided by size after it.
     pub(crate) compression_rate: f64,
 }
 
-/// Pages sent again, as differences.
+/// The delta cache: pages that were sent again as differences.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Delta {
-    /// Non-zero pages that went into the cache.
+    /// Pages that were copied to the cache; pages of zeros are not among them.
     pub(crate) stored: u64,
-    /// Of these, those that went as their difference from what was sent before.
+    /// Pages of `stored` that were sent as their difference from an earlier version.
     pub(crate) pages: u64,
 }
 
-/// One end's report. Times in ms, sizes in bytes, throughput in Mbit/s (10^6) on the wire.
+/// Report of one end of a migration.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Report {
+    /// completed, cancelled, failed, or another status of QEMU's query-migrate.
     pub(crate) status: String,
+    /// Why the migration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
+    /// Name of the receiver's target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
+    /// Duration of the migration, ms.
     pub(crate) total_time: u64,
+    /// Time during which the VM did not run, by QEMU's query-migrate, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) downtime: Option<u64>,
-    /// How long the last bytes took from the source QEMU's socket to the destination's, ms: what of
-    /// the downtime QEMU cannot plan for is at most that. Of a completed precopy migration.
+    /// Time of the last bytes from the source QEMU's socket to the destination QEMU's socket, ms.
+    /// It is an upper bound of the downtime that QEMU's own estimate misses. Only after a completed
+    /// precopy migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hidden_downtime: Option<f64>,
+    /// QEMU's setup time, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) setup_time: Option<u64>,
-    /// Bytes on the wire.
+    /// Bytes that crossed the network.
     pub(crate) transferred: u64,
-    /// Bytes QEMU wrote, or was given.
+    /// Bytes of QEMU's migration stream.
     pub(crate) plain: u64,
+    /// Throughput on the network, Mbit/s (10^6).
     pub(crate) throughput: f64,
+    /// Pages of the guest per second.
     pub(crate) pages_per_second: f64,
+    /// Pages with contents, sent whole.
     pub(crate) normal: u64,
+    /// Pages of zeros.
     pub(crate) duplicate: u64,
+    /// Passes over the guest's dirty memory, by QEMU's query-migrate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dirty_sync_count: Option<u64>,
+    /// Compression at the source, under the names of QEMU's query-migrate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) compression: Option<Compression>,
-    /// Where there were any.
+    /// The delta cache, if it was used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delta: Option<Delta>,
-    /// Of each codec thread with an accelerator; at a receiver since it was started.
+    /// Counters of each codec thread's accelerator. A receiver counts from its start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) accelerators: Vec<AcceleratorSnapshot>,
-    /// How often every link was lost and one came back.
+    /// Times that every link was lost and a new one was made.
     pub(crate) resumes: u32,
-    /// For how long, by the bytes that came last.
+    /// Seconds without any link, counted from the last bytes that arrived.
     pub(crate) seconds_lost: f64,
+    /// CPU time of the relays.
     pub(crate) cpu_seconds: CpuSeconds,
+    /// --codec, as it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) codec: Option<String>,
+    /// Level of a named codec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) level: Option<i32>,
-    /// With codec auto.
+    /// Decisions of --codec auto.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) auto: Option<Auto>,
+    /// QEMU's multifd channels; 0 is a single stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) channels: Option<u8>,
+    /// TCP connections between the relays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) links: Option<u16>,
+    /// Version of the source QEMU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) qemu: Option<String>,
-    /// What the VM does at the destination, by its monitor.
+    /// Status of the VM at the destination, by QEMU's query-status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vm: Option<String>,
 }

@@ -190,7 +190,7 @@ fn a_device_compresses_what_is_written_and_stat_says_so() {
         assert!(done("offloaded") > 0, "{stat:#}");
         assert!(done("offloaded") + done("redone") <= 700, "{stat:#}");
         assert_eq!(stat["codec"], "qatzip");
-        assert!(served.stat(false).contains("Pages that a QAT device has compressed"));
+        assert!(served.stat(false).contains("Pages that the QAT device compressed"));
         drop(client);
         assert!(served.end().contains("threads with an instance each"));
     }

@@ -1,98 +1,104 @@
-//! What a person may choose: one TOML section, `[policy]`.
+//! Settings of the policy: one TOML section, `[policy]`.
 
 use std::path::PathBuf;
 
 use codec::Codec;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use store::{MAX_AGE, MAX_MEMBERS};
 
-/// The section. What is left out has its default; a key that is not known is refused.
+/// The section. A key that is left out has its default; an unknown key is an error.
 ///
-/// The defaults are for a machine that has other work: a page is left alone for ten minutes at
-/// least, a twentieth of one CPU is used, and a quarter while there is memory pressure. Nothing is
-/// written to a disk unless one is named; then only while memory is short (a read from it costs a
-/// hundred times one from memory, and flash wears), pages that memory is worst spent on first:
-/// those that do not compress, soon; others after half an hour (a quarter under pressure, when
-/// waiting costs more); half a GiB a day (180 GiB a year, where disks are made for a hundred TB);
-/// in writes of 256 KiB, which disks take at their full speed.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+/// The defaults are for a host that has other work. The policy recompresses a page after ten idle
+/// minutes, with at most 5 % of one CPU, and 25 % under memory pressure. It writes nothing to a
+/// disk unless `backing_dev` names one, and then only under memory pressure, because a read from
+/// the disk costs a hundred times a read from memory and because flash wears. Incompressible pages
+/// are written first, other pages after half an hour (a quarter of an hour under pressure). The
+/// daily limit of 512 MiB is 180 GiB a year; disks endure a hundred TB. Disks reach their full
+/// speed with writes of 256 KiB.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Whether idle pages are recompressed at all.
+    /// Whether the policy runs: recompression, writeback and dictionaries.
     pub enabled: bool,
-    /// Seconds after which a page that nobody touches is one period older.
+    /// Length of a period, 1 to 86400 seconds. The age of a page is counted in periods since its
+    /// last read or write.
     pub period: u64,
-    /// Periods after which a page is idle, up to 7.
+    /// Age at which a page is idle and is recompressed, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub idle: u8,
-    /// The same while memory is short.
+    /// `idle` under memory pressure, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub idle_pressed: u8,
-    /// Codec of idle pages.
+    /// Codec of recompressed pages: zstd, zlib or lz4.
     pub codec: String,
-    /// Its level. 14 is the first whose groups come to 1.5 times zram's ratio on guest memory with
-    /// all that the store adds; 9 is next to it (1.49) at a quarter of the cost.
+    /// Level of that codec: zstd -5 to 19, zlib 1 to 9, lz4 1.
+    // 14 is the first level of zstd with which groups reach 1.5 times zram's ratio on guest memory,
+    // the store's tables included; 9 reaches 1.49 at a quarter of the cost.
     pub level: i32,
-    /// Neighbours that are compressed as one at most, 8 to 32; 1 for each page by itself. Of guest
-    /// memory 16 pages bring 1.53 times zram's ratio for reads of 56 us of CPU, 8 bring 1.51 for
-    /// 32, 24 bring 1.55 for 71; each page by itself would be read in 6.
+    /// Largest number of neighbouring pages that are compressed together, 8 to 32; 1 compresses
+    /// each page alone.
+    // On guest memory groups of 16 pages reach 1.53 times zram's ratio and cost 56 us of CPU for a
+    // read, groups of 8 reach 1.51 at 32 us, groups of 24 reach 1.55 at 71 us; a page alone costs
+    // 6 us.
     pub group: usize,
-    /// Per cent by which the new form has to be smaller.
+    /// Smallest gain, 1 to 90 per cent: a new form replaces the old one only if it is smaller by
+    /// this.
     pub gain: u32,
-    /// Per cent of one CPU that may be used.
+    /// Largest CPU time of the policy, 1 to 100 per cent of one CPU.
     pub cpu: u32,
-    /// The same while memory is short.
+    /// `cpu` under memory pressure, 1 to 100 per cent of one CPU.
     pub cpu_pressed: u32,
-    /// The file or block device that pages are written back to; none if it is not named. zram's
-    /// name.
+    /// Path of the file or block device to which pages are written back, under zram's name. Without
+    /// it nothing is written.
     pub backing_dev: Option<PathBuf>,
-    /// Bytes that the file is to have; it grows to them as it is used. Not for a block device.
+    /// Size to which the backing file may grow, bytes. Not for a block device.
     pub backing_size: u64,
-    /// Bytes that are to stay free on its file system.
+    /// Bytes that writeback leaves free on the file system of the backing file.
     pub backing_free: u64,
-    /// Whether `writeback_limit` holds. zram's name.
+    /// Whether `writeback_limit` applies, under zram's name.
     pub writeback_limit_enable: bool,
-    /// Blocks of 4 KiB that may be written a day, midnight to midnight UTC, whichever server of the
-    /// store does. zram's name; there it is counted down.
+    /// Blocks of 4 KiB that may be written from midnight to midnight UTC, under zram's name. It
+    /// counts across restarts of the server and, unlike zram's, is not counted down.
     pub writeback_limit: u64,
-    /// Blocks of 4 KiB that are written at a time. zram's name.
+    /// Blocks of 4 KiB in one write, 1 to 1024, under zram's name.
     pub writeback_batch_size: u32,
-    /// Whether pages are written back only while memory is short. By hand they are at any time.
+    /// Whether pages are written back only under memory pressure. `platen device writeback` writes
+    /// at any time.
     pub writeback_pressed_only: bool,
-    /// Periods after which a page is idle for so long that it is written back, up to 7.
+    /// Age at which a page is written back, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub writeback_idle: u8,
-    /// The same while memory is short.
+    /// `writeback_idle` under memory pressure, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub writeback_idle_pressed: u8,
-    /// Periods after which a page is that recompression got no smaller than it is.
+    /// Age at which an incompressible page is written back, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub writeback_huge_idle: u8,
-    /// The same while memory is short.
+    /// `writeback_huge_idle` under memory pressure, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub writeback_huge_idle_pressed: u8,
-    /// `auto`: zstd dictionaries are trained from the device's own pages, and used if they pay.
-    /// `off`: none are trained; those that there are stay in use.
+    /// `auto`: the supervisor's helper trains zstd dictionaries from the device's pages, and the
+    /// server uses those that save enough. `off`: no training; existing dictionaries stay in use.
     pub dictionary: String,
-    /// Pages of their own that a device has to hold for that: with 64 MiB of them, 3 % are some 20
-    /// times what a dictionary and its tables take.
+    /// Compressed pages that the device must hold before a dictionary is trained, 1024 or more.
+    // With 64 MiB of them, a gain of 3 % is 20 times the size of a dictionary and its tables.
     pub dictionary_pages: u64,
-    /// Seconds from one try to the next at least; twice as many after each that brought nothing, up
-    /// to 24 times.
+    /// Shortest time between two trainings, 1 to 31536000 seconds. It doubles after each training
+    /// without a gain, up to 24 times the value.
     pub dictionary_period: u64,
-    /// When memory is short.
+    /// Definition of memory pressure.
     pub pressure: Pressure,
 }
 
-/// When memory is short, by the kernel's pressure stall information.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// Definition of memory pressure, by the kernel's pressure stall information.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pressure {
-    /// The machine's, or the `memory.pressure` of a cgroup.
+    /// Path of the host's pressure file, or of a cgroup's `memory.pressure`.
     pub file: PathBuf,
-    /// Milliseconds in a window in which some task waited for memory.
+    /// Milliseconds, within one window, for which some task waited for memory; at most `window`.
     pub stall: u32,
-    /// The window, 500 to 10000 milliseconds.
+    /// Length of the window, 500 to 10000 milliseconds.
     pub window: u32,
 }
 

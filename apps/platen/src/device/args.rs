@@ -1,11 +1,13 @@
-//! What can be typed after `platen device`.
+//! Command line of `platen device`.
 
 use crate::size::Size;
+use anyhow::Context;
 use clap::{ArgGroup, Args, Subcommand};
 use codec::Codec;
 use relay::UnixAddress;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -16,16 +18,17 @@ pub(crate) struct DeviceArgs {
     pub(crate) command: DeviceCommand,
 }
 
-/// What to do with devices.
+/// The commands of `platen device`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum DeviceCommand {
-    /// Serve a block device whose contents are kept compressed in memory, until interrupted
+    /// Serve a block device whose contents are compressed in memory, until SIGINT or SIGTERM
     Serve(Box<ServeArgs>),
-    /// What the devices that are served hold, and what they cost
+    /// Show contents, memory and CPU time of the devices that this host serves
     Stat(StatArgs),
-    /// Write pages of a device back to its backing device now, and wait until that is done
+    /// Write pages of a device to its backing device now, and wait until they are written
     Writeback(WritebackArgs),
-    /// Whether what serves swap cannot end up waiting for swap: each precaution, met or not
+    /// Check the precautions that prevent a server of swap from waiting for its own swap device.
+    /// The exit status is 0 if every required one is met
     Check(CheckArgs),
     /// What `serve` starts when its server wants a dictionary; standard output is the socket by
     /// which the two talk
@@ -40,94 +43,99 @@ pub(crate) enum DeviceCommand {
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("transport").required(true).multiple(true).args(["nbd", "ublk", "fuse"])))]
 pub(crate) struct ServeArgs {
-    /// What to call it: its control socket and its NBD export have this name
+    /// Name of the device, of its control socket and of its NBD export: 1 to 32 letters, digits,
+    /// '-', '_' and '.'
     #[arg(long, default_value = "platen0", value_parser = name)]
     pub(crate) name: String,
-    /// Bytes of the device, 8G for example, 409G at most: what clients see, not what it takes
+    /// Size of the block device in bytes, for example 8G; 409G at most. The server allocates memory
+    /// only for what is written
     #[arg(long)]
     pub(crate) size: Size,
-    /// lz4, zstd, zlib or qatzip (deflate, by a QAT device if there is one); none keeps pages as
-    /// they are
+    /// Codec: none, lz4, zlib, zstd or qatzip. qatzip is deflate that a QAT device can compress;
+    /// none stores pages uncompressed
     #[arg(long, default_value = "zstd", value_parser = page_codec)]
     pub(crate) codec: Codec,
-    /// Level of the codec [default: 1; zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9]
+    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) level: Option<i32>,
-    /// Who compresses for codec qatzip: a QAT device if there is one (auto), must be (qat), or
-    /// software
+    /// Compressor for codec qatzip
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) accelerator: PageAccelerator,
-    /// Threads with an instance of the QAT device each [default: an eighth of the cores, at least
-    /// one]
+    /// Number of threads with an instance of the QAT device each, 1 to 32 [default: 1/8 of the
+    /// CPUs, at least 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) qat_threads: Option<u16>,
-    /// Folder of libqat.so.4 and libusdm.so.0 [default: where the dynamic linker looks]
+    /// Folder of libqat.so.4 and libusdm.so.0 [default: the dynamic linker's search path]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
-    /// Bytes of memory that the store may take, tables and all [default, and 0: any number]; a
-    /// write that needs more fails with ENOSPC. Beside it: 3 MiB for each connection, contexts,
-    /// buffers
+    /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit. A write that
+    /// needs more fails with ENOSPC. Connections (3 MiB each), codec contexts and buffers are not
+    /// part of it [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
-    /// Threads that share large requests with the one that took them [default: the cores but one]
+    /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less
+    /// 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..=32))]
     pub(crate) workers: Option<u16>,
-    /// Serve NBD on this socket, unix:PATH, for its owner alone
+    /// Serve NBD on this socket, with mode 0600
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) nbd: Option<UnixAddress>,
-    /// Serve a disk of the kernel, /dev/ublkbN (root, module ublk_drv, Linux 6.1 or later)
+    /// Serve the block device /dev/ublkbN; needs root, the module ublk_drv and Linux 6.1 or later
     #[arg(long)]
     pub(crate) ublk: bool,
-    /// Serve it as this file by FUSE, which `losetup --direct-io=on` makes a disk of; not for swap
+    /// Serve the device as this file, by FUSE; `losetup --direct-io=on` makes a block device of it.
+    /// Not for swap
     #[arg(long, value_name = "PATH", conflicts_with_all = ["ublk", "swap"])]
     pub(crate) fuse: Option<PathBuf>,
-    /// Queues of the disk, a thread each [default: the cores, at most 8]
+    /// Number of queues of the ublk device, 1 to 32, with a thread each [default: the number of
+    /// CPUs, at most 8]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
-    /// Memory for the requests of the disk that are under way [default: a 32nd of the machine's, 4M
-    /// to 256M]
+    /// Memory for the ublk device's requests in flight, in bytes [default: 1/32 of the host's
+    /// memory, 4M to 256M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
-    /// Memory to have ready ahead of need [default: 64M; with --swap a 16th of the machine's, 8M to
-    /// 512M]
+    /// Memory that the server allocates ahead of writes, in bytes [default: 64M; with --swap 1/16
+    /// of the host's memory, 8M to 512M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
-    /// Make the disk a swap area and swap to it; without --ublk by the kernel's NBD client (module
-    /// nbd)
+    /// Make the block device a swap area and swap to it. Without --ublk the kernel's NBD client
+    /// (module nbd) is the block device
     #[arg(long)]
     pub(crate) swap: bool,
-    /// Areas of higher priority are filled first, 0 to 32767
+    /// Priority of the swap area, 0 to 32767. The kernel fills areas of higher priority first
     #[arg(long, default_value_t = 100, requires = "swap", value_parser = clap::value_parser!(u16).range(0..=32767))]
     pub(crate) swap_priority: u16,
-    /// Seconds that everything may take to come back into memory when this is to end
+    /// Seconds that swapoff may take when the server is told to exit
     #[arg(long, default_value_t = 300, value_name = "SECONDS", requires = "swap")]
     pub(crate) swapoff_timeout: u64,
-    /// One process: when it ends or is killed, what the device holds is gone
+    /// Run as one process. When it exits or is killed, the contents of the device are lost
     #[arg(long, conflicts_with = "swap")]
     pub(crate) no_supervisor: bool,
     /// What the supervisor hands to the server it starts
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,
-    /// What becomes of pages that nobody touches: a TOML file with a section [policy]
-    /// (docs/device.md) [default: they are recompressed in groups after ten minutes]
+    /// TOML file with a section `[policy]`: recompression, writeback and dictionaries [default:
+    /// idle pages are recompressed in groups after 10 minutes]
     #[arg(long, value_name = "FILE")]
     pub(crate) policy: Option<PathBuf>,
-    /// NBD connections at a time
+    /// Number of NBD connections at a time, 1 to 30
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=30))]
     pub(crate) connections: u16,
-    /// Answer Prometheus on this address, for example 127.0.0.1:9600
+    /// Serve metrics to Prometheus on this address, at /metrics, for example 127.0.0.1:9600
+    /// [default: none]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) prometheus: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) control: ControlOptions,
 }
 
-/// Who compresses pages for codec qatzip.
+/// Compressor of pages for codec qatzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum PageAccelerator {
-    /// A QAT device if there is one, else software.
+    /// A QAT device if the host has one; else software.
     Auto,
-    /// A QAT device, or the device is not served.
+    /// A QAT device; without one the command fails.
     Qat,
     /// Software.
     None,
@@ -158,6 +166,15 @@ pub(crate) struct Inherited {
     /// In the place of a server that has gone: nothing that can be done without may keep it from
     /// going on.
     pub(crate) replaces: bool,
+}
+
+/// A copy of a file's descriptor that the supervisor has left to us.
+pub(super) fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
+    // The path proves that the descriptor is open; the number alone would need a promise.
+    let path = format!("/proc/self/fd/{number}");
+    let file = std::fs::File::options().read(true).write(true).open(&path);
+    let file = file.with_context(|| format!("the supervisor has not left descriptor {number}"))?;
+    Ok(file.into())
 }
 
 impl FromStr for Inherited {
@@ -227,10 +244,10 @@ impl fmt::Display for Inherited {
 /// Arguments of `platen device check`.
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
-    /// The device
+    /// Name of the device
     #[arg(default_value = "platen0", value_parser = name)]
     pub(crate) name: String,
-    /// As JSON, an array of one object for each item
+    /// Print a JSON array with one object for each precaution
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -240,13 +257,13 @@ pub(crate) struct CheckArgs {
 /// Arguments of `platen device writeback`.
 #[derive(Args, Debug)]
 pub(crate) struct WritebackArgs {
-    /// The device
+    /// Name of the device
     pub(crate) name: String,
-    /// huge (stored as they are), idle, `huge_idle`, or incompressible (no smaller after
-    /// recompression)
+    /// Pages to write: huge (stored uncompressed), idle, huge_idle (both), or incompressible
+    /// (recompression made them no smaller)
     #[arg(value_parser = str::parse::<policy::What>)]
     pub(crate) what: policy::What,
-    /// Seconds to wait until it is done; what is not done by then goes on
+    /// Seconds to wait for the end of the writeback. After that the server continues alone
     #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
     pub(crate) timeout: u64,
     #[command(flatten)]
@@ -295,7 +312,7 @@ impl SwapTask {
     }
 }
 
-/// Where control sockets are.
+/// Folder of the control sockets.
 #[derive(Args, Debug)]
 pub(crate) struct ControlOptions {
     /// Folder of the control sockets [default: /run/platen for root, else $XDG_RUNTIME_DIR/platen]
@@ -306,9 +323,9 @@ pub(crate) struct ControlOptions {
 /// Arguments of `platen device stat`.
 #[derive(Args, Debug)]
 pub(crate) struct StatArgs {
-    /// Of this device alone, with every counter [default: a line for each]
+    /// Name of one device, to show with every counter [default: all devices, one line each]
     pub(crate) name: Option<String>,
-    /// As JSON, an array of one object for each device
+    /// Print a JSON array with one object for each device
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]

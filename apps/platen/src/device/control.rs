@@ -5,16 +5,15 @@
 //! make the server wait or grow. It has nothing to do with the I/O path.
 
 use super::args::ServeArgs;
+use super::endpoint::Endpoint;
 use anyhow::{bail, ensure, Context};
 use relay::{Listening, RelayError, UnixAddress};
-use rustix::event::{poll, PollFd, PollFlags};
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -85,48 +84,13 @@ pub(crate) fn check(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers questions with what `answer` gives, until dropped; it gives none to what it does not
-/// know.
-pub(crate) struct Control {
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Control {
-    pub(crate) fn start(
-        listener: UnixListener,
-        answer: impl Fn(&str) -> Option<String> + Send + 'static,
-    ) -> anyhow::Result<Self> {
-        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        listener.set_nonblocking(true)?;
-        let thread = thread::Builder::new().name("control".into()).spawn(move || loop {
-            let mut fds =
-                [PollFd::new(&stopped, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) if !fds[0].revents().is_empty() => return,
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return,
-            }
-            let Ok((stream, _)) = listener.accept() else {
-                // Out of descriptors, perhaps: not at full speed.
-                thread::sleep(Duration::from_millis(10));
-                continue;
-            };
-            // One that leaves or says nothing gets nothing.
-            let _ = serve(&stream, &answer);
-        })?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        let _ = rustix::io::write(self.stop.as_fd(), &[0]);
-        if let Some(thread) = self.thread.take() {
-            // Its panic was shown.
-            let _ = thread.join();
-        }
-    }
+/// Answers each question with the text that `answer` returns, until the endpoint is dropped. `None`
+/// means that the question is unknown.
+pub(crate) fn start(
+    listener: UnixListener,
+    answer: impl Fn(&str) -> Option<String> + Send + 'static,
+) -> anyhow::Result<Endpoint> {
+    Endpoint::start("control", listener, move |stream| serve(stream, &answer))
 }
 
 fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> io::Result<()> {
@@ -219,7 +183,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let listening = listen(folder.path(), "slow").unwrap();
         let listener = listening.listener.try_clone().unwrap();
-        let control = Control::start(listener, |_| Some("{}".to_owned())).unwrap();
+        let control = start(listener, |_| Some("{}".to_owned())).unwrap();
         let path = address(folder.path(), "slow").path().to_owned();
         let trickle = UnixStream::connect(&path).unwrap();
         let (begun, mut sent) = (Instant::now(), 0);

@@ -3,59 +3,24 @@
 //! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do
 //! with the I/O path.
 
+use super::endpoint::Endpoint;
 use super::status::Status;
 use crate::say::say;
-use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(2);
 const REQUEST: usize = 4096;
 
-/// Answers until dropped.
-pub(crate) struct Metrics {
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Metrics {
-    pub(crate) fn start(
-        listener: TcpListener,
-        status: impl Fn() -> Status + Send + 'static,
-    ) -> anyhow::Result<Self> {
-        listener.set_nonblocking(true)?;
-        say(&format!("metrics on http://{}/metrics", listener.local_addr()?));
-        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let thread = thread::Builder::new().name("metrics".into()).spawn(move || loop {
-            let mut fds =
-                [PollFd::new(&stopped, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) if !fds[0].revents().is_empty() => return,
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return,
-            }
-            let Ok((stream, _)) = listener.accept() else {
-                thread::sleep(Duration::from_millis(10));
-                continue;
-            };
-            let _ = serve(&stream, &status);
-        })?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Metrics {
-    fn drop(&mut self) {
-        let _ = rustix::io::write(&self.stop, &[0]);
-        if let Some(thread) = self.thread.take() {
-            // Its panic was shown.
-            let _ = thread.join();
-        }
-    }
+/// Answers until the endpoint is dropped.
+pub(crate) fn start(
+    listener: TcpListener,
+    status: impl Fn() -> Status + Send + 'static,
+) -> anyhow::Result<Endpoint> {
+    say(&format!("metrics on http://{}/metrics", listener.local_addr()?));
+    Endpoint::start("metrics", listener, move |stream| serve(stream, &status))
 }
 
 fn serve(stream: &TcpStream, status: impl Fn() -> Status) -> std::io::Result<()> {
@@ -102,7 +67,7 @@ pub(crate) fn text(status: &Status) -> String {
     let mut text = String::new();
     // Neither has anything in it that needs quoting: see their parsers.
     let labels = format!("{{device=\"{}\",codec=\"{}\"}}", status.name, status.codec);
-    let disksize = [("disksize", status.disksize, "Bytes that clients see", false)];
+    let disksize = [("disksize", status.disksize, "Size of the device, bytes", false)];
     let fields = disksize
         .into_iter()
         .chain(status.mm_stat.fields())
@@ -150,7 +115,7 @@ pub(crate) fn text(status: &Status) -> String {
     let name = "platen_device_connections";
     writeln!(
         text,
-        "# HELP {name} Clients that are connected\n# TYPE {name} gauge\n{name}{labels} {connections}"
+        "# HELP {name} Connected clients\n# TYPE {name} gauge\n{name}{labels} {connections}"
     )
     .expect("a string takes all");
     text
@@ -158,7 +123,7 @@ pub(crate) fn text(status: &Status) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::status::BackingStatus;
+    use super::super::status::{Accelerated, BackingStatus, DictionaryStatus};
     use super::*;
     use device::{Device, DeviceOptions};
     use policy::{Policy, Settings};
@@ -171,6 +136,17 @@ pub(crate) mod tests {
         device.queue().unwrap().write_now(3, &b"platen00".repeat(1024)).unwrap();
         let policy = Policy::start(&store, &Settings::default()).unwrap();
         Status::of("swap0", &device, Vec::new(), Some(&policy), None)
+    }
+
+    /// A status in which every part is there.
+    pub(crate) fn example_status() -> Status {
+        Status {
+            backing: Some(BackingStatus::default()),
+            accelerator: Some(Accelerated::default()),
+            dictionaries: Some(DictionaryStatus::default()),
+            pressure: Some("trigger".to_owned()),
+            ..status()
+        }
     }
 
     #[test]

@@ -5,8 +5,10 @@ mod backing;
 mod check;
 mod claims;
 mod control;
+mod endpoint;
 mod metrics;
 mod offload;
+mod plan;
 mod serve;
 mod settings_file;
 mod stat;
@@ -20,6 +22,9 @@ use crate::say::{say, say_panics};
 pub(crate) use args::DeviceArgs;
 use args::DeviceCommand;
 use std::process::ExitCode;
+
+#[cfg(test)]
+pub(crate) use metrics::{tests::example_status, text as metrics_text};
 
 pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     let done = match args.command {

@@ -1,9 +1,11 @@
 //! A file of settings that somebody has named: it may be anything.
 
+use super::args::{descriptor, Inherited, ServeArgs};
 use anyhow::{ensure, Context};
 use rustix::fs::{open, Mode, OFlags};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// Bytes of such a file, a hundred times what all keys take.
@@ -14,8 +16,28 @@ const MOST: usize = 64 << 10;
 ///
 /// # Errors
 /// It is something else, larger, not text, or cannot be read.
-pub(super) fn read(path: &Path) -> anyhow::Result<String> {
+fn read(path: &Path) -> anyhow::Result<String> {
     text(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The text of the policy's settings: for a supervisor, and a server without one, of the file.
+pub(super) fn of(args: &ServeArgs) -> anyhow::Result<Option<String>> {
+    args.policy.as_deref().map(read).transpose()
+}
+
+/// The text of the policy's settings as the supervisor has read it.
+pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Option<String>> {
+    let Some(number) = inherited.policy else { return Ok(None) };
+    let file = File::from(descriptor(number)?);
+    bounded(file).context("cannot read the policy's settings").map(Some)
+}
+
+/// A file in memory with the settings, for servers.
+pub(super) fn share(text: &str) -> anyhow::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("policy", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(fd);
+    file.write_all(text.as_bytes())?;
+    Ok(file.into())
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {
@@ -26,7 +48,7 @@ fn text(path: &Path) -> anyhow::Result<String> {
 }
 
 /// What is in it from where it is now, if that is no more than settings have.
-pub(super) fn bounded(file: File) -> anyhow::Result<String> {
+fn bounded(file: File) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     file.take(MOST as u64 + 1).read_to_end(&mut bytes)?;
     ensure!(bytes.len() <= MOST, "it has more than {MOST} bytes");

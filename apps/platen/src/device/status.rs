@@ -1,4 +1,5 @@
-//! What a device holds and what it costs, as the server says it: JSON on the control socket.
+//! Status of a device: contents, memory, CPU time. The server sends it as JSON on the control
+//! socket.
 
 use device::{Device, IoStats, OffloadStats};
 use policy::{Policy, PolicyStats};
@@ -6,50 +7,62 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use store::Stats;
 
-/// One device.
+/// Status of one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Status {
+    /// Name of the device.
     pub(crate) name: String,
+    /// Version of platen.
     pub(crate) version: String,
+    /// Process ID of the server.
     pub(crate) pid: u32,
+    /// Codec of new pages.
     pub(crate) codec: String,
+    /// Level of that codec.
     pub(crate) level: i32,
-    /// Bytes that clients see.
+    /// Size of the device, bytes.
     pub(crate) disksize: u64,
-    /// Threads that large requests are split over, beside the transports' own.
+    /// Threads that help with large requests.
     pub(crate) workers: usize,
+    /// Transports by which clients reach the device.
     pub(crate) transports: Vec<Transport>,
+    /// Memory, under the names of zram's `mm_stat`.
     pub(crate) mm_stat: MmStat,
+    /// Requests, under the names of zram's `io_stat`.
     pub(crate) io_stat: IoStat,
+    /// Writeback, under the names of zram's `bd_stat`; counted since this server started.
     pub(crate) bd_stat: BdStat,
+    /// Counters that zram does not have.
     pub(crate) platen: Own,
-    /// Where pages are written back to; none if nowhere.
+    /// The backing device.
     #[serde(default)]
     pub(crate) backing: Option<BackingStatus>,
-    /// What a QAT device has done; none without one.
+    /// Counters of the QAT device.
     #[serde(default)]
     pub(crate) accelerator: Option<Accelerated>,
-    /// The dictionaries; none without.
+    /// The zstd dictionaries.
     #[serde(default)]
     pub(crate) dictionaries: Option<DictionaryStatus>,
-    /// Why none are trained, though they were to be.
+    /// Why the policy cannot train dictionaries.
     #[serde(default)]
     pub(crate) untrained: Option<String>,
-    /// What was done with idle pages; none while they are left alone.
+    /// Counters of the policy; null while it is disabled.
     #[serde(default)]
     pub(crate) policy: Option<PolicyStats>,
-    /// How the policy knows that memory is short: `trigger` or `average` of the kernel's pressure
-    /// stall information, or `none`: then it does not.
+    /// Source of the policy's knowledge of memory pressure: `trigger` or `average` of the kernel's
+    /// pressure stall information, or `none`.
     #[serde(default)]
     pub(crate) pressure: Option<String>,
 }
 
-/// A way in.
+/// One transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Transport {
+    /// ublk, kernel-nbd, fuse or nbd.
     pub(crate) kind: String,
+    /// Path of the block device, of the file, or of the socket.
     pub(crate) address: String,
-    /// Clients that are connected.
+    /// Connected clients.
     pub(crate) connections: usize,
 }
 
@@ -84,22 +97,22 @@ pub(crate) struct BdStat {
     pub(crate) bd_writes: u64,
 }
 
-/// The backing device.
+/// Status of the backing device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackingStatus {
+    /// Path of the file or block device.
     pub(crate) name: String,
-    /// Whether it goes around the page cache.
+    /// Whether I/O bypasses the page cache.
     pub(crate) direct: bool,
     pub(crate) bd_blocks: u64,
     pub(crate) bd_free: u64,
-    /// Blocks that a killed server may still be writing.
     pub(crate) bd_doubtful: u64,
     pub(crate) bd_written_today: u64,
     pub(crate) bd_failed_reads: u64,
     pub(crate) bd_failed_writes: u64,
-    /// Why nothing more is written.
+    /// Why the server writes no more pages to it.
     pub(crate) stopped: Option<String>,
-    /// Why there is none, though there was.
+    /// Why the server could not take it over.
     pub(crate) refused: Option<String>,
 }
 
@@ -126,72 +139,61 @@ impl BackingStatus {
     /// As [`MmStat::fields`].
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
         [
-            ("bd_direct", self.direct.into(), "1 if it goes around the page cache", false),
-            ("bd_blocks", self.bd_blocks, "Blocks of 4 KiB", false),
-            ("bd_free", self.bd_free, "Blocks that are free", false),
+            ("bd_direct", self.direct.into(), "1 if I/O bypasses the page cache", false),
+            ("bd_blocks", self.bd_blocks, "Blocks of 4 KiB of the backing device", false),
+            ("bd_free", self.bd_free, "Free blocks of the backing device", false),
             (
                 "bd_doubtful",
                 self.bd_doubtful,
-                "Blocks not used: a killed server may still be writing them",
+                "Blocks out of use because a killed server may still be writing them",
                 false,
             ),
-            ("bd_written_today", self.bd_written_today, "Blocks written today (UTC)", false),
+            ("bd_written_today", self.bd_written_today, "Blocks written since midnight UTC", false),
             (
                 "bd_failed_reads",
                 self.bd_failed_reads,
-                "Reads that failed, or gave other bytes",
+                "Reads from the backing device that failed or returned wrong bytes",
                 true,
             ),
-            ("bd_failed_writes", self.bd_failed_writes, "Writes that failed", true),
+            (
+                "bd_failed_writes",
+                self.bd_failed_writes,
+                "Writes to the backing device that failed",
+                true,
+            ),
         ]
     }
 }
 
-/// What a QAT device has done, and what was done in its stead. Pages that are written while no
-/// instance is well are in none of these: nobody gave them to a device.
+/// Counters of the QAT device. Pages that are written while no instance is usable are in none of
+/// these counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Accelerated {
     pub(crate) threads: u64,
-    /// Threads whose instance takes pages just now.
     pub(crate) on_device: u64,
-    /// Pages that a device has compressed.
     pub(crate) offloaded: u64,
-    /// Pages that were given to a device and done in software, and why.
     pub(crate) redone: u64,
+    /// `redone` by reason.
     pub(crate) reasons: BTreeMap<String, u64>,
-    /// Pages with a device just now.
     pub(crate) in_flight: u64,
-    /// Times that the device was full.
     pub(crate) retries: u64,
-    /// Pages not answered for in time.
     pub(crate) deadlines: u64,
-    /// Answers that came after their page had been done in software.
     pub(crate) late: u64,
-    /// Times that an instance was no longer trusted, and was trusted again.
     pub(crate) suspicions: u64,
     pub(crate) recoveries: u64,
-    /// Outputs that were decompressed and compared.
     pub(crate) verified: u64,
-    /// Longest time that a page was under way, microseconds.
     pub(crate) longest_wait_us: u64,
 }
 
 /// Dictionaries of zstd, trained from the device's own pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DictionaryStatus {
-    /// How many there are.
     pub(crate) dictionaries: u64,
-    /// How many there may be yet.
     pub(crate) dictionary_places: u64,
-    /// Bytes of the one that pages are written with.
     pub(crate) dictionary_size: u64,
-    /// What that saved of pages held out from training, of 10000.
     pub(crate) dictionary_gain: u64,
-    /// Pages in memory that need one to be read.
     pub(crate) dictionary_pages: u64,
-    /// Bytes of the server's memory for their tables, of those that may come too.
     pub(crate) dictionary_tables: u64,
-    /// Those that were damaged when the store was taken over.
     pub(crate) dictionaries_lost: u64,
 }
 
@@ -220,45 +222,59 @@ impl DictionaryStatus {
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
         [
             ("dictionaries", self.dictionaries, "Dictionaries in the store", false),
-            ("dictionary_places", self.dictionary_places, "Those that may be trained yet", false),
-            ("dictionary_size", self.dictionary_size, "Bytes of the one in use", false),
+            (
+                "dictionary_places",
+                self.dictionary_places,
+                "Dictionaries that the store still has room for",
+                false,
+            ),
+            (
+                "dictionary_size",
+                self.dictionary_size,
+                "Size of the dictionary in use, bytes",
+                false,
+            ),
             (
                 "dictionary_gain",
                 self.dictionary_gain,
-                "What it saved of pages held out from training, of 10000",
+                "Bytes that it saved on pages held out from training, in 1/10000",
                 false,
             ),
-            ("dictionary_pages", self.dictionary_pages, "Pages that need one to be read", false),
+            (
+                "dictionary_pages",
+                self.dictionary_pages,
+                "Pages whose compressed form needs a dictionary",
+                false,
+            ),
             (
                 "dictionary_tables",
                 self.dictionary_tables,
-                "Bytes of memory for their tables",
+                "Memory for the dictionaries' tables, bytes",
                 false,
             ),
-            ("dictionaries_lost", self.dictionaries_lost, "Those found damaged", false),
+            (
+                "dictionaries_lost",
+                self.dictionaries_lost,
+                "Dictionaries that were found damaged",
+                false,
+            ),
         ]
     }
 }
 
-/// What zram has no name for.
+/// Counters that zram does not have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Own {
     pub(crate) pages_read: u64,
     pub(crate) pages_written: u64,
     pub(crate) requests: u64,
-    /// Requests that were shared between threads.
     pub(crate) split_requests: u64,
-    /// Bytes of `mem_used_total` that are ready and not used.
     pub(crate) mem_ready: u64,
-    /// Pages that are compressed with their neighbours.
     pub(crate) grouped_pages: u64,
-    /// Groups of such.
     pub(crate) groups: u64,
-    /// Pages that were damaged when the store was taken over.
     pub(crate) lost_pages: u64,
-    /// Servers that there have been, this one too.
     pub(crate) generation: u64,
-    /// The first page that could not be read, and why.
+    /// First page that could not be read, and the reason.
     pub(crate) damage: Option<String>,
 }
 
@@ -309,13 +325,21 @@ impl Status {
         if let Some(backing) = &self.backing {
             let (stopped, refused) = (backing.stopped.is_some(), backing.refused.is_some());
             flags.extend([
-                ("writeback_stopped", stopped.into(), "1 if nothing more is written back"),
-                ("backing_refused", refused.into(), "1 if the backing device is not used any more"),
+                ("writeback_stopped", stopped.into(), "1 if writeback has stopped"),
+                (
+                    "backing_refused",
+                    refused.into(),
+                    "1 if the server could not take the backing device over",
+                ),
             ]);
         }
         if let Some(pressure) = &self.pressure {
             let known = pressure != "none";
-            flags.push(("pressure_known", known.into(), "0 if nobody says when memory is short"));
+            flags.push((
+                "pressure_known",
+                known.into(),
+                "0 if the kernel reports no memory pressure",
+            ));
         }
         flags
     }
@@ -382,17 +406,27 @@ impl Accelerated {
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 12] {
         [
             ("threads", self.threads, "Threads with a QAT instance each", false),
-            ("on_device", self.on_device, "Threads whose instance takes pages now", false),
-            ("offloaded", self.offloaded, "Pages that a QAT device has compressed", true),
-            ("redone", self.redone, "Pages given to a device and done in software", true),
-            ("in_flight", self.in_flight, "Pages with a device now", false),
-            ("retries", self.retries, "Times that a device was full", true),
-            ("deadlines", self.deadlines, "Pages not answered for in time", true),
-            ("late", self.late, "Answers after their page had been redone", true),
-            ("suspicions", self.suspicions, "Times that an instance lost its trust", true),
-            ("recoveries", self.recoveries, "Times that an instance was used again", true),
-            ("verified", self.verified, "Outputs decompressed and compared", true),
-            ("longest_wait_us", self.longest_wait_us, "Longest way of a page, microseconds", false),
+            ("on_device", self.on_device, "Threads whose instance accepts pages now", false),
+            ("offloaded", self.offloaded, "Pages that the QAT device compressed", true),
+            (
+                "redone",
+                self.redone,
+                "Pages given to the device and then compressed in software",
+                true,
+            ),
+            ("in_flight", self.in_flight, "Pages at the device now", false),
+            ("retries", self.retries, "Times that the device's queue was full", true),
+            ("deadlines", self.deadlines, "Pages that the device did not complete in time", true),
+            ("late", self.late, "Completions after the page was compressed in software", true),
+            ("suspicions", self.suspicions, "Times that an instance was suspended", true),
+            ("recoveries", self.recoveries, "Times that a suspended instance was used again", true),
+            ("verified", self.verified, "Outputs that were decompressed and compared", true),
+            (
+                "longest_wait_us",
+                self.longest_wait_us,
+                "Longest time of a page at the device, microseconds",
+                false,
+            ),
         ]
     }
 }
@@ -428,15 +462,45 @@ impl MmStat {
     /// Names, values, what they are, and whether they only grow.
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 9] {
         [
-            ("orig_data_size", self.orig_data_size, "Bytes of the pages stored", false),
-            ("compr_data_size", self.compr_data_size, "Bytes of their compressed forms", false),
-            ("mem_used_total", self.mem_used_total, "Bytes of memory, tables and all", false),
-            ("mem_limit", self.mem_limit, "Bytes of memory allowed, 0 for any number", false),
-            ("mem_used_max", self.mem_used_max, "The most bytes of memory there were", false),
-            ("same_pages", self.same_pages, "Pages of one word over and over", false),
-            ("pages_compacted", self.pages_compacted, "Pages of memory freed by compaction", true),
-            ("huge_pages", self.huge_pages, "Pages stored as they are", false),
-            ("huge_pages_since", self.huge_pages_since, "Pages ever stored as they are", true),
+            (
+                "orig_data_size",
+                self.orig_data_size,
+                "Size of the stored pages, uncompressed, bytes",
+                false,
+            ),
+            (
+                "compr_data_size",
+                self.compr_data_size,
+                "Size of the stored pages, compressed, bytes",
+                false,
+            ),
+            ("mem_used_total", self.mem_used_total, "Memory in use, tables included, bytes", false),
+            (
+                "mem_limit",
+                self.mem_limit,
+                "Limit of memory (--mem-limit), bytes; 0 is no limit",
+                false,
+            ),
+            ("mem_used_max", self.mem_used_max, "Largest memory that was in use, bytes", false),
+            (
+                "same_pages",
+                self.same_pages,
+                "Pages that consist of one repeated 8-byte value",
+                false,
+            ),
+            (
+                "pages_compacted",
+                self.pages_compacted,
+                "Pages of memory that compaction freed",
+                true,
+            ),
+            ("huge_pages", self.huge_pages, "Pages stored uncompressed", false),
+            (
+                "huge_pages_since",
+                self.huge_pages_since,
+                "Pages stored uncompressed since this server started",
+                true,
+            ),
         ]
     }
 }
@@ -447,8 +511,8 @@ impl IoStat {
         [
             ("failed_reads", self.failed_reads, "Pages that could not be read", true),
             ("failed_writes", self.failed_writes, "Pages that could not be written", true),
-            ("invalid_io", self.invalid_io, "Requests that were not valid", true),
-            ("notify_free", self.notify_free, "Pages that clients have freed", true),
+            ("invalid_io", self.invalid_io, "Invalid requests", true),
+            ("notify_free", self.notify_free, "Pages that clients discarded", true),
         ]
     }
 }
@@ -479,13 +543,28 @@ impl Own {
         [
             ("pages_read", self.pages_read, "Pages read", true),
             ("pages_written", self.pages_written, "Pages written", true),
-            ("requests", self.requests, "Requests", true),
-            ("split_requests", self.split_requests, "Requests shared between threads", true),
-            ("mem_ready", self.mem_ready, "Bytes of memory ready and not used", false),
-            ("grouped_pages", self.grouped_pages, "Pages compressed with neighbours", false),
-            ("groups", self.groups, "Groups of neighbours compressed as one", false),
-            ("lost_pages", self.lost_pages, "Pages found damaged when taken over", false),
-            ("generation", self.generation, "Servers that there have been", false),
+            ("requests", self.requests, "Requests of clients", true),
+            ("split_requests", self.split_requests, "Requests that several threads shared", true),
+            (
+                "mem_ready",
+                self.mem_ready,
+                "Memory that is allocated ahead of writes, part of mem_used_total, bytes",
+                false,
+            ),
+            (
+                "grouped_pages",
+                self.grouped_pages,
+                "Pages compressed together with their neighbours",
+                false,
+            ),
+            ("groups", self.groups, "Groups of pages compressed together", false),
+            ("lost_pages", self.lost_pages, "Pages that a new server found damaged", false),
+            (
+                "generation",
+                self.generation,
+                "Servers that the store has had, this one included",
+                false,
+            ),
         ]
     }
 }

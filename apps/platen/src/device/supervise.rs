@@ -7,18 +7,16 @@ use super::args::{Inherited, ServeArgs, SwapTask};
 use super::backing::{self, NewFile};
 use super::claims::Claims;
 use super::control;
-use super::offload;
+use super::plan::Plan;
 use super::settings_file;
 use crate::say::{say, say_untaken};
 use crate::size::Size;
-use anyhow::{ensure, Context};
-use device::PAGE;
+use anyhow::Context;
 use pulse::Pulse;
 use rustix::event::{eventfd, EventfdFlags};
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,98 +32,63 @@ const STACK: &str = "262144";
 const TRAINING: Duration = Duration::from_secs(150);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let pages = pages(args)?;
-    // Read here and nowhere else: servers get the text, and not what has become of the file
-    // meanwhile.
-    let text = settings_text(args)?;
-    let idle = settings(args, text.as_deref())?;
-    for key in idle.without_effect() {
+    // The only place where the file is read: servers get this text, whatever happens to the file.
+    let text = settings_file::of(args)?;
+    let plan = Plan::new(args, text.as_deref())?;
+    for key in plan.policy.without_effect() {
         say(&format!("policy: {key} says nothing without backing_dev: nothing is written back"));
     }
-    // A server would say it too, but later.
-    offload::check(args)?;
     control::check(args)?;
-    // Here, and in all that is started from here.
+    // Before there is a thread that the signal could end.
+    let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
+    let (_cgroup, notify) = prepare(args)?;
+    // First what another device may have already.
+    let claims = Claims::make(args)?;
+    claims.hand_on()?;
+    let mut service = Serving::new(&plan, claims, text.as_deref(), resume, notify)?;
+    let stop = stop_on_signal()?;
+    if args.swap {
+        say_untaken(swap::own());
+    }
+    let result = supervise(&mut service, stop.as_fd());
+    if matches!(result, Err(SuperviseError::Io { .. })) {
+        // A server may continue: the sockets that it listens on are its own from now on.
+        std::mem::forget(service.claims);
+    }
+    result.with_context(|| format!("device {}", args.name))
+}
+
+/// Precautions and environment that this process and all that it starts have in common. Called
+/// while there is one thread. Returns the service manager's socket: only the supervisor writes to it.
+fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Option<String>)> {
     swap::ignore_size_signal()?;
     if args.swap {
         swap::ignore_terminal()?;
     }
-    // While there is one thread: children and threads have them from here.
-    let _cgroup = args.swap.then_some(Cgroup);
+    let cgroup = args.swap.then_some(Cgroup);
     if args.swap {
         say_untaken(swap::inherited());
     }
-    // Before there is a thread that the signal could end.
-    let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
-    // Nobody else reads the environment yet. What the manager is told is the supervisor's to say.
     let notify = std::env::var("NOTIFY_SOCKET").ok();
     std::env::remove_var("NOTIFY_SOCKET");
     std::env::set_var("RUST_MIN_STACK", STACK);
     for (name, value) in swap::KEEPING {
         std::env::set_var(name, value);
     }
+    Ok((cgroup, notify))
+}
 
-    // What others may have already.
-    let claims = Claims::make(args)?;
-    claims.hand_on()?;
-    let store = Store::create(pages, store_options(args))?;
-    let share = |fd: BorrowedFd<'_>| inheritable(fd.try_clone_to_owned()?);
-    let store_fd = share(store.fd()).context("cannot share the store with servers")?;
-    let (backing, new_backing) = match backing::make(&idle, &store, args.swap)? {
-        Some((disk, new)) => {
-            // Its lock goes with it to all servers.
-            let disk = share(disk.fd()).context("cannot share the backing device with servers")?;
-            (Some(disk), Some(new))
-        }
-        None => (None, None),
-    };
-    drop(store);
-    let policy = text.map(|text| policy_file(&text).and_then(inheritable)).transpose();
-    let policy = policy.context("cannot share the policy's settings with servers")?;
-    let buffers = args.ublk.then(|| Buffers::file(&ublk_options(args).geometry)).transpose();
-    let buffers = buffers.context("cannot make the buffers of the ublk disk")?;
-    let buffers = buffers.map(inheritable).transpose()?;
-    let disk = match (args.swap, args.ublk) {
-        (true, false) => Some(swap::nbd::free_disk()?),
-        _ => None,
-    };
+/// A descriptor that becomes readable when a signal asks this process to exit.
+fn stop_on_signal() -> anyhow::Result<Arc<OwnedFd>> {
     let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let stop = Arc::new(stop.context("cannot make an eventfd")?);
     let asked = Arc::clone(&stop);
     ctrlc::set_handler(move || {
-        // Full only when it was asked 2^64 times.
+        // Full only after 2^64 signals.
         let _ = rustix::io::write(&asked, &1_u64.to_ne_bytes());
     })
     .context("cannot handle signals")?;
-    if args.swap {
-        say_untaken(swap::own());
-    }
-    let trains = trains(args, &idle);
-    let pulse_fd = Pulse::file().context("cannot make memory for signs of life")?;
-    let pulse_fd = inheritable(pulse_fd)?;
-    let pulse = Pulse::open(&pulse_fd).context("cannot map signs of life")?;
-    let mut service = Serving {
-        args,
-        claims,
-        store: store_fd,
-        buffers,
-        backing,
-        new_backing,
-        policy,
-        trains,
-        pulse,
-        pulse_fd,
-        resume,
-        notify,
-        device: None,
-        disk,
-    };
-    let result = supervise(&mut service, stop.as_fd());
-    if matches!(result, Err(SuperviseError::Io { .. })) {
-        // There may be a server that goes on: what it listens on is its own from here.
-        std::mem::forget(service.claims);
-    }
-    result.with_context(|| format!("device {}", args.name))
+    Ok(stop)
 }
 
 /// The cgroup that [`swap::inherited`] makes, left whichever way this ends.
@@ -137,113 +100,6 @@ impl Drop for Cgroup {
     }
 }
 
-/// How many pages the device of these arguments has.
-pub(super) fn pages(args: &ServeArgs) -> anyhow::Result<u64> {
-    let (Size(size), page) = (args.size, PAGE as u64);
-    ensure!(
-        size > 0 && size.is_multiple_of(page),
-        "--size: {size} bytes are not a number of pages of {page} bytes"
-    );
-    let most = store::max_pages() * page;
-    ensure!(
-        size <= most,
-        "--size: {size} bytes are more than a device can have, {most} ({})",
-        Size(most)
-    );
-    Ok(size / page)
-}
-
-/// What is to become of idle pages: what the supervisor has read, or without one what the file
-/// says.
-pub(super) fn policy_settings(
-    args: &ServeArgs,
-    inherited: Option<&Inherited>,
-) -> anyhow::Result<policy::Settings> {
-    let text = match inherited {
-        None => settings_text(args)?,
-        Some(inherited) => inherited.policy.map(left_text).transpose()?,
-    };
-    settings(args, text.as_deref())
-}
-
-fn settings(args: &ServeArgs, text: Option<&str>) -> anyhow::Result<policy::Settings> {
-    let Some(text) = text else { return Ok(policy::Settings::default()) };
-    let name = args.policy.as_deref().unwrap_or(Path::new("policy")).display();
-    policy::Settings::read(text).with_context(|| name.to_string())
-}
-
-fn settings_text(args: &ServeArgs) -> anyhow::Result<Option<String>> {
-    args.policy.as_deref().map(settings_file::read).transpose()
-}
-
-/// A file in memory with the settings.
-fn policy_file(text: &str) -> anyhow::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("policy", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut file = std::fs::File::from(fd);
-    file.write_all(text.as_bytes())?;
-    Ok(file.into())
-}
-
-/// The text in a descriptor that a supervisor has left.
-fn left_text(number: i32) -> anyhow::Result<String> {
-    let file = std::fs::File::from(super::serve::descriptor(number)?);
-    settings_file::bounded(file).context("cannot read the policy's settings")
-}
-
-/// Whether dictionaries are trained, where there is a supervisor.
-///
-/// Also while the host swaps to the disk: nobody waits there for what a trainer holds. The trainer
-/// may wait for memory, for the very disk, for ever. The server waits for nobody's word, and shares
-/// no lock with it (`policy/channel.rs`); the supervisor starts it while memory is not short, as it
-/// starts everything else, and never waits for its end. It is the first to be killed for memory,
-/// and has no more than it is allowed. Its memory is not locked, and is its own process's: all of
-/// it comes back when that ends.
-pub(super) fn trains(args: &ServeArgs, idle: &policy::Settings) -> bool {
-    args.codec == codec::Codec::Zstd && idle.trains()
-}
-
-/// Connections that the kernel's NBD client is given: one for each CPU that may ask at once.
-pub(super) fn swap_connections(args: &ServeArgs) -> usize {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(4);
-    cpus.min(usize::from(args.connections))
-}
-
-/// What the store of these arguments may have.
-pub(super) fn store_options(args: &ServeArgs) -> store::Options {
-    let mut options = store::Options::default();
-    if let Some(Size(limit)) = args.mem_limit {
-        options.mem_limit = limit;
-    }
-    match (args.reserve, args.swap) {
-        (Some(Size(reserve)), _) => options.reserve = reserve,
-        (None, true) => options.reserve = 2 * share_of_memory(),
-        (None, false) => {}
-    }
-    if args.swap {
-        // The kernel keeps a page that cannot be written and tries others; whoever reads waits
-        // behind us.
-        options.patience = Duration::from_millis(50);
-    }
-    options
-}
-
-/// The ublk device of these arguments.
-pub(super) fn ublk_options(args: &ServeArgs) -> ublk::Options {
-    let Size(size) = args.size;
-    let budget = args.buffers.map_or_else(share_of_memory, |Size(budget)| budget);
-    let mut options = ublk::Options::new(size / PAGE as u64, args.queues, budget);
-    // A command that takes longer has met a bug of the kernel's: somebody should hear of it.
-    options.timeout = Duration::from_secs(60);
-    options
-}
-
-/// A 32nd of the machine's memory, 4 MiB to 256 MiB.
-fn share_of_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    let unit = u64::from(info.mem_unit.max(1));
-    (info.totalram.saturating_mul(unit) / 32).clamp(4 << 20, 256 << 20)
-}
-
 /// A descriptor that what is started from here has as well.
 fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
@@ -251,33 +107,83 @@ fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
 }
 
 struct Serving<'a> {
-    args: &'a ServeArgs,
-    /// What no server after the first may have to get again.
+    plan: &'a Plan<'a>,
+    /// Name and sockets, which servers after the first must not have to get again.
     claims: Claims,
     store: OwnedFd,
+    /// Memory of the ublk disk's requests.
     buffers: Option<OwnedFd>,
-    /// What pages are written back to.
     backing: Option<OwnedFd>,
-    /// Its file, if it was made for this device, as long as no server has come up.
+    /// The backing file, if it was made for this device and no server has come up yet.
     new_backing: Option<NewFile>,
     /// The text of the policy's settings.
     policy: Option<OwnedFd>,
-    /// Dictionaries are.
-    trains: bool,
-    /// What its threads do, and the same memory for servers.
+    /// The progress of each server's threads, and the same memory for servers.
     pulse: Pulse,
     pulse_fd: OwnedFd,
-    /// Readable after SIGUSR1: the next server is to be started without a pause.
+    /// Readable after SIGUSR1: the next server is to start without a pause.
     resume: OwnedFd,
     /// The service manager's socket.
     notify: Option<String>,
-    /// The ublk device, once there is one.
+    /// The ublk device, once it exists.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
     disk: Option<PathBuf>,
 }
 
-impl Serving<'_> {
+impl<'a> Serving<'a> {
+    /// Makes all that servers share.
+    fn new(
+        plan: &'a Plan<'a>,
+        claims: Claims,
+        policy: Option<&str>,
+        resume: OwnedFd,
+        notify: Option<String>,
+    ) -> anyhow::Result<Self> {
+        let args = plan.args;
+        let store = Store::create(plan.pages, plan.store_options())?;
+        let share = |fd: BorrowedFd<'_>| inheritable(fd.try_clone_to_owned()?);
+        let store_fd = share(store.fd()).context("cannot share the store with servers")?;
+        let (backing, new_backing) = match backing::make(&plan.policy, &store, args.swap)? {
+            Some((disk, new)) => {
+                // Every server has the disk's lock with it.
+                let disk = share(disk.fd());
+                let disk = disk.context("cannot share the backing device with servers")?;
+                (Some(disk), Some(new))
+            }
+            None => (None, None),
+        };
+        drop(store);
+        let policy = policy.map(|text| settings_file::share(text).and_then(inheritable));
+        let policy =
+            policy.transpose().context("cannot share the policy's settings with servers")?;
+        let buffers = args.ublk.then(|| Buffers::file(&plan.ublk_options().geometry)).transpose();
+        let buffers = buffers.context("cannot make the buffers of the ublk disk")?;
+        let buffers = buffers.map(inheritable).transpose()?;
+        let disk = match (args.swap, args.ublk) {
+            (true, false) => Some(swap::nbd::free_disk()?),
+            _ => None,
+        };
+        let pulse_fd = Pulse::file().context("cannot make memory for signs of life")?;
+        let pulse_fd = inheritable(pulse_fd)?;
+        let pulse = Pulse::open(&pulse_fd).context("cannot map signs of life")?;
+        Ok(Self {
+            plan,
+            claims,
+            store: store_fd,
+            buffers,
+            backing,
+            new_backing,
+            policy,
+            pulse,
+            pulse_fd,
+            resume,
+            notify,
+            device: None,
+            disk,
+        })
+    }
+
     fn disk(&self) -> Option<PathBuf> {
         self.device.map(ublk::disk).or_else(|| self.disk.clone())
     }
@@ -285,8 +191,8 @@ impl Serving<'_> {
     fn helper(&self, task: SwapTask, disk: PathBuf) -> Command {
         let mut command = myself();
         command.args(["device", "swap-helper", task.word(), "--disk"]).arg(disk);
-        if let (Some(_), Some(address)) = (&self.disk, &self.args.nbd) {
-            let connections = swap_connections(self.args);
+        if let (Some(_), Some(address)) = (&self.disk, &self.plan.args.nbd) {
+            let connections = self.plan.swap_connections();
             command.arg("--socket").arg(address.path());
             command.args(["--connections", &connections.to_string()]);
         }
@@ -329,7 +235,7 @@ impl Service for Serving<'_> {
     }
 
     fn standby(&mut self) -> Option<Command> {
-        self.args.swap.then(|| self.start(true, true))
+        self.plan.args.swap.then(|| self.start(true, true))
     }
 
     fn go(&self) -> String {
@@ -346,35 +252,35 @@ impl Service for Serving<'_> {
         if let Some(new) = self.new_backing.take() {
             new.keep();
         }
-        let disk = self.disk().filter(|_| self.args.swap)?;
+        let disk = self.disk().filter(|_| self.plan.args.swap)?;
         if replaces {
             // The kernel has kept the ublk disk, and waits for the NBD client.
             return self.disk.is_some().then(|| self.helper(SwapTask::Again, disk));
         }
         let mut command = self.helper(SwapTask::On, disk);
-        command.args(["--priority", &self.args.swap_priority.to_string()]);
+        command.args(["--priority", &self.plan.args.swap_priority.to_string()]);
         command.args(["--pids", &format!("{pid},{}", std::process::id())]);
         Some(command)
     }
 
     fn down(&mut self) -> Option<Command> {
-        let disk = self.disk().filter(|_| self.args.swap)?;
+        let disk = self.disk().filter(|_| self.plan.args.swap)?;
         Some(self.helper(SwapTask::Off, disk))
     }
 
     fn down_limit(&self) -> Duration {
-        Duration::from_secs(self.args.swapoff_timeout)
+        Duration::from_secs(self.plan.args.swapoff_timeout)
     }
 
     fn ready_limit(&self) -> Duration {
         // Taking a store over takes 0.03 s for a GiB; a second where every object has to be asked
         // what is true.
-        let Size(size) = self.args.size;
+        let Size(size) = self.plan.args.size;
         Duration::from_secs(60 + (size >> 30))
     }
 
     fn train(&mut self, channel: OwnedFd) -> Option<(Command, Duration)> {
-        if !self.trains {
+        if !self.plan.trains() {
             return None;
         }
         let mut command = myself();
@@ -413,6 +319,6 @@ impl Service for Serving<'_> {
     }
 
     fn say(&self, line: &str) {
-        say(&format!("{}: {line}", self.args.name));
+        say(&format!("{}: {line}", self.plan.args.name));
     }
 }

@@ -78,7 +78,7 @@ compress-wait-thread off, and a submitter that is given back what finds no room,
 never sleeps, and workers run dry only when another process has its CPU, so the least of the runs
 is free of that (goal: fewer than 5). `-`: with a worker on each CPU it would be the submitter that
 has theirs, and not all can be busy. The calls are counted where they are made. From outside:
-  strace -c -f -e trace=futex platen bench lanes --only overhead";
+  strace -c -f -e trace=futex platen-bench lanes --only overhead";
 
 pub(super) fn overhead_json(rows: &[overhead::Row]) -> Value {
     let row = |row: &overhead::Row| {

@@ -1,4 +1,4 @@
-//! `platen bench offload`: what it costs to hand pages to a QAT device, and what asynchronous
+//! `platen-bench offload`: what it costs to hand pages to a QAT device, and what asynchronous
 //! offload brings.
 //!
 //! Each measurement is a process of its own, since a process has one device; they take turns, and
@@ -6,8 +6,7 @@
 //! which answers with stored blocks: the figures show the software's cost and what a latency does,
 //! never a device's throughput or ratio. Its threads' CPU time is not in them.
 
-use crate::args::QatLibraries;
-use crate::qat_command::simulated_libraries;
+use crate::program::{again, QatLibraries};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use corpus::Corpus;
@@ -16,13 +15,13 @@ use qat::{Direction, Engine, EngineOptions, Libraries, Qat, StartOptions};
 use qatzip::{QatZip, Session};
 use serde_json::{json, Value};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Longest that one measurement takes.
 const AT_MOST: Duration = Duration::from_secs(4);
 
-/// Arguments of `platen bench offload`.
+/// Arguments of `platen-bench offload`.
 #[derive(Args, Debug)]
 pub(super) struct OffloadArgs {
     /// On this host's device instead of the simulated one
@@ -108,7 +107,7 @@ fn qatzip(library: &std::sync::Arc<QatZip>, pages: &[u8], count: usize) -> anyho
     let mut out = vec![0; 2 * PAGE];
     let (pages, _) = pages.as_chunks::<PAGE>();
     session.compress(&pages[0], &mut out)?;
-    let (own, asking) = (thread_cpu("qatzip")?, thread_cpu("platen")?);
+    let (own, asking) = (thread_cpu("qatzip")?, thread_cpu("platen-bench")?);
     let start = Instant::now();
     let mut done = 0;
     while done < count && start.elapsed() < AT_MOST {
@@ -118,7 +117,7 @@ fn qatzip(library: &std::sync::Arc<QatZip>, pages: &[u8], count: usize) -> anyho
     let seconds = start.elapsed().as_secs_f64();
     let per_page = |ns: u64| ns as f64 / 1e3 / done.max(1) as f64;
     let own = thread_cpu("qatzip")? - own;
-    let asking = thread_cpu("platen")? - asking;
+    let asking = thread_cpu("platen-bench")? - asking;
     Ok(json!({
         "pages": done,
         "pages_per_second": done as f64 / seconds.max(1e-9),
@@ -145,9 +144,6 @@ fn thread_cpu(name: &str) -> anyhow::Result<u64> {
 
 /// All measurements in turn, each in a process of its own.
 fn all(args: &OffloadArgs) -> anyhow::Result<()> {
-    let private = tempfile::tempdir().context("cannot make a private folder")?;
-    let simulated =
-        if args.device { None } else { Some(simulated_libraries(None, private.path())?) };
     let mut runs = [Kind::Driver, Kind::Qatzip, Kind::Compare].map(|kind| (kind, Vec::new()));
     let mut skipped = None;
     for _ in 0..args.runs {
@@ -155,7 +151,7 @@ fn all(args: &OffloadArgs) -> anyhow::Result<()> {
             if *kind == Kind::Qatzip && skipped.is_some() {
                 continue;
             }
-            match child(args, *kind, simulated.as_deref()) {
+            match child(args, *kind) {
                 Ok(figure) => figures.push(figure),
                 // QATzip is no part of platen, and not everywhere.
                 Err(error) if *kind == Kind::Qatzip => skipped = Some(format!("{error:#}")),
@@ -182,30 +178,21 @@ fn all(args: &OffloadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn child(
-    args: &OffloadArgs,
-    kind: Kind,
-    simulated: Option<&std::path::Path>,
-) -> anyhow::Result<Value> {
+fn child(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     let name = kind.to_possible_value().context("a kind without a name")?;
-    let program = std::env::current_exe().context("cannot tell where platen is")?;
-    let mut command = Command::new(program);
-    command.args(["bench", "offload", "--only", name.get_name()]);
+    let latency = if kind == Kind::Compare { args.latency } else { 0 };
+    let script = format!("engine stored; latency {latency}");
+    let mut command = again((!args.device).then_some(&script))?;
+    command.args(["offload", "--only", name.get_name()]);
     command.args(["--pages", &args.pages.to_string()]);
     command.args(["--in-flight", &args.in_flight.to_string()]);
-    let mut folder = args.libraries.qat_libraries.as_deref();
-    if simulated.is_some() {
-        let latency = if kind == Kind::Compare { args.latency } else { 0 };
-        command.env("PLATEN_QAT_SIM", format!("engine stored; latency {latency}"));
-        folder = simulated;
-    }
-    if let Some(folder) = folder {
+    if let Some(folder) = args.libraries.qat_libraries.as_ref().filter(|_| args.device) {
         command.arg("--qat-libraries").arg(folder);
     }
     if let Some(library) = &args.libraries.qatzip_library {
         command.arg("--qatzip-library").arg(library);
     }
-    let output = command.stderr(Stdio::piped()).output().context("cannot run platen again")?;
+    let output = command.stderr(Stdio::piped()).output().context("cannot run the measurement")?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);
         bail!("{}", words.lines().last().unwrap_or("no word from the measurement"));

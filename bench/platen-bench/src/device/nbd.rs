@@ -3,6 +3,7 @@
 
 use super::nbd_client::Client;
 use super::{median, percentiles, DeviceBenchArgs, Random, PAGE};
+use crate::program;
 use anyhow::{bail, ensure, Context};
 use serde_json::{json, Value};
 use std::fs;
@@ -160,7 +161,7 @@ const PAGES: u64 = 64 << 10;
 
 fn platen(folder: &Path) -> anyhow::Result<Server> {
     let socket = folder.join("platen");
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(program::platen()?);
     command.args(["device", "serve", "--size", "1G", "--codec", "zstd", "--level", "1"]);
     // Its CPU time and memory are those of the process that is started.
     command.args(["--no-supervisor", "--nbd"]);

@@ -8,7 +8,7 @@
 
 use super::front::{Front, Memory, Own};
 use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, PAGE};
-use crate::qat_command::simulated_libraries;
+use crate::program::again;
 use anyhow::{ensure, Context};
 use codec::{Codec, Settings};
 use device::OffloadOptions;
@@ -16,7 +16,6 @@ use qat::{Libraries, Qat, StartOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,24 +44,17 @@ impl Scene {
 /// Measures each scene in a process of its own, since a process has one device.
 pub(super) fn measure(args: &DeviceBenchArgs) -> anyhow::Result<Value> {
     let private = tempfile::tempdir().context("cannot make a private folder")?;
-    let folder = match args.qat_device {
-        true => None,
-        false => Some(simulated_libraries(None, private.path())?),
-    };
     let scenes: &[Scene] =
         if args.qat_device { &[Scene::Cpu] } else { &[Scene::Cpu, Scene::Waiting] };
     let mut all = Vec::new();
     for scene in scenes {
         let file = private.path().join("figures");
-        let mut command = Command::new(std::env::current_exe()?);
+        let script = scene.script(args);
+        let mut command = again((!args.qat_device).then_some(&script))?;
         command.args(std::env::args_os().skip(1));
         command.args(["--qat-scene", if *scene == Scene::Cpu { "cpu" } else { "waiting" }]);
         command.arg("--qat-figures").arg(&file);
-        if let Some(folder) = &folder {
-            command.env("PLATEN_QAT_SIM", scene.script(args));
-            command.arg("--qat-libraries").arg(folder);
-        }
-        let status = command.status().context("cannot run platen again")?;
+        let status = command.status().context("cannot run the measurement")?;
         ensure!(status.success(), "the measurement ended with {status}");
         let text = std::fs::read(&file).context("no figures")?;
         all.push(serde_json::from_slice::<Value>(&text)?);

@@ -1,4 +1,4 @@
-//! `platen bench lanes`: what the engine costs, and how it stands to QEMU's old threads.
+//! `platen-bench lanes`: what the engine costs, and how it stands to QEMU's old threads.
 //!
 //! Three questions, each answered by runs that take turns, so that a machine which is slower for a
 //! while is slower for all of them, and by medians:
@@ -33,7 +33,7 @@ enum Part {
     Table,
 }
 
-/// Arguments of `platen bench lanes`.
+/// Arguments of `platen-bench lanes`.
 #[derive(Args, Debug)]
 pub(super) struct LanesArgs {
     /// File of 4 KiB pages to compress; without it, made pages

@@ -1,11 +1,11 @@
-//! `platen bench hop`: what the way through both relays costs.
+//! `platen-bench hop`: what the way through both relays costs.
 //!
 //! A made QEMU stream of real pages goes over a unix socket into `platen relay`, over loopback TCP
 //! into `platen receive`, and over a unix socket out, where its bytes are compared. The relays are
 //! processes of their own: their CPU time is theirs alone, user and system, hashes and all; the
 //! ends that play QEMU are not in it.
 
-use crate::report::process_cpu;
+use crate::{device, program};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
 use codec::Codec;
@@ -22,7 +22,7 @@ const WRITE_BYTES: usize = 32 * (8 + 4096);
 /// QEMU's answer when it has loaded the VM: SHUT, 4 bytes, 0.
 const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 
-/// Arguments of `platen bench hop`.
+/// Arguments of `platen-bench hop`.
 #[derive(Args, Debug)]
 pub(crate) struct HopArgs {
     /// MiB of guest memory in the stream
@@ -60,17 +60,7 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
         corpus.origin(),
         args.runs
     );
-    let mut streams = Vec::new();
-    for channels in &args.channels {
-        let pages = pages.chunks_exact(4096);
-        streams.push(match channels {
-            0 => vec![main_stream(Style::Qemu72, 4096, pages)],
-            n => {
-                let (main, channels) = multifd_streams(Style::Qemu72, 4096, *n, pages);
-                std::iter::once(main).chain(channels).collect()
-            }
-        });
-    }
+    let streams: Vec<_> = args.channels.iter().map(|&number| streams(number, &pages)).collect();
     drop(pages);
     let mut cases = Vec::new();
     for at in 0..streams.len() {
@@ -125,13 +115,23 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     }
     println!(
         "(the bench itself, playing both QEMUs on the same cores, used {:.1} CPU s)",
-        process_cpu()
+        device::process_cpu() / 1e6
     );
     if let Some(path) = &args.json {
         std::fs::write(path, serde_json::to_string_pretty(&json!({ "hop": rows }))?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// What QEMU sends over this number of multifd channels: the main stream first.
+fn streams(channels: u8, pages: &[u8]) -> Vec<Vec<u8>> {
+    let pages = pages.chunks_exact(4096);
+    if channels == 0 {
+        return vec![main_stream(Style::Qemu72, 4096, pages)];
+    }
+    let (main, channels) = multifd_streams(Style::Qemu72, 4096, channels, pages);
+    std::iter::once(main).chain(channels).collect()
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -152,8 +152,11 @@ impl Drop for Relay {
 
 /// Starts a relay and waits for its first line; gives what follows "listening on " there.
 fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
-    let exe = std::env::current_exe().context("cannot find the platen binary")?;
-    let child = Command::new(exe).args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = Command::new(program::platen()?)
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
     let mut child = child.context("cannot start a relay")?;
     let mut errors = BufReader::new(child.stderr.take().context("a relay has no stderr")?);
     let relay = Relay(child);

@@ -1,4 +1,4 @@
-//! `platen bench device`: what a page costs, in CPU time and in memory, beside the kernel's zram.
+//! `platen-bench device`: what a page costs, in CPU time and in memory, beside the kernel's zram.
 //!
 //! The same real pages go to both, in the same order, in turns: every page is written once in order
 //! of its number, then each is overwritten with another page in random order, then each is read in
@@ -16,7 +16,7 @@ mod nbd_client;
 mod qat;
 mod zram;
 
-use crate::args::QatLibraries;
+use crate::program::QatLibraries;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
 use codec::{Codec, Settings};
@@ -33,7 +33,7 @@ use zram::Zram;
 
 use device::PAGE;
 
-/// Arguments of `platen bench device`.
+/// Arguments of `platen-bench device`.
 #[derive(Args, Debug)]
 pub(super) struct DeviceBenchArgs {
     /// Sets of pages: guest, redis, text, code, ... (see bench/corpus); A+B is both as one
@@ -424,7 +424,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Microseconds of CPU that this process has used.
-fn process_cpu() -> f64 {
+pub(crate) fn process_cpu() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }

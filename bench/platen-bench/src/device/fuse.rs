@@ -9,6 +9,7 @@
 
 use super::zram::Zram;
 use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, Random, PAGE};
+use crate::program;
 use anyhow::{bail, ensure, Context};
 use codec::Settings;
 use rustix::fs::OFlags;
@@ -305,7 +306,7 @@ struct Loop {
 impl Loop {
     fn new(settings: Settings, bytes: usize, folder: &Path) -> anyhow::Result<Self> {
         let file = folder.join("disk");
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(program::platen()?);
         command.args(["device", "serve", "--no-supervisor", "--size", &bytes.to_string()]);
         command.args(["--codec", settings.codec().name()]);
         command.args(["--level", &settings.level().to_string()]);

@@ -1,0 +1,200 @@
+//! The meaning of the arguments of `platen device serve`: sizes, threads, memory. Supervisor and
+//! server read them here, and so agree.
+
+use super::args::ServeArgs;
+use super::offload;
+use crate::size::Size;
+use anyhow::{ensure, Context};
+use codec::{Codec, Dictionary, Settings};
+use device::{DeviceOptions, FETCHERS, PAGE};
+use std::path::Path;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+/// Heap of a server on a host of a few CPUs: contexts and tables of each thread (1 MiB and more for
+/// zstd). A stand-by server allocates as much in advance.
+const HEAP: usize = 12 << 20;
+
+/// Heap for writeback: buffers of waiting requests, a batch, the context of a stronger codec.
+const BACKING_HEAP: usize = 4 << 20;
+
+/// Heap for the trial of a trained dictionary: contexts and buffers of the policy's thread.
+const TRIAL_HEAP: usize = 2 << 20;
+
+/// Threads of a server on a host of a few CPUs.
+const THREADS: usize = 12;
+
+/// Threads for writeback: those that read from the backing device, and one that watches it.
+const BACKING_THREADS: usize = FETCHERS + 1;
+
+/// The arguments, checked, with what follows from them.
+pub(super) struct Plan<'a> {
+    pub(super) args: &'a ServeArgs,
+    /// Pages of the device.
+    pub(super) pages: u64,
+    /// Codec and level of new pages.
+    pub(super) codec: Settings,
+    pub(super) policy: policy::Settings,
+}
+
+impl<'a> Plan<'a> {
+    /// `policy`: the text of the file that --policy names.
+    ///
+    /// # Errors
+    /// An argument is out of its range, or contradicts another.
+    pub(super) fn new(args: &'a ServeArgs, policy: Option<&str>) -> anyhow::Result<Self> {
+        let pages = pages(args.size)?;
+        let codec = Settings::new(args.codec, args.level)?;
+        offload::check(args)?;
+        let policy = match policy {
+            None => policy::Settings::default(),
+            Some(text) => {
+                let name = args.policy.as_deref().unwrap_or(Path::new("policy")).display();
+                policy::Settings::read(text).with_context(|| name.to_string())?
+            }
+        };
+        Ok(Self { args, pages, codec, policy })
+    }
+
+    /// Whether dictionaries are trained, if there is a supervisor.
+    ///
+    /// They are trained even while the host swaps to the device, because nothing there waits for
+    /// the trainer. The trainer may wait for memory, and so for this very device, without end. The
+    /// server does not wait for its answer and shares no lock with it (`policy/channel.rs`). The
+    /// supervisor starts it while memory is not short, like every other process, and does not wait
+    /// for its end. The kernel kills it first when memory runs out, its memory is limited and not
+    /// locked, and all of that memory is free when it exits.
+    pub(super) fn trains(&self) -> bool {
+        self.args.codec == Codec::Zstd && self.policy.trains()
+    }
+
+    /// Connections of the kernel's NBD client: one for each CPU that may submit requests at once.
+    pub(super) fn swap_connections(&self) -> usize {
+        let cpus = available_parallelism().map_or(1, usize::from).min(4);
+        cpus.min(usize::from(self.args.connections))
+    }
+
+    pub(super) fn store_options(&self) -> store::Options {
+        let mut options = store::Options::default();
+        if let Some(Size(limit)) = self.args.mem_limit {
+            options.mem_limit = limit;
+        }
+        match (self.args.reserve, self.args.swap) {
+            (Some(Size(reserve)), _) => options.reserve = reserve,
+            (None, true) => options.reserve = 2 * share_of_memory(),
+            (None, false) => {}
+        }
+        if self.args.swap {
+            // The kernel tries another page when one cannot be written, and reads wait behind the
+            // write.
+            options.patience = Duration::from_millis(50);
+        }
+        options
+    }
+
+    /// `dictionaries`: whether the device makes room for those that are trained.
+    pub(super) fn device_options(&self, dictionaries: bool) -> DeviceOptions {
+        let mut options =
+            DeviceOptions { settings: self.codec, dictionaries, ..DeviceOptions::default() };
+        if let Some(workers) = self.args.workers {
+            options.workers = usize::from(workers);
+        }
+        options
+    }
+
+    pub(super) fn nbd_options(&self) -> nbd::ServerOptions {
+        nbd::ServerOptions {
+            name: self.args.name.clone(),
+            connections: usize::from(self.args.connections),
+            ..nbd::ServerOptions::default()
+        }
+    }
+
+    pub(super) fn ublk_options(&self) -> ublk::Options {
+        let budget = self.args.buffers.map_or_else(share_of_memory, |Size(budget)| budget);
+        let mut options = ublk::Options::new(self.pages, self.args.queues, budget);
+        // A command that takes longer has met a defect of the kernel: its user should see an error.
+        options.timeout = Duration::from_secs(60);
+        options
+    }
+
+    /// Bytes of heap and number of threads that a stand-by server has in advance. `backing_table`:
+    /// bytes of its table of the backing device, if there is one.
+    pub(super) fn standby(&self, backing_table: Option<usize>) -> (usize, usize) {
+        let (heap, threads, fetchers) = match backing_table {
+            Some(table) => (BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
+            None => (0, 0, 0),
+        };
+        let dictionaries = match self.trains() {
+            true => dictionary_heap(self.codec.level(), self.compressing(fetchers)),
+            false => 0,
+        };
+        (HEAP + heap + dictionaries, THREADS + threads)
+    }
+
+    /// Threads of a server that compress, the policy's included.
+    fn compressing(&self, fetchers: usize) -> usize {
+        let args = self.args;
+        let workers = args.workers.map_or(DeviceOptions::default().workers, usize::from);
+        let queues = if args.ublk { self.ublk_options().geometry.queues.into() } else { 0 };
+        let connections = match (&args.nbd, args.swap) {
+            (None, _) => 0,
+            (Some(_), false) => usize::from(args.connections),
+            (Some(_), true) => self.swap_connections(),
+        };
+        workers + queues + connections + fetchers + 1
+    }
+}
+
+fn pages(Size(size): Size) -> anyhow::Result<u64> {
+    let page = PAGE as u64;
+    ensure!(
+        size > 0 && size.is_multiple_of(page),
+        "--size: {size} bytes are not a number of pages of {page} bytes"
+    );
+    let most = store::max_pages() * page;
+    ensure!(
+        size <= most,
+        "--size: {size} bytes are more than a device can have, {most} ({})",
+        Size(most)
+    );
+    Ok(size / page)
+}
+
+/// Heap for dictionaries of this level: the tables of all that may come, and a context for each
+/// thread that compresses.
+fn dictionary_heap(level: i32, threads: usize) -> usize {
+    let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
+    tables + threads * Dictionary::context_memory(level) + TRIAL_HEAP
+}
+
+/// 1/32 of the host's memory, 4 MiB to 256 MiB.
+fn share_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit.max(1));
+    (info.totalram.saturating_mul(unit) / 32).clamp(4 << 20, 256 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::Device;
+    use store::Store;
+
+    #[test]
+    fn a_stand_by_server_has_the_memory_for_dictionaries_of_its_level() {
+        for level in [-5, 1, 3, 9, 19] {
+            let options = store::Options { reserve: 0, ..store::Options::default() };
+            let store = Store::create(64, options).unwrap();
+            let settings = Settings::new(codec::Codec::Zstd, Some(level)).unwrap();
+            let options =
+                DeviceOptions { settings, workers: 0, dictionaries: true, ..Default::default() };
+            let device = Device::new(&store, &options).unwrap();
+            let tables = device.dictionaries().memory();
+            let (one, five) = (dictionary_heap(level, 1), dictionary_heap(level, 5));
+            assert_eq!(one, tables + Dictionary::context_memory(level) + TRIAL_HEAP, "{level}");
+            assert_eq!(five - one, 4 * Dictionary::context_memory(level), "{level}");
+        }
+        assert!(dictionary_heap(3, 4) > dictionary_heap(1, 4));
+    }
+}

@@ -1,0 +1,143 @@
+//! The server behind `platen device serve`: a store, a device, and its transports. The supervisor
+//! starts it; with --no-supervisor it runs alone.
+
+mod answers;
+mod open;
+mod prepare;
+mod supervisor;
+mod transports;
+mod watch;
+
+use self::answers::Answers;
+use self::open::Opened;
+use self::prepare::Prepared;
+use self::supervisor::Supervisor;
+use self::watch::{Client, Watch};
+use super::args::{Inherited, ServeArgs};
+use super::plan::Plan;
+use crate::say::say;
+use anyhow::Context;
+use policy::{Policy, Trainer};
+use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use store::Store;
+use swap::supervisor::words;
+
+pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
+    let Some(prepared) = Prepared::new(args, inherited)? else { return Ok(()) };
+    let Prepared { plan, inherited, supervisor, disk_left, claims: _claims, ways, left } = prepared;
+    let mut opened = Opened::new(&plan, &inherited, &supervisor, disk_left)?;
+
+    let policy = Arc::new(OnceLock::new());
+    let answers = Answers::new(&plan, &inherited, &supervisor, &opened, &policy);
+    let (control, metrics) = answers.start(ways.control, ways.metrics, inherited.replaces)?;
+    let stopping = Arc::new(AtomicBool::new(false));
+    let watch = watch(&inherited, &opened, &supervisor, &stopping)?;
+
+    say(&announcement(&plan, &opened));
+    supervisor.tell(words::READY);
+    if let Some(new) = opened.new_backing.take() {
+        new.keep();
+    }
+    let trainer = opened.trainer.take();
+    let starting = start_policy(&plan, &opened.store, &policy, trainer);
+    let starting = match starting {
+        Some(Err(error)) if inherited.replaces => {
+            serve_without("policy", &error);
+            None
+        }
+        starting => starting.transpose().context("cannot start the policy")?,
+    };
+    let Opened { place, file, disk, device, nbd, keeper, offload, .. } = opened;
+    let served = match place {
+        Some(place) => {
+            let mount = |path: &_| open::mount(&device, path);
+            transports::serve_file(&place, file, mount, ways.nbd, &nbd, &stopping)
+        }
+        None => transports::serve(args, ways.nbd, &nbd, disk, &stopping),
+    };
+
+    // First those that ask what is taken down here.
+    drop((control, metrics, watch));
+    if let Some(starting) = starting {
+        // Its panic ended the process.
+        let _ = starting.join();
+    }
+    drop(policy);
+    offload.end();
+    drop((nbd, device, keeper));
+    if supervisor.is_there() && supervisor.has_gone() {
+        left.clear();
+    }
+    served
+}
+
+/// Watches the device, and stops the transports when the supervisor or a signal says so.
+fn watch(
+    inherited: &Inherited,
+    opened: &Opened,
+    supervisor: &Supervisor,
+    stopping: &Arc<AtomicBool>,
+) -> anyhow::Result<Watch> {
+    let own = opened.disk.as_ref().map(|disk| disk.disk().display().to_string());
+    let own = own.or_else(|| inherited.disk.clone());
+    let client = inherited.disk.clone().map(|disk| Client {
+        disk,
+        nbd: Arc::clone(&opened.nbd),
+        stopping: Arc::clone(stopping),
+    });
+    let watch = Watch::start(&opened.device, client)?;
+    let (nbd, stopping) = (Arc::clone(&opened.nbd), Arc::clone(stopping));
+    supervisor.listen(own, move || {
+        stopping.store(true, Ordering::Release);
+        nbd.stop();
+    })?;
+    Ok(watch)
+}
+
+/// Name, size, transports and codec, in one line.
+fn announcement(plan: &Plan<'_>, opened: &Opened) -> String {
+    let (args, codec) = (plan.args, plan.codec);
+    let served_on = [
+        args.nbd.as_ref().map(ToString::to_string),
+        opened.disk.as_ref().map(|disk| disk.disk().display().to_string()),
+        opened.place.as_ref().map(|place| place.display().to_string()),
+    ];
+    format!(
+        "device {} of {} on {}, codec {}{}",
+        args.name,
+        args.size,
+        served_on.into_iter().flatten().collect::<Vec<_>>().join(" and "),
+        codec.codec(),
+        if codec.level() == 0 { String::new() } else { format!(" level {}", codec.level()) },
+    )
+}
+
+/// Starts the policy, if it is enabled, on a thread of its own: it allocates memory, for which the
+/// kernel may have to write to this very device first.
+fn start_policy(
+    plan: &Plan<'_>,
+    store: &Arc<Store>,
+    policy: &Arc<OnceLock<Policy>>,
+    trainer: Option<Trainer>,
+) -> Option<std::io::Result<JoinHandle<()>>> {
+    if !plan.policy.enabled {
+        return None;
+    }
+    let settings = plan.policy.clone();
+    let (store, policy) = (Arc::clone(store), Arc::clone(policy));
+    let start = move || match Policy::start_with(&store, &settings, trainer) {
+        Ok(started) => drop(policy.set(started)),
+        Err(error) => {
+            say(&format!("idle pages stay as they are: {:#}", anyhow::Error::from(error)))
+        }
+    };
+    Some(thread::Builder::new().name("policy-start".into()).spawn(start))
+}
+
+/// Says what a server that replaces another one continues without.
+fn serve_without(what: &str, error: &dyn Display) {
+    say(&format!("no {what}: {error}; what is stored is served without"));
+}

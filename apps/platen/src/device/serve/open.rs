@@ -1,0 +1,110 @@
+//! The store, the device on it, and the transports, all open and none served yet.
+
+use super::supervisor::Supervisor;
+use super::transports;
+use crate::device::args::{descriptor, Inherited};
+use crate::device::backing::{self, NewFile, Refused};
+use crate::device::offload::Offload;
+use crate::device::plan::Plan;
+use crate::say::{say, say_untaken};
+use anyhow::Context;
+use device::guard::IoPath;
+use device::{Device, FETCH_THREAD};
+use nbd::Server;
+use policy::Trainer;
+use pulse::Pulse;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use store::{FileDisk, Keeper, Store};
+
+/// An open device. What was opened last is closed first.
+pub(super) struct Opened {
+    /// Path of the file of FUSE, if there is to be one.
+    pub(super) place: Option<PathBuf>,
+    /// The file; none while another one has its place.
+    pub(super) file: Option<fuse::Server>,
+    /// The ublk disk.
+    pub(super) disk: Option<ublk::Server>,
+    pub(super) nbd: Arc<Server<Device>>,
+    pub(super) offload: Offload,
+    pub(super) device: Arc<Device>,
+    pub(super) trainer: Option<Trainer>,
+    pub(super) keeper: Keeper,
+    /// The backing file, if it was made for this device.
+    pub(super) new_backing: Option<NewFile>,
+    /// Why there is no backing device.
+    pub(super) refused: Refused,
+    pub(super) store: Arc<Store>,
+}
+
+impl Opened {
+    pub(super) fn new(
+        plan: &Plan<'_>,
+        inherited: &Inherited,
+        supervisor: &Supervisor,
+        disk_left: Option<anyhow::Result<FileDisk>>,
+    ) -> anyhow::Result<Self> {
+        let args = plan.args;
+        let options = plan.store_options();
+        let store = match supervisor.is_there() {
+            true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
+            false => Store::create(plan.pages, options)?,
+        };
+        let disk_left = supervisor.is_there().then_some(disk_left);
+        let (refused, new_backing) = backing::attach(&plan.policy, &store, disk_left, args.swap)?;
+        // A debug build exits when this thread allocates, as for threads that serve requests.
+        let keeper =
+            Keeper::start_in(&store, IoPath::enter).context("cannot start the store's keeper")?;
+        if args.swap {
+            say_untaken(swap::prefer(Keeper::THREAD).err());
+        }
+        let trainer = plan.trains().then(|| supervisor.trainer(plan.codec)).transpose();
+        // The device works without one.
+        let trainer = trainer.map(Option::flatten).unwrap_or_else(|error| {
+            say(&format!("no dictionaries are trained: {error:#}"));
+            None
+        });
+        let pulse = match inherited.pulse {
+            Some(number) => Pulse::open(&descriptor(number)?).context("signs of life")?,
+            None => Pulse::private(),
+        };
+        let options = plan.device_options(trainer.is_some());
+        let device = Arc::new(Device::with_pulse(&store, &options, Arc::new(pulse))?);
+        if args.swap && store.has_backing() {
+            // The kernel allocates memory for their requests to the backing device.
+            say_untaken(swap::prefer(FETCH_THREAD).err());
+        }
+        let offload = Offload::begin(args, &device, inherited.replaces)?;
+        let nbd = Server::new(Arc::clone(&device), plan.nbd_options()).context("NBD server")?;
+        let nbd = Arc::new(nbd);
+        let disk = args.ublk.then(|| transports::disk(plan, inherited, &device, supervisor));
+        let disk = disk.transpose()?;
+        let file = match args.fuse.as_deref().map(|path| mount(&device, path)) {
+            // Another file system is mounted there by now. The pages stay in the store, and
+            // `transports::serve_file` tries again.
+            Some(Err(_)) if inherited.replaces => None,
+            file => file.transpose()?,
+        };
+        let place = file.as_ref().map(|file| file.path().to_owned()).or_else(|| args.fuse.clone());
+        Ok(Self {
+            place,
+            file,
+            disk,
+            nbd,
+            offload,
+            device,
+            trainer,
+            keeper,
+            new_backing,
+            refused,
+            store,
+        })
+    }
+}
+
+/// Mounts the device as a file.
+pub(super) fn mount(device: &Device, path: &Path) -> Result<fuse::Server, fuse::MountError> {
+    fuse::Server::mount(device, path, thread::available_parallelism().map_or(1, usize::from))
+}

@@ -1,0 +1,66 @@
+//! What a server does before it has a store: checks, precautions, stand-by, claims.
+
+use super::supervisor::Supervisor;
+use crate::device::args::{Inherited, ServeArgs};
+use crate::device::claims::{Claims, Left, Ways};
+use crate::device::plan::Plan;
+use crate::device::{backing, control, settings_file};
+use crate::say::say_untaken;
+use anyhow::Context;
+use store::FileDisk;
+
+/// A server that is needed, and may open its store.
+pub(super) struct Prepared<'a> {
+    pub(super) plan: Plan<'a>,
+    pub(super) inherited: Inherited,
+    pub(super) supervisor: Supervisor,
+    /// The backing device that the supervisor has left.
+    pub(super) disk_left: Option<anyhow::Result<FileDisk>>,
+    /// Name and sockets of a server without a supervisor.
+    pub(super) claims: Option<Claims>,
+    pub(super) ways: Ways,
+    /// The supervisor's files, which this server removes if it outlives the supervisor.
+    pub(super) left: Left,
+}
+
+impl<'a> Prepared<'a> {
+    /// `None`: this process stood by and was never needed.
+    pub(super) fn new(
+        args: &'a ServeArgs,
+        inherited: Option<&Inherited>,
+    ) -> anyhow::Result<Option<Self>> {
+        if inherited.is_none() {
+            control::check(args)?;
+            swap::ignore_size_signal()?;
+        } else {
+            // The supervisor decides in which order processes stop.
+            swap::ignore_signals()?;
+        }
+        // While nothing depends on this process: to read a file may need memory, and so this
+        // device.
+        let text = match inherited {
+            None => settings_file::of(args)?,
+            Some(inherited) => settings_file::inherited(inherited)?,
+        };
+        let plan = Plan::new(args, text.as_deref())?;
+        if args.swap {
+            say_untaken(swap::own());
+        }
+        let supervisor = Supervisor::new(inherited.is_some())?;
+        let mut inherited = inherited.cloned().unwrap_or_default();
+        let disk_left = backing::inherit(&inherited);
+        if inherited.standby {
+            let (heap, threads) = plan.standby(disk_left.as_ref().map(backing::table));
+            swap::warm(heap, threads).context("cannot get memory to stand by")?;
+            match supervisor.wait_for_go()? {
+                Some(device) => inherited.device = device,
+                None => return Ok(None),
+            }
+        }
+        // Before the store: another device may have the name or a socket already.
+        let claims = (!supervisor.is_there()).then(|| Claims::make(args)).transpose()?;
+        let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
+        let left = Left::of(args);
+        Ok(Some(Self { plan, inherited, supervisor, disk_left, claims, ways, left }))
+    }
+}

@@ -1,0 +1,137 @@
+//! The server's end of the socket to its supervisor, which is standard input.
+
+use crate::say::say;
+use anyhow::Context;
+use codec::Settings;
+use policy::Trainer;
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{BufRead, BufReader, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
+use swap::supervisor::words;
+
+/// The socket, if there is a supervisor.
+pub(super) struct Supervisor {
+    stream: Option<UnixStream>,
+    /// Whether the supervisor has exited, or never existed.
+    gone: Arc<AtomicBool>,
+}
+
+impl Supervisor {
+    /// `there`: whether a supervisor has started this process.
+    pub(super) fn new(there: bool) -> anyhow::Result<Self> {
+        let input: BorrowedFd<'_> = rustix::stdio::stdin();
+        let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
+        Ok(Self { stream: stream.map(UnixStream::from), gone: Arc::new(AtomicBool::new(!there)) })
+    }
+
+    /// Whether a supervisor has started this process.
+    pub(super) fn is_there(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Whether the supervisor has exited, or never existed.
+    pub(super) fn has_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Waits until this server is needed. Returns the number of the existing ublk device, if there
+    /// is one; `None` if the supervisor exits first.
+    pub(super) fn wait_for_go(&self) -> anyhow::Result<Option<Option<u32>>> {
+        let mut line = Vec::with_capacity(64);
+        let mut byte = [0];
+        // Byte by byte: what follows the line is for `listen`.
+        let mut stream = self.stream.as_ref().context("nobody to say go")?;
+        while line.len() < 64 && stream.read(&mut byte)? == 1 {
+            if byte[0] == b'\n' {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                let word =
+                    line.strip_prefix(words::GO).with_context(|| format!("told {line:?}"))?;
+                return Ok(Some(word.parse().ok()));
+            }
+            line.push(byte[0]);
+        }
+        Ok(None)
+    }
+
+    /// The way to start processes that train dictionaries: the supervisor starts them.
+    pub(super) fn trainer(&self, settings: Settings) -> anyhow::Result<Option<Trainer>> {
+        let Some(stream) = &self.stream else { return Ok(None) };
+        let (start, stop) = (stream.try_clone()?, stream.try_clone()?);
+        // Neither call waits or allocates. If one fails, there is no trainer, and the other end of
+        // its channel closes.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let start = Box::new(move |channel: OwnedFd| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let channel = [channel.as_fd()];
+            if control.push(SendAncillaryMessage::ScmRights(&channel)) {
+                let line = [words::TRAIN, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+                let _ = sendmsg(&start, &line, &mut control, flags);
+            }
+        });
+        let stop = Box::new(move || {
+            let line = [words::ENOUGH, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+            let _ = sendmsg(&stop, &line, &mut SendAncillaryBuffer::default(), flags);
+        });
+        Ok(Some(Trainer { settings, start, stop }))
+    }
+
+    /// Sends a line. A supervisor that has exited does not receive it.
+    pub(super) fn tell(&self, line: &str) {
+        if let Some(stream) = &self.stream {
+            let _ = rustix::io::write(stream, format!("{line}\n").as_bytes());
+        }
+    }
+
+    /// Calls `stop` when the supervisor says so. When the supervisor has been killed, a server with
+    /// a `disk` of the kernel continues and obeys signals, except while the host swaps to the disk;
+    /// other servers stop.
+    pub(super) fn listen(
+        &self,
+        disk: Option<String>,
+        stop: impl Fn() + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
+        let stop = Arc::new(stop);
+        let alone = disk.is_some();
+        let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&self.gone));
+        // A terminal and a service manager signal every process; only the supervisor knows the
+        // order in which things stop.
+        ctrlc::set_handler(move || {
+            if seen.load(Ordering::Acquire) {
+                match disk.as_ref().filter(|disk| swapped_to(disk)) {
+                    Some(disk) => say(&format!("{disk} is swapped to: first `swapoff {disk}`")),
+                    None => stopped(),
+                }
+            }
+        })
+        .context("cannot handle signals")?;
+        let Some(stream) = &self.stream else { return Ok(()) };
+        let gone = Arc::clone(&self.gone);
+        let mut reader = BufReader::new(stream.try_clone()?);
+        thread::Builder::new().name("supervisor".into()).spawn(move || {
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|got| got > 0) {
+                if line.trim_end() == words::END {
+                    stop();
+                }
+                line.clear();
+            }
+            gone.store(true, Ordering::Release);
+            if !alone {
+                stop();
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// Whether the kernel swaps to this disk, or does not answer.
+pub(super) fn swapped_to(disk: &str) -> bool {
+    !matches!(swap::area::in_use(Path::new(disk)), Ok(None))
+}

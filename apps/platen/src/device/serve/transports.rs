@@ -1,0 +1,141 @@
+//! The transports of a device, served until the server is told to stop.
+
+use super::supervisor::Supervisor;
+use crate::device::args::{descriptor, Inherited, ServeArgs};
+use crate::device::plan::Plan;
+use crate::say::{say, say_untaken};
+use anyhow::{bail, Context};
+use device::Device;
+use nbd::Server;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Longest wait for a change of mounts before the next check whether to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The ublk disk: a new one, or that of an earlier server.
+pub(super) fn disk(
+    plan: &Plan<'_>,
+    inherited: &Inherited,
+    device: &Device,
+    supervisor: &Supervisor,
+) -> anyhow::Result<ublk::Server> {
+    let options = plan.ublk_options();
+    let buffers = inherited.buffers.map(descriptor).transpose()?;
+    let told = |id: u32| supervisor.tell(&format!("device {id}"));
+    let server = match inherited.device {
+        None => ublk::Server::create(device, buffers, &options, told),
+        Some(id) => ublk::Server::recover(id, device, buffers, &options, told),
+    };
+    Ok(server?)
+}
+
+/// Serves NBD, the ublk disk or both until `stopping` is set or a transport fails.
+pub(super) fn serve(
+    args: &ServeArgs,
+    listener: Option<UnixListener>,
+    nbd: &Server<Device>,
+    disk: Option<ublk::Server>,
+    stopping: &AtomicBool,
+) -> anyhow::Result<()> {
+    let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
+    let Some(disk) = disk else {
+        if args.swap {
+            // Replies need memory of the kernel. A thread that sends them must not wait for the
+            // writeback that they make possible.
+            say_untaken(swap::prefer_this().err());
+        }
+        return by_nbd(listener.context("no transport")?);
+    };
+    thread::scope(|scope| {
+        let other = listener.map(|listener| scope.spawn(|| by_nbd(listener)));
+        let ended = loop {
+            if let Some(ended) = disk.wait(Duration::from_millis(200)) {
+                break Some(ended);
+            }
+            if stopping.load(Ordering::Acquire) {
+                break None;
+            }
+        };
+        nbd.stop();
+        let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
+        match ended {
+            None => {
+                disk.stop().with_context(|| format!("device {}", args.name))?;
+                other
+            }
+            // Another process has removed the disk.
+            Some((_, Ok(()))) => bail!("{} is gone", disk.disk().display()),
+            Some((queue, Err(error))) => {
+                Err(error).with_context(|| format!("{}, queue {queue}", disk.disk().display()))
+            }
+        }
+    })
+}
+
+/// Serves the file by FUSE, and NBD if there is a listener, until `stopping` is set. The file is
+/// mounted again when it was unmounted, or could not be mounted at first: only a signal ends a
+/// device.
+pub(super) fn serve_file(
+    path: &Path,
+    file: Option<fuse::Server>,
+    mount: impl Fn(&Path) -> Result<fuse::Server, fuse::MountError>,
+    listener: Option<UnixListener>,
+    nbd: &Server<Device>,
+    stopping: &AtomicBool,
+) -> anyhow::Result<()> {
+    let name = path.display();
+    thread::scope(|scope| {
+        let other = listener.map(|listener| scope.spawn(move || nbd.run(&listener, say)));
+        let (mut file, mut told) = (file, false);
+        let served = loop {
+            if stopping.load(Ordering::Acquire) {
+                break Ok(());
+            }
+            let there = |file: &mut fuse::Server| file.is_mounted(LOOK) && !file.has_ended();
+            if file.as_mut().is_some_and(there) {
+                continue;
+            }
+            match file.take() {
+                // Processes that have the file open continue to use it.
+                Some(file) if !file.has_ended() => file.leave(),
+                Some(file) => {
+                    if let Err(error) = file.stop() {
+                        break Err(error).with_context(|| format!("serving {name}"));
+                    }
+                }
+                None => {}
+            }
+            match mount(path) {
+                Ok(again) => {
+                    let end = "SIGTERM to its server is what ends a device";
+                    say(&format!("{name} was unmounted, and is mounted again: {end}"));
+                    (file, told) = (Some(again), false);
+                }
+                // Another file system is mounted there. The device and its other transports
+                // continue.
+                Err(error) => {
+                    if !told {
+                        let error = anyhow::Error::from(error);
+                        say(&format!("{name} was unmounted; trying to mount it again: {error:#}"));
+                    }
+                    told = true;
+                    thread::sleep(Duration::from_secs(1));
+                }
+            }
+        };
+        nbd.stop();
+        let stopped = file.map_or(Ok(false), fuse::Server::stop);
+        if let Some(other) = other {
+            other.join().expect("its panic ends the process").context("serving NBD")?;
+        }
+        served?;
+        if stopped.with_context(|| format!("cannot unmount {name}"))? {
+            say(&format!("{name} was in use: who has it open gets errors from now on"));
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,70 @@
+//! A thread that looks at the device and at the kernel's NBD client once a second.
+
+use super::supervisor::swapped_to;
+use crate::say::say;
+use device::Device;
+use nbd::Server;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// The kernel's NBD client.
+pub(super) struct Client {
+    pub(super) disk: String,
+    pub(super) nbd: Arc<Server<Device>>,
+    pub(super) stopping: Arc<AtomicBool>,
+}
+
+impl Client {
+    /// Whether the client has dropped a connection on which swapping depends. It does so when a
+    /// request stays unanswered for some time, submits the request on another connection, and asks
+    /// for no new one.
+    fn is_lost(&self) -> bool {
+        self.nbd.simple_ended() > 0
+            && !self.stopping.load(Ordering::Acquire)
+            && swapped_to(&self.disk)
+    }
+}
+
+/// Prints the first damage that an I/O thread finds, because I/O threads do not print. Exits when
+/// the kernel's client is lost: only a new server gives it new connections, and nothing completes
+/// the requests in the old ones.
+pub(super) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn start(device: &Arc<Device>, client: Option<Client>) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (device, stopped) = (Arc::downgrade(device), Arc::clone(&stop));
+        let thread = thread::Builder::new().name("watch".into()).spawn(move || {
+            let mut told = false;
+            while !stopped.load(Ordering::Acquire) {
+                thread::park_timeout(Duration::from_secs(1));
+                if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
+                    say(&format!("the kernel has given up a connection of {}", client.disk));
+                    std::process::exit(swap::supervisor::CLIENT_LOST.into());
+                }
+                let Some(device) = device.upgrade() else { return };
+                if let Some(damage) = device.damage().filter(|_| !told) {
+                    told = true;
+                    say(&format!("{damage}; failed reads are counted in `platen device stat`"));
+                }
+            }
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // Its panic was shown.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! platen-bench: every published figure that needs no VM comes from one of these commands.
+
+mod device;
+mod hop;
+mod lanes;
+mod offload;
+mod program;
+
+use clap::{Parser, Subcommand};
+
+/// Benchmarks of platen. Those that measure the program run `platen` from their own folder.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Subcommand)]
+enum Benchmark {
+    /// The engine, against a bare codec loop and against QEMU's old thread model
+    Lanes(lanes::LanesArgs),
+    /// A migration through both relays: CPU seconds per GiB, GB/s
+    Hop(hop::HopArgs),
+    /// Compressed memory beside the kernel's zram: CPU time and memory for each page
+    Device(Box<device::DeviceBenchArgs>),
+    /// A QAT device: CPU time of the host for each page, asynchronous against direct offload
+    Offload(offload::OffloadArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().benchmark {
+        Benchmark::Lanes(args) => lanes::run(args),
+        Benchmark::Hop(args) => hop::run(&args),
+        Benchmark::Device(args) => device::run(&args),
+        Benchmark::Offload(args) => offload::run(&args),
+    }
+}
