@@ -102,3 +102,14 @@ pub enum RelayError {
         source: io::Error,
     },
 }
+
+/// An error and its causes in one line.
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

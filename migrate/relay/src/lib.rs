@@ -61,19 +61,18 @@
 
 mod accelerator;
 mod auto;
-mod barrier;
 mod counters;
-mod decode;
-mod deliver;
 mod destination;
 mod error;
-mod hand_back;
-mod intake;
-mod jobs;
-mod keeper;
+mod inbox;
+mod postcopy;
 mod return_path;
 mod server;
+mod sockets;
 mod source;
+mod stream_kind;
+mod threads;
+mod units;
 mod unix;
 
 pub use accelerator::{Accelerator, AcceleratorSnapshot, QatZipSnapshot, QatZipSoftware};
@@ -81,8 +80,7 @@ pub use auto::{AutoConfig, AutoReport, Part};
 pub use counters::Counters;
 pub use destination::{Destination, DestinationEnd};
 pub use error::RelayError;
-pub use keeper::{keep, Keeper};
 pub use return_path::ReturnPath;
 pub use server::{Host, Server, ServerConfig};
-pub use source::{Progress, Source, SourceConfig, SourceEnd, SourceHandle};
+pub use source::{keep, Keeper, Progress, Source, SourceConfig, SourceEnd, SourceHandle};
 pub use unix::{Listening, UnixAddress};

@@ -1,10 +1,9 @@
 //! The listening end: links come in, sessions form, each to its target.
 
 use crate::accelerator::AcceleratorSnapshot;
-use crate::decode::{DecodeContext, DecodeJob};
-use crate::destination::Destination;
+use crate::destination::{DecodeContext, DecodeJob, Destination};
 use crate::error::RelayError;
-use crate::source::thread;
+use crate::threads::spawn;
 use crate::unix::UnixAddress;
 use codec::Codec;
 use pipeline::{Lanes, LanesConfig};
@@ -263,7 +262,7 @@ impl Server {
             hellos.push_back((number, kept));
         }
         let server = self.clone();
-        let started = thread("hello", move || {
+        let started = spawn("hello", move || {
             let result = server.hello(socket, &peer, number);
             match result {
                 Ok(Some((target, session, active))) => server.serve(&target, &session, &active),

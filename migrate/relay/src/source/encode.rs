@@ -3,6 +3,7 @@
 use crate::accelerator::{Accelerator, AcceleratorCounters, QatZipWorker};
 use crate::auto::{Assigned, Begun};
 use crate::counters::Counters;
+use crate::units::{raw, CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
 use codec::{Codec, Encoded, Encoder, Settings, UnitHeader};
 use offload::{Carry, Done, Offload, Streams};
 use pages::Slot;
@@ -12,12 +13,6 @@ use ring::Ring;
 use session::{Header, Outgoing, FLAG_PACKED};
 use std::sync::Arc;
 use stream::Token;
-
-/// Chunks that a codec thread keeps in flight on its QAT instance: with a latency of 100 us for
-/// nine pieces of 64 KiB, four would do for 20 Gbit/s; twice that covers the thread's absences.
-pub(crate) const CHUNKS_ON_DEVICE: u16 = 8;
-/// Pieces that the driver keeps in flight: those of all these chunks.
-pub(crate) const PIECES_ON_DEVICE: usize = 72;
 
 /// A codec thread of the source.
 pub(crate) struct EncodeContext {
@@ -169,13 +164,6 @@ impl EncodeJob {
     fn is_structured(&self) -> bool {
         self.tokens.iter().any(|token| !matches!(token, Token::Raw { .. }))
     }
-}
-
-/// A DATA frame whose unit is the chunk itself; its delta table, if any, stands behind it already.
-pub(crate) fn raw(header: Header, chunk: Slot, len: usize, checksum: u64) -> Outgoing {
-    let length = u32::try_from(len).unwrap_or(u32::MAX);
-    let unit = UnitHeader { codec: Codec::Raw, plain_len: length, payload_len: length, checksum };
-    Outgoing::Unit { header, unit, body: chunk }
 }
 
 impl Job for EncodeJob {

@@ -1,12 +1,15 @@
 //! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to
 //! W20.
 
-use crate::decode::Arrived;
-use crate::destination::{Event, Shared};
-use crate::intake::release;
+use super::read_back;
+use super::shared::{Event, Shared};
+use crate::error::error_chain;
+use crate::inbox::{Arrived, Inbox, Receipt};
+use crate::stream_kind;
+use crate::threads::{drop_aside, spawn};
 use pages::Slot;
-use pipeline::{Popped, Reorder, Results};
-use session::{FrameType, Header, RunningHash, SessionError};
+use pipeline::Results;
+use session::{FrameType, Header, SessionError};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -18,12 +21,9 @@ use stream::{Kind, Token, Tokeniser};
 
 /// How long the destination QEMU may take to listen.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Frames that may be out of order; the links refuse more than 1024 (W11).
-const WINDOW: usize = 2048;
-
-/// Takes the frames of one stream until the session ends.
-pub(crate) fn run(shared: &Arc<Shared>, stream: u16, results: &Results<Arrived>) {
-    let mut reorder = Reorder::new(WINDOW);
+/// Writes the frames of one stream until the session ends.
+pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
+    let mut inbox = Inbox::new(stream, queue);
     let mut delivery = Delivery {
         shared,
         stream,
@@ -31,36 +31,27 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: u16, results: &Results<Arrived>)
         tokeniser: Tokeniser::new(Kind::Other, shared.page_size),
         tokens: Vec::new(),
         socket: None,
-        hash: RunningHash::default(),
         markers: 0,
         held: VecDeque::new(),
         seen: (0, 0),
         deltas: None,
     };
-    while let Popped::Item(arrived) = results.pop_until(None) {
-        let seq = arrived.header.seq;
-        if let Err(error) = reorder.insert(seq, arrived) {
-            return shared.session.fail(SessionError::Sequence {
-                stream,
-                seq,
-                detail: error.to_string(),
-            });
-        }
-        while let Some(arrived) = reorder.pop() {
+    loop {
+        let stopped = match inbox.next() {
             // What is still queued when all is over is dropped (W21).
-            if shared.has_ended() {
+            Ok(None) => return,
+            Ok(Some(_)) if shared.has_ended() => return,
+            Ok(Some(arrived)) => delivery.take(&mut inbox, arrived),
+            Err(error) => Err(error.into()),
+        };
+        match stopped {
+            Ok(()) => {}
+            Err(Stop::Session(error)) => return shared.session.fail(error),
+            Err(Stop::Qemu(error)) => {
+                let _ = shared.events.send(Event::WriterGone { stream, is_channel: false, error });
                 return;
             }
-            match delivery.take(arrived) {
-                Ok(()) => {}
-                Err(Stop::Session(error)) => return shared.session.fail(error),
-                Err(Stop::Qemu(error)) => {
-                    let _ =
-                        shared.events.send(Event::WriterGone { stream, is_channel: false, error });
-                    return;
-                }
-                Err(Stop::Over) => return,
-            }
+            Err(Stop::Over) => return,
         }
     }
 }
@@ -80,7 +71,7 @@ impl From<SessionError> for Stop {
     }
 }
 
-/// Bytes that may hold the end-of-stream tag, waiting for the word (W20).
+/// Bytes that may hold the end-of-stream tag, waiting for STILL_OPEN (W20).
 struct Held {
     header: Header,
     chunk: Slot,
@@ -88,7 +79,7 @@ struct Held {
     from: usize,
     /// Barrier markers in it: offset and number.
     markers: Vec<(usize, u64)>,
-    hash: u64,
+    receipt: Receipt,
 }
 
 struct Delivery<'a> {
@@ -98,7 +89,6 @@ struct Delivery<'a> {
     tokeniser: Tokeniser,
     tokens: Vec<Token>,
     socket: Option<Arc<UnixStream>>,
-    hash: RunningHash,
     /// Barrier markers met so far.
     markers: u64,
     held: VecDeque<Held>,
@@ -109,7 +99,7 @@ struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    fn take(&mut self, arrived: Arrived) -> Result<(), Stop> {
+    fn take(&mut self, inbox: &mut Inbox<'_>, arrived: Arrived) -> Result<(), Stop> {
         let header = arrived.header;
         let bad = |detail: &str| SessionError::Sequence {
             stream: header.stream,
@@ -118,43 +108,40 @@ impl Delivery<'_> {
         };
         match (header.kind, arrived.chunk) {
             (FrameType::Open, _) if self.kind.is_none() => {
-                let kind = match header.flags {
-                    0 => Kind::Main,
-                    1 => Kind::Multifd,
-                    3 => Kind::Preempt,
-                    4 => Kind::Recovery,
-                    _ => Kind::Other,
-                };
-                self.kind = Some(kind);
-                self.tokeniser = Tokeniser::new(kind, self.shared.page_size);
-                if kind == Kind::Multifd {
-                    self.shared.barriers.handed(self.stream, 0);
-                }
-                if kind == Kind::Preempt {
-                    // QEMU 7.2 begins only when it has this one, which may never have a byte.
-                    self.connect()?;
-                }
-                self.delivered(&header, self.hash.value());
+                self.open(stream_kind::of_flags(header.flags))?;
             }
             (_, _) if self.kind.is_none() => {
                 return Err(bad("the first frame of a stream is OPEN").into())
             }
-            (FrameType::Data, Some(chunk)) => self.data(header, chunk?)?,
-            (FrameType::StillOpen, _) => {
-                self.release()?;
-                self.delivered(&header, self.hash.value());
-            }
-            (FrameType::Eof, _) => {
-                self.eof()?;
-                self.delivered(&header, self.hash.value());
-            }
+            (FrameType::Data, Some(chunk)) => return self.data(inbox, header, chunk?),
+            (FrameType::StillOpen, _) => self.release(inbox)?,
+            (FrameType::Eof, _) => self.eof(inbox)?,
             _ => return Err(bad("a second OPEN, or DATA without a unit").into()),
+        }
+        self.written(inbox, inbox.receipt(&header));
+        Ok(())
+    }
+
+    fn open(&mut self, kind: Kind) -> Result<(), Stop> {
+        self.kind = Some(kind);
+        self.tokeniser = Tokeniser::new(kind, self.shared.page_size);
+        match kind {
+            Kind::Multifd => self.shared.barriers.handed(self.stream, 0),
+            // QEMU 7.2 begins only when it has this one, which may never have a byte.
+            Kind::Preempt => self.connect()?,
+            Kind::Main | Kind::Recovery | Kind::Other => {}
         }
         Ok(())
     }
 
     /// Turns the differences in a chunk back into pages (W29).
     fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), SessionError> {
+        if self.kind != Some(Kind::Main) || self.tokeniser.facts().postcopy_running {
+            let detail =
+                "a delta table on a stream that is not the main one, or in postcopy".into();
+            let (stream, seq) = (header.stream, header.seq);
+            return Err(SessionError::Sequence { stream, seq, detail });
+        }
         let shared = self.shared;
         let receiver = self.deltas.get_or_insert_with(|| {
             // The session's, once: whoever comes second has none.
@@ -172,70 +159,69 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    fn data(&mut self, header: Header, mut chunk: Slot) -> Result<(), Stop> {
+    fn data(&mut self, inbox: &mut Inbox<'_>, header: Header, mut chunk: Slot) -> Result<(), Stop> {
         if header.table_len > 0 {
-            if self.kind != Some(Kind::Main) || self.tokeniser.facts().postcopy_running {
-                let detail =
-                    "a delta table on a stream that is not the main one, or in postcopy".into();
-                return Err(SessionError::Sequence {
-                    stream: header.stream,
-                    seq: header.seq,
-                    detail,
-                }
-                .into());
-            }
             self.undo_deltas(&header, &mut chunk)?;
         }
         let bytes = &chunk[..header.plain_len as usize];
-        self.hash.add(codec::checksum(bytes));
-        if self.hash.value() != header.hash {
-            let (stream, seq) = (header.stream, header.seq);
-            let (ours, theirs) = (self.hash.value(), header.hash);
-            return Err(SessionError::HashMismatch { stream, seq, ours, theirs }.into());
-        }
+        let receipt = inbox.check(&header, bytes)?;
         self.connect()?;
         self.tokens.clear();
         let before = self.tokeniser.facts().fed;
         self.tokeniser.feed(bytes, &mut self.tokens);
         self.count(bytes.len());
         let facts = self.tokeniser.facts();
+        self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
+        self.shared.postcopy.fetch_or(facts.postcopy_running, Ordering::AcqRel);
+        if facts.postcopy_running {
+            drop_aside(self.deltas.take());
+        }
+        if !self.is_main() {
+            self.write_channel(bytes)?;
+            drop(chunk);
+            self.written(inbox, receipt);
+            return Ok(());
+        }
+        self.main_data(inbox, header, chunk, receipt, before)
+    }
+
+    /// Writes a chunk of a main stream that was just fed, up to what may start the VM. `before`:
+    /// where in the stream it begins.
+    fn main_data(
+        &mut self,
+        inbox: &mut Inbox<'_>,
+        header: Header,
+        chunk: Slot,
+        receipt: Receipt,
+        before: u64,
+    ) -> Result<(), Stop> {
+        let facts = self.tokeniser.facts();
         // What is not understood at all may hold the tag anywhere.
         let other = self.kind == Some(Kind::Other);
         let (tail, tail_at) = if other { (true, 0) } else { (facts.tail, facts.tail_at) };
         let (page_size, switched) = (facts.page_size, facts.switched);
-        self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
-        self.shared.postcopy.fetch_or(facts.postcopy_running, Ordering::AcqRel);
-        if facts.postcopy_running {
-            release(self.deltas.take());
-        }
         let markers = self.markers_in(page_size);
-        if !self.is_main() {
-            self.write_channel(bytes)?;
-            drop(chunk);
-            self.delivered(&header, self.hash.value());
-            return Ok(());
-        }
         if !tail {
-            // Behind a switch to postcopy: the source starts its VM no more, whatever word is
+            // Behind a switch to postcopy: the source starts its VM no more, whatever STILL_OPEN is
             // missing.
-            self.release()?;
+            self.release(inbox)?;
             // It is running from here on, or was before: W28 has to say so.
             if switched && !self.shared.session.commit() {
                 return Err(Stop::Over);
             }
         }
+        let len = header.plain_len as usize;
         let free = if tail {
-            usize::try_from(tail_at.saturating_sub(before)).unwrap_or(bytes.len()).min(bytes.len())
+            usize::try_from(tail_at.saturating_sub(before)).unwrap_or(len).min(len)
         } else {
-            bytes.len()
+            len
         };
         self.write_main(&chunk, 0, free, &markers, header.channels)?;
-        let hash = self.hash.value();
-        if free < header.plain_len as usize {
-            self.held.push_back(Held { header, chunk, from: free, markers, hash });
+        if free < len {
+            self.held.push_back(Held { header, chunk, from: free, markers, receipt });
         } else {
             drop(chunk);
-            self.delivered(&header, hash);
+            self.written(inbox, receipt);
         }
         Ok(())
     }
@@ -255,17 +241,17 @@ impl Delivery<'_> {
         markers
     }
 
-    /// The word came: what is held may go out.
-    fn release(&mut self) -> Result<(), Stop> {
+    /// STILL_OPEN came: what is held may go out.
+    fn release(&mut self, inbox: &Inbox<'_>) -> Result<(), Stop> {
         while let Some(held) = self.held.pop_front() {
-            let Held { header, chunk, from, markers, hash } = held;
+            let Held { header, chunk, from, markers, receipt } = held;
             // Said before the first such byte is written, so that an ABORT never claims too little.
             if !self.shared.session.commit() {
                 return Err(Stop::Over);
             }
             self.write_main(&chunk, from, header.plain_len as usize, &markers, header.channels)?;
             drop(chunk);
-            self.delivered(&header, hash);
+            self.written(inbox, receipt);
         }
         Ok(())
     }
@@ -275,7 +261,7 @@ impl Delivery<'_> {
         self.kind.is_some_and(Kind::is_main)
     }
 
-    fn eof(&mut self) -> Result<(), Stop> {
+    fn eof(&mut self, inbox: &Inbox<'_>) -> Result<(), Stop> {
         if self.kind == Some(Kind::Preempt) {
             if let Some(socket) = &self.socket {
                 // QEMU may have closed it first.
@@ -289,7 +275,7 @@ impl Delivery<'_> {
             return Ok(());
         }
         if !self.shared.return_path.load(Ordering::Acquire) {
-            self.release()?;
+            self.release(inbox)?;
         }
         let _ = self.shared.events.send(Event::SourceEof);
         if let Some(socket) = &self.socket {
@@ -354,7 +340,7 @@ impl Delivery<'_> {
             }
             let gone = Event::WriterGone { stream: self.stream, is_channel: true, error };
             let _ = self.shared.events.send(gone);
-            if !self.shared.wait_for_content() {
+            if !self.shared.wait_for_confirmation() {
                 return Err(Stop::Over);
             }
             // QEMU has confirmed: what it did not want to read counts as taken, or the source would
@@ -383,7 +369,13 @@ impl Delivery<'_> {
         let session = &self.shared.session;
         let connected = self.shared.target.connect(PATIENCE, || session.failure().is_some());
         let socket = Arc::new(connected.map_err(|error| Stop::Qemu(error_chain(&error)))?);
-        self.shared.connected(self.stream, socket.clone(), is_main);
+        if is_main {
+            let (shared, stream, socket) = (self.shared.clone(), self.stream, socket.clone());
+            if spawn("return-path", move || read_back::run(&shared, stream, &socket)).is_err() {
+                let _ = self.shared.events.send(Event::QemuEof);
+            }
+        }
+        self.shared.keep_socket(&socket, is_main);
         self.socket = Some(socket);
         Ok(())
     }
@@ -397,19 +389,7 @@ impl Delivery<'_> {
         self.seen = (facts.normal, facts.duplicate);
     }
 
-    fn delivered(&self, header: &Header, hash: u64) {
-        let offset = header.offset + u64::from(header.plain_len);
-        self.shared.session.delivered(self.stream, header.seq + 1, offset, hash);
+    fn written(&self, inbox: &Inbox<'_>, receipt: Receipt) {
+        inbox.acknowledge(&self.shared.session, receipt);
     }
-}
-
-/// An error and its causes in one line.
-pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -1,6 +1,7 @@
 //! What the codec threads of the destination do with a unit: decode and unpack it.
 
-use crate::jobs::{CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
+use crate::inbox::Arrived;
+use crate::units::{CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
 use codec::{Codec, Decoder, UnitHeader};
 use offload::{Carry, Done, Offload};
 use pages::Slot;
@@ -57,13 +58,6 @@ pub(crate) struct DecodeJob {
     pub(crate) unit: UnitHeader,
     pub(crate) payload: Slot,
     pub(crate) chunk: Slot,
-}
-
-/// A sequenced frame on its way to the writer of its stream.
-pub(crate) struct Arrived {
-    pub(crate) header: Header,
-    /// DATA: the chunk in the first `plain_len` bytes, or why it cannot be decoded.
-    pub(crate) chunk: Option<Result<Slot, SessionError>>,
 }
 
 impl DecodeJob {

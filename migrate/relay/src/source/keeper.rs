@@ -22,6 +22,7 @@
 //! **What fails.** Without a keeper (it was killed as well) the source sees its socket close, as
 //! with QEMU alone.
 
+use crate::postcopy::Switchover;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -35,19 +36,15 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// With a descriptor: hold this one. Followed by a `u64`, big-endian: bytes that may still come
-/// before the source is in postcopy for good, or [`NO_SWITCH`].
+/// With a descriptor: hold this one. Followed by a `u64`, big-endian, that encodes how far the
+/// main stream is from the switch to postcopy ([`Switchover::encode`]).
 const HOLD: u8 = 1;
-/// Let go of it.
+/// Close it.
 const RELEASE: u8 = 2;
 /// A command and its number.
 const MESSAGE: usize = 9;
-/// In place of a number: this is no postcopy.
-const NO_SWITCH: u64 = u64::MAX;
-/// The PING that a source sends behind the packaged state, before it is in postcopy.
-const PING: u64 = 9;
-/// How long the keeper may take to end once the relay has said goodbye.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long the keeper may take to end once the relay has closed the control socket.
+const KEEPER_ENDS: Duration = Duration::from_secs(1);
 
 /// The relay's half: a keeper process that runs.
 #[derive(Debug)]
@@ -73,17 +70,20 @@ impl Keeper {
         Ok(Self { control: Some(ours), child: Some(child) })
     }
 
-    /// Hands over a copy of `socket`. It is held from the moment this returns, whatever becomes of
-    /// this process. `before_switch`: in postcopy, the bytes that the source still has to write of
-    /// its packaged state.
+    /// Hands over a copy of `socket`. The keeper holds it from the moment this returns, whatever
+    /// becomes of this process. `switchover`: how far the main stream is from postcopy, if it turns
+    /// to postcopy.
     ///
     /// # Errors
     /// The keeper has ended.
-    pub(crate) fn hold(&self, socket: &UnixStream, before_switch: Option<u64>) -> io::Result<()> {
-        let left = before_switch.map_or(NO_SWITCH, |left| left.saturating_add(PING));
+    pub(super) fn hold(
+        &self,
+        socket: &UnixStream,
+        switchover: Option<Switchover>,
+    ) -> io::Result<()> {
         let mut message = [0; MESSAGE];
         message[0] = HOLD;
-        message[1..].copy_from_slice(&left.to_be_bytes());
+        message[1..].copy_from_slice(&Switchover::encode(switchover).to_be_bytes());
         let fds = [socket.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -92,7 +92,7 @@ impl Keeper {
     }
 
     /// The source may see its socket close again.
-    pub(crate) fn release(&self) {
+    pub(super) fn release(&self) {
         let mut message = [0; MESSAGE];
         message[0] = RELEASE;
         // One that has ended holds nothing.
@@ -113,7 +113,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.control = None;
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + KEEPER_ENDS;
         let Some(child) = &mut self.child else { return };
         while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
@@ -127,7 +127,7 @@ impl Drop for Keeper {
 /// # Errors
 /// The control socket fails.
 pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
-    let mut held: Option<(OwnedFd, u64)> = None;
+    let mut held: Option<(OwnedFd, Option<Switchover>)> = None;
     let mut message = [0; MESSAGE];
     let mut got = 0;
     let mut descriptor = None;
@@ -155,28 +155,32 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
         got = 0;
         let [kind, number @ ..] = message;
         held = match (kind, descriptor.take()) {
-            (HOLD, Some(fd)) => Some((fd, u64::from_be_bytes(number))),
+            (HOLD, Some(fd)) => Some((fd, Switchover::decode(u64::from_be_bytes(number)))),
             _ => None,
         };
     }
     match held {
         // The source is still writing its packaged state, without which nobody can start the VM
         // over there: it has to see its socket close, and fails before it is in postcopy.
-        Some((_, left)) if left != NO_SWITCH && left > PING => Ok(()),
-        Some((fd, left)) => hold_on(&UnixStream::from(fd), left, notice),
+        Some((_, Some(switchover))) if !switchover.is_packaged() => Ok(()),
+        Some((fd, switchover)) => hold_on(&UnixStream::from(fd), switchover, notice),
         None => Ok(()),
     }
 }
 
 /// Keeps `socket` open until QEMU closes its end, or is seen to be in postcopy.
-fn hold_on(mut socket: &UnixStream, mut left: u64, notice: impl FnOnce(&str)) -> io::Result<()> {
+fn hold_on(
+    mut socket: &UnixStream,
+    mut switchover: Option<Switchover>,
+    notice: impl FnOnce(&str),
+) -> io::Result<()> {
     let mut notice = Some(notice);
     let mut bytes = vec![0; 64 << 10];
     socket.set_nonblocking(true)?;
     loop {
         // POLLHUP and POLLERR come unasked; bytes to read matter in postcopy alone.
         let mut wanted = PollFlags::RDHUP;
-        if left != NO_SWITCH {
+        if switchover.is_some() {
             wanted |= PollFlags::IN;
         }
         let mut fds = [PollFd::new(socket, wanted)];
@@ -199,10 +203,10 @@ fn hold_on(mut socket: &UnixStream, mut left: u64, notice: impl FnOnce(&str)) ->
         }
         match socket.read(&mut bytes) {
             Ok(0) => return Ok(()),
-            Ok(n) => match left.checked_sub(n as u64) {
-                Some(rest) => left = rest,
+            Ok(n) => match switchover.map(|switchover| switchover.pass(n as u64)) {
                 // In postcopy: the source has to see its socket close, and pauses.
-                None => return Ok(()),
+                Some(None) => return Ok(()),
+                behind => switchover = behind.flatten(),
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -232,8 +236,8 @@ mod tests {
         keeper: JoinHandle<()>,
     }
 
-    /// A keeper on a thread, told what `before_switch` says.
-    fn rig(before_switch: Option<Option<u64>>) -> Rig {
+    /// A keeper on a thread, told that so many bytes of a packaged state are to come, if any.
+    fn rig(packaged: Option<Option<u64>>) -> Rig {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (qemu, relay) = UnixStream::pair().unwrap();
         let (send, notices) = mpsc::channel();
@@ -242,8 +246,8 @@ mod tests {
         });
         // No process: while it starts it has copies of all sockets, those of other tests included.
         let parent = Keeper { control: Some(ours.try_clone().unwrap()), child: None };
-        if let Some(before_switch) = before_switch {
-            parent.hold(&relay, before_switch).unwrap();
+        if let Some(packaged) = packaged {
+            parent.hold(&relay, packaged.map(Switchover::after)).unwrap();
         }
         drop(parent);
         Rig { control: Some(ours), qemu, relay: Some(relay), notices, keeper }

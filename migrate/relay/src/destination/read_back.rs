@@ -1,0 +1,47 @@
+//! Reading the return path of the destination QEMU.
+
+use super::shared::{Event, Shared};
+use crate::return_path::ReturnPath;
+use crate::units::raw;
+use session::FrameType;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
+/// Carries the return path back, as it is and at once.
+pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
+    let session = &shared.session;
+    let mut sniffer = ReturnPath::default();
+    if !session.send_bare(stream, FrameType::Open, 0) {
+        return;
+    }
+    let mut bytes = [0; 16384];
+    loop {
+        let len = match socket.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(len) => len,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        let bytes = &bytes[..len];
+        let found = sniffer.feed(bytes);
+        // Before anything that may wait for the source: whoever asks is to hear it in an outage as
+        // well (W28).
+        if matches!(found, Some((0, _))) {
+            shared.set_confirmed();
+        }
+        let Some(permit) = session.credits().permit(stream) else { return };
+        let Some(mut chunk) = session.plain().take_until(None, || session.failure().is_some())
+        else {
+            return;
+        };
+        chunk[..len].copy_from_slice(bytes);
+        let checksum = codec::checksum(bytes);
+        let header = session.credits().issue_data(permit, len, checksum, 0);
+        session.send(raw(header, chunk, len, checksum));
+        if let Some((code, _)) = found {
+            let _ = shared.events.send(Event::Shut(code));
+        }
+    }
+    session.send_bare(stream, FrameType::Eof, 0);
+    let _ = shared.events.send(Event::QemuEof);
+}

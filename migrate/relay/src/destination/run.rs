@@ -1,0 +1,213 @@
+//! One migration at the destination. One thread decides ([`Destination::run`]): all others tell it
+//! what they saw.
+
+use super::barrier::Barriers;
+use super::decode::DecodeJob;
+use super::shared::{Event, Shared};
+use super::sink::{DestinationSink, Notice};
+use crate::counters::Counters;
+use crate::error::{error_chain, RelayError};
+use crate::unix::UnixAddress;
+use pipeline::Lanes;
+use ring::EventCount;
+use session::{Grants, Session, SessionError, MAX_STREAMS};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long QEMU's own reaction may take after one of its sockets failed.
+const REACTION: Duration = Duration::from_secs(1);
+/// How long the source may take to learn of the end.
+const LAST_ACKS: Duration = Duration::from_secs(2);
+/// Buffers for compressed payloads: 64 links at most, and what the codec threads hold.
+const PAYLOAD_SLOTS: usize = 256;
+
+/// One migration, from its first link to its end.
+pub struct Destination {
+    shared: Arc<Shared>,
+    /// Taken by `run`; the lock only makes the type shareable.
+    events: Mutex<Receiver<Event>>,
+}
+
+impl std::fmt::Debug for Destination {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Destination").field("session", &self.shared.session).finish_non_exhaustive()
+    }
+}
+
+/// How it ended well.
+#[derive(Debug)]
+pub struct DestinationEnd {
+    /// The source's report, JSON; empty when the links were lost before it came.
+    pub peer_report: Vec<u8>,
+}
+
+impl Destination {
+    /// A migration to `target`, before its first link. `lifeline`: how many links, and how long it
+    /// outlives the last.
+    ///
+    /// # Errors
+    /// Memory cannot be had.
+    pub(crate) fn new(
+        peer: String,
+        (grants, lifeline): (Grants, (u16, Duration)),
+        (page_size, delta_cache): (usize, u64),
+        target: UnixAddress,
+        lanes: Arc<Lanes<DecodeJob>>,
+        notice: Notice,
+    ) -> Result<Self, RelayError> {
+        let (events, receiver) = mpsc::channel();
+        let sink = DestinationSink::new(events.clone(), notice);
+        let session = Session::new(peer, grants, PAYLOAD_SLOTS, lifeline, sink.clone())?;
+        session.supervise_links(None)?;
+        let shared = Arc::new(Shared {
+            session,
+            lanes,
+            target,
+            page_size,
+            delta_cache: AtomicU64::new(delta_cache),
+            barriers: Barriers::default(),
+            counters: Counters::default(),
+            events,
+            return_path: AtomicBool::new(false),
+            postcopy: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            confirmed: AtomicBool::new(false),
+            main_up: AtomicBool::new(false),
+            main_event: EventCount::new(),
+            streams: (0..MAX_STREAMS).map(|_| OnceLock::new()).collect(),
+            sockets: Mutex::new(Vec::new()),
+        });
+        sink.set(&shared);
+        Ok(Self { shared, events: Mutex::new(receiver) })
+    }
+
+    /// Its session, to add links and read byte counters.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.shared.session
+    }
+
+    /// Whether QEMU has confirmed that it runs the VM.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.shared.confirmed.load(Ordering::Acquire)
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Carries the migration to its end; `report` makes the JSON that the source gets.
+    ///
+    /// # Errors
+    /// Everything but a migration that the source has seen succeed.
+    pub fn run(&self, report: impl FnOnce() -> Vec<u8>) -> Result<DestinationEnd, RelayError> {
+        let shared = &self.shared;
+        let result = self.decide();
+        match &result {
+            Ok(_) => shared.session.send_finish(report()),
+            Err(error) => {
+                shared.session.fail(SessionError::Local { reason: error_chain(error) });
+            }
+        }
+        shared.over.store(true, Ordering::Release);
+        shared.close_sockets();
+        shared.wake();
+        for results in shared.streams.iter().filter_map(OnceLock::get) {
+            results.close();
+        }
+        shared.session.join();
+        result
+    }
+
+    fn decide(&self) -> Result<DestinationEnd, RelayError> {
+        let shared = &self.shared;
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shut = None;
+        let mut source_eof = false;
+        // QEMU has failed; what it said before may still be on its way.
+        let mut gone: Option<(Instant, String)> = None;
+        loop {
+            let event = match &gone {
+                None => events.recv().ok(),
+                Some((deadline, _)) => {
+                    events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+                }
+            };
+            // Set before QEMU's SHUT(0) goes anywhere: nothing that follows from it comes before
+            // this is seen.
+            let confirmed = shared.confirmed.load(Ordering::Acquire);
+            let all_taken = source_eof && !shared.return_path.load(Ordering::Acquire);
+            match event {
+                Some(Event::Shut(code)) => {
+                    shut = Some(code);
+                    if code == 0 {
+                        gone = None;
+                    }
+                }
+                Some(Event::SourceEof) => source_eof = true,
+                Some(Event::Finished(peer_report)) if confirmed || all_taken => {
+                    return Ok(DestinationEnd { peer_report });
+                }
+                Some(Event::Finished(_)) => {
+                    let peer = shared.session.peer.clone();
+                    return Err(SessionError::EarlyFinish { peer }.into());
+                }
+                // Normal at the end: QEMU closes when it has all, and the source says FINISH when it
+                // has confirmed.
+                Some(Event::QemuEof) if confirmed || all_taken => {}
+                Some(Event::QemuEof) => {
+                    // It did not confirm and is gone: its VM does not run, so the source need not
+                    // be in doubt. Not so in postcopy, which it may have paused with its VM
+                    // running.
+                    if !shared.postcopy.load(Ordering::Acquire) {
+                        shared.session.revoke_commit();
+                    }
+                    return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
+                }
+                Some(Event::WriterGone { .. }) if confirmed => {}
+                // QEMU closes its channels before it says SHUT, and starting the VM may take its
+                // time. Main tells.
+                Some(Event::WriterGone { is_channel: true, .. })
+                    if shared.session.is_committed() => {}
+                Some(Event::WriterGone { stream, error, .. }) => {
+                    gone.get_or_insert((
+                        Instant::now() + REACTION,
+                        format!("stream {stream}: {error}"),
+                    ));
+                }
+                // The source has QEMU's SHUT(0), and all that is missing is its report.
+                Some(Event::Closed(error))
+                    if shut == Some(0)
+                        && matches!(*error, SessionError::NotResumed { .. })
+                        && shared.session.credits().drained(Instant::now()) =>
+                {
+                    return Ok(DestinationEnd { peer_report: Vec::new() });
+                }
+                Some(Event::Closed(cause)) if confirmed => {
+                    return Err(RelayError::Unheard { cause });
+                }
+                Some(Event::Closed(error)) => {
+                    // The source may have answered QEMU's refusal before we saw QEMU's socket end.
+                    return Err(match shut {
+                        Some(code) if code != 0 => RelayError::DestinationRefused { code },
+                        _ => RelayError::Ended(error),
+                    });
+                }
+                None if confirmed => gone = None,
+                None => return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason))),
+            }
+        }
+    }
+
+    /// QEMU has ended without success. Lets what it wrote reach the source first.
+    fn qemu_gone(&self, shut: Option<u32>, reason: Option<String>) -> RelayError {
+        self.shared.session.credits().drained(Instant::now() + LAST_ACKS);
+        match (shut, reason) {
+            (Some(code), _) => RelayError::DestinationRefused { code },
+            (None, Some(reason)) => RelayError::Unsupported { what: reason },
+            (None, None) => RelayError::DestinationEnded,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What the session tells a destination relay.
+
+use super::decode::DecodeJob;
+use super::deliver;
+use super::shared::{Event, Shared};
+use crate::inbox::{self, Arrived};
+use crate::threads::spawn;
+use codec::Codec;
+use pipeline::Results;
+use session::{Incoming, SessionError, Sink, FLAG_PACKED};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// The session has this before there is a [`Shared`], which has the session.
+pub(super) struct DestinationSink {
+    shared: OnceLock<Weak<Shared>>,
+    events: Sender<Event>,
+    notice: Notice,
+}
+
+/// Takes sentences for a person.
+pub(crate) type Notice = Box<dyn Fn(&str) + Send + Sync>;
+
+impl DestinationSink {
+    pub(super) fn new(events: Sender<Event>, notice: Notice) -> Arc<Self> {
+        Arc::new(Self { shared: OnceLock::new(), events, notice })
+    }
+
+    /// To be called before the first link is added.
+    pub(super) fn set(&self, shared: &Arc<Shared>) {
+        let _ = self.shared.set(Arc::downgrade(shared));
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+}
+
+impl Sink for DestinationSink {
+    fn frame(&self, frame: Incoming) -> Result<(), SessionError> {
+        let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return Ok(()) };
+        take(&shared, frame)
+    }
+
+    fn finish(&self, report: &[u8]) {
+        self.tell(Event::Finished(report.to_vec()));
+    }
+
+    fn answers_finish(&self) -> bool {
+        true
+    }
+
+    fn closed(&self, error: &Arc<SessionError>) {
+        if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
+            shared.wake();
+        }
+        self.tell(Event::Closed(error.clone()));
+    }
+
+    fn notice(&self, text: &str) {
+        (self.notice)(text);
+    }
+}
+
+/// Hands a frame to its stream, by the codec threads where its unit is encoded.
+fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
+    let header = frame.header;
+    let results = stream(shared, header.stream)?;
+    let Some((unit, payload)) = frame.unit else {
+        let _ = results.push(Arrived { header, chunk: None });
+        return Ok(());
+    };
+    if unit.codec == Codec::Raw && header.flags & FLAG_PACKED == 0 {
+        let _ = results.push(Arrived { header, chunk: Some(Ok(payload)) });
+        return Ok(());
+    }
+    // An honest peer stays within its credit, and then there is always one free (W13).
+    let chunk =
+        shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
+    // Waits for the codec threads, which wait for nobody. Closed lanes mean that the session
+    // has ended.
+    let _ = shared.lanes.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
+    Ok(())
+}
+
+/// The stream's inbox; its writer starts with its first frame, whichever that is.
+fn stream(shared: &Arc<Shared>, id: u16) -> Result<Arc<Results<Arrived>>, SessionError> {
+    let cell = &shared.streams[usize::from(id)];
+    if let Some(results) = cell.get() {
+        return Ok(results.clone());
+    }
+    let fresh = inbox::queue();
+    let results = cell.get_or_init(|| fresh.clone());
+    if Arc::ptr_eq(results, &fresh) {
+        let (shared, inbox) = (shared.clone(), fresh.clone());
+        spawn("deliver", move || deliver::run(&shared, id, &inbox))
+            .map_err(|error| SessionError::Local { reason: error.to_string() })?;
+    }
+    Ok(results.clone())
+}

@@ -1,0 +1,120 @@
+//! A chunk that was read: as differences where its pages were sent before, then to the codec
+//! threads or straight to the links.
+
+use super::encode::EncodeJob;
+use super::shared::Shared;
+use crate::auto::Assigned;
+use crate::units::raw;
+use codec::Codec;
+use pages::Slot;
+use pipeline::Submitted;
+use session::Header;
+use stream::Token;
+
+/// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
+const LEAST_COMPRESSED: usize = 512;
+
+/// Has the pages of a chunk that were sent before stand as differences, and the table of them
+/// behind it (W29).
+pub(super) fn take_differences(
+    sender: &mut delta::Sender,
+    chunk: &mut [u8],
+    len: usize,
+    (tokens, blocks): (&[Token], &[(usize, u64)]),
+    page_size: usize,
+) -> (usize, delta::Counts) {
+    let mut pass = sender.begin(chunk, len);
+    let mut blocks = blocks.iter().copied().peekable();
+    let (mut at, mut block) = (0, 0);
+    for token in tokens {
+        while let Some((_, place)) = blocks.next_if(|(from, _)| *from <= at) {
+            block = place;
+        }
+        if let Token::Pages { first, count } = *token {
+            pass.records(at, first.wrapping_add(block), count as usize);
+        }
+        at += token.len(page_size);
+    }
+    pass.finish()
+}
+
+/// A chunk on its way to the links.
+pub(super) struct ReadChunk {
+    pub(super) header: Header,
+    pub(super) chunk: Slot,
+    pub(super) len: usize,
+    /// Of the first `len` bytes, as they stand in `chunk`.
+    pub(super) checksum: u64,
+    pub(super) tokens: Vec<Token>,
+    pub(super) page_size: usize,
+    /// Compressing it is not worth it.
+    pub(super) as_it_is: bool,
+    /// A stopped vCPU waits for it.
+    pub(super) urgent: bool,
+}
+
+/// To the codec threads, or straight to the links when there is nothing to gain.
+pub(super) fn send(shared: &Shared, chunk: ReadChunk) {
+    let ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent } = chunk;
+    let session = &shared.session;
+    if urgent {
+        let _ = shared.spare.push(tokens);
+        shared.counters.raw(len);
+        if let Some(auto) = &shared.auto {
+            auto.as_it_was(len);
+        }
+        return session.send_first(raw(header, chunk, len, checksum));
+    }
+    let packable = stream::worth_packing_without_codec(&tokens);
+    let assigned = shared
+        .auto
+        .as_ref()
+        .filter(|_| len >= LEAST_COMPRESSED && (packable || !as_it_is))
+        .map(|auto| auto.choose(&chunk[..len]));
+    let settings = assigned.as_ref().map_or(shared.settings, Assigned::settings);
+    let worthwhile =
+        len >= LEAST_COMPRESSED && ((settings.codec() != Codec::Raw && !as_it_is) || packable);
+    let payload = if worthwhile {
+        session.payload().take_until(None, || session.failure().is_some())
+    } else {
+        None
+    };
+    let Some(payload) = payload else {
+        let _ = shared.spare.push(tokens);
+        shared.counters.raw(len);
+        let outgoing = raw(header, chunk, len, checksum);
+        match (&assigned, &shared.auto) {
+            (Some(assigned), _) => assigned.past(len, &outgoing),
+            (None, Some(auto)) => auto.as_it_was(len),
+            (None, None) => {}
+        }
+        return session.send(outgoing);
+    };
+    let pages = tokens.iter().map(|token| match token {
+        Token::Pages { count, .. } | Token::Bodies { count } => u64::from(*count),
+        _ => 0,
+    });
+    let pages = pages.sum();
+    let job = EncodeJob {
+        header,
+        chunk,
+        len,
+        checksum,
+        tokens,
+        page_size,
+        pages,
+        payload,
+        counters: shared.counters.clone(),
+        spare: shared.spare.clone(),
+        assigned,
+    };
+    match shared.submitter.submit(job, pages) {
+        Submitted::Queued => {}
+        Submitted::Busy(job) | Submitted::Closed(job) => {
+            if let Some(auto) = &shared.auto {
+                auto.as_it_was(len);
+            }
+            session.send(job.into_raw());
+        }
+    }
+}

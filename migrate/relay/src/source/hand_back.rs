@@ -1,0 +1,86 @@
+//! Handing the return path back to the source QEMU, success last of all.
+
+use super::shared::{Event, Shared, SourceStream};
+use crate::inbox::{Arrived, Inbox};
+use crate::return_path::ReturnPath;
+use pipeline::Results;
+use session::{FrameType, SessionError};
+use std::io::Write;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long the last acknowledgements may take before SHUT reaches the source (W22): they are
+/// already on their way, unless the links are lost just now.
+const LAST_ACKS: Duration = Duration::from_secs(10);
+
+/// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is
+/// acknowledged (W22).
+pub(super) fn run(shared: &Shared, stream: &SourceStream, queue: &Results<Arrived>) {
+    if let Err(error) = hand_back(shared, stream, queue) {
+        shared.session.fail(error);
+    }
+}
+
+fn hand_back(
+    shared: &Shared,
+    stream: &SourceStream,
+    queue: &Results<Arrived>,
+) -> Result<(), SessionError> {
+    let mut inbox = Inbox::new(stream.id, queue);
+    let mut sniffer = ReturnPath::default();
+    let mut shut_ok = false;
+    while let Some(Arrived { header, chunk }) = inbox.next()? {
+        let receipt = match chunk {
+            Some(chunk) => {
+                let slot = chunk?;
+                let bytes = &slot[..header.plain_len as usize];
+                let receipt = inbox.check(&header, bytes)?;
+                match sniffer.feed(bytes) {
+                    Some((code, before)) => {
+                        let (bytes, shut) = bytes.split_at(before);
+                        shut_ok |= code == 0;
+                        hand_shut(shared, stream, code, bytes, shut)?;
+                    }
+                    // A source that is gone is noticed by its reader.
+                    None => drop((&stream.socket).write_all(bytes)),
+                }
+                receipt
+            }
+            None => inbox.receipt(&header),
+        };
+        inbox.acknowledge(&shared.session, receipt);
+        if header.kind == FrameType::Eof {
+            // Without SHUT(0) the source must see its socket close, or it waits for ever.
+            if !shut_ok {
+                let _ = shared.events.send(Event::DestinationEof);
+            }
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Writes what comes before SHUT, and SHUT itself: success only when the destination has
+/// acknowledged every byte (W22).
+fn hand_shut(
+    shared: &Shared,
+    stream: &SourceStream,
+    code: u32,
+    before: &[u8],
+    shut: &[u8],
+) -> Result<(), SessionError> {
+    let session = &shared.session;
+    let written = (&stream.socket).write_all(before);
+    let patience = LAST_ACKS + session.resume_timeout();
+    if code == 0 && !session.credits().drained(Instant::now() + patience) {
+        let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
+                      the success is not passed on"
+            .into();
+        return Err(SessionError::Local { reason });
+    }
+    shared.handing_shut.store(code == 0, Ordering::Release);
+    let written = written.and_then(|()| (&stream.socket).write_all(shut));
+    let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused };
+    let _ = shared.events.send(handed);
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! What other threads may ask of a source relay that runs.
+
+use super::shared::{Event, Shared};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// Ends a running [`Source`] from elsewhere (Ctrl-C), and shows how it goes.
+#[derive(Clone)]
+pub struct SourceHandle(pub(super) Arc<Shared>);
+
+impl std::fmt::Debug for SourceHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SourceHandle")
+    }
+}
+
+/// How a migration goes, for a progress line.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// Plain bytes read from QEMU.
+    pub plain: u64,
+    /// Bytes given to the links.
+    pub transferred: u64,
+    /// Non-zero pages.
+    pub normal: u64,
+    /// Zero pages.
+    pub duplicate: u64,
+    /// Codec threads working right now.
+    pub busy_workers: usize,
+    /// Codec threads.
+    pub workers: usize,
+}
+
+impl SourceHandle {
+    /// Asks it to end. Before the commit point the source VM goes on.
+    pub fn stop(&self) {
+        let _ = self.0.events.send(Event::Stop);
+    }
+
+    /// Whether the destination may be starting the VM just now, or has it: a cancel could then make
+    /// two copies run.
+    pub fn in_doubt(&self) -> bool {
+        let shared = &self.0;
+        shared.return_path.load(Ordering::Acquire)
+            && shared.may_run_there()
+            && !shared.over.load(Ordering::Acquire)
+    }
+
+    /// Figures so far.
+    pub fn progress(&self) -> Progress {
+        let counters = &self.0.counters;
+        Progress {
+            plain: counters.plain.load(Ordering::Relaxed),
+            transferred: self.0.session.bytes_out.load(Ordering::Relaxed),
+            normal: counters.normal.load(Ordering::Relaxed),
+            duplicate: counters.duplicate.load(Ordering::Relaxed),
+            busy_workers: self.0.submitter.lanes().busy_workers(),
+            workers: self.0.submitter.lanes().threads(),
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Reading one connection of the source QEMU: chunks of whatever is there, never holding anything
+//! back.
+
+use super::chunk::{self, take_differences, ReadChunk};
+use super::hand_back;
+use super::shared::{Event, Shared, SourceStream};
+use crate::inbox;
+use crate::postcopy::Switchover;
+use crate::sockets::{is_open, wait_readable};
+use crate::stream_kind;
+use crate::threads::{drop_aside, spawn};
+use pages::Slot;
+use rustix::net::{recv, RecvFlags};
+use session::{FrameType, Permit, SessionError};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stream::{Facts, Kind, Token, Tokeniser};
+
+/// How long a chunk that is not full waits for more bytes. Long enough for QEMU to come round again
+/// (it writes about 130 KB at a time), short enough not to matter for a handshake.
+const LINGER: Duration = Duration::from_millis(1);
+/// The most a chunk waits in all, when bytes keep trickling in.
+const LINGER_TOTAL: Duration = Duration::from_millis(5);
+/// How often a reader that has no credit looks whether QEMU is still there.
+const GONE: Duration = Duration::from_millis(200);
+/// A connection that has no byte for this long, when the main one has announced postcopy, is its
+/// preempt channel: every other kind begins to write at once.
+const SILENT: Duration = Duration::from_millis(100);
+
+/// Starts the thread that reads `stream`.
+pub(super) fn start(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
+    let (reading, stream) = (shared.clone(), stream.clone());
+    if let Err(error) = spawn("intake", move || run(&reading, &stream)) {
+        shared.session.fail(SessionError::Local { reason: error.to_string() });
+    }
+}
+
+/// Reads `stream` to its end.
+fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
+    let Some(kind) = first_bytes(shared, stream) else {
+        // It ended without a byte: a migration that was cancelled before it began, or somebody who
+        // looked whether this is a live socket. The relay still waits for its migration.
+        return;
+    };
+    let is_main = kind.is_main();
+    if kind == Kind::Recovery {
+        shared.postcopy.store(true, Ordering::Release);
+        shared.set_switched();
+    }
+    if kind == Kind::Preempt {
+        shared.session.prioritise(stream.id);
+    }
+    if open(shared, stream, kind) {
+        let result = Intake::new(shared, stream, kind).run();
+        if let Err(error) = result {
+            shared.session.fail(error);
+        }
+    }
+    if shared.session.failure().is_some() {
+        // The session ended, not QEMU; whoever ended it has said why.
+        return;
+    }
+    let _ = shared.events.send(Event::SourceEof { is_main });
+}
+
+/// Makes the stream known to the peer; for a main channel starts what hands the return path back.
+fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
+    if kind.is_main() {
+        let queue = inbox::queue();
+        let _ = stream.results.set(queue.clone());
+        let (shared, stream) = (shared.clone(), stream.clone());
+        shared.return_paths.fetch_add(1, Ordering::Relaxed);
+        let body = move || {
+            hand_back::run(&shared, &stream, &queue);
+            shared.return_paths.fetch_sub(1, Ordering::Release);
+            let _ = shared.events.send(Event::BackDone);
+        };
+        if spawn("return-path", body).is_err() {
+            return false;
+        }
+    }
+    shared.session.send_bare(stream.id, FrameType::Open, stream_kind::to_flags(kind))
+}
+
+/// Waits for the bytes that tell what this is.
+fn first_bytes(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
+    loop {
+        let readable = wait_readable(&stream.socket, Some(SILENT));
+        if let Some(kind) = shared.classify(stream) {
+            return Some(kind);
+        }
+        if !readable {
+            if shared.over.load(Ordering::Acquire) {
+                return None;
+            }
+            if shared.postcopy.load(Ordering::Acquire) {
+                return Some(*stream.kind.get_or_init(|| Kind::Preempt));
+            }
+            continue;
+        }
+        let mut byte = [0; 1];
+        match recv(&stream.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return None,
+            Err(errno) if errno != rustix::io::Errno::AGAIN && errno != rustix::io::Errno::INTR => {
+                return None
+            }
+            _ if shared.over.load(Ordering::Acquire) => return None,
+            // One to three bytes: readable, but not enough. Rare enough to just look again.
+            _ => std::thread::sleep(LINGER),
+        }
+    }
+}
+
+/// Whether more is to be read.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Chunk,
+    End,
+    /// The session has ended.
+    Over,
+}
+
+/// One connection being read.
+struct Intake<'a> {
+    shared: &'a Arc<Shared>,
+    stream: &'a SourceStream,
+    kind: Kind,
+    tokeniser: Tokeniser,
+    deltas: Option<delta::Sender>,
+    /// Plain bytes of a chunk at most.
+    most: usize,
+    /// Pages already counted: normal, duplicate.
+    counted: (u64, u64),
+    /// Wait a moment for more bytes when a chunk is not full.
+    patient: bool,
+}
+
+impl<'a> Intake<'a> {
+    fn new(shared: &'a Arc<Shared>, stream: &'a SourceStream, kind: Kind) -> Self {
+        let deltas = shared.deltas(kind);
+        let room = deltas.as_ref().map_or(0, |_| delta::TABLE_ROOM);
+        Self {
+            shared,
+            stream,
+            kind,
+            tokeniser: Tokeniser::new(kind, shared.page_size),
+            deltas,
+            most: shared.session.grants().chunk_bytes - room,
+            counted: (0, 0),
+            patient: true,
+        }
+    }
+
+    fn run(mut self) -> Result<(), SessionError> {
+        loop {
+            match self.chunk()? {
+                Next::Chunk => {}
+                Next::End => break,
+                Next::Over => return Ok(()),
+            }
+        }
+        // Cut off before the destination confirmed: the decision whether this is a cancel is the
+        // relay's (W21). The frame itself is only true for a stream that may end like this.
+        let ends_well = !self.kind.is_main()
+            || !self.shared.return_path.load(Ordering::Acquire)
+            || self.shared.over.load(Ordering::Acquire);
+        if ends_well {
+            self.shared.session.send_bare(self.stream.id, FrameType::Eof, 0);
+        }
+        Ok(())
+    }
+
+    /// Reads one chunk and sends it.
+    fn chunk(&mut self) -> Result<Next, SessionError> {
+        let session = &self.shared.session;
+        wait_readable(&self.stream.socket, None);
+        let permit = match self.permit() {
+            Ok(permit) => permit,
+            Err(next) => return Ok(next),
+        };
+        let stop = || session.failure().is_some();
+        let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(Next::Over) };
+        let most = permit.bytes.min(self.most);
+        let len = read_chunk(&self.stream.socket, &mut chunk[..most], self.patient);
+        if len == 0 {
+            session.credits().give_back(permit);
+            return Ok(Next::End);
+        }
+        let mut tokens = self.shared.spare.pop().unwrap_or_default();
+        tokens.clear();
+        self.tokeniser.feed(&chunk[..len], &mut tokens);
+        let checksum = codec::checksum(&chunk[..len]);
+        self.count(len);
+        self.look(&chunk[..len])?;
+        self.send(permit, chunk, len, checksum, tokens);
+        Ok(self.tail())
+    }
+
+    /// Waits for leave to have another chunk in flight.
+    fn permit(&self) -> Result<Permit, Next> {
+        let shared = self.shared;
+        let waiting = shared.auto.as_ref().map(|auto| auto.waiting());
+        let permit = loop {
+            let deadline = Some(Instant::now() + GONE);
+            match shared.session.credits().permit_by(self.stream.id, deadline) {
+                Some(Some(permit)) => break permit,
+                Some(None) => return Err(Next::Over),
+                // Cancelled while nothing moves, perhaps for as long as a link is away (W21).
+                None if self.kind.is_main()
+                    && shared.return_path.load(Ordering::Acquire)
+                    && !is_open(&self.stream.socket) =>
+                {
+                    return Err(Next::End)
+                }
+                None => {}
+            }
+        };
+        drop(waiting);
+        Ok(permit)
+    }
+
+    fn count(&mut self, len: usize) {
+        let (facts, counters) = (self.tokeniser.facts(), &self.shared.counters);
+        let (normal, duplicate) = self.counted;
+        counters.plain.fetch_add(len as u64, Ordering::Relaxed);
+        counters.normal.fetch_add(facts.normal - normal, Ordering::Relaxed);
+        counters.duplicate.fetch_add(facts.duplicate - duplicate, Ordering::Relaxed);
+        self.shared.submitter.pass_by(facts.duplicate - duplicate);
+        self.counted = (facts.normal, facts.duplicate);
+    }
+
+    /// What the chunk just fed says of the migration.
+    fn look(&mut self, _bytes: &[u8]) -> Result<(), SessionError> {
+        let (facts, shared) = (self.tokeniser.facts(), self.shared);
+        if facts.colo {
+            let reason = "the source QEMU has x-colo on, which platen does not carry: turn the \
+                          capability off";
+            return Err(SessionError::Local { reason: reason.into() });
+        }
+        if facts.return_path {
+            shared.return_path.store(true, Ordering::Release);
+        }
+        if facts.postcopy {
+            shared.postcopy.store(true, Ordering::Release);
+        }
+        if facts.switched && self.kind.is_main() {
+            shared.set_switched();
+        }
+        // The VM has stopped: from here on every millisecond is downtime.
+        self.patient =
+            !(self.is_tail(facts) || facts.vm_stopped_hint || self.kind == Kind::Preempt);
+        if let Some(auto) = shared.auto.as_ref().filter(|_| facts.vm_stopped_hint) {
+            auto.stopped();
+        }
+        Ok(())
+    }
+
+    /// Whether the chunk just fed may hold the end-of-stream tag. What is not understood at all may
+    /// hold it anywhere.
+    fn is_tail(&self, facts: &Facts) -> bool {
+        self.kind == Kind::Other || (self.kind == Kind::Main && facts.tail)
+    }
+
+    fn send(
+        &mut self,
+        permit: Permit,
+        mut chunk: Slot,
+        len: usize,
+        mut checksum: u64,
+        tokens: Vec<Token>,
+    ) {
+        let (shared, facts) = (self.shared, self.tokeniser.facts());
+        let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
+        let channels = if has_barrier { shared.multifd_channels() } else { 0 };
+        let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);
+        // QEMU's own multifd compression: what it has compressed does not shrink a second time.
+        let as_it_is = self.kind == Kind::Multifd && facts.multifd_method != 0;
+        // A page that a stopped vCPU waits for does not queue behind others, neither for a codec
+        // thread nor for a link.
+        let urgent = self.kind == Kind::Preempt;
+        let mut header = shared.session.credits().issue_data(permit, len, checksum, channels);
+        if postcopy {
+            // No page is sent twice.
+            drop_aside(self.deltas.take());
+        }
+        let wanted = page_size == shared.page_size && shared.wants_deltas();
+        if let Some(sender) = self.deltas.as_mut().filter(|_| wanted) {
+            let known = (&tokens[..], self.tokeniser.blocks());
+            let (table_len, counts) = take_differences(sender, &mut chunk, len, known, page_size);
+            header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
+            shared.counters.deltas(counts);
+            if counts.deltas > 0 {
+                checksum = codec::checksum(&chunk[..len]);
+            }
+        }
+        chunk::send(
+            shared,
+            ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
+        );
+    }
+
+    /// Behind a chunk that may hold what starts the destination's VM: says that QEMU's socket is
+    /// open still (W20).
+    fn tail(&self) -> Next {
+        let (facts, shared) = (self.tokeniser.facts(), self.shared);
+        if !self.is_tail(facts) {
+            return Next::Chunk;
+        }
+        let switchover = (facts.switch_end > 0 && !facts.switched)
+            .then(|| Switchover::after(facts.switch_end.saturating_sub(facts.fed)));
+        // Before STILL_OPEN is queued: a link may send it at once.
+        shared.switchover.set(switchover);
+        shared.tail_read.store(true, Ordering::Release);
+        shared.guard(self.stream, switchover);
+        if is_open(&self.stream.socket) {
+            shared.session.send_bare(self.stream.id, FrameType::StillOpen, 0);
+        } else if shared.return_path.load(Ordering::Acquire) {
+            // Cancelled (W21): no STILL_OPEN can follow any more, and what the peer holds may be
+            // all the credit there is.
+            return Next::End;
+        }
+        Next::Chunk
+    }
+}
+
+/// Reads until `out` is full or the socket has no more; 0 only at its end.
+fn read_chunk(socket: &UnixStream, out: &mut [u8], patient: bool) -> usize {
+    let mut done = 0;
+    let mut until = None;
+    while done < out.len() {
+        match recv(socket, &mut out[done..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => break,
+            Ok((_, got)) => done += got,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) if done == 0 => {
+                wait_readable(socket, None);
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                let now = Instant::now();
+                let until = *until.get_or_insert(now + LINGER_TOTAL);
+                let left = until.saturating_duration_since(now).min(LINGER);
+                if !patient || left.is_zero() || !wait_readable(socket, Some(left)) {
+                    break;
+                }
+            }
+            // Reset: QEMU has closed with our return path unread. The end all the same.
+            Err(_) => break,
+        }
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auto::{Auto, AutoConfig};
+    use codec::Codec;
+    use controller::Bottleneck;
+    use std::io::Write;
+    use stream::synth::{Configuration, MainStream, Section};
+
+    /// A stream whose bottleneck turns, chunk by chunk as `read_all` has them go, and a receiver
+    /// that knows of none of it.
+    #[test]
+    fn deltas_that_auto_turns_on_and_off_and_on_again_are_followed() {
+        const PAGE: usize = 4096;
+        let config = AutoConfig::default();
+        let candidates = vec![codec::Settings::new(Codec::Zstd, None).unwrap()];
+        let auto = Auto::new(&config, candidates, 2);
+        let (mut sender, mut receiver) =
+            (delta::Sender::new(1 << 20, PAGE), delta::Receiver::new(1 << 20, PAGE));
+        let mut tokeniser = Tokeniser::new(Kind::Main, PAGE);
+        let mut main = MainStream::new(PAGE);
+        main.file_header();
+        main.configuration(&Configuration { machine: "pc", ..Configuration::default() });
+        main.section(Section::Start).block_table(&[("pc.ram", 20 * PAGE as u64)]);
+        main.page("pc.ram", 0, &[1; PAGE]).end_of_section();
+        let turns = [
+            (Bottleneck::Unknown, 9.0, 1.0, false),
+            (Bottleneck::Link, 1.4, 1.0, false),
+            (Bottleneck::Link, 1.6, 1.0, true),
+            // What ends it is more than what does not begin it.
+            (Bottleneck::Source, 1.0, 1.4, true),
+            (Bottleneck::Source, 1.0, 1.6, false),
+            (Bottleneck::Destination, 9.0, 1.0, false),
+            (Bottleneck::Link, 2.0, 1.0, true),
+            (Bottleneck::Workers, 2.0, 1.0, false),
+            (Bottleneck::Link, 2.0, 1.0, true),
+        ];
+        let (mut wanted, mut differences) = (Vec::new(), Vec::new());
+        for (changed, (bottleneck, link, cpu, _)) in (2..).zip(turns) {
+            auto.judge_deltas(bottleneck, link, cpu);
+            wanted.push(auto.wants_deltas());
+            // The chunk of this turn, and one that is the same but for a byte a page.
+            for again in 0..2 {
+                main.section(Section::Part);
+                for number in 1..20_u8 {
+                    let mut page = [number; PAGE];
+                    (page[100], page[200]) = (changed, again);
+                    main.page("pc.ram", u64::from(number) * PAGE as u64, &page);
+                }
+                main.end_of_section();
+                let plain = main.take();
+                let mut tokens = Vec::new();
+                tokeniser.feed(&plain, &mut tokens);
+                let mut chunk = plain.clone();
+                chunk.resize(plain.len() + delta::TABLE_ROOM, 0);
+                if auto.wants_deltas() {
+                    let known = (&tokens[..], tokeniser.blocks());
+                    let (table, counts) =
+                        take_differences(&mut sender, &mut chunk, plain.len(), known, PAGE);
+                    let (bytes, tables) = chunk.split_at_mut(plain.len());
+                    assert_eq!(receiver.apply(bytes, &tables[..table]), Ok(counts));
+                    differences.push(counts.deltas);
+                }
+                assert!(chunk[..plain.len()] == plain, "turn {changed}");
+            }
+        }
+        assert_eq!(wanted, turns.map(|turn| turn.3));
+        // All but what was never seen: what went while there were none is older than it was, and
+        // known all the same.
+        assert_eq!(differences, [&[0][..], &[19; 7]].concat());
+    }
+
+    #[test]
+    fn a_chunk_is_what_is_there() {
+        let (mut qemu, ours) = UnixStream::pair().unwrap();
+        qemu.write_all(&[7; 1000]).unwrap();
+        let mut out = vec![0; 600];
+        assert_eq!(read_chunk(&ours, &mut out, true), 600);
+        assert_eq!(read_chunk(&ours, &mut out, true), 400);
+        assert!(is_open(&ours));
+        qemu.write_all(&[8; 10]).unwrap();
+        drop(qemu);
+        assert!(!is_open(&ours));
+        assert_eq!(read_chunk(&ours, &mut out, true), 10);
+        assert_eq!(read_chunk(&ours, &mut out, true), 0);
+    }
+}

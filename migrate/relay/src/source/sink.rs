@@ -1,0 +1,88 @@
+//! What the session tells a source relay.
+
+use super::shared::{Event, Shared};
+use crate::inbox::Arrived;
+use crate::sockets::is_open;
+use codec::Codec;
+use session::{Incoming, SessionError, Sink};
+use std::sync::atomic::{fence, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// The session has this before there is a [`Shared`], which has the session.
+pub(super) struct SourceSink {
+    shared: OnceLock<Weak<Shared>>,
+    events: Sender<Event>,
+}
+
+impl SourceSink {
+    pub(super) fn new(events: Sender<Event>) -> Arc<Self> {
+        Arc::new(Self { shared: OnceLock::new(), events })
+    }
+
+    /// Frames that came before this are dropped: no stream was opened.
+    pub(super) fn set(&self, shared: &Arc<Shared>) {
+        let _ = self.shared.set(Arc::downgrade(shared));
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+}
+
+impl Sink for SourceSink {
+    fn frame(&self, frame: Incoming) -> Result<(), SessionError> {
+        let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return Ok(()) };
+        let (stream, seq) = (frame.header.stream, frame.header.seq);
+        let bad = |detail: &str| SessionError::Sequence { stream, seq, detail: detail.into() };
+        let results = shared
+            .lock_streams()
+            .get(usize::from(stream))
+            .and_then(|stream| stream.results.get().cloned())
+            .ok_or_else(|| bad("this end has no such return path"))?;
+        let chunk = match frame.unit {
+            // The return path is small and urgent: it travels as it is (W10).
+            Some((unit, _))
+                if unit.codec != Codec::Raw
+                    || unit.plain_len != frame.header.plain_len
+                    || frame.header.table_len > 0 =>
+            {
+                return Err(bad("the return path is never compressed"));
+            }
+            unit => unit.map(|(_, slot)| Ok(slot)),
+        };
+        let _ = results.push(Arrived { header: frame.header, chunk });
+        Ok(())
+    }
+
+    fn finish(&self, report: &[u8]) {
+        self.tell(Event::Finished(report.to_vec()));
+    }
+
+    fn closed(&self, error: &Arc<SessionError>) {
+        self.tell(Event::Closed(error.clone()));
+    }
+
+    /// W20, W25: STILL_OPEN may go out long after QEMU's socket was looked at, and again after an
+    /// outage.
+    fn still_open(&self, stream: u16) -> bool {
+        let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
+        let stream = shared.lock_streams().get(usize::from(stream)).cloned();
+        let open = stream.is_some_and(|stream| is_open(&stream.socket));
+        // Without a return path the source closes when it has written all, and EOF says so.
+        if !open && shared.return_path.load(Ordering::Acquire) {
+            self.tell(Event::SourceEof { is_main: true });
+            return false;
+        }
+        // The flag first, so that nobody believes the destination cannot run. Then either this sees
+        // that the session has failed, and the frame stays here, or whoever decides what that means
+        // sees the flag (`run::Decision`).
+        shared.still_open_sent.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        shared.session.failure().is_none()
+    }
+
+    fn notice(&self, text: &str) {
+        self.tell(Event::Notice(text.into()));
+    }
+}
