@@ -28,13 +28,15 @@
 //! while a ring of results is full, and with it everyone whose jobs are queued behind: give
 //! [`Results`] room for all that its submitter lets be in flight, or have another thread pop them.
 
+mod job;
 mod lanes;
 mod reorder;
 mod results;
 mod submitter;
 mod sync;
 
-pub use lanes::{Job, Lanes, LanesConfig, Ticket};
+pub use job::{Job, Ticket};
+pub use lanes::{Lanes, LanesConfig};
 pub use reorder::{Reorder, ReorderError};
 pub use results::{Popped, Results};
 pub use submitter::{Counters, Submitted, Submitter};

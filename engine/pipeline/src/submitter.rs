@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::lanes::{Job, Lanes};
+use crate::job::Job;
+use crate::lanes::Lanes;
 use crate::results::Results;
 use crate::sync::{AtomicU64, Ordering};
 

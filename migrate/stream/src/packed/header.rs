@@ -64,24 +64,9 @@ pub(crate) fn encode(
         }
         bits |= ZERO_TAIL;
     }
-    let start = *cursor;
     let mut sorted = [0; MAX_OFFSETS];
     let pages = &mut sorted[..used];
-    let mut low_bits = 0;
-    for (i, (page, offset)) in pages.iter_mut().zip(offsets.chunks_exact(8)).enumerate() {
-        *page = be64(offset);
-        low_bits |= *page;
-        *page |= if i < normal as usize { 0 } else { ZERO };
-    }
-    if low_bits & ((1 << shift) - 1) != 0 {
-        return None;
-    }
-    if normal == 0 && used > 0 {
-        // What the partition makes of nothing but zero pages.
-        pages.rotate_right(1);
-    } else if zero > 0 {
-        pages.sort_unstable();
-    }
+    read_pages(offsets, normal, shift, pages)?;
 
     code.bytes(&[bits])?;
     code.varint(u64::from(be32(header, 8)))?;
@@ -98,9 +83,44 @@ pub(crate) fn encode(
         code.varint(len as u64)?;
         code.bytes(&id[..len])?;
     }
+    let end = encode_runs(pages, *cursor, shift, code)?;
+    if normal > 0 && zero > 0 {
+        for group in pages.chunks(8) {
+            let byte =
+                group.iter().rev().fold(0, |byte, page| byte << 1 | u8::from(page & ZERO != 0));
+            code.bytes(&[byte])?;
+        }
+    }
+    *cursor = end;
+    Some(())
+}
+
+/// Reads the offsets of a header, `normal` ones first, and puts them in the order in which they are
+/// encoded; zero pages have the bit [`ZERO`]. `None` for one that is no multiple of the page size.
+fn read_pages(offsets: &[u8], normal: u32, shift: u32, pages: &mut [u64]) -> Option<()> {
+    let mut low_bits = 0;
+    for (i, (page, offset)) in pages.iter_mut().zip(offsets.chunks_exact(8)).enumerate() {
+        *page = be64(offset);
+        low_bits |= *page;
+        *page |= if i < normal as usize { 0 } else { ZERO };
+    }
+    if low_bits & ((1 << shift) - 1) != 0 {
+        return None;
+    }
+    if normal == 0 && !pages.is_empty() {
+        // What the partition makes of nothing but zero pages.
+        pages.rotate_right(1);
+    } else if pages.len() > normal as usize {
+        pages.sort_unstable();
+    }
+    Some(())
+}
+
+/// Writes runs of pages, each with its step from the offset `expected`; gives the offset behind the
+/// last one.
+fn encode_runs(pages: &[u64], mut expected: u64, shift: u32, code: &mut Writer<'_>) -> Option<u64> {
     let step = 1u64 << shift;
-    let mut left = &pages[..];
-    let mut expected = start;
+    let mut left = pages;
     while let Some(first) = left.first().map(|page| page & !ZERO) {
         let mut next = first;
         let run = left.iter().take_while(|&&page| {
@@ -114,15 +134,7 @@ pub(crate) fn encode(
         expected = next;
         left = &left[run..];
     }
-    if normal > 0 && zero > 0 {
-        for group in pages.chunks(8) {
-            let byte =
-                group.iter().rev().fold(0, |byte, page| byte << 1 | u8::from(page & ZERO != 0));
-            code.bytes(&[byte])?;
-        }
-    }
-    *cursor = expected;
-    Some(())
+    Some(expected)
 }
 
 /// Regenerates a header into `out`, whose length is a header's; the inverse of [`encode`].
