@@ -11,6 +11,7 @@
 //! their places are a few per cent too long for a few of its objects, a slab more is half empty for
 //! long.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,8 +66,11 @@ pub(crate) struct Heap {
     pub(crate) low: [AtomicU32; LENGTHS],
     /// Some length is that low: 1 until the keeper looks.
     pub(crate) is_low: AtomicU32,
-    /// Pages that the keeper has ready for writes, if it can.
+    /// Pages that the keeper has ready for writes, if it can: the whole reserve, or less while
+    /// memory is short.
     pub(crate) reserve: AtomicU64,
+    /// The machine is short of memory, as the keeper last saw it.
+    pub(crate) short: AtomicBool,
     /// Workers that wait for a slab of each length.
     pub(crate) wanted: [AtomicU32; LENGTHS],
     /// How often the keeper had none to give.
@@ -94,6 +98,7 @@ impl Heap {
             low: counts(),
             is_low: AtomicU32::new(0),
             reserve: AtomicU64::new(0),
+            short: AtomicBool::new(false),
             wanted: counts(),
             refused: counts(),
             keepers: AtomicU32::new(0),

@@ -6,6 +6,10 @@
 //! taken, when far more than that are ready (what is freed is to be had by others at once: swapoff
 //! waits for it), and looks by itself once a second, when it also lets compaction run if that frees
 //! enough.
+//!
+//! While the machine is short of memory, pages that are ready and not used are taken from those
+//! whose pages this store is to hold. The reserve then is what writes took in the last half second,
+//! and [`LEAST`] at least. The whole reserve is there again when memory is.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -13,6 +17,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::available::Available;
 use crate::class::{LENGTHS, MAX_PAGES, TABLE};
 use crate::compact::Compacted;
 use crate::layout::PAGE;
@@ -25,6 +30,16 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Compaction begins when it frees this part of the memory used.
 const WORTH: u64 = 256;
+
+/// Pages of the reserve while memory is short and nothing is written: 1 MiB, the compressed pages of
+/// some 600 writes. The keeper finds the next pages in less time than such writes take.
+const LEAST: u64 = 256;
+
+/// With a reserve of so many pages one slab of each length is ready: those take 300 or so.
+const ROOMY: u64 = 1024;
+
+/// How often the kernel is asked whether memory is short.
+const ASK: Duration = Duration::from_millis(200);
 
 /// Entries of the table that compaction looks at before the keeper looks at its other work.
 const STEP: u64 = 8192;
@@ -51,6 +66,9 @@ struct Memory {
     stuck: bool,
     /// The next region to map, of those that another server left.
     warm: Option<u32>,
+    /// Asks the kernel how much memory there is; and when that was.
+    available: Available,
+    asked: Instant,
 }
 
 impl Keeper {
@@ -76,6 +94,14 @@ impl Keeper {
         store: &Arc<Store>,
         enter: impl FnOnce() -> G + Send + 'static,
     ) -> io::Result<Self> {
+        Self::start_on(store, enter, Available::new())
+    }
+
+    fn start_on<G>(
+        store: &Arc<Store>,
+        enter: impl FnOnce() -> G + Send + 'static,
+        available: Available,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut memory = Memory {
             demand: [0; LENGTHS],
@@ -84,8 +110,10 @@ impl Keeper {
             looked: Instant::now(),
             stuck: false,
             warm: Some(0),
+            available,
+            asked: Instant::now(),
         };
-        store.heap.reserve.store(store.options.reserve / PAGE as u64, Ordering::Relaxed);
+        store.look(&mut memory);
         store.stock(&memory.demand);
         let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
         let thread = thread::Builder::new().name(Self::THREAD.to_owned()).spawn(move || {
@@ -139,7 +167,36 @@ impl Store {
     /// More pages ready than twice the targets of all lengths together.
     fn plenty(&self) -> u64 {
         const ONE_OF_EACH: u64 = (MAX_PAGES as u64) * (MAX_PAGES as u64 + 1) / 2;
-        2 * (self.options.reserve / PAGE as u64 + ONE_OF_EACH)
+        let reserve = self.heap.reserve.load(Ordering::Relaxed);
+        2 * (reserve + if reserve >= ROOMY { ONE_OF_EACH } else { 0 })
+    }
+
+    /// Whether the machine is short of memory, as a [`Keeper`] last saw it: programs can have less
+    /// than a 16th of it and the reserve. `false` without a keeper, and where the kernel does not
+    /// say.
+    pub fn is_short(&self) -> bool {
+        self.heap.short.load(Ordering::Relaxed)
+    }
+
+    fn look(&self, memory: &mut Memory) {
+        memory.asked = Instant::now();
+        let short = |(total, free)| free < total / 16 + self.options.reserve;
+        self.heap.short.store(memory.available.look().is_some_and(short), Ordering::Relaxed);
+        self.set_reserve(memory);
+    }
+
+    /// Sets the pages that are to be ready.
+    fn set_reserve(&self, memory: &Memory) {
+        let whole = self.options.reserve / PAGE as u64;
+        let reserve = if self.is_short() {
+            // Demand is that of four seconds, about.
+            let pages = |(pages, demand): (u64, &u32)| pages * u64::from(*demand);
+            let taken: u64 = (0..).zip(&memory.demand).map(pages).sum();
+            whole.min(LEAST.max(taken / 8))
+        } else {
+            whole
+        };
+        self.heap.reserve.store(reserve, Ordering::Relaxed);
     }
 
     /// One look; whether there is more to do at once.
@@ -150,6 +207,10 @@ impl Store {
             *demand = demand.saturating_add(taken.swap(0, Ordering::Relaxed));
         }
         self.serve_waiting();
+        if memory.asked.elapsed() >= ASK {
+            self.look(memory);
+        }
+        self.set_reserve(memory);
         self.stock(&memory.demand);
         let period = memory.looked.elapsed() >= PERIOD;
         if period || !memory.stuck && self.heap.regions.ready() > self.plenty() {
@@ -203,6 +264,7 @@ impl Store {
     /// Makes slabs until each length in use has its share of the reserve ready.
     fn stock(&self, demand: &[u32; LENGTHS]) {
         let targets = self.targets(demand);
+        let reserve = self.heap.reserve.load(Ordering::Relaxed);
         for pages in 1..=MAX_PAGES {
             // To be woken for each slab would cost more than to make it.
             self.heap.low[pages as usize].store(targets[pages as usize] / 2, Ordering::Relaxed);
@@ -213,7 +275,7 @@ impl Store {
                 // Who waits comes first; and what is ready in other lengths is there to be traded.
                 let wanted =
                     self.heap.wanted.iter().any(|wanted| wanted.load(Ordering::Relaxed) > 0);
-                let enough = self.heap.regions.ready() >= self.options.reserve / PAGE as u64;
+                let enough = self.heap.regions.ready() >= reserve;
                 if wanted || enough && self.heap.regions.ready_slabs(pages) > 0 {
                     return;
                 }
@@ -243,19 +305,71 @@ impl Store {
     /// demand, and one for each length that a class has, as far as the reserve goes.
     fn targets(&self, demand: &[u32; LENGTHS]) -> [u32; LENGTHS] {
         let mut targets = [0; LENGTHS];
-        let reserve = self.options.reserve / PAGE as u64;
+        let reserve = self.heap.reserve.load(Ordering::Relaxed);
         if reserve == 0 {
             return targets;
         }
         let weight = |(pages, demand): (u64, &u32)| u64::from(*demand) * pages;
         let all: u64 = (0..).zip(demand).map(weight).sum();
-        // One of each length takes 300 pages or so.
-        let one = u32::from(reserve >= 1024);
+        let one = u32::from(reserve >= ROOMY);
         for class in &TABLE {
             let share = (reserve * u64::from(demand[class.pages as usize])).checked_div(all);
             let share = u32::try_from(share.unwrap_or(0)).unwrap_or(u32::MAX);
             targets[class.pages as usize] = share.max(one);
         }
         targets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Options;
+    use std::os::unix::fs::FileExt;
+
+    /// What `/proc/meminfo` is to say.
+    fn say(file: &std::fs::File, available_kib: u64) {
+        let text = format!("MemTotal: {:>14} kB\nMemAvailable: {available_kib:>10} kB\n", 1 << 18);
+        file.write_all_at(text.as_bytes(), 0).unwrap();
+    }
+
+    fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
+        // Catches a hang only.
+        let deadline = Instant::now() + Duration::from_secs(300);
+        while !there() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn the_reserve_shrinks_while_memory_is_short_and_comes_back() {
+        let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        let reserve = 16 << 20;
+        say(&file, 200 << 10);
+        let store = Store::create(20_000, Options { reserve, ..Options::default() }).unwrap();
+        let available = Available::of(file.try_clone().unwrap());
+        let keeper = Keeper::start_on(&store, || (), available).unwrap();
+        let mut worker = store.worker().unwrap();
+        let mut write = |from: u64| {
+            for index in from..from + 4000 {
+                let len = 500 + usize::try_from(index % 3000).unwrap();
+                worker.put(index, 1, &[7; 4096][..len]).unwrap();
+            }
+        };
+        write(0);
+        wait_until("the whole reserve", || store.stats().mem_ready >= reserve / 2);
+        // What is left of a 16th of the machine's memory and the reserve.
+        say(&file, 31 << 10);
+        wait_until("a small reserve", || store.stats().mem_ready <= 3 << 20);
+        assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+        // Writes find their memory all the same.
+        write(4000);
+        wait_until("a small reserve again", || store.stats().mem_ready <= 3 << 20);
+        say(&file, 200 << 10);
+        write(8000);
+        wait_until("the whole reserve again", || store.stats().mem_ready >= reserve / 2);
+        drop(keeper);
     }
 }

@@ -121,6 +121,8 @@
 #[cfg(not(loom))]
 mod account;
 #[cfg(not(loom))]
+mod available;
+#[cfg(not(loom))]
 mod backing;
 #[cfg(not(loom))]
 mod backing_device;

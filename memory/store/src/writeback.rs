@@ -18,8 +18,9 @@
 //! holds nothing: it takes the entry, reads the block it names, and looks at the entry again. If
 //! that is another by now, the block may have been freed and written for other pages, and what was
 //! read counts for nothing; the reader begins again with what is there. If it is the same, the
-//! block was this page's all along, unless the same bytes came back to the same block; the checksum
-//! in the entry, which begins with the page's number, has to be that of the bytes in any case.
+//! block was this page's all along, unless the same bytes came back to the same block. The checksum
+//! in the entry, which begins with the page's number, has to be that of the bytes in any case. A
+//! block with another checksum is read once more before the page is given up.
 
 use std::mem;
 use std::sync::Arc;
@@ -400,6 +401,7 @@ impl Worker {
         let slot = usize::try_from(index).ok().and_then(|at| store.heap.map.table().get(at));
         let slot = slot.ok_or(GetError::Index { index, pages: store.pages() })?;
         let mut pauses = PAUSES.iter();
+        let mut again = true;
         loop {
             let word = slot.load_backed();
             let Some(State::Backed(at)) = word.state() else { return Ok(None) };
@@ -425,6 +427,11 @@ impl Worker {
             let got =
                 found.map_or(0, |(tag, bytes)| checksum(index, &object(bytes.len(), tag), bytes));
             let Some((tag, bytes)) = found.filter(|_| got == at.sum) else {
+                // The entry is the same, but it may have been another meanwhile: the page was
+                // written with the same bytes, and went out again to the same block.
+                if mem::take(&mut again) {
+                    continue;
+                }
                 backing.count_failed_read();
                 return Err(GetError::BackedChecksum { index, block, expected: at.sum, got });
             };

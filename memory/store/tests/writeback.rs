@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -560,6 +560,75 @@ fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
             assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
         }
     }
+}
+
+/// A disk whose first read stops before and after it takes the block's bytes, once it is told to.
+#[derive(Clone, Debug)]
+struct Halting(Shelf, Arc<(AtomicBool, Barrier)>);
+
+impl Disk for Halting {
+    fn blocks(&self) -> std::io::Result<u64> {
+        self.0.blocks()
+    }
+
+    fn read(&self, block: u32, out: &mut Block) -> std::io::Result<()> {
+        let (halts, barrier) = &*self.1;
+        if !halts.swap(false, Ordering::Relaxed) {
+            return self.0.read(block, out);
+        }
+        // Here it is; on; the bytes are taken; on.
+        barrier.wait();
+        barrier.wait();
+        let read = self.0.read(block, out);
+        barrier.wait();
+        barrier.wait();
+        read
+    }
+
+    fn write(&self, block: u32, blocks: &[Block]) -> std::io::Result<()> {
+        self.0.write(block, blocks)
+    }
+
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_direct(&self) -> bool {
+        true
+    }
+}
+
+/// While a block is read, its page is written and the block goes to another page and comes back with
+/// the same bytes: the entry is the same afterwards, and what was read is not.
+#[test]
+fn a_block_that_went_and_came_back_during_one_read_is_read_again() {
+    let disk = Halting(Shelf::new(2), Arc::new((AtomicBool::new(false), Barrier::new(2))));
+    let store = given(8, &disk);
+    store.set_backing(Box::new(disk.clone()), "shelf").unwrap();
+    let (first, second) = (bytes(1, 1, 4096), bytes(2, 1, 4096));
+    let mut worker = store.worker().unwrap();
+    let mut put_out = |index: u64, bytes: &[u8]| {
+        worker.put(index, 0, bytes).unwrap();
+        let mut batch = Batch::new(1);
+        batch.add(&Seen { index, tag: 0, bytes });
+        assert_eq!(worker.write_back(&mut batch).unwrap().pages, 1);
+    };
+    put_out(1, &first);
+    disk.1 .0.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&store.worker().unwrap(), 1));
+        disk.1 .1.wait();
+        let mut other = store.worker().unwrap();
+        other.put(1, 0, &first).unwrap();
+        put_out(2, &second);
+        disk.1 .1.wait();
+        disk.1 .1.wait();
+        other.discard(2..3);
+        put_out(1, &first);
+        disk.1 .1.wait();
+        assert_eq!(reader.join().unwrap().unwrap().as_ref(), Some(&first));
+    });
+    assert_eq!(store.backing_stats().unwrap().failed_reads, 0);
 }
 
 #[test]
