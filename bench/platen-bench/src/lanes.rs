@@ -16,6 +16,7 @@ mod old;
 mod overhead;
 mod report;
 mod table;
+mod units;
 
 use std::path::PathBuf;
 

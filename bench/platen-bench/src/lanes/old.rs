@@ -14,7 +14,7 @@ use pages::PAGE_SIZE;
 
 use super::link::Link;
 use super::measure::{payload, thread_cpu, Compressor, Run, Watch};
-use super::table::{Dest, Unit};
+use super::units::{Dest, Unit};
 
 /// `CompressParam` and `DecompressParam`: what the main thread and one worker share.
 struct Param<Q, R> {

@@ -1,7 +1,6 @@
 //! Answers of a server to the control socket and to Prometheus.
 
 use super::open::Opened;
-use super::serve_without;
 use super::supervisor::Supervisor;
 use crate::device::args::Inherited;
 use crate::device::backing::Refused;
@@ -9,9 +8,11 @@ use crate::device::endpoint::Endpoint;
 use crate::device::plan::Plan;
 use crate::device::status::{Status, Transport};
 use crate::device::{control, metrics, writeback};
+use crate::say::say;
 use device::Device;
 use nbd::Server;
 use policy::Policy;
+use std::fmt::Display;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, OnceLock};
@@ -117,4 +118,9 @@ impl Answers {
         status.platen.generation -= u64::from(self.supervised);
         status
     }
+}
+
+/// Says what a server that replaces another one continues without.
+pub(super) fn serve_without(what: &str, error: &dyn Display) {
+    say(&format!("no {what}: {error}; what is stored is served without"));
 }

@@ -8,7 +8,7 @@ mod supervisor;
 mod transports;
 mod watch;
 
-use self::answers::Answers;
+use self::answers::{serve_without, Answers};
 use self::open::Opened;
 use self::prepare::Prepared;
 use self::supervisor::Supervisor;
@@ -18,7 +18,6 @@ use super::plan::Plan;
 use crate::say::say;
 use anyhow::Context;
 use policy::{Policy, Trainer};
-use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -135,9 +134,4 @@ fn start_policy(
         }
     };
     Some(thread::Builder::new().name("policy-start".into()).spawn(start))
-}
-
-/// Says what a server that replaces another one continues without.
-fn serve_without(what: &str, error: &dyn Display) {
-    say(&format!("no {what}: {error}; what is stored is served without"));
 }

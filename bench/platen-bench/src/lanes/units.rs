@@ -1,0 +1,55 @@
+//! Compressed units as they come from the link, and the memory that they are decompressed to.
+
+use codec::{Encoder, Settings, UnitHeader};
+
+use super::measure::{payload, Compressor};
+
+/// A unit as it comes from the link.
+pub(super) struct Unit {
+    pub(super) header: UnitHeader,
+    pub(super) payload: Vec<u8>,
+}
+
+pub(super) fn encode_all(pages: &[u8], settings: Settings, batch: usize) -> Vec<Unit> {
+    let mut compressor = Compressor::new(settings);
+    let mut out = vec![0; Encoder::roomy(batch)];
+    let unit = |plain: &[u8]| {
+        let unit = compressor.encode(plain, &mut out);
+        let payload = payload(unit, plain, &out).to_vec();
+        Unit { header: UnitHeader::of(plain, unit), payload }
+    };
+    pages.chunks(batch).map(unit).collect()
+}
+
+/// Where decompressed batches go. A batch is lent to one thread at a time, and comes back.
+pub(super) struct Dest {
+    want: &'static [u8],
+    batch: usize,
+    batches: Vec<Option<&'static mut [u8]>>,
+}
+
+impl Dest {
+    pub(super) fn new(want: &'static [u8], batch: usize) -> Self {
+        // Not zeros: a page that is never written must not look like one that was.
+        let memory = vec![0xa5; want.len()].leak();
+        Self { want, batch, batches: memory.chunks_mut(batch).map(Some).collect() }
+    }
+
+    pub(super) fn take(&mut self, index: usize) -> &'static mut [u8] {
+        self.batches[index].take().expect("each batch is lent once")
+    }
+
+    pub(super) fn put_back(&mut self, index: usize, batch: Option<&'static mut [u8]>) {
+        if batch.is_some() {
+            self.batches[index] = batch;
+        }
+    }
+
+    /// Whether every byte is there.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        for (index, (want, got)) in self.want.chunks(self.batch).zip(&self.batches).enumerate() {
+            anyhow::ensure!(got.as_deref() == Some(want), "batch {index} came out differently");
+        }
+        Ok(())
+    }
+}
