@@ -32,9 +32,9 @@ use std::time::Duration;
 use store::{Keeper, Store};
 use swap::supervisor::words;
 
-/// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on
-/// a machine of a few cores. One that stands by has so much ready.
-const HEAP: usize = 12 << 20;
+/// What a server allocates beside its threads that do requests: the policy's contexts for groups,
+/// tables, answers to questions. One that stands by has so much ready.
+const BASE_HEAP: usize = 4 << 20;
 
 /// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger
 /// codec's context.
@@ -44,11 +44,12 @@ const BACKING_HEAP: usize = 4 << 20;
 /// policy's thread.
 const TRIAL_HEAP: usize = 2 << 20;
 
-/// Threads that a server starts, on such a machine.
-const THREADS: usize = 12;
+/// Threads of a server beside those that do requests: keeper, policy and its start, watch, control,
+/// metrics, supervisor, signals.
+const BASE_THREADS: usize = 8;
 
-/// Those that it starts more when it writes back: those that fetch, one that looks at the device.
-const BACKING_THREADS: usize = FETCHERS + 1;
+/// The one that it starts more when it writes back, which looks at the device.
+const BACKING_THREADS: usize = 1;
 
 /// How long a change of mounts is waited for until it is looked whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -80,8 +81,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         let fetchers = if disk_left.is_some() { FETCHERS } else { 0 };
         let trains = supervise::trains(args, &idle);
         let all = compressing(args, fetchers);
+        let requests = all * device::thread_heap(settings) + buffers_heap(args);
         let dictionaries = if trains { dictionary_heap(settings.level(), all) } else { 0 };
-        swap::warm(HEAP + heap + dictionaries, THREADS + threads)
+        swap::warm(BASE_HEAP + requests + heap + dictionaries, BASE_THREADS + all + threads)
             .context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
             Some(device) => inherited.device = device,
@@ -117,9 +119,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     });
     let mut options =
         DeviceOptions { settings, dictionaries: trainer.is_some(), ..DeviceOptions::default() };
-    if let Some(workers) = args.workers {
-        options.workers = usize::from(workers);
-    }
+    options.workers = workers(args);
     let pulse = match inherited.pulse {
         Some(number) => Pulse::open(&descriptor(number)?).context("signs of life")?,
         None => Pulse::private(),
@@ -131,8 +131,12 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     }
     let offload = Offload::begin(args, &device, inherited.replaces)?;
     let connections = usize::from(args.connections);
-    let options =
-        ServerOptions { name: args.name.clone(), connections, ..ServerOptions::default() };
+    let options = ServerOptions {
+        name: args.name.clone(),
+        connections,
+        check_memory: !args.swap,
+        ..ServerOptions::default()
+    };
     let nbd = Arc::new(Server::new(Arc::clone(&device), options).context("NBD server")?);
 
     let disk = args.ublk.then(|| disk(args, &inherited, &device, &supervisor)).transpose()?;
@@ -204,7 +208,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         nbd: Arc::clone(&nbd),
         stopping: Arc::clone(&stopping),
     });
-    let watch = Watch::start(&device, client)?;
+    let watch = Watch::start(&device, client, left.clone())?;
     supervisor.listen(own, {
         let (nbd, stopping) = (Arc::clone(&nbd), Arc::clone(&stopping));
         move || {
@@ -276,9 +280,40 @@ fn dictionary_heap(level: i32, threads: usize) -> usize {
     tables + threads * Dictionary::context_memory(level) + TRIAL_HEAP
 }
 
+/// Threads that large requests are split over: so many that every other thread of the server finds
+/// room in the store's table of workers, where their number is not given.
+fn workers(args: &ServeArgs) -> usize {
+    if let Some(workers) = args.workers {
+        return workers.into();
+    }
+    let queues = if args.ublk { supervise::ublk_options(args).geometry.queues.into() } else { 0 };
+    let connections = args.nbd.as_ref().map_or(0, |_| usize::from(args.connections) + STRANDED);
+    let qat = match args.codec {
+        codec::Codec::DeflateQz => device::OffloadOptions::default().threads,
+        _ => 0,
+    };
+    let others = queues + connections + FETCHERS + qat + POLICY_WORKERS;
+    DeviceOptions::default().workers.min(store::MAX_WORKERS.saturating_sub(others).max(1))
+}
+
+/// NBD connections that have ended and whose reads have not, at most.
+const STRANDED: usize = nbd::STRANDED;
+
+/// Of the policy: idle pages, trials of dictionaries, writing back, answers.
+const POLICY_WORKERS: usize = 4;
+
+/// What the transports allocate for requests.
+fn buffers_heap(args: &ServeArgs) -> usize {
+    if args.ublk {
+        // The buffers are the supervisor's.
+        1 << 20
+    } else {
+        supervise::swap_connections(args) * nbd::CONNECTION_MEMORY
+    }
+}
+
 /// Threads of a server that compress, the policy's among them.
 fn compressing(args: &ServeArgs, fetchers: usize) -> usize {
-    let workers = args.workers.map_or(DeviceOptions::default().workers, usize::from);
     let queues = if args.ublk { supervise::ublk_options(args).geometry.queues.into() } else { 0 };
     let connections = match (&args.nbd, args.swap) {
         (None, _) => 0,
@@ -286,7 +321,11 @@ fn compressing(args: &ServeArgs, fetchers: usize) -> usize {
         // Of those that swapping depends on.
         (Some(_), true) => supervise::swap_connections(args),
     };
-    workers + queues + connections + fetchers + 1
+    let qat = match args.codec {
+        codec::Codec::DeflateQz => device::OffloadOptions::default().threads,
+        _ => 0,
+    };
+    workers(args) + queues + connections + fetchers + qat + 1
 }
 
 /// Who starts processes that train dictionaries: the supervisor, if there is one, and they are to
@@ -562,7 +601,8 @@ impl Client {
     }
 }
 
-/// Prints the first damage that an I/O thread finds: they do not print. Ends the process when the
+/// Prints the first damage that an I/O thread finds, since they do not print, and sockets that
+/// somebody has removed. Ends the process when the
 /// kernel's client is lost: only with a new server does it get new connections, and what lies in
 /// the old ones is done by nobody.
 struct Watch {
@@ -571,13 +611,25 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(device: &Arc<Device>, client: Option<Client>) -> anyhow::Result<Self> {
+    fn start(
+        device: &Arc<Device>,
+        client: Option<Client>,
+        sockets: claims::Left,
+    ) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (device, stopped) = (Arc::downgrade(device), Arc::clone(&stop));
         let thread = thread::Builder::new().name("watch".into()).spawn(move || {
             let mut told = false;
+            let mut missing = Vec::new();
             while !stopped.load(Ordering::Acquire) {
                 thread::park_timeout(Duration::from_secs(1));
+                let before = std::mem::replace(&mut missing, sockets.missing().collect());
+                for path in missing.iter().filter(|path| !before.contains(path)) {
+                    say(&format!(
+                        "{} was removed, or is another's: nobody finds the device by it until it is started anew",
+                        path.display()
+                    ));
+                }
                 if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
                     say(&format!("the kernel has given up a connection of {}", client.disk));
                     std::process::exit(swap::supervisor::CLIENT_LOST.into());
