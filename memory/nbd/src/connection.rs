@@ -590,7 +590,8 @@ mod tests {
         theirs.write_all(&request).unwrap();
         theirs.shutdown(way).unwrap();
         let session = Session { size: 1 << 20, structured: false, allocation: false };
-        let (served, _) = serve(&ours, &mut queue, session, &[], &|| false, &|| false);
+        let given_up = || crate::server::hung_up(&ours, Duration::ZERO);
+        let (served, _) = serve(&ours, &mut queue, session, &[], &given_up, &|| false);
         let mut page = vec![0; PAGE];
         queue.read_now(3, &mut page).unwrap();
         (served, page)

@@ -443,7 +443,7 @@ fn has_memory(bytes: usize) -> bool {
 }
 
 /// Whether the other end has been shut down in both ways, within so long.
-fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
+pub(crate) fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
     let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)

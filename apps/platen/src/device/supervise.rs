@@ -59,7 +59,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
     // Nobody else reads the environment yet. What the manager is told is the supervisor's to say.
     let notify = std::env::var("NOTIFY_SOCKET").ok();
-    std::env::remove_var("NOTIFY_SOCKET");
+    let watched = std::env::var_os("WATCHDOG_USEC").is_some();
+    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+        std::env::remove_var(name);
+    }
     std::env::set_var("RUST_MIN_STACK", STACK);
     for (name, value) in swap::KEEPING {
         std::env::set_var(name, value);
@@ -117,6 +120,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         pulse_fd,
         resume,
         notify,
+        watched,
         device: None,
         disk,
     };
@@ -269,8 +273,9 @@ struct Serving<'a> {
     pulse_fd: OwnedFd,
     /// Readable after SIGUSR1: the next server is to be started without a pause.
     resume: OwnedFd,
-    /// The service manager's socket.
+    /// The service manager's socket, and whether it expects to hear each second.
     notify: Option<String>,
+    watched: bool,
     /// The ublk device, once there is one.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -395,6 +400,10 @@ impl Service for Serving<'_> {
 
     fn notify_socket(&self) -> Option<String> {
         self.notify.clone()
+    }
+
+    fn manager_watches(&self) -> bool {
+        self.watched
     }
 
     fn abandon(&mut self) {
