@@ -16,6 +16,7 @@ use crate::piece::Op;
 use qat_abi as abi;
 use qat_abi::{CpaBufferList, CpaDcOpData, CpaDcRqResults, CpaFlatBuffer, CpaStatus};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How a session is set up.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +42,9 @@ struct Layout {
     dest: usize,
     end: usize,
 }
+
+/// How long an engine waits for a poll of the event thread.
+const LONGEST_POLL: Duration = Duration::from_millis(20);
 
 /// A bound above this is not believed, bytes: twice the largest piece.
 const MAX_BOUND: u32 = 128 << 10;
@@ -207,7 +211,9 @@ impl Channel {
 
     /// Has `len` bytes of the slot's source worked on. SUCCESS: the slot is the device's.
     pub(crate) fn submit(&mut self, slot: u16, len: usize, op: Op) -> CpaStatus {
-        self.take_turn();
+        if !self.take_turn() {
+            return abi::CPA_STATUS_FAIL;
+        }
         self.prepare(slot, len);
         let tag = self.expect(slot);
         let (instance, session) = (self.instance.handle(), self.session.start().cast());
@@ -236,27 +242,26 @@ impl Channel {
         status
     }
 
-    /// Runs the callbacks of whatever the device has finished.
+    /// Runs the callbacks of whatever the device has finished. FAIL without the instance's turn.
     pub(crate) fn poll(&mut self) -> CpaStatus {
-        self.take_turn();
+        if !self.take_turn() {
+            return abi::CPA_STATUS_FAIL;
+        }
         self.instance.poll(self.api)
     }
 
-    /// From here on nobody else submits to the instance or polls it, until `rest`.
-    fn take_turn(&mut self) {
-        while !self.turn {
-            self.turn = self.instance.try_turn();
-            if !self.turn {
-                // The event thread is at a poll: some microseconds.
-                std::thread::yield_now();
-            }
-        }
+    /// From here on nobody else submits to the instance or polls it, until `rest`; `false` if the
+    /// event thread does not end its poll. A poll takes microseconds: one that takes longer has no
+    /// CPU, or is stuck in the library. The engine works in software then, as after any failure.
+    fn take_turn(&mut self) -> bool {
+        self.turn = self.turn || self.instance.turn.take_within(LONGEST_POLL);
+        self.turn
     }
 
     /// Lets the event thread poll the instance.
     pub(crate) fn rest(&mut self) {
         if std::mem::take(&mut self.turn) {
-            self.instance.end_turn();
+            self.instance.turn.end();
         }
     }
 
@@ -288,7 +293,7 @@ impl Channel {
         reason = "the channel is what is given back, once in its life"
     )]
     pub(crate) fn close(mut self) -> Result<(), Self> {
-        if self.drain() > 0 {
+        if self.drain() > 0 || !self.take_turn() {
             self.rest();
             return Err(self);
         }

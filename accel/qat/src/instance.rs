@@ -11,6 +11,7 @@ use qat_abi as abi;
 use qat_abi::{CpaBufferList, CpaFlatBuffer, CpaInstanceHandle, CpaStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What an instance is, as the library tells.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -42,6 +43,37 @@ pub(crate) enum InstanceError {
     Call { instance: String, call: &'static str, status: CpaStatus },
 }
 
+/// Who submits to an instance or polls it: its engine, from its first piece until it has none under
+/// way, or the event thread for one poll. libqat lets two threads poll at once, but not while a
+/// device dies: that poll walks the requests without the ring's lock, and a request that another
+/// thread is about to submit is then given back twice (qatlib 24.02).
+#[derive(Debug, Default)]
+pub(crate) struct Turn(AtomicBool);
+
+impl Turn {
+    /// Takes the turn, unless another thread has it.
+    pub(crate) fn try_take(&self) -> bool {
+        !self.0.swap(true, Ordering::Acquire)
+    }
+
+    /// Takes the turn as soon as it is free, within so long; whether it has been.
+    pub(crate) fn take_within(&self, longest: Duration) -> bool {
+        let mut since = None;
+        while !self.try_take() {
+            if since.get_or_insert_with(Instant::now).elapsed() > longest {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// Gives it back. Only for the thread that has it.
+    pub(crate) fn end(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// An instance of the process.
 #[derive(Debug)]
 pub(crate) struct Instance {
@@ -52,11 +84,7 @@ pub(crate) struct Instance {
     /// Under suspicion by its engine, or left behind by one: the event thread polls it.
     pub(crate) neglected: AtomicBool,
     claimed: AtomicBool,
-    /// Somebody submits to it or polls it: its engine, from its first piece until it has none under
-    /// way, or the event thread for one poll. libqat lets two threads poll at once, but not while a
-    /// device dies: that poll walks the requests without the ring's lock, and a request that
-    /// another thread is about to submit is then given back twice (qatlib 24.02).
-    turn: AtomicBool,
+    pub(crate) turn: Turn,
     /// Set once `cpaDcStartInstance` succeeded; the intermediate buffers live as long.
     started: Mutex<Option<Vec<Pinned>>>,
     counters: Mutex<Option<Arc<Counters>>>,
@@ -136,7 +164,7 @@ impl Instance {
             info,
             neglected: AtomicBool::new(false),
             claimed: AtomicBool::new(false),
-            turn: AtomicBool::new(false),
+            turn: Turn::default(),
             started: Mutex::new(None),
             counters: Mutex::new(None),
             problem: Mutex::new(None),
@@ -160,15 +188,6 @@ impl Instance {
         self.neglected.store(false, Ordering::Relaxed);
         *lock(&self.counters) = None;
         self.claimed.store(false, Ordering::Release);
-    }
-
-    /// Takes the turn, unless somebody has it.
-    pub(crate) fn try_turn(&self) -> bool {
-        !self.turn.swap(true, Ordering::Acquire)
-    }
-
-    pub(crate) fn end_turn(&self) {
-        self.turn.store(false, Ordering::Release);
     }
 
     /// The counters of the engine that has it, and what went wrong when one tried.
@@ -277,4 +296,18 @@ fn text(bytes: &[u8]) -> String {
 /// them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_that_is_not_given_back_is_not_waited_for_without_end() {
+        let turn = Turn::default();
+        assert!(turn.take_within(Duration::ZERO));
+        assert!(!turn.take_within(Duration::from_millis(20)) && !turn.try_take());
+        turn.end();
+        assert!(turn.take_within(Duration::from_millis(20)));
+    }
 }

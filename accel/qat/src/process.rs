@@ -230,9 +230,9 @@ impl Inner {
                 // A device restarts only when its rings have been polled empty, and an engine
                 // without work does not poll. One with work has the turn, and polls.
                 let watched = unwell || instance.neglected.load(Ordering::Acquire);
-                if watched && instance.is_started() && instance.try_turn() {
+                if watched && instance.is_started() && instance.turn.try_take() {
                     instance.poll(self.api);
-                    instance.end_turn();
+                    instance.turn.end();
                 }
             }
             self.bury();

@@ -1,6 +1,6 @@
 //! Servers that hang or die again and again: they are replaced, and what they had stored is there.
 
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{kill_process, prlimit, Pid, Resource, Rlimit, Signal};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -145,4 +145,48 @@ fn a_dozen_deaths_in_a_row_lose_nothing() {
     let log = served.log();
     assert!(log.contains("starting another in 10s"), "{log}");
     assert_eq!(log.matches("has died").count(), 12, "{log}");
+}
+
+/// Each new connection once ended a server without memory for it.
+#[test]
+fn a_connection_without_memory_is_refused_and_the_others_are_served() {
+    let served = Served::start();
+    served.write(&bytes());
+    let server = served.server().unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", server.as_raw_nonzero())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let limit = Some((size << 10) + (16 << 20));
+    let limit = Rlimit { current: limit, maximum: limit };
+    prlimit(Some(server), Resource::As, limit).unwrap();
+    let mut open = Vec::new();
+    let refused = (0..16).find(|_| {
+        let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(&[0, 0, 0, 3]).unwrap();
+        let refused = stream.read_exact(&mut [0; 18]).is_err();
+        if !refused {
+            // Goes in, so that the server makes all that it needs for it.
+            stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
+            stream.read_exact(&mut [0; 10]).unwrap();
+            stream.write_all(&simple::request(READ, 2, 0, 4096, &[])).unwrap();
+            let mut reply = vec![0; 16 + 4096];
+            stream.read_exact(&mut reply).unwrap();
+            assert_eq!(reply[16..], bytes()[..4096]);
+            open.push(stream);
+        }
+        refused
+    });
+    assert!(refused.is_some_and(|number| number > 0), "{refused:?} was refused");
+    let log = served.log();
+    // There is no room for its buffers, or for its thread.
+    let said = log.contains("of memory for it") || log.contains("no thread");
+    assert!(said && !log.contains("has died"), "{log}");
+    open.clear();
+    served.wait("there is memory again", |served| {
+        let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.read_exact(&mut [0; 18]).is_ok()
+    });
+    assert_eq!(served.server(), Some(server));
 }

@@ -202,7 +202,8 @@ fn zstd_number(level: i32) -> usize {
 struct Lz4 {
     small: CompressTable,
     large: CompressTable,
-    /// lz4_flex wants room for the worst case before it starts.
+    /// lz4_flex wants room for the worst case before it starts. Made when it is first needed: pages
+    /// never do, and a device has an encoder for each thread.
     scratch: Box<[u8]>,
 }
 
@@ -211,7 +212,7 @@ impl Lz4 {
         Self {
             small: CompressTable::small(),
             large: CompressTable::large(),
-            scratch: vec![0; get_maximum_output_size(MAX_PLAIN)].into_boxed_slice(),
+            scratch: Box::default(),
         }
     }
 
@@ -222,6 +223,9 @@ impl Lz4 {
             if plain.len() < usize::from(u16::MAX) { &mut self.small } else { &mut self.large };
         if out.len() >= get_maximum_output_size(plain.len()) {
             return compress_into_with_table(plain, out, table).ok();
+        }
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; get_maximum_output_size(MAX_PLAIN)].into_boxed_slice();
         }
         let len = compress_into_with_table(plain, &mut self.scratch, table).ok()?;
         let payload = self.scratch.get(..len).filter(|_| len < plain.len())?;

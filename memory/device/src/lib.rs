@@ -65,6 +65,11 @@
 //! request beyond the end or with a buffer of another length. The first damage found is kept
 //! ([`Device::damage`]) for somebody else's thread to print, and each is counted.
 //!
+//! # Signs of life
+//!
+//! Each thread that does requests writes what it does to a slot of a [`pulse::Pulse`]
+//! ([`Device::with_pulse`]): a supervisor sees by it when a server hangs.
+//!
 //! # Processes that fork
 //!
 //! A device is of the process that made it. In a child that was forked, with requests in flight or
@@ -125,6 +130,7 @@ pub use {
     counters::IoStats,
     device::{Device, DeviceOptions, OpenError},
     dictionaries::Dictionaries,
+    page_io::thread_heap,
     pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED},
     qat_threads::{OffloadOptions, OffloadStats},
     queue::DeviceQueue,

@@ -289,3 +289,24 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
         helpers.into_iter().for_each(|helper| helper.join().unwrap());
     });
 }
+
+/// Without that a queue would find its eventfd readable again and again, and never sleep.
+#[test]
+fn a_queue_clears_what_has_woken_it_and_nothing_stays_readable() {
+    explore(3, || {
+        let model = Model::new();
+        model.begin(1);
+        let helper = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.follow())
+        };
+        if !model.work() {
+            model.wait();
+        }
+        model.check(1);
+        helper.join().unwrap();
+        let mut early = VecDeque::new();
+        assert!(model.station.arm(&mut early), "a flight is reported twice");
+        assert!(!model.station.wake().is_set(), "it stays readable");
+    });
+}

@@ -22,6 +22,19 @@ fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
     }
 }
 
+/// The most that a thread that reads and writes pages takes from the heap, in bytes: contexts of its
+/// codec, buffers, its flights. Without dictionaries, which are counted by themselves.
+pub fn thread_heap(settings: Settings) -> usize {
+    let contexts = match (settings.codec(), settings.level()) {
+        (Codec::Zlib | Codec::DeflateQz, level) if level > 3 => 712,
+        (Codec::Zlib | Codec::DeflateQz, _) => 400,
+        (Codec::Zstd, level) if level > 9 => 320,
+        (Codec::Zstd, _) => 144,
+        _ => 48,
+    };
+    (contexts + 304) << 10
+}
+
 /// A page whose compressed form is longer is stored as it is: reading it then costs a copy, where a
 /// decoder would take microseconds to save less than a 32nd of a page.
 const LONGEST: usize = PAGE - PAGE / 32;

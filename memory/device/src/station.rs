@@ -6,7 +6,7 @@ use std::io;
 use ring::Ring;
 
 use crate::flight::Flight;
-use crate::sync::{fence_seq_cst, spin, step, AtomicBool, Ordering, Site, Wake};
+use crate::sync::{fence_seq_cst, spin, step, AtomicBool, AtomicU32, Ordering, Site, Wake};
 
 /// What a queue shares with the workers.
 pub(crate) struct Station {
@@ -16,6 +16,10 @@ pub(crate) struct Station {
     /// Whether the queue's thread sleeps, or is about to. Who takes it back sets `wake`.
     armed: AtomicBool,
     wake: Wake,
+    /// The queue has armed itself, and not looked since who took that back. Its own.
+    looked: AtomicBool,
+    /// Times that `wake` was set, or is about to be, and was not cleared. The queue's own.
+    set: AtomicU32,
 }
 
 impl Station {
@@ -25,6 +29,8 @@ impl Station {
             done: Ring::new(usize::from(depth)),
             armed: AtomicBool::new(false),
             wake: Wake::new()?,
+            looked: AtomicBool::new(true),
+            set: AtomicU32::new(0),
         })
     }
 
@@ -64,8 +70,13 @@ impl Station {
 
     /// For the queue, before it sleeps: `false` if a flight is finished, which is in `early` then.
     pub(crate) fn arm(&self, early: &mut VecDeque<u16>) -> bool {
-        // What it says is looked at below.
-        self.wake.clear();
+        self.disarm();
+        let set = self.set.load(Ordering::Relaxed);
+        if set > 0 {
+            // What it says is looked at below. A thread that is yet to set it wakes us for nothing.
+            self.set.store(set - self.wake.clear(), Ordering::Relaxed);
+        }
+        self.looked.store(false, Ordering::Relaxed);
         self.armed.store(true, Ordering::Relaxed);
         // Pairs with the fence in `notify`.
         fence_seq_cst(Site::ArmFence);
@@ -80,7 +91,14 @@ impl Station {
 
     /// The queue sleeps no more.
     pub(crate) fn disarm(&self) {
-        self.armed.store(false, Ordering::Relaxed);
+        // An exchange, which cannot miss that a worker has taken it back: exactly that worker sets
+        // `wake`, so that a queue which nobody wakes needs no system call to clear it.
+        let taken = !self.armed.swap(false, Ordering::Relaxed);
+        if taken && !self.looked.load(Ordering::Relaxed) {
+            let set = self.set.load(Ordering::Relaxed);
+            self.set.store(set + 1, Ordering::Relaxed);
+        }
+        self.looked.store(true, Ordering::Relaxed);
     }
 
     /// What to sleep on.

@@ -102,10 +102,13 @@ mod real {
             let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
         }
 
-        /// Makes it not readable.
-        pub(crate) fn clear(&self) {
-            // Nothing there is the common answer.
-            let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        /// Makes it not readable, and gives how often it was set.
+        pub(crate) fn clear(&self) -> u32 {
+            let mut count = [0; 8];
+            match rustix::io::read(&self.0, &mut count) {
+                Ok(_) => u32::try_from(u64::from_ne_bytes(count)).unwrap_or(u32::MAX),
+                Err(_) => 0,
+            }
         }
 
         pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -181,29 +184,33 @@ mod model {
     /// sleeping and waking.
     #[derive(Debug)]
     pub(crate) struct Wake {
-        readable: Mutex<bool>,
+        set: Mutex<u32>,
         woken: Condvar,
     }
 
     impl Wake {
         pub(crate) fn new() -> std::io::Result<Self> {
-            Ok(Self { readable: Mutex::new(false), woken: Condvar::new() })
+            Ok(Self { set: Mutex::new(0), woken: Condvar::new() })
         }
 
         pub(crate) fn set(&self) {
-            *self.readable.lock().expect("no model panics here") = true;
+            *self.set.lock().expect("no model panics here") += 1;
             self.woken.notify_all();
         }
 
-        pub(crate) fn clear(&self) {
-            *self.readable.lock().expect("no model panics here") = false;
+        pub(crate) fn clear(&self) -> u32 {
+            std::mem::take(&mut *self.set.lock().expect("no model panics here"))
+        }
+
+        pub(crate) fn is_set(&self) -> bool {
+            *self.set.lock().expect("no model panics here") > 0
         }
 
         /// What `poll` does: sleeps until it is readable.
         pub(crate) fn sleep(&self) {
-            let mut readable = self.readable.lock().expect("no model panics here");
-            while !*readable {
-                readable = self.woken.wait(readable).expect("no model panics here");
+            let mut set = self.set.lock().expect("no model panics here");
+            while *set == 0 {
+                set = self.woken.wait(set).expect("no model panics here");
             }
         }
     }

@@ -149,12 +149,16 @@ enum Need {
     End,
 }
 
+/// Memory that a connection takes beside its queue, in bytes.
+pub const CONNECTION_MEMORY: usize =
+    INPUT + OUTPUT + SLICES * (SLICE + 2 * PAGE) + SMALL + 2 * PAGE + (64 << 10);
+
 /// How long reads are waited for whose client is gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Serves requests until the client leaves, and gives why the connection had to end if that was not
 /// it. `input` is what came after the handshake; `others` is called before what has been read is
-/// done, and may make it wait.
+/// done, may make it wait, and says whether the client has given this connection up.
 ///
 /// Reads that do not get over are left with the slices that they fill, if `leave` has room for
 /// that: the queue has them still, and tells by its tags which ones it is done with.
@@ -163,7 +167,7 @@ pub(crate) fn serve<Q: Queue>(
     queue: &mut Q,
     session: Session,
     input: &[u8],
-    others: &dyn Fn(),
+    others: &dyn Fn() -> bool,
     leave: &dyn Fn() -> bool,
 ) -> (Result<(), ConnectionError>, Option<Slices>) {
     let mut connection = Connection {
@@ -185,7 +189,7 @@ pub(crate) fn serve<Q: Queue>(
     };
     connection.input.bytes[..input.len()].copy_from_slice(input);
     let _path = IoPath::enter();
-    others();
+    let _ = others();
     let result = connection.run();
     // Slices are the device's as long as requests are on the way. What is written is over soon, and
     // has to be: it may be sent again by another connection.
@@ -221,7 +225,7 @@ struct Connection<'a, Q> {
     /// The client takes no answers any more.
     deserted: bool,
     /// Waits for what must be over before anything that has been read is done.
-    others: &'a dyn Fn(),
+    others: &'a dyn Fn() -> bool,
 }
 
 impl<Q: Queue> Connection<'_, Q> {
@@ -418,13 +422,10 @@ impl<Q: Queue> Connection<'_, Q> {
     /// Reads what there is; `false` at the end.
     fn receive(&mut self) -> Result<bool, ConnectionError> {
         let got = self.read()?;
-        (self.others)();
-        // Whoever has given this connection up may have sent the same by another one, and more
-        // after it: what still lies in this one must not undo that. Nobody was told that it is
+        // A client that has given this connection up may have sent the same by another one, and
+        // more after it: what still lies in this one must not undo that. Nobody was told that it is
         // done.
-        let mut fds = [PollFd::new(self.stream, PollFlags::empty())];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP) {
+        if (self.others)() {
             self.deserted = true;
             if matches!(self.current, Some(Current::Write { .. })) {
                 return Err(ConnectionError::Cut);
@@ -589,7 +590,8 @@ mod tests {
         theirs.write_all(&request).unwrap();
         theirs.shutdown(way).unwrap();
         let session = Session { size: 1 << 20, structured: false, allocation: false };
-        let (served, _) = serve(&ours, &mut queue, session, &[], &|| (), &|| false);
+        let given_up = || crate::server::hung_up(&ours, Duration::ZERO);
+        let (served, _) = serve(&ours, &mut queue, session, &[], &given_up, &|| false);
         let mut page = vec![0; PAGE];
         queue.read_now(3, &mut page).unwrap();
         (served, page)
@@ -680,7 +682,7 @@ mod tests {
             });
             let session = Session { size: 1 << 20, structured, allocation: false };
             let mut queue = Failing(device.queue().unwrap());
-            serve(&ours, &mut queue, session, &[], &|| (), &|| false).0.unwrap();
+            serve(&ours, &mut queue, session, &[], &|| false, &|| false).0.unwrap();
             drop(ours);
             assert_eq!(reader.join().unwrap().unwrap(), answers + fails * failed);
         }
@@ -713,7 +715,7 @@ mod tests {
             });
             let session = Session { size: 1 << 20, structured: true, allocation: false };
             let mut queue = device.queue().unwrap();
-            serve(&ours, &mut queue, session, &[], &|| (), &|| false).0.unwrap();
+            serve(&ours, &mut queue, session, &[], &|| false, &|| false).0.unwrap();
             drop(ours);
             let answer = reader.join().unwrap().unwrap();
             let chunks =

@@ -36,7 +36,7 @@ mod server;
 mod slices;
 mod wire;
 
-pub use connection::ConnectionError;
+pub use connection::{ConnectionError, CONNECTION_MEMORY};
 pub use handshake::{Export, Handshake, Progress, Refusal};
-pub use server::{Server, ServerOptions};
+pub use server::{Server, ServerOptions, STRANDED};
 pub use wire::{Broken, Command, Error, Parsed, Request, Session, MAX_REQUEST};

@@ -14,7 +14,7 @@ use device::{Backend, Queue};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 
-use crate::connection::{serve, ConnectionError};
+use crate::connection::{serve, ConnectionError, CONNECTION_MEMORY};
 use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
 use crate::slices::Slices;
 use crate::wire::Session;
@@ -29,11 +29,19 @@ pub struct ServerOptions {
     pub connections: usize,
     /// How long a handshake may take.
     pub handshake: Duration,
+    /// Refuse a connection for which there is no memory, instead of ending with it. Takes that
+    /// memory for a moment: not for a process whose memory is locked.
+    pub check_memory: bool,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { name: "platen".to_owned(), connections: 16, handshake: Duration::from_secs(10) }
+        Self {
+            name: "platen".to_owned(),
+            connections: 16,
+            handshake: Duration::from_secs(10),
+            check_memory: true,
+        }
     }
 }
 
@@ -45,8 +53,8 @@ pub struct Server<B: Backend> {
     stop: OwnedFd,
     open: Mutex<Open>,
     simple_ended: AtomicU64,
-    /// Connections in `open` that have simple replies only. Relaxed: `open`'s lock carries the
-    /// order.
+    /// Connections in `open` that have simple replies only. A connection that is counted here does
+    /// nothing before it has looked at those that were counted before it.
     simple: AtomicUsize,
     /// Those that wait in `wait_for_others`. For who watches.
     waiting: AtomicUsize,
@@ -57,7 +65,7 @@ pub struct Server<B: Backend> {
 
 /// Connections whose reads of a backing device do not get over, and which have ended: each has its
 /// buffers still, and one of the store's workers.
-const STRANDED: usize = 8;
+pub const STRANDED: usize = 8;
 
 /// Reads whose client is gone, and what they fill.
 struct Stranded<Q> {
@@ -255,6 +263,12 @@ impl<B: Backend> Server<B> {
 
     fn enter(&self, number: u64, stream: &UnixStream) -> Result<(), String> {
         stream.set_nonblocking(false).map_err(|error| error.to_string())?;
+        if self.options.check_memory && !has_memory(CONNECTION_MEMORY + QUEUE_MEMORY) {
+            return Err(format!(
+                "no {} KiB of memory for it",
+                (CONNECTION_MEMORY + QUEUE_MEMORY) >> 10
+            ));
+        }
         let mut open = self.open();
         if open.stopped || open.streams.len() >= self.options.connections {
             return Err(format!("{} connections are open", open.streams.len()));
@@ -266,26 +280,58 @@ impl<B: Backend> Server<B> {
 
     fn leave(&self, number: u64) {
         if self.open().streams.remove(&number).is_some_and(|client| client.simple) {
-            self.simple.fetch_sub(1, Ordering::Relaxed);
+            self.simple.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     /// Waits until the threads are done of all connections that the kernel's client has given up,
-    /// or this one is given up too.
+    /// or this one is given up too; whether it is.
     ///
     /// That client shuts a connection down before it sends what was not answered there by another
     /// one. So what has just been read from `stream` may be a write that a thread still has in its
     /// hands; or come after one that was done again, and would be undone when that thread goes on.
-    fn wait_for_others(&self, number: u64, stream: &UnixStream) {
-        if self.simple.load(Ordering::Relaxed) < 2
-            || self.open().given_up(Some(number)).next().is_none()
-        {
-            return;
+    /// A connection without another one beside it needs no look: one that comes later waits for it
+    /// here.
+    fn wait_for_others(&self, number: u64, stream: &UnixStream) -> bool {
+        if self.simple.load(Ordering::Acquire) < 2 {
+            return false;
+        }
+        let (own, others) = self.given_up(number, stream);
+        if !others {
+            return own;
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
         // Two that have been given up do not wait for each other.
         while !hung_up(stream, AGAIN) && self.open().given_up(Some(number)).next().is_some() {}
         self.waiting.fetch_sub(1, Ordering::AcqRel);
+        hung_up(stream, Duration::ZERO)
+    }
+
+    /// Whether this connection has been given up, and whether another one has, by one system call
+    /// for 31 of them.
+    fn given_up(&self, number: u64, stream: &UnixStream) -> (bool, bool) {
+        let open = self.open();
+        let others =
+            open.streams.iter().filter(|(&other, client)| other != number && client.simple);
+        let mut others = others.map(|(_, client)| &client.stream);
+        let mut fds: [_; 32] = std::array::from_fn(|_| PollFd::new(stream, PollFlags::empty()));
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut given_up = (false, false);
+        loop {
+            let mut len = 1;
+            for (fd, other) in fds[1..].iter_mut().zip(others.by_ref()) {
+                *fd = PollFd::new(other, PollFlags::empty());
+                len += 1;
+            }
+            if poll(&mut fds[..len], Some(&now)).is_ok() {
+                let gone = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::HUP);
+                given_up.0 |= gone(&fds[0]);
+                given_up.1 |= fds[1..len].iter().any(gone);
+            }
+            if len < fds.len() {
+                return given_up;
+            }
+        }
     }
 
     fn client(&self, number: u64, stream: &UnixStream) -> Result<(), Ended> {
@@ -298,13 +344,13 @@ impl<B: Backend> Server<B> {
         if !session.structured {
             if let Some(client) = self.open().streams.get_mut(&number) {
                 client.simple = true;
-                self.simple.fetch_add(1, Ordering::Relaxed);
+                self.simple.fetch_add(1, Ordering::AcqRel);
             }
         }
-        let others = || {
-            if !session.structured {
-                self.wait_for_others(number, stream);
-            }
+        let structured = session.structured;
+        let others = || match structured {
+            true => hung_up(stream, Duration::ZERO),
+            false => self.wait_for_others(number, stream),
         };
         let leave = || self.may_strand();
         let (served, lent) = serve(stream, &mut queue, session, &rest, &others, &leave);
@@ -387,8 +433,17 @@ impl Open {
     }
 }
 
+/// Memory that a queue of the backend takes, in bytes: contexts of a codec, and buffers.
+const QUEUE_MEMORY: usize = 2 << 20;
+
+/// Whether there is so much memory now. A connection that is refused for want of some is better than
+/// the end of all: an allocation that fails later ends the process.
+fn has_memory(bytes: usize) -> bool {
+    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
+}
+
 /// Whether the other end has been shut down in both ways, within so long.
-fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
+pub(crate) fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
     let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
@@ -436,3 +491,14 @@ impl<F: Fn(&str)> Notices<F> {
 }
 
 const LINES: u32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_seen_before_it_is_used() {
+        assert!(has_memory(CONNECTION_MEMORY + QUEUE_MEMORY));
+        assert!(!has_memory(usize::MAX / 2));
+    }
+}

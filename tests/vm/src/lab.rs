@@ -1,6 +1,9 @@
 //! One place to start everything from: the network, the scratch folder, names and images.
 
 use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -113,11 +116,20 @@ impl Lab {
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         remove_stale_folders();
-        let nth = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("platen-{}-{nth}", std::process::id()));
+        let folder = loop {
+            let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+            let folder = std::env::temp_dir().join(format!("platen-{}-{nth}", std::process::id()));
+            // A folder, or a link, that is there already is somebody else's: this runs as root.
+            match DirBuilder::new().mode(0o700).create(&folder) {
+                Ok(()) => break folder,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    let what = format!("cannot create {}", folder.display());
+                    return Err(error).context(what);
+                }
+            }
+        };
         let ticket = register(Leftover::Folder(folder.clone()));
-        std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
         let (count, archives, certificates) = Default::default();
         Ok(Self { net: Net::new()?, folder, count, archives, certificates, _ticket: ticket })
     }

@@ -108,7 +108,7 @@ fn place(path: &Path) -> Option<Place> {
 
 /// What the supervisor has in folders. For the server that outlives one that is killed: it removes
 /// them at its end.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Left(Vec<(PathBuf, Place)>);
 
 impl Left {
@@ -122,6 +122,11 @@ impl Left {
         let paths = [Some(control), nbd, Some(Lock::path(&folder, &args.name))];
         let found = paths.into_iter().flatten().filter_map(|path| Some((place(&path)?, path)));
         Self(found.map(|(place, path)| (path, place)).collect())
+    }
+
+    /// What was here and is not, or is another's.
+    pub(super) fn missing(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().filter(|(path, was)| place(path) != Some(*was)).map(|(path, _)| &**path)
     }
 
     /// Removes what is there still, and not another's by now.
@@ -216,7 +221,9 @@ mod tests {
         let new = folder.path().join("new");
         file(&new);
         std::fs::rename(&new, &theirs).unwrap();
-        Left(left.to_vec()).clear();
+        let left = Left(left.to_vec());
+        assert_eq!(left.missing().collect::<Vec<_>>(), [&*theirs]);
+        left.clear();
         assert!(!mine.exists() && theirs.exists());
     }
 }

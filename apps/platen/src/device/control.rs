@@ -10,7 +10,7 @@ use anyhow::{bail, ensure, Context};
 use relay::{Listening, RelayError, UnixAddress};
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -52,7 +52,27 @@ pub(crate) fn make_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .mode(0o700)
         .create(&folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let there = std::fs::metadata(&folder).with_context(|| folder.display().to_string())?;
+    let user = rustix::process::geteuid().as_raw();
+    check_owner(&folder, (there.uid(), there.mode()), user)?;
     Ok(folder)
+}
+
+/// Refuses a folder in which another user could take the place of a device's control socket.
+fn check_owner(folder: &Path, (owner, mode): (u32, u32), user: u32) -> anyhow::Result<()> {
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    let folder = folder.display();
+    ensure!(
+        owner == user || owner == 0,
+        "--run-dir: {folder} belongs to user {owner}, and this is user {user}: give a folder of your own"
+    );
+    ensure!(
+        mode & WRITABLE_BY_OTHERS == 0 || mode & STICKY != 0,
+        "--run-dir: other users may write to {folder} (mode {:o}): give another folder, or `chmod go-w` it",
+        mode & 0o7777
+    );
+    Ok(())
 }
 
 /// Listens on the control socket of `name`.
@@ -177,6 +197,20 @@ pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_folder_that_others_own_or_write_to_is_refused_with_the_reason() {
+        let check = |owner, mode| {
+            let checked = check_owner(Path::new("/x"), (owner, mode), 1000);
+            checked.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert!(check(1001, 0o40700).contains("belongs to user 1001, and this is user 1000"));
+        assert!(check(1000, 0o40777).contains("(mode 777)"));
+        assert!(check(1000, 0o40770).contains("chmod go-w"));
+        for (owner, mode) in [(1000, 0o40700), (1000, 0o40755), (0, 0o40755), (0, 0o41777)] {
+            assert_eq!(check(owner, mode), "");
+        }
+    }
 
     #[test]
     fn who_sends_a_byte_now_and_then_has_no_more_time_than_others() {

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Heap of a server on a host of a few CPUs: contexts and tables of each thread (1 MiB and more for
-/// zstd). A stand-by server allocates as much in advance.
-const HEAP: usize = 12 << 20;
+/// Heap of a server beside its threads for requests: the policy's contexts for groups, tables,
+/// answers to questions. A stand-by server allocates as much in advance.
+const BASE_HEAP: usize = 4 << 20;
 
 /// Heap for writeback: buffers of waiting requests, a batch, the context of a stronger codec.
 const BACKING_HEAP: usize = 4 << 20;
@@ -21,11 +21,15 @@ const BACKING_HEAP: usize = 4 << 20;
 /// Heap for the trial of a trained dictionary: contexts and buffers of the policy's thread.
 const TRIAL_HEAP: usize = 2 << 20;
 
-/// Threads of a server on a host of a few CPUs.
-const THREADS: usize = 12;
+/// Threads of a server beside those for requests: keeper, policy and its start, watch, control,
+/// metrics, supervisor, signals.
+const BASE_THREADS: usize = 8;
 
-/// Threads for writeback: those that read from the backing device, and one that watches it.
-const BACKING_THREADS: usize = FETCHERS + 1;
+/// The thread that watches the backing device.
+const BACKING_THREADS: usize = 1;
+
+/// Workers of the store for the policy: idle pages, trials of dictionaries, writeback, answers.
+const POLICY_WORKERS: usize = 4;
 
 /// The arguments, checked, with what follows from them.
 pub(super) struct Plan<'a> {
@@ -96,9 +100,7 @@ impl<'a> Plan<'a> {
     pub(super) fn device_options(&self, dictionaries: bool) -> DeviceOptions {
         let mut options =
             DeviceOptions { settings: self.codec, dictionaries, ..DeviceOptions::default() };
-        if let Some(workers) = self.args.workers {
-            options.workers = usize::from(workers);
-        }
+        options.workers = self.workers();
         options
     }
 
@@ -106,6 +108,7 @@ impl<'a> Plan<'a> {
         nbd::ServerOptions {
             name: self.args.name.clone(),
             connections: usize::from(self.args.connections),
+            check_memory: !self.args.swap,
             ..nbd::ServerOptions::default()
         }
     }
@@ -125,24 +128,61 @@ impl<'a> Plan<'a> {
             Some(table) => (BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
             None => (0, 0, 0),
         };
+        let all = self.compressing(fetchers);
+        let requests = all * device::thread_heap(self.codec) + self.buffers_heap();
         let dictionaries = match self.trains() {
-            true => dictionary_heap(self.codec.level(), self.compressing(fetchers)),
+            true => dictionary_heap(self.codec.level(), all),
             false => 0,
         };
-        (HEAP + heap + dictionaries, THREADS + threads)
+        (BASE_HEAP + requests + heap + dictionaries, BASE_THREADS + all + threads)
+    }
+
+    /// Threads over which large requests are split. Where the arguments give no number, every other
+    /// thread of the server still finds room in the store's table of workers.
+    fn workers(&self) -> usize {
+        let args = self.args;
+        if let Some(workers) = args.workers {
+            return workers.into();
+        }
+        let stranded = |_: &_| usize::from(args.connections) + nbd::STRANDED;
+        let connections = args.nbd.as_ref().map_or(0, stranded);
+        let others = self.queues() + connections + FETCHERS + self.qat_threads() + POLICY_WORKERS;
+        DeviceOptions::default().workers.min(store::MAX_WORKERS.saturating_sub(others).max(1))
+    }
+
+    fn queues(&self) -> usize {
+        if self.args.ublk {
+            self.ublk_options().geometry.queues.into()
+        } else {
+            0
+        }
+    }
+
+    fn qat_threads(&self) -> usize {
+        match self.args.codec {
+            Codec::DeflateQz => device::OffloadOptions::default().threads,
+            _ => 0,
+        }
+    }
+
+    /// Heap of the transports for requests. The buffers of ublk are the supervisor's.
+    fn buffers_heap(&self) -> usize {
+        if self.args.ublk {
+            1 << 20
+        } else {
+            self.swap_connections() * nbd::CONNECTION_MEMORY
+        }
     }
 
     /// Threads of a server that compress, the policy's included.
     fn compressing(&self, fetchers: usize) -> usize {
         let args = self.args;
-        let workers = args.workers.map_or(DeviceOptions::default().workers, usize::from);
-        let queues = if args.ublk { self.ublk_options().geometry.queues.into() } else { 0 };
         let connections = match (&args.nbd, args.swap) {
             (None, _) => 0,
             (Some(_), false) => usize::from(args.connections),
             (Some(_), true) => self.swap_connections(),
         };
-        workers + queues + connections + fetchers + 1
+        self.workers() + self.queues() + connections + fetchers + self.qat_threads() + 1
     }
 }
 

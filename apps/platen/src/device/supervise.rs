@@ -41,11 +41,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     control::check(args)?;
     // Before there is a thread that the signal could end.
     let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
-    let (_cgroup, notify) = prepare(args)?;
+    let (_cgroup, manager) = prepare(args)?;
     // First what another device may have already.
     let claims = Claims::make(args)?;
     claims.hand_on()?;
-    let mut service = Serving::new(&plan, claims, text.as_deref(), resume, notify)?;
+    let mut service = Serving::new(&plan, claims, text.as_deref(), resume, manager)?;
     let stop = stop_on_signal()?;
     if args.swap {
         say_untaken(swap::own());
@@ -59,8 +59,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Precautions and environment that this process and all that it starts have in common. Called
-/// while there is one thread. Returns the service manager's socket: only the supervisor writes to it.
-fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Option<String>)> {
+/// while there is one thread. The service manager is this process's alone.
+fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
     swap::ignore_size_signal()?;
     if args.swap {
         swap::ignore_terminal()?;
@@ -70,12 +70,23 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Option<String>)>
         say_untaken(swap::inherited());
     }
     let notify = std::env::var("NOTIFY_SOCKET").ok();
-    std::env::remove_var("NOTIFY_SOCKET");
+    let watched = std::env::var_os("WATCHDOG_USEC").is_some();
+    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+        std::env::remove_var(name);
+    }
     std::env::set_var("RUST_MIN_STACK", STACK);
     for (name, value) in swap::KEEPING {
         std::env::set_var(name, value);
     }
-    Ok((cgroup, notify))
+    Ok((cgroup, Manager { notify, watched }))
+}
+
+/// What the environment says of the service manager.
+struct Manager {
+    /// Its socket.
+    notify: Option<String>,
+    /// Whether it expects a message each second.
+    watched: bool,
 }
 
 /// A descriptor that becomes readable when a signal asks this process to exit.
@@ -123,8 +134,7 @@ struct Serving<'a> {
     pulse_fd: OwnedFd,
     /// Readable after SIGUSR1: the next server is to start without a pause.
     resume: OwnedFd,
-    /// The service manager's socket.
-    notify: Option<String>,
+    manager: Manager,
     /// The ublk device, once it exists.
     device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -138,7 +148,7 @@ impl<'a> Serving<'a> {
         claims: Claims,
         policy: Option<&str>,
         resume: OwnedFd,
-        notify: Option<String>,
+        manager: Manager,
     ) -> anyhow::Result<Self> {
         let args = plan.args;
         let store = Store::create(plan.pages, plan.store_options())?;
@@ -178,7 +188,7 @@ impl<'a> Serving<'a> {
             pulse,
             pulse_fd,
             resume,
-            notify,
+            manager,
             device: None,
             disk,
         })
@@ -300,7 +310,11 @@ impl Service for Serving<'_> {
     }
 
     fn notify_socket(&self) -> Option<String> {
-        self.notify.clone()
+        self.manager.notify.clone()
+    }
+
+    fn manager_watches(&self) -> bool {
+        self.manager.watched
     }
 
     fn abandon(&mut self) {

@@ -59,7 +59,8 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     // depends on it. What cannot be undone of what it inherits is as well.
     let _ = rustix::process::configure_io_flusher_behavior(false);
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
-    if let Some(used) = area::in_use(disk)? {
+    let before = area::in_use(disk)?;
+    if let Some(used) = &before {
         say(&format!("taking {} MiB back from {}", used.used_kib >> 10, disk.display()));
         let watched = disk.to_owned();
         // Ends with the process.
@@ -75,7 +76,11 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
         bail!("{} is still swapped to", disk.display());
     }
     if args.socket.is_some() {
-        swap::nbd::detach(disk).with_context(|| format!("cannot detach {}", disk.display()))?;
+        let detached = swap::nbd::detach(disk);
+        // After a start that has failed there may be nothing to detach.
+        if before.is_some() {
+            detached.with_context(|| format!("cannot detach {}", disk.display()))?;
+        }
     }
     Ok(())
 }

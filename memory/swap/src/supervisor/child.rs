@@ -1,8 +1,10 @@
 //! The processes of a supervisor: servers and helpers.
 
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -16,6 +18,9 @@ use super::error::{failed, SuperviseError};
 pub(super) struct Server {
     pub(super) child: Child,
     pub(super) pidfd: OwnedFd,
+    /// What the kernel says of it, opened and read once while there is memory: to read it again
+    /// takes none, and the supervisor of swap may not wait for any.
+    stat: Option<File>,
     pub(super) channel: UnixStream,
     pub(super) line: Vec<u8>,
     /// The descriptor that came with what was read last.
@@ -28,6 +33,15 @@ pub(super) struct Server {
 }
 
 impl Server {
+    /// The letter of its state, as in `/proc/PID/stat`: T while it is stopped.
+    pub(super) fn state(&self) -> Option<u8> {
+        let mut bytes = [0; 1024];
+        let got = self.stat.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        // The name may have brackets and blanks in it.
+        let at = bytes[..got].iter().rposition(|&byte| byte == b')')?;
+        bytes[..got].get(at + 2).copied()
+    }
+
     /// Starts a server, whose standard input is the other end of its channel.
     pub(super) fn spawn(mut command: Command) -> Result<Self, SuperviseError> {
         let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
@@ -37,9 +51,23 @@ impl Server {
         drop(command);
         ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
         let pidfd = watch(&child)?;
+        let stat = File::open(format!("/proc/{}/stat", child.id())).ok();
         let line = Vec::with_capacity(128);
         let (ready, deadline) = (None, None);
-        Ok(Self { child, pidfd, channel: ours, line, sent: None, ready, deadline, killed: false })
+        let this = Self {
+            child,
+            pidfd,
+            stat,
+            channel: ours,
+            line,
+            sent: None,
+            ready,
+            deadline,
+            killed: false,
+        };
+        // The buffer that the kernel needs for it stays.
+        this.state();
+        Ok(this)
     }
 }
 

@@ -13,7 +13,7 @@ use super::error::{failed, with_cause, SuperviseError};
 use super::notify::Notify;
 use super::oom::OomKills;
 use super::service::Service;
-use super::watchdog::{Proc, Watchdog, Witness, LOOK};
+use super::watchdog::{Proc, Watchdog, LOOK};
 use super::{words, CLIENT_LOST};
 
 /// How long to wait before what could not be started, or has failed, is tried again.
@@ -154,12 +154,14 @@ impl<'a> Supervisor<'a> {
             return;
         }
         self.look = now + LOOK;
-        self.notify.say("WATCHDOG=1");
+        if self.service.manager_watches() {
+            self.notify.say("WATCHDOG=1");
+        }
         let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
         let Some(server) = self.server.as_mut().filter(watched) else { return };
         // One that is to end has a limit for that.
         let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
-        let process = server.child.id();
+        let process = (server.child.id(), server.state());
         if let Some(why) = self.watchdog.look(now, pulse.slots(), process, &mut Proc) {
             let _ = server.child.kill();
             server.killed = true;
@@ -185,9 +187,8 @@ impl<'a> Supervisor<'a> {
         let replaces = self.started > 0;
         if let Some(mut standby) = self.standby.take() {
             let line = format!("{}{}\n", words::GO, self.service.go());
-            let id = standby.child.id();
             // One that is stopped would take the line, and do nothing.
-            let stopped = Proc.thread(id, id).is_some_and(|seen| seen.state == b'T');
+            let stopped = standby.state() == Some(b'T');
             if !stopped && standby.channel.write_all(line.as_bytes()).is_ok() {
                 self.started += 1;
                 standby.deadline = Some(self.to_be_ready());

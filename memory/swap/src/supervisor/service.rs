@@ -72,6 +72,11 @@ pub trait Service {
         None
     }
 
+    /// Whether that manager expects to hear each second that the supervisor lives (`WATCHDOG_USEC`).
+    fn manager_watches(&self) -> bool {
+        false
+    }
+
     /// Gives up what servers left behind, when no more will be started.
     fn abandon(&mut self);
 

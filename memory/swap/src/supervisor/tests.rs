@@ -145,6 +145,9 @@ impl Service for Shell {
     fn notify_socket(&self) -> Option<String> {
         self.notify.clone()
     }
+    fn manager_watches(&self) -> bool {
+        self.notify.is_some()
+    }
     fn abandon(&mut self) {
         self.log.borrow_mut().push("abandoned".into());
     }

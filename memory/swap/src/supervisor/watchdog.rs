@@ -101,23 +101,24 @@ impl Watchdog {
         *self = Self::default();
     }
 
-    /// One look; why the server hangs, if it does.
+    /// One look at the process, whose state the kernel says; why the server hangs, if it does.
+    /// Without a suspicion it asks the kernel for nothing.
     pub(super) fn look(
         &mut self,
         now: Instant,
         slots: &[Slot],
-        process: u32,
+        (process, state): (u32, Option<u8>),
         witness: &mut dyn Witness,
     ) -> Option<String> {
         let since = self.last.replace(now);
         let counts = since.is_some_and(|last| now.saturating_duration_since(last) < LATE);
-        match witness.thread(process, process)?.state {
-            b't' => {
+        match state {
+            Some(b't') => {
                 self.slots.clear();
                 self.stopped = 0;
                 return None;
             }
-            b'T' => {
+            Some(b'T') => {
                 self.stopped += u32::from(counts);
                 let why = || format!("it has been stopped (SIGSTOP) for {STOPPED} s");
                 return (self.stopped >= STOPPED).then(why);
@@ -287,7 +288,8 @@ mod tests {
 
         fn after(&mut self, seconds: u64) -> Option<String> {
             self.now += Duration::from_secs(seconds);
-            self.watchdog.look(self.now, self.pulse.slots(), PROCESS, &mut self.told)
+            let process = (PROCESS, self.told.0.get(&PROCESS).map(|seen| seen.state));
+            self.watchdog.look(self.now, self.pulse.slots(), process, &mut self.told)
         }
 
         /// Looks each second, with `each` before; after how many it counts as hung, and why.
@@ -318,7 +320,8 @@ mod tests {
             for second in 1..100 {
                 let now = now + Duration::from_secs(second);
                 let look = &mut scene.watchdog;
-                assert_eq!(look.look(now, scene.pulse.slots(), PROCESS, &mut scene.told), None);
+                let process = (PROCESS, Some(b'S'));
+                assert_eq!(look.look(now, scene.pulse.slots(), process, &mut scene.told), None);
             }
         });
         let mut scene = Scene::new();

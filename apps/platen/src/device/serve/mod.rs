@@ -14,6 +14,7 @@ use self::prepare::Prepared;
 use self::supervisor::Supervisor;
 use self::watch::{Client, Watch};
 use super::args::{Inherited, ServeArgs};
+use super::claims::Left;
 use super::plan::Plan;
 use crate::say::say;
 use anyhow::Context;
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let answers = Answers::new(&plan, &inherited, &supervisor, &opened, &policy);
     let (control, metrics) = answers.start(ways.control, ways.metrics, inherited.replaces)?;
     let stopping = Arc::new(AtomicBool::new(false));
-    let watch = watch(&inherited, &opened, &supervisor, &stopping)?;
+    let watch = watch(&inherited, &opened, &supervisor, &stopping, left.clone())?;
 
     say(&announcement(&plan, &opened));
     supervisor.tell(words::READY);
@@ -79,6 +80,7 @@ fn watch(
     opened: &Opened,
     supervisor: &Supervisor,
     stopping: &Arc<AtomicBool>,
+    sockets: Left,
 ) -> anyhow::Result<Watch> {
     let own = opened.disk.as_ref().map(|disk| disk.disk().display().to_string());
     let own = own.or_else(|| inherited.disk.clone());
@@ -87,7 +89,7 @@ fn watch(
         nbd: Arc::clone(&opened.nbd),
         stopping: Arc::clone(stopping),
     });
-    let watch = Watch::start(&opened.device, client)?;
+    let watch = Watch::start(&opened.device, client, sockets)?;
     let (nbd, stopping) = (Arc::clone(&opened.nbd), Arc::clone(stopping));
     supervisor.listen(own, move || {
         stopping.store(true, Ordering::Release);

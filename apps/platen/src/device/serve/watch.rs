@@ -1,6 +1,7 @@
 //! A thread that looks at the device and at the kernel's NBD client once a second.
 
 use super::supervisor::swapped_to;
+use crate::device::claims::Left;
 use crate::say::say;
 use device::Device;
 use nbd::Server;
@@ -27,7 +28,8 @@ impl Client {
     }
 }
 
-/// Prints the first damage that an I/O thread finds, because I/O threads do not print. Exits when
+/// Prints the first damage that an I/O thread finds, because I/O threads do not print, and each
+/// socket of the device that somebody has removed. Exits when
 /// the kernel's client is lost: only a new server gives it new connections, and nothing completes
 /// the requests in the old ones.
 pub(super) struct Watch {
@@ -36,13 +38,26 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn start(device: &Arc<Device>, client: Option<Client>) -> anyhow::Result<Self> {
+    pub(super) fn start(
+        device: &Arc<Device>,
+        client: Option<Client>,
+        sockets: Left,
+    ) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (device, stopped) = (Arc::downgrade(device), Arc::clone(&stop));
         let thread = thread::Builder::new().name("watch".into()).spawn(move || {
             let mut told = false;
+            let mut missing = Vec::new();
             while !stopped.load(Ordering::Acquire) {
                 thread::park_timeout(Duration::from_secs(1));
+                let before = std::mem::replace(&mut missing, sockets.missing().collect());
+                for path in missing.iter().filter(|path| !before.contains(path)) {
+                    say(&format!(
+                        "{} was removed or replaced: no client finds the device by it until the \
+                         device is started anew",
+                        path.display()
+                    ));
+                }
                 if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
                     say(&format!("the kernel has given up a connection of {}", client.disk));
                     std::process::exit(swap::supervisor::CLIENT_LOST.into());
