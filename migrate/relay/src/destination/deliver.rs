@@ -150,7 +150,7 @@ impl Delivery<'_> {
         }
         let shared = self.shared;
         let receiver = self.deltas.get_or_insert_with(|| {
-            // The session's, once: whoever comes second has none.
+            // The session has one cache: a second stream that wants it gets none.
             let granted = shared.delta_cache.swap(0, Ordering::AcqRel);
             delta::Receiver::new(granted, shared.page_size)
         });

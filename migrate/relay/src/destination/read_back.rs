@@ -29,7 +29,7 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
         };
         let bytes = &bytes[..len];
         let found = sniffer.feed(bytes);
-        // Before anything that may wait for the source: whoever asks is to hear it in an outage as
+        // Before anything that may wait for the source: a client that asks is to hear it in an outage as
         // well (W28).
         if matches!(found, Some((0, _))) {
             shared.set_confirmed();

@@ -18,7 +18,7 @@ use std::time::Instant;
 use tls::{Peer, TlsError};
 
 /// Connections that may be saying hello at once. When one more comes one is closed ([`surplus`]): a
-/// peer has said its hello long before, and idle connections keep nobody out.
+/// peer has said its hello long before, and idle connections keep no peer out.
 const MAX_HELLOS: usize = 64;
 
 /// The connection to close when too many wait: the oldest of the host that has the most. So a host
@@ -102,8 +102,8 @@ impl Server {
         let hello = match hello {
             Ok(hello) => hello,
             Err(error) => {
-                // An answer for who understands it: another version, or one that wants TLS where
-                // there is none.
+                // Two kinds of peer understand an answer: one of another version, and one that
+                // begins with TLS where this end has none.
                 if matches!(
                     &error,
                     SessionError::Version { .. } | SessionError::Magic { first: [22, 3, ..], .. }

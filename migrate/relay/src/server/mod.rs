@@ -19,7 +19,8 @@ pub use state::Server;
 pub struct ServerConfig {
     /// Where each named QEMU listens; `None` is the target of a peer that gives no name.
     pub targets: Vec<(Option<String>, UnixAddress)>,
-    /// Secures the links and says who may deliver; none takes anybody, in the clear.
+    /// Secures the links and decides which certificates may deliver; without it any peer may, and
+    /// links are not encrypted.
     pub acceptor: Option<Acceptor>,
     /// Codec threads, at least 1.
     pub decompress_threads: usize,

@@ -1,4 +1,4 @@
-//! What a receiver knows: its sessions, those that have ended, and who has not said hello yet.
+//! The state of a receiver: sessions, sessions that have ended, connections without a hello yet.
 
 use super::{Host, ServerConfig};
 use crate::destination::{DecodeJob, Destination};

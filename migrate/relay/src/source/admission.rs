@@ -78,8 +78,8 @@ pub(super) fn start(shared: &Arc<Shared>, connection: &Arc<Connection>) {
 /// Reads `connection` to its end.
 fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     let Some(kind) = first_bytes(shared, connection) else {
-        // It ended without a byte: a migration that was cancelled before it began, or somebody who
-        // looked whether this is a live socket. The relay still waits for its migration.
+        // It ended without a byte: a migration that was cancelled before it began, or a process
+        // that looked whether this is a live socket. The relay still waits for its migration.
         return shared.forget(connection);
     };
     let stream = match shared.admit(connection, kind) {
@@ -100,7 +100,7 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
         }
     }
     if shared.session.failure().is_some() {
-        // The session ended, not QEMU; whoever ended it has said why.
+        // The session ended, not QEMU, and the session has its reason.
         return;
     }
     let _ = shared.events.send(Event::SourceEof { is_main });

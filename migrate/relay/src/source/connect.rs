@@ -60,8 +60,8 @@ impl Source {
             &redial,
         );
         if result.is_err() {
-            // It has a session for us that nobody will use. A peer that cannot be asked either is
-            // free when its own time is over.
+            // The peer has a session that is of no use any more, and ends it when it is asked. A
+            // peer that cannot be reached ends it when its own time is over.
             let _ = redial.ask();
         }
         result

@@ -1,5 +1,5 @@
 //! What a source relay makes of an end that is not clear: whether QEMU is in postcopy for good,
-//! what was said last, and the wait for whoever can say where the VM runs (W23, W28).
+//! what was said last, and the wait for the peer or a person to say where the VM runs (W23, W28).
 
 use super::shared::{Event, Shared};
 use crate::error::RelayError;

@@ -195,7 +195,7 @@ impl Source {
                     end.peer_report = report;
                     return Ok(end);
                 }
-                // Without a return path the peer is the only one who knows of a failure.
+                // Without a return path only the peer knows of a failure.
                 Ok(Event::Closed(error))
                     if !end.return_path && matches!(*error, SessionError::Aborted { .. }) =>
                 {

@@ -178,8 +178,8 @@ impl Shared {
         self.lock_connections().streams.iter().any(|stream| stream.kind.is_main())
     }
 
-    /// Accepts every connection that waits. Holding the lock over `accept` makes it a barrier:
-    /// whoever calls this after QEMU connected knows the connection.
+    /// Accepts every connection that waits. The lock is held over `accept`: a connection that QEMU
+    /// made before the call is in `connections` after it.
     ///
     /// # Errors
     /// A connection waits and cannot be accepted.
@@ -379,7 +379,7 @@ impl Shared {
     pub(super) fn set_switched(&self) {
         if !self.switched.swap(true, Ordering::AcqRel) {
             // As in `Sink::still_open`: either what shows the switch stays here, as the session has
-            // failed, or whoever decides what that means sees the flag.
+            // failed, or `decision` sees the flag.
             fence(Ordering::SeqCst);
             if let Some(keeper) = self.keeper.get() {
                 keeper.release();

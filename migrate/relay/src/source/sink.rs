@@ -72,9 +72,9 @@ impl Sink for SourceSink {
             self.tell(Event::SourceEof { is_main: true });
             return false;
         }
-        // The flag first, so that nobody believes the destination cannot run. Then either this sees
-        // that the session has failed, and the frame stays here, or whoever decides what that means
-        // sees the flag (`decision`).
+        // The flag first, then the look at the session; `decision` does both in the other order. So
+        // either the frame stays here because the session has failed, or `decision` sees the flag
+        // and takes it that the destination may run the VM.
         if !shared.commit() {
             return false;
         }
