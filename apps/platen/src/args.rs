@@ -3,6 +3,7 @@
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
 use crate::size::Size;
+use crate::source_end::ConnectOptions;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codec::{Codec, Settings};
@@ -404,6 +405,8 @@ pub(crate) struct MigrateArgs {
     pub(crate) channels: Channels,
     #[command(flatten)]
     pub(crate) source: SourceOptions,
+    #[command(flatten)]
+    pub(crate) connect: ConnectOptions,
 }
 
 /// Arguments of `platen relay`.
@@ -418,6 +421,8 @@ pub(crate) struct RelayArgs {
     pub(crate) channels: Option<u8>,
     #[command(flatten)]
     pub(crate) source: SourceOptions,
+    #[command(flatten)]
+    pub(crate) connect: ConnectOptions,
 }
 
 /// Arguments of `platen receive`.
@@ -525,7 +530,10 @@ fn with_name(text: &str) -> Result<Named, String> {
 }
 
 pub(crate) fn shown(name: &Option<String>) -> String {
-    name.as_ref().map_or("the unnamed target".into(), |name| format!("target '{name}'"))
+    name.as_ref().map_or("the unnamed target".into(), |name| {
+        // Another host's text: it must not write control characters to a terminal.
+        format!("target '{}'", name.escape_debug())
+    })
 }
 
 /// The cores, at most 8: more than 8 threads fill a 25 Gbit/s link with zstd 1, and a host has

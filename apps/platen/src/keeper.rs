@@ -5,16 +5,20 @@ use anyhow::Context;
 use relay::Keeper;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// Starts one, of this very program.
 pub(crate) fn start() -> anyhow::Result<Keeper> {
-    Keeper::spawn(Command::new("/proc/self/exe").arg("keep"))
+    // `ps` shows the name, not the path by which the program was found.
+    Keeper::spawn(Command::new("/proc/self/exe").arg0("platen").arg("keep"))
         .context("cannot start the process that keeps QEMU's socket open should this one be killed")
 }
 
 /// Is one.
 pub(crate) fn run() -> anyhow::Result<()> {
+    // What `ps` shows without arguments is else the last part of /proc/self/exe.
+    let _ = rustix::thread::set_name(c"platen");
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
     relay::keep(&UnixStream::from(control), say)
         .context("this command is for the use of platen itself")

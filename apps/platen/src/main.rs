@@ -24,6 +24,7 @@ mod relay_command;
 mod report;
 mod say;
 mod size;
+mod source_end;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -49,8 +50,10 @@ enum Command {
     /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
     Migrate(args::MigrateArgs),
     /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
+    #[command(after_help = source_end::EXIT_STATUS)]
     Relay(args::RelayArgs),
     /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
+    #[command(after_help = source_end::EXIT_STATUS)]
     Receive(args::ReceiveArgs),
     /// Serve and inspect block devices of compressed memory
     Device(device::DeviceArgs),
@@ -63,18 +66,35 @@ enum Command {
     Keep,
 }
 
+/// Has a file that reaches the limit of `ulimit -f` be an error of its write. The signal would end
+/// the process, and a VM may be on its way through it.
+fn block_file_size_signal() {
+    let mut signals = nix::sys::signal::SigSet::empty();
+    signals.add(nix::sys::signal::Signal::SIGXFSZ);
+    // The mask goes on to every thread and every process that is started.
+    let _ = signals.thread_block();
+}
+
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Qat(_)) {
+        block_file_size_signal();
+    }
+    let result = match command {
         Command::Migrate(args) => migrate::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
         Command::Device(args) => return finish(device::run(args)),
         Command::Qat(args) => return finish(qat_command::run(args)),
-        Command::Cert(args) => cert::run(&args),
-        Command::Keep => keeper::run(),
+        Command::Cert(args) => cert::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Keep => keeper::run().map(|()| ExitCode::SUCCESS),
     };
-    let status = u8::from(result.is_err());
-    let code = finish(result.map(|()| ExitCode::SUCCESS));
+    let status = match &result {
+        Ok(code) if *code == ExitCode::SUCCESS => 0,
+        Ok(_) => source_end::UNCONFIRMED,
+        Err(_) => 1,
+    };
+    let code = finish(result);
     qatzip::end_process_if_stuck(status);
     code
 }

@@ -1,25 +1,25 @@
 //! `platen migrate`: drives the source QEMU by its monitor and carries its stream.
 
-use crate::args::{MigrateArgs, OnOff};
-use crate::keeper;
-use crate::network;
+use crate::args::MigrateArgs;
 use crate::progress::Bar;
-use crate::qat_command;
 use crate::receive::open_monitor;
-use crate::report::{process_cpu, Report};
+use crate::report::Report;
+use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
 use qmp::{MigrationInfo, Qmp};
-use relay::{RelayError, Source, SourceConfig, SourceEnd, UnixAddress};
+use relay::{RelayError, Source, SourceEnd, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
 /// How often the monitor is asked.
 const ASK: Duration = Duration::from_millis(250);
-/// How long QEMU may take to settle on completed, failed or cancelled once the stream has ended.
-const SETTLE: Duration = Duration::from_secs(15);
+/// How long QEMU may take to call its migration completed, failed or cancelled once the stream has
+/// ended.
+const VERDICT: Duration = Duration::from_secs(15);
 
 /// What QEMU calls a migration that was interrupted in postcopy: not over, and nobody's but its
 /// user's to take up again.
@@ -33,9 +33,8 @@ const FAILS_IN_POSTCOPY: (u32, u32) = (10, 2);
 /// Tells the source QEMU what the migration needs.
 fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
     let status = qmp.query_migrate()?.status.unwrap_or_default();
-    if matches!(status.as_str(), "setup" | "active" | "cancelling" | "pre-switchover" | "device")
-        || status.starts_with("postcopy")
-    {
+    let running = ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo"];
+    if running.contains(&status.as_str()) || status.starts_with("postcopy") {
         bail!("the source QEMU has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
     }
     let parameters = qmp.query_parameters()?;
@@ -50,9 +49,8 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
         );
     }
     let capabilities = qmp.execute("query-migrate-capabilities", None)?;
-    let postcopy = capabilities.as_array().is_some_and(|all| {
-        all.iter().any(|one| one["capability"] == "postcopy-ram" && one["state"] == true)
-    });
+    refuse_colo(&capabilities, "source")?;
+    let postcopy = is_on(&capabilities, "postcopy-ram");
     let version = qmp.version();
     if postcopy && (version.major, version.minor) >= FAILS_IN_POSTCOPY {
         bail!(
@@ -80,58 +78,50 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
+/// Whether a capability is on, by the answer to query-migrate-capabilities.
+fn is_on(capabilities: &serde_json::Value, name: &str) -> bool {
+    let all = capabilities.as_array();
+    all.is_some_and(|all| all.iter().any(|one| one["capability"] == name && one["state"] == true))
+}
+
+/// With COLO both VMs run at once, and from QEMU 11.1 on the stream does not show it.
+pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow::Result<()> {
+    if is_on(capabilities, "x-colo") {
+        bail!("the {end} QEMU has x-colo on, which platen does not carry: turn it off (migrate-set-capabilities)");
+    }
+    Ok(())
+}
+
+pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     let options = &args.source;
-    let settings = options.settings()?;
-    options.keep_to_cpus()?;
-    let connector = network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
-    let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
+    let channels = args.channels.count();
+    let plan = Plan::new(options, &args.connect, Some(Setup { channels, return_path: true }))?;
     let mut qmp = open_monitor(&args.qmp)?;
     let version = qmp.version();
-    let channels = args.channels.count();
     set_up(&mut qmp, channels).with_context(|| format!("monitor {}", args.qmp))?;
-    let cpu = process_cpu();
-    let source = Arc::new(Source::connect_with(
-        &SourceConfig {
-            peer: options.peer.clone(),
-            connector,
-            settings: settings.unwrap_or_default(),
-            auto: options.auto()?,
-            compress_threads: options.threads(),
-            compress_wait_thread: options.compress_wait_thread == OnOff::On,
-            links: options.links,
-            page_size: options.page_size,
-            name: options.name.clone(),
-            setup: Some(Setup { channels, return_path: true }),
-            resume: Duration::from_secs(options.resume_timeout),
-            delta_cache: options.delta_cache(),
-        },
-        accelerator.as_ref(),
-    )?);
     let dir = tempfile::Builder::new()
         .prefix("platen-")
         .tempdir()
         .context("cannot make a private directory")?;
     let address = UnixAddress::from(dir.path().join("migrate.sock"));
-    source.kept_by(keeper::start()?);
-    source.listen(&address)?;
+    let listening = listen(&address)?;
+    let measure = Measure::begin(plan.settings);
+    let source = Arc::new(plan.connect(&listening)?);
     let interrupts = Arc::new(AtomicU32::new(0));
     let counted = interrupts.clone();
     ctrlc::set_handler(move || {
         counted.fetch_add(1, Ordering::AcqRel);
     })
     .context("cannot handle signals")?;
-
-    let started = Instant::now();
-    let running = start(&source, settings, started, cpu)?;
+    let running = start(&source, measure)?;
     if let Err(error) = qmp.migrate(&address.to_string()) {
-        source.handle().stop();
-        let _ = running.recv();
+        source.handle().end(&format!("the source QEMU refused to migrate: {error}"));
+        let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         return Err(error).with_context(|| format!("monitor {}", args.qmp));
     }
     let result = watch(&mut qmp, &source, &running, &interrupts);
-    let info = settle(&mut qmp);
-    let mut report = Report::of_source(&source, settings, started.elapsed(), process_cpu() - cpu);
+    let info = verdict(&mut qmp);
+    let mut report = measure.report(&source);
     report.channels = Some(channels);
     report.links = Some(options.links);
     report.qemu = Some(version.to_string());
@@ -139,9 +129,9 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     fill(&mut report, info.as_ref(), &result, interrupts.load(Ordering::Acquire) > 0);
     report.publish(options.json.as_deref());
     match result {
-        _ if report.status == "completed" => Ok(()),
-        _ if report.status == "cancelled" => bail!("cancelled; the source VM goes on"),
-        Err(error) => Err(error.into()),
+        _ if report.status == "completed" => Ok(ExitCode::SUCCESS),
+        _ if report.status == "cancelled" => bail!("cancelled; {}", source_vm(&mut qmp)),
+        Err(error) => bail!("{:#} ({})", anyhow::Error::from(error), source_vm(&mut qmp)),
         Ok(_) => bail!(
             "the destination confirmed, but the source QEMU ends as '{}': {}",
             report.status,
@@ -150,37 +140,28 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<()> {
     }
 }
 
+/// What the source QEMU says of its VM.
+fn source_vm(qmp: &mut Qmp) -> String {
+    match qmp.query_status() {
+        Ok(vm) => format!("the source QEMU's VM is '{}'", vm.status),
+        Err(error) => format!("the source QEMU's monitor does not answer: {error}"),
+    }
+}
+
 /// Runs the relay on a thread of its own, because this one has the monitor.
-fn start(
-    source: &Arc<Source>,
-    settings: Option<codec::Settings>,
-    started: Instant,
-    cpu: f64,
-) -> anyhow::Result<mpsc::Receiver<Message>> {
+fn start(source: &Arc<Source>, measure: Measure) -> anyhow::Result<mpsc::Receiver<Message>> {
     let (sender, receiver) = mpsc::channel();
     let source = source.clone();
     let notices = sender.clone();
-    std::thread::Builder::new()
-        .name("relay".into())
-        .spawn(move || {
-            let result = source.run(
-                |notice| {
-                    let _ = notices.send(Message::Notice(notice.to_string()));
-                },
-                || {
-                    let mut report = Report::of_source(
-                        &source,
-                        settings,
-                        started.elapsed(),
-                        process_cpu() - cpu,
-                    );
-                    report.status = "completed".into();
-                    report.json().into_bytes()
-                },
-            );
-            let _ = sender.send(Message::Ended(result));
-        })
-        .context("cannot start a thread")?;
+    let body = move || {
+        let notice = |text: &str| {
+            let _ = notices.send(Message::Notice(text.to_string()));
+        };
+        let result = source.run(notice, || measure.for_peer(&source));
+        let _ = sender.send(Message::Ended(result));
+    };
+    let thread = std::thread::Builder::new().name("relay".into()).spawn(body);
+    thread.context("cannot start a thread")?;
     Ok(receiver)
 }
 
@@ -217,10 +198,10 @@ fn watch(
             // would resume the source beside it: the relay decides then (W23).
             let postcopy =
                 qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
-            if handle.in_doubt() || postcopy || asked > 1 || qmp.migrate_cancel().is_err() {
+            if postcopy || asked > 1 || !handle.forbid_commit() || qmp.migrate_cancel().is_err() {
                 handle.stop();
             } else {
-                bar.note("cancelling; the source VM goes on (interrupt again to force)");
+                bar.note("cancelling (interrupt again to force)");
             }
         }
         let info = qmp.query_migrate().ok();
@@ -230,8 +211,7 @@ fn watch(
             info.as_ref().filter(|info| info.is_over() && info.status() != "completed")
         {
             if handle.progress().plain == 0 {
-                bar.note(&format!("the source QEMU ended the migration: {}", describe(info)));
-                handle.stop();
+                handle.end(&format!("the source QEMU ended the migration: {}", describe(info)));
             }
         }
         bar.show(&handle.progress(), info.as_ref());
@@ -243,8 +223,8 @@ fn describe(info: &MigrationInfo) -> String {
 }
 
 /// QEMU's own verdict, once it has one.
-fn settle(qmp: &mut Qmp) -> Option<MigrationInfo> {
-    let until = Instant::now() + SETTLE;
+fn verdict(qmp: &mut Qmp) -> Option<MigrationInfo> {
+    let until = Instant::now() + VERDICT;
     loop {
         let info = qmp.query_migrate().ok()?;
         if info.is_over() || info.status() == PAUSED || Instant::now() > until {

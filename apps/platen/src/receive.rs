@@ -2,18 +2,21 @@
 
 use crate::args::{shown, ReceiveArgs};
 use crate::cpus::Cpus;
+use crate::migrate::refuse_colo;
 use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
 use crate::say::{say, show};
+use crate::source_end::UNCONFIRMED;
 use anyhow::{bail, Context};
-use qmp::Qmp;
+use qmp::{Qmp, QmpError};
 use relay::{Destination, Host, Server, ServerConfig, UnixAddress};
 use serde_json::json;
 use session::{Grants, Hello, Setup};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -32,7 +35,8 @@ struct Receiver {
     /// Serialises the report file.
     writing: Mutex<()>,
     succeeded: AtomicU64,
-    any_failed: AtomicBool,
+    unconfirmed: AtomicU64,
+    failed: AtomicU64,
     /// Set once it is there, for its accelerators' counters.
     server: OnceLock<Weak<Server>>,
 }
@@ -42,14 +46,28 @@ impl Receiver {
         self.monitors.iter().find(|(name, _)| name == target).map(|(_, address)| address)
     }
 
+    /// Takes note of how a migration ended.
+    fn count(&self, status: &str, target: &Option<String>) {
+        match status {
+            "completed" => self.succeeded.fetch_add(1, Ordering::AcqRel),
+            "unconfirmed" => {
+                say(&format!(
+                    "{} was given the whole stream, but uses no return path: whether its QEMU runs the VM is not known",
+                    shown(target)
+                ));
+                self.unconfirmed.fetch_add(1, Ordering::AcqRel)
+            }
+            _ => self.failed.fetch_add(1, Ordering::AcqRel),
+        };
+    }
+
     fn write(&self, report: &Report) -> anyhow::Result<()> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         show(&report.text()).unwrap_or_else(|error| say(&format!("{error:#}")));
         if let Some(path) = &self.json {
             let open = File::options().create(true).append(true).open(path);
-            let mut file =
-                open.with_context(|| format!("cannot write the report to {}", path.display()))?;
-            writeln!(file, "{}", report.json())?;
+            open.and_then(|mut file| writeln!(file, "{}", report.json()))
+                .with_context(|| format!("cannot write the report to {}", path.display()))?;
         }
         Ok(())
     }
@@ -66,13 +84,14 @@ pub(crate) fn open_monitor(address: &UnixAddress) -> anyhow::Result<Qmp> {
     Ok(qmp)
 }
 
-/// Tells a destination QEMU what the source is told, and to listen.
-fn set_up(monitor: &UnixAddress, deliver: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
+/// Tells a destination QEMU what the source is told.
+fn set_up(monitor: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
     let mut qmp = open_monitor(monitor)?;
     let status = qmp.query_status()?.status;
     if status != "inmigrate" {
         bail!("monitor {monitor}: the destination QEMU is '{status}', not waiting: start it with -incoming defer");
     }
+    refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "destination")?;
     qmp.set_capabilities(&[
         ("events", true),
         ("return-path", setup.return_path),
@@ -86,21 +105,40 @@ fn set_up(monitor: &UnixAddress, deliver: &UnixAddress, setup: &Setup) -> anyhow
         parameters["multifd-compression"] = json!("none");
     }
     qmp.set_parameters(parameters)?;
-    qmp.migrate_incoming(&deliver.to_string())?;
     Ok(())
+}
+
+/// Tells a destination QEMU to listen. It listens for one migration only, so that this is said when
+/// the first bytes of one are there: a source QEMU that refuses to migrate uses nothing up.
+fn start_listening(monitor: &UnixAddress, deliver: &UnixAddress) -> anyhow::Result<()> {
+    let mut qmp = open_monitor(monitor)?;
+    match qmp.migrate_incoming(&deliver.to_string()) {
+        // Somebody told it before; whether it listens at `deliver` shows when it is connected to.
+        Err(QmpError::Refused { desc, .. }) if desc.contains("already been started") => {
+            say(&format!("monitor {monitor}: the destination QEMU listens already"));
+            Ok(())
+        }
+        result => Ok(result?),
+    }
 }
 
 impl Host for Receiver {
     fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String> {
         let Some(monitor) = self.monitor(target) else { return Ok(()) };
-        let Some((_, deliver)) = self.targets.iter().find(|(name, _)| name == target) else {
-            return Ok(());
-        };
         // A bare relay that does not say how QEMU was set up: a single stream with return path is
         // QEMU's plainest form.
         let setup = hello.setup.clone().unwrap_or(Setup { channels: 0, return_path: true });
-        set_up(monitor, deliver, &setup)
+        set_up(monitor, &setup)
             .map_err(|error| format!("the destination cannot be set up: {error:#}"))
+    }
+
+    fn listen(&self, target: &Option<String>) -> Result<(), String> {
+        let deliver = self.targets.iter().find(|(name, _)| name == target);
+        let (Some(monitor), Some((_, deliver))) = (self.monitor(target), deliver) else {
+            return Ok(());
+        };
+        start_listening(monitor, deliver)
+            .map_err(|error| format!("the destination QEMU does not listen: {error:#}"))
     }
 
     fn serve(&self, target: &Option<String>, destination: &Destination) {
@@ -123,22 +161,31 @@ impl Host for Receiver {
             report.status = "completed".into();
             report.json().into_bytes()
         });
+        if let (false, Err(error)) = (destination.has_begun(), &result) {
+            // No migration, no report.
+            return say(&format!("{peer} left before it migrated to {}: {error}", shown(target)));
+        }
         let mut report = measured();
+        let vm = self.monitor(target).map(|monitor| vm_state(monitor, result.is_ok()));
         match &result {
-            Ok(_) => {
-                report.status = "completed".into();
-                self.succeeded.fetch_add(1, Ordering::AcqRel);
+            Ok(end) => {
+                // Without a return path QEMU says nothing to a relay; its monitor may.
+                let verdict = vm.as_ref().and_then(|vm| vm.migration.as_deref());
+                report.status = match (end.confirmed, verdict) {
+                    (true, _) | (false, Some("completed")) => "completed",
+                    (false, Some("failed")) => "failed",
+                    (false, _) => "unconfirmed",
+                }
+                .into();
             }
             Err(error) => {
                 report.status = "failed".into();
                 report.error = Some(error.to_string());
-                self.any_failed.store(true, Ordering::Release);
                 say(&format!("migration from {peer} to {} failed: {error}", shown(target)));
             }
         }
-        if let Some(monitor) = self.monitor(target) {
-            report.vm = Some(vm_state(monitor, result.is_ok()));
-        }
+        self.count(&report.status, target);
+        report.vm = vm.map(|vm| vm.text);
         if let Err(error) = self.write(&report) {
             say(&format!("{error:#}"));
         }
@@ -149,25 +196,40 @@ impl Host for Receiver {
     }
 }
 
+/// What a destination QEMU says of its VM.
+struct VmState {
+    /// For a person.
+    text: String,
+    /// The status of its migration, while it answers.
+    migration: Option<String>,
+}
+
+impl VmState {
+    fn ended() -> Self {
+        Self { text: "its QEMU has ended".into(), migration: None }
+    }
+}
+
 /// What the destination QEMU says of its VM.
-fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> String {
+fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> VmState {
     let Ok(mut qmp) = Qmp::connect(monitor.path(), Duration::from_secs(2)) else {
-        return "its QEMU has ended".into();
+        return VmState::ended();
     };
     let until = Instant::now() + LOADED;
     loop {
-        let Ok(info) = qmp.query_migrate() else { return "its QEMU has ended".into() };
+        let Ok(info) = qmp.query_migrate() else { return VmState::ended() };
         let status = info.status().to_string();
         if !expect_loaded || info.is_over() || Instant::now() > until {
             let vm = qmp.query_status().map_or("gone".into(), |vm| vm.status);
             let why = info.error_desc.map_or(String::new(), |desc| format!(" ({desc})"));
-            return format!("{vm}, migration {status}{why}");
+            let text = format!("{vm}, migration {status}{why}");
+            return VmState { text, migration: Some(status) };
         }
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     args.cpus.as_ref().map_or(Ok(()), Cpus::apply)?;
     args.check()?;
     let of = |named: &[crate::args::Named]| -> Vec<_> {
@@ -179,18 +241,20 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
         json: args.json.clone(),
         writing: Mutex::new(()),
         succeeded: AtomicU64::new(0),
-        any_failed: AtomicBool::new(false),
+        unconfirmed: AtomicU64::new(0),
+        failed: AtomicU64::new(0),
         server: OnceLock::new(),
     });
     for (_, monitor) in &receiver.monitors {
         open_monitor(monitor)?;
     }
+    let acceptor = network::acceptor(&args.tls, &args.peer_name)?;
+    let listener = network::listen(&args.listen)?;
+    // Behind `listen`: the reports of a receiver that has the port already stay as they are.
     if let Some(path) = &args.json {
         File::create(path)
             .with_context(|| format!("cannot write the report to {}", path.display()))?;
     }
-    let acceptor = network::acceptor(&args.tls, &args.peer_name)?;
-    let listener = network::listen(&args.listen)?;
     let config = ServerConfig {
         qat: qat_command::receiver(args.accelerator, &args.qat)?,
         targets: receiver.targets.clone(),
@@ -216,11 +280,15 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
     if server.strangers() > 0 {
         say(&format!("connections turned away: {}", server.strangers()));
     }
+    let unconfirmed = receiver.unconfirmed.load(Ordering::Acquire) > 0;
     if args.once && receiver.succeeded.load(Ordering::Acquire) == 0 {
+        if unconfirmed {
+            return Ok(ExitCode::from(UNCONFIRMED));
+        }
         bail!("the migration did not succeed");
     }
-    if interrupted.load(Ordering::Acquire) && receiver.any_failed.load(Ordering::Acquire) {
+    if interrupted.load(Ordering::Acquire) && receiver.failed.load(Ordering::Acquire) > 0 {
         bail!("interrupted; at least one migration failed");
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,61 +1,87 @@
 //! `platen relay`: the source end alone, for libvirt and scripts.
 
 use crate::args::RelayArgs;
-use crate::keeper;
-use crate::network;
-use crate::qat_command;
-use crate::report::{process_cpu, Report};
+use crate::report::Report;
 use crate::say::say;
+use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
 use anyhow::Context;
-use relay::{Source, SourceConfig};
-use session::Setup;
-use std::time::{Duration, Instant};
+use relay::{RelayError, Source, SourceEnd, SourceHandle};
+use session::{SessionError, Setup};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
-    let options = &args.source;
-    let settings = options.settings()?;
-    options.keep_to_cpus()?;
-    let connector = network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
-    let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
-    args.listen.check_target()?;
-    let source = Source::connect_with(
-        &SourceConfig {
-            peer: options.peer.clone(),
-            connector,
-            settings: settings.unwrap_or_default(),
-            auto: options.auto()?,
-            compress_threads: options.threads(),
-            compress_wait_thread: options.compress_wait_thread == crate::args::OnOff::On,
-            links: options.links,
-            page_size: options.page_size,
-            name: options.name.clone(),
-            setup: args.channels.map(|channels| Setup { channels, return_path: true }),
-            resume: Duration::from_secs(options.resume_timeout),
-            delta_cache: options.delta_cache(),
-        },
-        accelerator.as_ref(),
-    )?;
-    source.kept_by(keeper::start()?);
-    source.listen(&args.listen)?;
-    let handle = source.handle();
-    ctrlc::set_handler(move || handle.stop()).context("cannot handle signals")?;
-    say(&format!("listening on {} for QEMU, peer {}", args.listen, options.peer));
-    let started = Instant::now();
-    let cpu = process_cpu();
-    let measured = || Report::of_source(&source, settings, started.elapsed(), process_cpu() - cpu);
-    let result = source.run(say, || {
-        let mut report = measured();
-        report.status = "completed".into();
-        report.json().into_bytes()
-    });
-    let mut report = measured();
+pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
+    let setup = args.channels.map(|channels| Setup { channels, return_path: true });
+    let plan = Plan::new(&args.source, &args.connect, setup)?;
+    let listening = listen(&args.listen)?;
+    // None while there is no session that an interrupt would have to end.
+    let running = Arc::new(Mutex::new(None));
+    let interrupted = running.clone();
+    ctrlc::set_handler(move || match &*lock(&interrupted) {
+        Some(handle) => SourceHandle::stop(handle),
+        None => std::process::exit(1),
+    })
+    .context("cannot handle signals")?;
+    let peer = &args.source.peer;
+    let mut again = false;
+    loop {
+        let source = plan.connect(&listening)?;
+        *lock(&running) = Some(source.handle());
+        if again {
+            say(&format!("connected to {peer} again"));
+        } else {
+            say(&format!("listening on {} for QEMU, peer {peer}", args.listen));
+        }
+        let measure = Measure::begin(plan.settings);
+        let result = source.run(say, || measure.for_peer(&source));
+        let Some(lost) = receiver_gone(&source, &result) else {
+            return finish(args, measure.report(&source), result);
+        };
+        *lock(&running) = None;
+        say(&format!("the receiver has gone before a migration began ({lost}); connecting again"));
+        again = true;
+    }
+}
+
+type Running = Mutex<Option<SourceHandle>>;
+
+fn lock(handle: &Running) -> MutexGuard<'_, Option<SourceHandle>> {
+    handle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a receiver has gone while the relay waited for its migration, if that is what ended it.
+fn receiver_gone(source: &Source, result: &Result<SourceEnd, RelayError>) -> Option<String> {
+    let error = match result {
+        Err(RelayError::Ended(error)) if !source.has_begun() => error,
+        _ => return None,
+    };
+    let gone = matches!(
+        **error,
+        SessionError::LinkLost { .. }
+            | SessionError::NotResumed { .. }
+            | SessionError::Refused { .. }
+            | SessionError::Over { .. }
+    );
+    gone.then(|| error.to_string())
+}
+
+/// Reports how it ended.
+fn finish(
+    args: &RelayArgs,
+    mut report: Report,
+    result: Result<SourceEnd, RelayError>,
+) -> anyhow::Result<ExitCode> {
+    let mut code = ExitCode::SUCCESS;
     match &result {
         Ok(end) => {
             report.status = "completed".into();
             report.set_end(end);
             if !end.return_path {
-                say("the source QEMU used no return path: it has called the migration completed without hearing from \
-                     the destination. Turn the capability return-path on");
+                report.status = "unconfirmed".into();
+                code = ExitCode::from(UNCONFIRMED);
+                say("the destination QEMU was given the whole stream, but the source QEMU used no return path: nobody \
+                     has heard whether the destination runs the VM, and the source QEMU calls the migration completed \
+                     all the same. Look at the destination, and turn the capability return-path on next time");
             }
         }
         Err(error) => {
@@ -63,6 +89,6 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
             report.error = Some(error.to_string());
         }
     }
-    report.publish(options.json.as_deref());
-    result.map(drop).map_err(Into::into)
+    report.publish(args.source.json.as_deref());
+    result.map(|_| code).map_err(Into::into)
 }

@@ -264,7 +264,7 @@ impl Report {
     /// else: whether the VM has moved is what the exit status tells.
     pub(crate) fn publish(&self, json: Option<&Path>) {
         let written = json.map_or(Ok(()), |path| {
-            std::fs::write(path, self.json() + "\n")
+            write_whole(path, &(self.json() + "\n"))
                 .with_context(|| format!("cannot write the report to {}", path.display()))
         });
         for failed in [written, show(&self.text())].into_iter().filter_map(Result::err) {
@@ -274,6 +274,24 @@ impl Report {
             say(warning);
         }
     }
+}
+
+/// Writes a file as a whole or leaves it as it was. What is no regular file (a pipe, a device) is
+/// written as it is.
+fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write;
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return std::fs::write(path, text);
+    }
+    // A link stays one.
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut file = tempfile::Builder::new()
+        .prefix(".platen-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 fn ratio(plain: u64, size: u64) -> f64 {

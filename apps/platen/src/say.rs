@@ -9,6 +9,7 @@
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fstat, open, FileType, Mode, OFlags};
 use rustix::net::SendFlags;
+use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
@@ -72,8 +73,26 @@ pub(crate) fn say(line: &str) {
     let _ = WAY.get_or_init(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &whole(line));
 }
 
+/// A text with its control characters escaped, line ends and tabs left: names and reasons come from
+/// other hosts, and a terminal does as it is told.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let escaped = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if escaped(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
 fn whole(line: &str) -> Vec<u8> {
-    let mut whole = format!("platen: {line}").into_bytes();
+    let mut whole = format!("platen: {}", printable(line)).into_bytes();
     whole.truncate(MOST - 1);
     whole.push(b'\n');
     whole
@@ -172,6 +191,12 @@ mod tests {
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "before\nplaten: after\n");
+    }
+
+    #[test]
+    fn what_another_host_says_gives_a_terminal_no_orders() {
+        assert_eq!(printable("a\u{1b}[2Jb\tc\nd\u{9b}"), "a\\u{1b}[2Jb\tc\nd\\u{9b}");
+        assert_eq!(whole("a\rb"), b"platen: a\\rb\n");
     }
 
     #[test]

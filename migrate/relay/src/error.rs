@@ -30,6 +30,12 @@ pub enum RelayError {
         /// The cause.
         source: io::Error,
     },
+    /// The relay's socket is another process's now.
+    #[error("{address} does not lead to this relay any more: another process has removed it or listens there. Nothing was migrated; start the relay again, with a path that nobody else uses")]
+    Displaced {
+        /// As given.
+        address: String,
+    },
     /// The destination QEMU does not take connections.
     #[error("cannot connect to the destination QEMU at {address}: is it running with -incoming {address} (or -incoming defer and --qmp here)?")]
     Deliver {
@@ -44,15 +50,30 @@ pub enum RelayError {
     /// The session failed, as seen by several threads.
     #[error("{0}")]
     Ended(Arc<SessionError>),
+    /// The destination QEMU left bytes unread, without a return path to say why.
+    #[error("the destination QEMU closed its migration socket with bytes of the stream unread: it refused the stream or ended (see its log)")]
+    Unread,
     /// The source QEMU ended the migration.
-    #[error("the source QEMU ended the migration before the destination had confirmed it: it was cancelled, or failed (see its query-migrate); the source VM goes on")]
+    #[error("the source QEMU ended the migration before the destination had confirmed it: it was cancelled, failed or ended (see its query-migrate). The destination does not run the VM")]
     SourceEnded,
+    /// The source QEMU ended the migration when the destination might already have the VM.
+    #[error("the source QEMU closed its migration socket when the end of its stream had gone out, before it heard of success: the destination QEMU may run the VM. Look at both: if the VM runs twice, quit one QEMU at once")]
+    SourceGone,
+    /// The stream broke off, of a source without a return path.
+    #[error("the source QEMU's stream broke off before its end: it was cut, or the source QEMU failed (see its query-migrate). Without a return path the destination QEMU may have been given what starts the VM: look there")]
+    Truncated,
     /// The destination QEMU ended the migration.
-    #[error("the destination QEMU closed its migration socket before it confirmed: it refused the stream or ended (see its log); the source VM goes on")]
+    #[error("the destination QEMU closed its migration socket before it confirmed: it refused the stream or ended (see its log). query-status of each QEMU tells whether it runs the VM")]
     DestinationEnded,
     /// The destination QEMU said that it failed.
-    #[error("the destination QEMU reports that loading failed (SHUT {code}, see its log); the source VM goes on")]
+    #[error("the destination QEMU reports that loading failed (SHUT {code}, see its log). The destination does not run the VM; query-status of the source QEMU tells whether that does")]
     DestinationRefused {
+        /// QEMU's value.
+        code: u32,
+    },
+    /// The destination QEMU said that it failed, when the source was in postcopy.
+    #[error("the destination QEMU reports that loading failed (SHUT {code}, see its log) when the source QEMU was in postcopy, in which it does not run its VM again. query-status of both QEMUs tells what is left")]
+    PostcopyRefused {
         /// QEMU's value.
         code: u32,
     },
@@ -63,7 +84,7 @@ pub enum RelayError {
         cause: Arc<SessionError>,
     },
     /// Told to end while in doubt.
-    #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source VM goes on. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
+    #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source QEMU goes on with it. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
     LeftInDoubt,
     /// The destination has the VM, and the source may not know.
     #[error("the destination QEMU has confirmed and has the VM: leave it running. The source has not heard of it ({cause}): if its QEMU is still there, quit that one")]
@@ -72,7 +93,7 @@ pub enum RelayError {
         cause: Arc<SessionError>,
     },
     /// The peer was lost in doubt, could be asked, and has not brought the VM to life.
-    #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU; the source VM goes on")]
+    #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU. The destination does not run the VM; query-status of the source QEMU tells whether that does")]
     NeverCommitted,
     /// A migration in postcopy was interrupted.
     #[error("the migration was interrupted in postcopy ({cause}): both QEMUs pause it. Where the destination QEMU says postcopy-paused, the VM is there, with nothing lost. To take it up again start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]
@@ -101,6 +122,15 @@ pub enum RelayError {
         /// The cause.
         source: io::Error,
     },
+}
+
+impl RelayError {
+    /// Whether the destination QEMU did not listen or accept, which may change.
+    pub(crate) fn is_absence(&self) -> bool {
+        use io::ErrorKind::{ConnectionRefused, NotFound, TimedOut, WouldBlock};
+        matches!(self, Self::Deliver { source, .. }
+            if matches!(source.kind(), NotFound | ConnectionRefused | WouldBlock | TimedOut))
+    }
 }
 
 /// An error and its causes in one line.

@@ -3,7 +3,7 @@
 
 use pages::Slot;
 use pipeline::{Popped, Reorder, Results};
-use session::{FrameType, Header, RunningHash, Session, SessionError};
+use session::{Header, RunningHash, Session, SessionError};
 use std::sync::Arc;
 
 /// Frames of one stream that may wait here, out of order or in order. The links refuse more than
@@ -39,11 +39,19 @@ pub(crate) struct Inbox<'a> {
     queue: &'a Results<Arrived>,
     reorder: Reorder<Arrived>,
     hash: RunningHash,
+    /// Plain bytes so far, by this end's count.
+    offset: u64,
 }
 
 impl<'a> Inbox<'a> {
     pub(crate) fn new(stream: u16, queue: &'a Results<Arrived>) -> Self {
-        Self { stream, queue, reorder: Reorder::new(WINDOW), hash: RunningHash::default() }
+        Self {
+            stream,
+            queue,
+            reorder: Reorder::new(WINDOW),
+            hash: RunningHash::default(),
+            offset: 0,
+        }
     }
 
     /// The next frame; `None` when the queue was closed.
@@ -71,10 +79,18 @@ impl<'a> Inbox<'a> {
     /// # Errors
     /// They differ: none of these bytes may be written.
     pub(crate) fn check(&mut self, header: &Header, bytes: &[u8]) -> Result<Receipt, SessionError> {
+        let (stream, seq) = (self.stream, header.seq);
+        if header.offset != self.offset {
+            let detail = format!(
+                "it says it begins at byte {}, and comes at {}",
+                header.offset, self.offset
+            );
+            return Err(SessionError::Sequence { stream, seq, detail });
+        }
+        self.offset += bytes.len() as u64;
         self.hash.add(codec::checksum(bytes));
         let (ours, theirs) = (self.hash.value(), header.hash);
         if ours != theirs {
-            let (stream, seq) = (self.stream, header.seq);
             return Err(SessionError::HashMismatch { stream, seq, ours, theirs });
         }
         Ok(self.receipt(header))
@@ -82,9 +98,7 @@ impl<'a> Inbox<'a> {
 
     /// The receipt of the frame that came last.
     pub(crate) fn receipt(&self, header: &Header) -> Receipt {
-        debug_assert!(header.kind != FrameType::Data || self.hash.value() == header.hash);
-        let offset = header.offset + u64::from(header.plain_len);
-        Receipt { seq: header.seq + 1, offset, hash: self.hash.value() }
+        Receipt { seq: header.seq + 1, offset: self.offset, hash: self.hash.value() }
     }
 
     /// Has the session tell the sender that the frame of `receipt` was written, and all before it.

@@ -1,22 +1,25 @@
 //! The two relays: QEMU's sockets on one side, a session on the other.
 //!
 //! ```text
-//!  source QEMU ─unix─► intake (a thread per connection)          deliver (a thread per stream) ─unix─► destination QEMU
-//!                        │ tokens, checksum, permit                 ▲ order, hash, barriers, commit
-//!                        ▼                                          │
-//!                      lanes: pack + encode ─► session ══════► session ─► lanes: decode + unpack
-//!                                                                   │
-//!  source QEMU ◄─unix─ hand_back (SHUT last) ◄════════════════ read_back ◄─unix─ destination QEMU
+//!  source QEMU                                                        destination QEMU
+//!    │ unix: a thread per connection                  unix: a thread per stream ▲
+//!    ▼                                                                          │
+//!  intake: tokens, checksum, permit                deliver: order, hash, barriers, commit
+//!    ▼                                                                          ▲
+//!  lanes: pack, encode ─► session ══════════════════► session ─► lanes: decode, unpack
+//!                            ▲                          ▲
+//!  source QEMU ◄─ hand_back ─┘ (SHUT last)              └─ read_back ◄─ destination QEMU
 //! ```
 //!
-//! [`Source`] and [`Destination`] each have one thread that decides (`run`): all others tell it what they saw, and it
-//! alone ends things, so that the rules about who is told what (`docs/wire.md`, W18 to W28) stand
-//! in two functions.
+//! [`Source`] and [`Destination`] each have one thread that decides (`run`). All other threads tell
+//! it what they saw, and it alone ends a migration, so that the rules on who is told what
+//! (`docs/wire.md`, W18 to W28) stand in two places.
 //!
 //! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both
-//! sides: the source VM goes on, the destination QEMU gives up. After it, only the destination's
-//! word or a person decides, also when the source relay is killed ([`Keeper`]). In postcopy every
-//! failure ends with both QEMUs paused, to be taken up again by new relays.
+//! sides: the source QEMU goes on with its VM, the destination QEMU gives up. After it, only the
+//! destination relay's answer or a person decides, also when the source relay is killed
+//! ([`Keeper`]). In postcopy every failure ends with both QEMUs paused, and new relays can take the
+//! migration up again.
 //!
 //! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
 //!

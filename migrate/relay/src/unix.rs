@@ -124,10 +124,11 @@ impl UnixAddress {
         Ok(stream)
     }
 
-    /// Connects, trying again for `patience` while nobody listens.
+    /// Connects, trying again for `patience` while nobody listens or accepts. Does not connect once
+    /// `stop` says so.
     ///
     /// # Errors
-    /// Nobody listens in time, or the path is no socket.
+    /// Nobody listens or accepts in time, or the path is no socket.
     pub fn connect(
         &self,
         patience: Duration,
@@ -135,21 +136,26 @@ impl UnixAddress {
     ) -> Result<UnixStream, RelayError> {
         self.check_target()?;
         let until = Instant::now() + patience;
+        let failed = |source| RelayError::Deliver { address: self.to_string(), source };
         loop {
-            match UnixStream::connect(&self.0) {
+            if stop() {
+                return Err(failed(ErrorKind::Interrupted.into()));
+            }
+            match self.connect_now() {
                 Ok(stream) => return Ok(stream),
                 Err(error)
                     if matches!(
                         error.kind(),
-                        ErrorKind::NotFound | ErrorKind::ConnectionRefused
-                    ) && Instant::now() < until
-                        && !stop() =>
+                        ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::WouldBlock
+                    ) && Instant::now() < until =>
                 {
                     std::thread::sleep(RETRY);
                 }
-                Err(source) => {
-                    return Err(RelayError::Deliver { address: self.to_string(), source })
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let what = "as many connections wait there as may, and nobody accepts them";
+                    return Err(failed(io::Error::new(ErrorKind::TimedOut, what)));
                 }
+                Err(source) => return Err(failed(source)),
             }
         }
     }
@@ -224,6 +230,18 @@ pub struct Listening {
     path: PathBuf,
 }
 
+impl Listening {
+    /// Where it listens.
+    pub fn address(&self) -> UnixAddress {
+        UnixAddress(self.path.clone())
+    }
+
+    /// Whether the path still leads here: another process may have removed it or bound it over.
+    pub fn is_ours(&self) -> bool {
+        self.place.is_some_and(|place| Place::of(&self.path) == Some(place))
+    }
+}
+
 impl Drop for Listening {
     fn drop(&mut self) {
         let _lock = lock_folder_of(&self.path);
@@ -291,6 +309,43 @@ mod tests {
         assert!(said.contains("takes no connections"), "{said}");
         drop((hung, waiting));
         assert!(!address.path().exists());
+    }
+
+    #[test]
+    fn a_full_backlog_is_waited_for_no_longer_than_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = UnixAddress::from(dir.path().join("sock"));
+        let _hung = address.listen().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = address.connect_now() {
+            waiting.push(stream);
+        }
+        let error = address.connect(Duration::from_millis(100), || false).unwrap_err();
+        let said = format!("{error:?}");
+        assert!(said.contains("nobody accepts them"), "{said}");
+    }
+
+    /// A destination QEMU that comes up when the session is over must get no connection of it.
+    #[test]
+    fn nobody_is_connected_to_once_it_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = UnixAddress::from(dir.path().join("sock"));
+        let there = address.listen().unwrap();
+        there.listener.set_nonblocking(true).unwrap();
+        address.connect(Duration::from_secs(60), || true).unwrap_err();
+        assert_eq!(there.listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn a_path_that_was_bound_over_is_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = UnixAddress::from(dir.path().join("sock"));
+        let first = address.listen().unwrap();
+        assert!(first.is_ours());
+        fs::remove_file(address.path()).unwrap();
+        assert!(!first.is_ours());
+        let _second = address.listen().unwrap();
+        assert!(!first.is_ours());
     }
 
     #[test]

@@ -5,45 +5,88 @@
 use ring::EventCount;
 use std::sync::{Mutex, PoisonError};
 
+/// What a multifd channel has brought.
+struct Channel {
+    stream: u16,
+    /// SYNC packets written to QEMU; `u64::MAX` once the channel is opaque and can no longer be
+    /// counted.
+    syncs: u64,
+    /// It will bring no more.
+    ended: bool,
+}
+
 /// SYNCs handed over per multifd channel.
 #[derive(Default)]
-pub(crate) struct Barriers {
-    /// (stream, SYNC packets written to QEMU); `u64::MAX` once a channel is opaque and can no
-    /// longer be counted.
-    channels: Mutex<Vec<(u16, u64)>>,
+pub(super) struct Barriers {
+    channels: Mutex<Vec<Channel>>,
     moved: EventCount,
+}
+
+/// How a wait for SYNCs ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    Passed,
+    /// The session is over.
+    Stopped,
+    /// This stream ended after so many SYNCs: the others alone are too few.
+    Never {
+        stream: u16,
+        syncs: u64,
+    },
 }
 
 impl Barriers {
     /// A channel was handed `syncs` SYNC packets so far.
-    pub(crate) fn handed(&self, stream: u16, syncs: u64) {
+    pub(super) fn handed(&self, stream: u16, syncs: u64) {
+        self.change(stream, |channel| channel.syncs = syncs);
+    }
+
+    /// A channel has ended.
+    pub(super) fn ended(&self, stream: u16) {
+        self.change(stream, |channel| channel.ended = true);
+    }
+
+    fn change(&self, stream: u16, change: impl FnOnce(&mut Channel)) {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        match channels.iter_mut().find(|(id, _)| *id == stream) {
-            Some(channel) => channel.1 = syncs,
-            None => channels.push((stream, syncs)),
+        match channels.iter_mut().find(|channel| channel.stream == stream) {
+            Some(channel) => change(channel),
+            None => {
+                let mut channel = Channel { stream, syncs: 0, ended: false };
+                change(&mut channel);
+                channels.push(channel);
+            }
         }
         drop(channels);
         self.moved.notify_all();
     }
 
-    /// Waits until `count` channels were handed SYNC number `marker`. False when `stop` says so.
-    pub(crate) fn wait(&self, count: u32, marker: u64, stop: impl Fn() -> bool) -> bool {
+    /// Waits until `count` channels were handed SYNC number `marker`.
+    pub(super) fn wait(&self, count: u32, marker: u64, stop: impl Fn() -> bool) -> Wait {
+        let count = count as usize;
         if count == 0 {
-            return true;
+            return Wait::Passed;
         }
         let passed = self.moved.wait_until(None, || {
             if stop() {
-                return Some(false);
+                return Some(Wait::Stopped);
             }
             let channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-            let there = channels.iter().filter(|(_, syncs)| *syncs >= marker).count();
-            (there >= count as usize).then_some(true)
+            let there = channels.iter().filter(|channel| channel.syncs >= marker).count();
+            if there >= count {
+                return Some(Wait::Passed);
+            }
+            // Those that can still come there, and those of `count` that have not shown up yet.
+            let short = |channel: &&Channel| channel.ended && channel.syncs < marker;
+            let alive = channels.len() - there - channels.iter().filter(short).count();
+            let unseen = count.saturating_sub(channels.len());
+            let lost = channels.iter().find(short).filter(|_| there + alive + unseen < count)?;
+            Some(Wait::Never { stream: lost.stream, syncs: lost.syncs })
         });
-        passed.unwrap_or(false)
+        passed.unwrap_or(Wait::Stopped)
     }
 
     /// Lets everybody look at their `stop` again.
-    pub(crate) fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.moved.notify_all();
     }
 }
@@ -63,14 +106,31 @@ mod tests {
         let main = {
             let (barriers, passed) = (barriers.clone(), passed.clone());
             std::thread::spawn(move || {
-                assert!(barriers.wait(2, 5, || false));
+                assert_eq!(barriers.wait(2, 5, || false), Wait::Passed);
                 assert!(passed.load(Ordering::SeqCst), "passed before the last SYNC");
             })
         };
         passed.store(true, Ordering::SeqCst);
         barriers.handed(2, 5);
         main.join().unwrap();
-        assert!(barriers.wait(0, 99, || false));
+        assert_eq!(barriers.wait(0, 99, || false), Wait::Passed);
+    }
+
+    #[test]
+    fn a_channel_that_ends_before_its_sync_ends_the_wait() {
+        let barriers = Arc::new(Barriers::default());
+        barriers.handed(1, 5);
+        barriers.handed(2, 4);
+        let main = {
+            let barriers = barriers.clone();
+            std::thread::spawn(move || barriers.wait(2, 5, || false))
+        };
+        barriers.ended(1);
+        barriers.ended(2);
+        assert_eq!(main.join().unwrap(), Wait::Never { stream: 2, syncs: 4 });
+        // One that has not shown up yet may still come.
+        barriers.handed(3, 5);
+        assert_eq!(barriers.wait(2, 5, || false), Wait::Passed);
     }
 
     #[test]
@@ -83,6 +143,6 @@ mod tests {
         };
         stop.store(true, Ordering::SeqCst);
         barriers.wake();
-        assert!(!main.join().unwrap());
+        assert_eq!(main.join().unwrap(), Wait::Stopped);
     }
 }

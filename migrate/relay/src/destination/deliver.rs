@@ -1,6 +1,7 @@
 //! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to
 //! W20.
 
+use super::barrier::Wait;
 use super::read_back;
 use super::shared::{Event, Shared};
 use crate::error::error_chain;
@@ -123,13 +124,18 @@ impl Delivery<'_> {
     }
 
     fn open(&mut self, kind: Kind) -> Result<(), Stop> {
+        if kind == Kind::Other {
+            let reason = format!("stream {} is none of a QEMU migration", self.stream);
+            return Err(SessionError::Local { reason }.into());
+        }
         self.kind = Some(kind);
         self.tokeniser = Tokeniser::new(kind, self.shared.page_size);
         match kind {
             Kind::Multifd => self.shared.barriers.handed(self.stream, 0),
             // QEMU 7.2 begins only when it has this one, which may never have a byte.
             Kind::Preempt => self.connect()?,
-            Kind::Main | Kind::Recovery | Kind::Other => {}
+            Kind::Main | Kind::Recovery => self.shared.begun.store(true, Ordering::Release),
+            Kind::Other => {}
         }
         Ok(())
     }
@@ -144,7 +150,7 @@ impl Delivery<'_> {
         }
         let shared = self.shared;
         let receiver = self.deltas.get_or_insert_with(|| {
-            // The session's, once: whoever comes second has none.
+            // The session has one cache: a second stream that wants it gets none.
             let granted = shared.delta_cache.swap(0, Ordering::AcqRel);
             delta::Receiver::new(granted, shared.page_size)
         });
@@ -196,9 +202,7 @@ impl Delivery<'_> {
         before: u64,
     ) -> Result<(), Stop> {
         let facts = self.tokeniser.facts();
-        // What is not understood at all may hold the tag anywhere.
-        let other = self.kind == Some(Kind::Other);
-        let (tail, tail_at) = if other { (true, 0) } else { (facts.tail, facts.tail_at) };
+        let (tail, tail_at) = (facts.tail, facts.tail_at);
         let (page_size, switched) = (facts.page_size, facts.switched);
         let markers = self.markers_in(page_size);
         if !tail {
@@ -272,6 +276,7 @@ impl Delivery<'_> {
         if self.kind == Some(Kind::Multifd) {
             // QEMU would sit in its barrier for a channel that closes early; the main channel's end
             // ends all.
+            self.shared.barriers.ended(self.stream);
             return Ok(());
         }
         if !self.shared.return_path.load(Ordering::Acquire) {
@@ -320,8 +325,17 @@ impl Delivery<'_> {
             done = *at;
             let session = &self.shared.session;
             let stop = || session.failure().is_some() || self.shared.over.load(Ordering::Acquire);
-            if !self.shared.barriers.wait(channels, *marker, stop) {
-                return Err(Stop::Over);
+            match self.shared.barriers.wait(channels, *marker, stop) {
+                Wait::Passed => {}
+                Wait::Stopped => return Err(Stop::Over),
+                Wait::Never { stream, syncs } => {
+                    let reason = format!(
+                        "multifd stream {stream} of the source QEMU ended after {syncs} SYNCs, and \
+                         its main channel is at SYNC {marker}: the source QEMU has ended, or \
+                         closed a channel"
+                    );
+                    return Err(SessionError::Local { reason }.into());
+                }
             }
         }
         self.write(&chunk[done..to])
@@ -362,20 +376,25 @@ impl Delivery<'_> {
         if self.socket.is_some() {
             return Ok(());
         }
-        let is_main = self.is_main() && (self.kind != Some(Kind::Other) || self.stream == 0);
+        let is_main = self.is_main();
         if !is_main && !self.shared.wait_for_main() {
             return Err(Stop::Over);
         }
-        let session = &self.shared.session;
-        let connected = self.shared.target.connect(PATIENCE, || session.failure().is_some());
-        let socket = Arc::new(connected.map_err(|error| Stop::Qemu(error_chain(&error)))?);
+        if is_main {
+            self.shared.host_listens().map_err(Stop::Qemu)?;
+        }
+        let socket = self.shared.connect(PATIENCE, is_main);
+        let socket = match socket {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return Err(Stop::Over),
+            Err(error) => return Err(Stop::Qemu(error_chain(&error))),
+        };
         if is_main {
             let (shared, stream, socket) = (self.shared.clone(), self.stream, socket.clone());
             if spawn("return-path", move || read_back::run(&shared, stream, &socket)).is_err() {
-                let _ = self.shared.events.send(Event::QemuEof);
+                let _ = self.shared.events.send(Event::QemuEof { unread: false });
             }
         }
-        self.shared.keep_socket(&socket, is_main);
         self.socket = Some(socket);
         Ok(())
     }

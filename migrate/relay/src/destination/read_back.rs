@@ -4,7 +4,7 @@ use super::shared::{Event, Shared};
 use crate::return_path::ReturnPath;
 use crate::units::raw;
 use session::FrameType;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 
 /// Carries the return path back, as it is and at once.
@@ -15,16 +15,21 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
         return;
     }
     let mut bytes = [0; 16384];
+    let mut unread = false;
     loop {
         let len = match socket.read(&mut bytes) {
             Ok(0) => break,
             Ok(len) => len,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(_) => break,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => {
+                // How a unix socket says that its peer closed with bytes in its queue.
+                unread = error.kind() == ErrorKind::ConnectionReset;
+                break;
+            }
         };
         let bytes = &bytes[..len];
         let found = sniffer.feed(bytes);
-        // Before anything that may wait for the source: whoever asks is to hear it in an outage as
+        // Before anything that may wait for the source: a client that asks is to hear it in an outage as
         // well (W28).
         if matches!(found, Some((0, _))) {
             shared.set_confirmed();
@@ -43,5 +48,5 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
         }
     }
     session.send_bare(stream, FrameType::Eof, 0);
-    let _ = shared.events.send(Event::QemuEof);
+    let _ = shared.events.send(Event::QemuEof { unread });
 }

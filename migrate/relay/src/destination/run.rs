@@ -3,7 +3,7 @@
 
 use super::barrier::Barriers;
 use super::decode::DecodeJob;
-use super::shared::{Event, Shared};
+use super::shared::{Event, Listen, Shared};
 use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
@@ -41,6 +41,9 @@ impl std::fmt::Debug for Destination {
 pub struct DestinationEnd {
     /// The source's report, JSON; empty when the links were lost before it came.
     pub peer_report: Vec<u8>,
+    /// QEMU has said that it runs the VM. Without a return path it cannot, and all that is known is
+    /// that it took the stream.
+    pub confirmed: bool,
 }
 
 impl Destination {
@@ -53,7 +56,7 @@ impl Destination {
         peer: String,
         (grants, lifeline): (Grants, (u16, Duration)),
         (page_size, delta_cache): (usize, u64),
-        target: UnixAddress,
+        (target, listen): (UnixAddress, Listen),
         lanes: Arc<Lanes<DecodeJob>>,
         notice: Notice,
     ) -> Result<Self, RelayError> {
@@ -65,6 +68,7 @@ impl Destination {
             session,
             lanes,
             target,
+            listen,
             page_size,
             delta_cache: AtomicU64::new(delta_cache),
             barriers: Barriers::default(),
@@ -74,6 +78,7 @@ impl Destination {
             postcopy: AtomicBool::new(false),
             over: AtomicBool::new(false),
             confirmed: AtomicBool::new(false),
+            begun: AtomicBool::new(false),
             main_up: AtomicBool::new(false),
             main_event: EventCount::new(),
             streams: (0..MAX_STREAMS).map(|_| OnceLock::new()).collect(),
@@ -91,6 +96,17 @@ impl Destination {
     /// Whether QEMU has confirmed that it runs the VM.
     pub(crate) fn is_confirmed(&self) -> bool {
         self.shared.confirmed.load(Ordering::Acquire)
+    }
+
+    /// Whether the source has begun its migration: before that nothing was meant for QEMU.
+    pub fn has_begun(&self) -> bool {
+        self.shared.begun.load(Ordering::Acquire)
+    }
+
+    /// Whether the session ended because its links did not come back: the source may still ask.
+    pub(crate) fn was_lost(&self) -> bool {
+        let failure = self.shared.session.failure();
+        failure.is_some_and(|error| matches!(**error, SessionError::NotResumed { .. }))
     }
 
     /// What it has counted.
@@ -125,7 +141,7 @@ impl Destination {
         let shared = &self.shared;
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shut = None;
-        let mut source_eof = false;
+        let (mut source_eof, mut qemu_eof) = (false, false);
         // QEMU has failed; what it said before may still be on its way.
         let mut gone: Option<(Instant, String)> = None;
         loop {
@@ -146,9 +162,15 @@ impl Destination {
                         gone = None;
                     }
                 }
-                Some(Event::SourceEof) => source_eof = true,
+                Some(Event::SourceEof) => {
+                    source_eof = true;
+                    if qemu_eof && !shared.return_path.load(Ordering::Acquire) {
+                        // It had closed because it had all.
+                        gone = None;
+                    }
+                }
                 Some(Event::Finished(peer_report)) if confirmed || all_taken => {
-                    return Ok(DestinationEnd { peer_report });
+                    return Ok(DestinationEnd { peer_report, confirmed });
                 }
                 Some(Event::Finished(_)) => {
                     let peer = shared.session.peer.clone();
@@ -156,8 +178,21 @@ impl Destination {
                 }
                 // Normal at the end: QEMU closes when it has all, and the source says FINISH when it
                 // has confirmed.
-                Some(Event::QemuEof) if confirmed || all_taken => {}
-                Some(Event::QemuEof) => {
+                Some(Event::QemuEof { .. }) if confirmed => {}
+                Some(Event::QemuEof { unread: false }) if all_taken => {}
+                Some(Event::QemuEof { unread: true }) if all_taken => {
+                    return Err(RelayError::Unread);
+                }
+                // Without a return path it closes when it has all, perhaps before its writer could
+                // say so.
+                Some(Event::QemuEof { unread: false })
+                    if gone.is_none() && !shared.return_path.load(Ordering::Acquire) =>
+                {
+                    qemu_eof = true;
+                    gone =
+                        Some((Instant::now() + REACTION, RelayError::DestinationEnded.to_string()));
+                }
+                Some(Event::QemuEof { .. }) => {
                     // It did not confirm and is gone: its VM does not run, so the source need not
                     // be in doubt. Not so in postcopy, which it may have paused with its VM
                     // running.
@@ -183,7 +218,7 @@ impl Destination {
                         && matches!(*error, SessionError::NotResumed { .. })
                         && shared.session.credits().drained(Instant::now()) =>
                 {
-                    return Ok(DestinationEnd { peer_report: Vec::new() });
+                    return Ok(DestinationEnd { peer_report: Vec::new(), confirmed: true });
                 }
                 Some(Event::Closed(cause)) if confirmed => {
                     return Err(RelayError::Unheard { cause });

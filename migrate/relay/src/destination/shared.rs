@@ -3,6 +3,7 @@
 use super::barrier::Barriers;
 use super::decode::DecodeJob;
 use crate::counters::Counters;
+use crate::error::RelayError;
 use crate::inbox::Arrived;
 use crate::unix::UnixAddress;
 use pipeline::{Lanes, Results};
@@ -13,13 +14,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Has QEMU listen for its migration; or a sentence why it does not.
+pub(crate) type Listen = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// How often a connect is tried again while QEMU does not listen yet.
+const RETRY: Duration = Duration::from_millis(50);
 
 /// What the threads tell the one that decides.
 pub(super) enum Event {
     /// QEMU has said SHUT.
     Shut(u32),
-    /// QEMU has closed its main connection.
-    QemuEof,
+    /// QEMU has closed its main connection; `unread`: without having read all that it was given.
+    QemuEof { unread: bool },
     /// QEMU does not take a stream's bytes.
     WriterGone { stream: u16, is_channel: bool, error: String },
     /// The source's main connection ended well (no return path).
@@ -34,6 +42,8 @@ pub(super) struct Shared {
     pub(super) session: Arc<Session>,
     pub(super) lanes: Arc<Lanes<DecodeJob>>,
     pub(super) target: UnixAddress,
+    /// Has QEMU listen there.
+    pub(super) listen: Listen,
     pub(super) page_size: usize,
     /// Bytes granted for a delta cache, until a stream has taken it.
     pub(super) delta_cache: AtomicU64,
@@ -48,6 +58,8 @@ pub(super) struct Shared {
     pub(super) over: AtomicBool,
     /// QEMU has said SHUT(0): it has all it needs, whatever its channels still take.
     pub(super) confirmed: AtomicBool,
+    /// The source has opened its main stream.
+    pub(super) begun: AtomicBool,
     pub(super) main_up: AtomicBool,
     pub(super) main_event: EventCount,
     pub(super) streams: Box<[OnceLock<Arc<Results<Arrived>>>]>,
@@ -100,17 +112,41 @@ impl Shared {
         self.main_event.notify_all();
     }
 
-    /// Keeps a new connection to QEMU, to close it at the end.
-    pub(super) fn keep_socket(&self, socket: &Arc<UnixStream>, is_main: bool) {
-        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = if is_main { 0 } else { sockets.len() };
-        sockets.insert(place, socket.clone());
-        // `close_sockets` may have been here before: `over` is set ahead of it, and both hold the
-        // lock.
-        if self.over.load(Ordering::Acquire) {
-            for socket in sockets.iter() {
-                let _ = socket.shutdown(Shutdown::Both);
+    /// Has QEMU listen, if it is this program that tells it to.
+    pub(super) fn host_listens(&self) -> Result<(), String> {
+        (self.listen)()
+    }
+
+    /// Connects to QEMU, which may take `patience` to listen; `None` when the migration has ended.
+    /// Once it has, QEMU gets no connection any more: the target may be another migration's.
+    pub(super) fn connect(
+        &self,
+        patience: Duration,
+        is_main: bool,
+    ) -> Result<Option<Arc<UnixStream>>, RelayError> {
+        let until = Instant::now() + patience;
+        loop {
+            {
+                // `close_sockets` takes this lock when `over` is set, so that either it finds the
+                // connection here or there is none.
+                let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+                if self.has_ended() {
+                    return Ok(None);
+                }
+                match self.target.connect(Duration::ZERO, || false) {
+                    Ok(socket) => {
+                        let socket = Arc::new(socket);
+                        let place = if is_main { 0 } else { sockets.len() };
+                        sockets.insert(place, socket.clone());
+                        return Ok(Some(socket));
+                    }
+                    Err(error) if !error.is_absence() || Instant::now() >= until => {
+                        return Err(error)
+                    }
+                    Err(_) => {}
+                }
             }
+            std::thread::sleep(RETRY);
         }
     }
 

@@ -77,7 +77,7 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     // An honest peer stays within its credit, and then there is always one free (W13).
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
-    // Waits for the codec threads, which wait for nobody. Closed lanes mean that the session
+    // Waits for the codec threads, which wait for no stream. Closed lanes mean that the session
     // has ended.
     let _ = shared.lanes.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
     Ok(())

@@ -32,6 +32,8 @@ pub struct SourceConfig {
     /// How long to wait for a link when all are lost; zero ends the migration with the first that
     /// is lost.
     pub resume: Duration,
+    /// How long to wait for a peer that cannot be reached yet; zero is one attempt.
+    pub connect_timeout: Duration,
     /// Bytes of memory, here and at the peer, for pages as they were sent last, so that one that is
     /// sent again goes as its difference; 0 for none. With `auto` only while the link is what holds
     /// the migration up.

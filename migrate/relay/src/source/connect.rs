@@ -1,15 +1,15 @@
 //! Making a source relay: hello, session, codec threads, links.
 
+use super::admission;
 use super::config::SourceConfig;
 use super::encode::EncodeContext;
-use super::intake;
 use super::run::Source;
-use super::shared::Shared;
+use super::shared::{Connections, Shared};
 use super::sink::SourceSink;
 use crate::accelerator::{Accelerator, AcceleratorCounters};
 use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
-use crate::error::RelayError;
+use crate::error::{error_chain, RelayError};
 use crate::postcopy::SharedSwitchover;
 use crate::threads::spawn;
 use codec::{Codec, Settings};
@@ -18,9 +18,13 @@ use ring::Ring;
 use session::{
     dial, random_id, Grants, Hello, Link, Redial, Session, SessionError, Welcome, MAX_LINKS,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Between two attempts to reach a peer that is not up yet.
+const REDIAL: Duration = Duration::from_millis(250);
 
 impl Source {
     /// Connects the links and starts the codec threads.
@@ -28,22 +32,39 @@ impl Source {
     /// # Errors
     /// The peer cannot be reached or refuses; threads or memory cannot be had.
     pub fn connect(config: &SourceConfig) -> Result<Self, RelayError> {
-        Self::connect_with(config, None)
+        Self::connect_with(config, None, &mut |_| {})
     }
 
     /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one that codec
     /// is software, and what the device does not do, for whatever reason, is done in software.
+    /// `notice` gets a sentence when the peer is waited for ([`SourceConfig::connect_timeout`]).
     ///
     /// # Errors
-    /// As for `connect`.
+    /// As for `connect`. The peer was told, so that its target is free at once.
     pub fn connect_with(
         config: &SourceConfig,
         accelerator: Option<&Accelerator>,
+        notice: &mut dyn FnMut(&str),
     ) -> Result<Self, RelayError> {
         let candidates = Candidates::new(config, accelerator.is_some());
         let hello = hello(config, &candidates)?;
-        let (first, welcome) = dial(&config.peer, config.connector.as_ref(), &hello)?;
-        Self::with_first_link(config, accelerator, candidates, hello, first, welcome)
+        let (first, welcome) = dial_patiently(config, &hello, notice)?;
+        let asking = Hello { token: Some(welcome.token.clone()), ..hello.clone() };
+        let redial =
+            Redial::new(config.peer.clone(), &first, config.connector.clone(), asking.clone());
+        let result = Self::with_first_link(
+            config,
+            accelerator,
+            candidates,
+            (asking, first, welcome),
+            &redial,
+        );
+        if result.is_err() {
+            // The peer has a session that is of no use any more, and ends it when it is asked. A
+            // peer that cannot be reached ends it when its own time is over.
+            let _ = redial.ask();
+        }
+        result
     }
 
     /// The rest, once link 0 stands.
@@ -51,9 +72,8 @@ impl Source {
         config: &SourceConfig,
         accelerator: Option<&Accelerator>,
         mut candidates: Candidates,
-        hello: Hello,
-        first: Link,
-        welcome: Welcome,
+        (hello, first, welcome): (Hello, Link, Welcome),
+        redial: &Redial,
     ) -> Result<Self, RelayError> {
         let grants = Grants {
             chunk_bytes: welcome.chunk_bytes as usize,
@@ -83,12 +103,15 @@ impl Source {
             auto,
             page_size: config.page_size as usize,
             delta_cache: AtomicU64::new(welcome.delta_cache),
-            streams: Mutex::new(Vec::new()),
+            connections: Mutex::new(Connections::default()),
             listening: OnceLock::new(),
-            read: intake::start,
+            refused: AtomicU32::new(0),
+            read: admission::start,
             events,
             tail_read: AtomicBool::new(false),
             still_open_sent: AtomicBool::new(false),
+            cancelling: Mutex::new(false),
+            ended_whole: AtomicBool::new(false),
             return_path: AtomicBool::new(false),
             postcopy: AtomicBool::new(false),
             switched: AtomicBool::new(false),
@@ -101,13 +124,18 @@ impl Source {
             started: OnceLock::new(),
         });
         sink.set(&shared);
-        let hello = Hello { token: Some(welcome.token), ..hello };
-        let redial = open_links(config, &session, first, hello)?;
-        session.supervise_links(Some(redial.clone()))?;
-        if let Some(config) = &config.auto {
-            watch(&shared, config)?;
+        let ready = open_links(config, &session, first, hello)
+            .and_then(|()| Ok(session.supervise_links(Some(redial.clone()))?))
+            .and_then(|()| config.auto.as_ref().map_or(Ok(()), |auto| watch(&shared, auto)));
+        if let Err(error) = ready {
+            shared.over.store(true, Ordering::Release);
+            let reason = format!("the source relay could not start: {error}");
+            session.fail(SessionError::Local { reason });
+            session.join();
+            return Err(error);
         }
-        Ok(Self { shared, redial, events: Mutex::new(receiver) })
+        let (redial, events) = (redial.clone(), Mutex::new(receiver));
+        Ok(Self { shared, redial, events, has_run: AtomicBool::new(false) })
     }
 }
 
@@ -210,23 +238,45 @@ fn open_links(
     session: &Arc<Session>,
     first: Link,
     hello: Hello,
-) -> Result<Redial, RelayError> {
-    let peer = &config.peer;
-    let redial = Redial::new(peer.clone(), &first, config.connector.clone(), hello.clone());
+) -> Result<(), RelayError> {
     session.add_link(0, first)?;
     for link in 1..hello.links {
         let hello = Hello { link, ..hello.clone() };
-        match dial(peer, config.connector.as_ref(), &hello) {
-            Ok((socket, _)) => session.add_link(link, socket)?,
-            Err(error) => {
-                let reason = "the client could not open all its links".into();
-                session.fail(SessionError::Local { reason });
-                session.join();
-                return Err(error.into());
-            }
+        match dial(&config.peer, config.connector.as_ref(), &hello) {
+            Ok((made, _)) => session.add_link(link, made)?,
+            // It is made again like one that is lost later.
+            Err(SessionError::LinkLost { .. } | SessionError::Connect { .. })
+                if !config.resume.is_zero() => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    Ok(redial)
+    Ok(())
+}
+
+/// Makes link 0; waits for a peer that is not up yet.
+fn dial_patiently(
+    config: &SourceConfig,
+    hello: &Hello,
+    notice: &mut dyn FnMut(&str),
+) -> Result<(Link, Welcome), RelayError> {
+    let until = Instant::now() + config.connect_timeout;
+    let mut said = false;
+    loop {
+        match dial(&config.peer, config.connector.as_ref(), hello) {
+            Err(error @ SessionError::Connect { .. }) if Instant::now() + REDIAL < until => {
+                if !said {
+                    said = true;
+                    let seconds = config.connect_timeout.as_secs();
+                    notice(&format!(
+                        "{}; waiting up to {seconds} s for it to come up",
+                        error_chain(&error)
+                    ));
+                }
+                std::thread::sleep(REDIAL);
+            }
+            result => return Ok(result?),
+        }
+    }
 }
 
 /// Starts the thread that looks at the flow for `auto`. It ends with the session.

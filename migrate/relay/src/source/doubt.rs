@@ -1,5 +1,5 @@
 //! What a source relay makes of an end that is not clear: whether QEMU is in postcopy for good,
-//! what was said last, and the wait for whoever can say where the VM runs (W23, W28).
+//! what was said last, and the wait for the peer or a person to say where the VM runs (W23, W28).
 
 use super::shared::{Event, Shared};
 use crate::error::RelayError;
@@ -24,7 +24,7 @@ impl Shared {
     pub(super) fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
         let cause = cause.to_string();
         // Who takes up a paused postcopy has nothing more to write of that kind: the VM is there.
-        let recovers = self.lock_streams().iter().any(|s| s.kind.get() == Some(&Kind::Recovery));
+        let recovers = self.streams().iter().any(|stream| stream.kind == Kind::Recovery);
         if never && !recovers {
             RelayError::Stranded { cause }
         } else {
@@ -39,8 +39,9 @@ impl Shared {
             return;
         }
         let mut bytes = [0; 16384];
-        for stream in self.lock_streams().iter().filter(|s| s.kind.get() == Some(&Kind::Main)) {
-            while let Ok((_, got @ 1..)) = recv(&stream.socket, &mut bytes[..], RecvFlags::DONTWAIT)
+        for stream in self.streams().iter().filter(|stream| stream.kind == Kind::Main) {
+            while let Ok((_, got @ 1..)) =
+                recv(stream.socket(), &mut bytes[..], RecvFlags::DONTWAIT)
             {
                 let before = self.switchover.get();
                 match before.and_then(|switchover| switchover.pass(got as u64)) {
@@ -124,7 +125,7 @@ pub(super) fn hold(
             return shared.interrupted(&cause, false);
         }
         match events.recv_timeout(LOOK) {
-            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => {
+            Ok(Event::Stop(_)) | Err(RecvTimeoutError::Disconnected) => {
                 return RelayError::LeftInDoubt
             }
             // The readers have ended with the session, so QEMU's socket is looked at here.

@@ -42,7 +42,7 @@ fn hand_back(
                         hand_shut(shared, stream, code, bytes, shut)?;
                     }
                     // A source that is gone is noticed by its reader.
-                    None => drop((&stream.socket).write_all(bytes)),
+                    None => drop({ stream.socket() }.write_all(bytes)),
                 }
                 receipt
             }
@@ -70,7 +70,8 @@ fn hand_shut(
     shut: &[u8],
 ) -> Result<(), SessionError> {
     let session = &shared.session;
-    let written = (&stream.socket).write_all(before);
+    let mut socket = stream.socket();
+    let written = socket.write_all(before);
     let patience = LAST_ACKS + session.resume_timeout();
     if code == 0 && !session.credits().drained(Instant::now() + patience) {
         let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
@@ -79,8 +80,8 @@ fn hand_shut(
         return Err(SessionError::Local { reason });
     }
     shared.handing_shut.store(code == 0, Ordering::Release);
-    let written = written.and_then(|()| (&stream.socket).write_all(shut));
-    let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused };
+    let written = written.and_then(|()| socket.write_all(shut));
+    let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused(code) };
     let _ = shared.events.send(handed);
     Ok(())
 }

@@ -32,9 +32,21 @@ pub struct Progress {
 }
 
 impl SourceHandle {
-    /// Asks it to end. Before the commit point the source VM goes on.
+    /// Asks it to end, by the user's wish. Before the commit point the source VM goes on.
     pub fn stop(&self) {
-        let _ = self.0.events.send(Event::Stop);
+        let _ = self.0.events.send(Event::Stop(None));
+    }
+
+    /// Has it end because of `reason`.
+    pub fn end(&self, reason: &str) {
+        let _ = self.0.events.send(Event::Stop(Some(reason.to_string())));
+    }
+
+    /// To be called before the source QEMU is told to cancel, which starts its VM again. True:
+    /// nothing that starts the destination's VM has gone out, and from now on nothing will. False:
+    /// it may have gone out, and a cancel could make two copies run.
+    pub fn forbid_commit(&self) -> bool {
+        self.0.forbid_commit()
     }
 
     /// Whether the destination may be starting the VM just now, or has it: a cancel could then make

@@ -1,14 +1,12 @@
-//! Reading one connection of the source QEMU: chunks of whatever is there, never holding anything
-//! back.
+//! Reading one stream of the source QEMU: chunks of whatever is there, never holding anything back.
 
 use super::chunk::{self, take_differences, ReadChunk};
-use super::hand_back;
-use super::shared::{Event, Shared, SourceStream};
-use crate::inbox;
+use super::end_of_stream::EndOfStream;
+use super::packaged::PackagedEnd;
+use super::shared::{Shared, SourceStream, UNACCEPTED};
 use crate::postcopy::Switchover;
 use crate::sockets::{is_open, wait_readable};
-use crate::stream_kind;
-use crate::threads::{drop_aside, spawn};
+use crate::threads::drop_aside;
 use pages::Slot;
 use rustix::net::{recv, RecvFlags};
 use session::{FrameType, Permit, SessionError};
@@ -25,92 +23,12 @@ const LINGER: Duration = Duration::from_millis(1);
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
 /// How often a reader that has no credit looks whether QEMU is still there.
 const GONE: Duration = Duration::from_millis(200);
-/// A connection that has no byte for this long, when the main one has announced postcopy, is its
-/// preempt channel: every other kind begins to write at once.
-const SILENT: Duration = Duration::from_millis(100);
-
-/// Starts the thread that reads `stream`.
-pub(super) fn start(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
-    let (reading, stream) = (shared.clone(), stream.clone());
-    if let Err(error) = spawn("intake", move || run(&reading, &stream)) {
-        shared.session.fail(SessionError::Local { reason: error.to_string() });
-    }
-}
-
-/// Reads `stream` to its end.
-fn run(shared: &Arc<Shared>, stream: &Arc<SourceStream>) {
-    let Some(kind) = first_bytes(shared, stream) else {
-        // It ended without a byte: a migration that was cancelled before it began, or somebody who
-        // looked whether this is a live socket. The relay still waits for its migration.
-        return;
-    };
-    let is_main = kind.is_main();
-    if kind == Kind::Recovery {
-        shared.postcopy.store(true, Ordering::Release);
-        shared.set_switched();
-    }
-    if kind == Kind::Preempt {
-        shared.session.prioritise(stream.id);
-    }
-    if open(shared, stream, kind) {
-        let result = Intake::new(shared, stream, kind).run();
-        if let Err(error) = result {
-            shared.session.fail(error);
-        }
-    }
-    if shared.session.failure().is_some() {
-        // The session ended, not QEMU; whoever ended it has said why.
-        return;
-    }
-    let _ = shared.events.send(Event::SourceEof { is_main });
-}
-
-/// Makes the stream known to the peer; for a main channel starts what hands the return path back.
-fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
-    if kind.is_main() {
-        let queue = inbox::queue();
-        let _ = stream.results.set(queue.clone());
-        let (shared, stream) = (shared.clone(), stream.clone());
-        shared.return_paths.fetch_add(1, Ordering::Relaxed);
-        let body = move || {
-            hand_back::run(&shared, &stream, &queue);
-            shared.return_paths.fetch_sub(1, Ordering::Release);
-            let _ = shared.events.send(Event::BackDone);
-        };
-        if spawn("return-path", body).is_err() {
-            return false;
-        }
-    }
-    shared.session.send_bare(stream.id, FrameType::Open, stream_kind::to_flags(kind))
-}
-
-/// Waits for the bytes that tell what this is.
-fn first_bytes(shared: &Shared, stream: &SourceStream) -> Option<Kind> {
-    loop {
-        let readable = wait_readable(&stream.socket, Some(SILENT));
-        if let Some(kind) = shared.classify(stream) {
-            return Some(kind);
-        }
-        if !readable {
-            if shared.over.load(Ordering::Acquire) {
-                return None;
-            }
-            if shared.postcopy.load(Ordering::Acquire) {
-                return Some(*stream.kind.get_or_init(|| Kind::Preempt));
-            }
-            continue;
-        }
-        let mut byte = [0; 1];
-        match recv(&stream.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return None,
-            Err(errno) if errno != rustix::io::Errno::AGAIN && errno != rustix::io::Errno::INTR => {
-                return None
-            }
-            _ if shared.over.load(Ordering::Acquire) => return None,
-            // One to three bytes: readable, but not enough. Rare enough to just look again.
-            _ => std::thread::sleep(LINGER),
-        }
-    }
+/// Reads a stream to its end.
+///
+/// # Errors
+/// Why the session cannot go on.
+pub(super) fn run(shared: &Arc<Shared>, stream: &SourceStream) -> Result<(), SessionError> {
+    Intake::new(shared, stream).run()
 }
 
 /// Whether more is to be read.
@@ -135,10 +53,15 @@ struct Intake<'a> {
     counted: (u64, u64),
     /// Wait a moment for more bytes when a chunk is not full.
     patient: bool,
+    /// Of a main stream, from where the end-of-stream tag may stand.
+    end: EndOfStream,
+    /// Of a main stream, once the packaged state of postcopy begins.
+    packaged: PackagedEnd,
 }
 
 impl<'a> Intake<'a> {
-    fn new(shared: &'a Arc<Shared>, stream: &'a SourceStream, kind: Kind) -> Self {
+    fn new(shared: &'a Arc<Shared>, stream: &'a SourceStream) -> Self {
+        let kind = stream.kind;
         let deltas = shared.deltas(kind);
         let room = deltas.as_ref().map_or(0, |_| delta::TABLE_ROOM);
         Self {
@@ -150,6 +73,8 @@ impl<'a> Intake<'a> {
             most: shared.session.grants().chunk_bytes - room,
             counted: (0, 0),
             patient: true,
+            end: EndOfStream::default(),
+            packaged: PackagedEnd::default(),
         }
     }
 
@@ -163,19 +88,24 @@ impl<'a> Intake<'a> {
         }
         // Cut off before the destination confirmed: the decision whether this is a cancel is the
         // relay's (W21). The frame itself is only true for a stream that may end like this.
-        let ends_well = !self.kind.is_main()
-            || !self.shared.return_path.load(Ordering::Acquire)
-            || self.shared.over.load(Ordering::Acquire);
-        if ends_well {
-            self.shared.session.send_bare(self.stream.id, FrameType::Eof, 0);
+        let shared = self.shared;
+        if self.kind.is_main() && !shared.return_path.load(Ordering::Acquire) {
+            if !self.end.is_whole() {
+                return Ok(());
+            }
+            // Before EOF goes out, which lets the destination QEMU have the rest and end.
+            shared.ended_whole.store(true, Ordering::Release);
+        } else if self.kind.is_main() && !shared.over.load(Ordering::Acquire) {
+            return Ok(());
         }
+        shared.session.send_bare(self.stream.id, FrameType::Eof, 0);
         Ok(())
     }
 
     /// Reads one chunk and sends it.
     fn chunk(&mut self) -> Result<Next, SessionError> {
         let session = &self.shared.session;
-        wait_readable(&self.stream.socket, None);
+        wait_readable(self.stream.socket(), None);
         let permit = match self.permit() {
             Ok(permit) => permit,
             Err(next) => return Ok(next),
@@ -183,7 +113,7 @@ impl<'a> Intake<'a> {
         let stop = || session.failure().is_some();
         let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(Next::Over) };
         let most = permit.bytes.min(self.most);
-        let len = read_chunk(&self.stream.socket, &mut chunk[..most], self.patient);
+        let len = read_chunk(self.stream.socket(), &mut chunk[..most], self.patient);
         if len == 0 {
             session.credits().give_back(permit);
             return Ok(Next::End);
@@ -194,7 +124,7 @@ impl<'a> Intake<'a> {
         let checksum = codec::checksum(&chunk[..len]);
         self.count(len);
         self.look(&chunk[..len])?;
-        self.send(permit, chunk, len, checksum, tokens);
+        self.send(permit, chunk, len, checksum, tokens)?;
         Ok(self.tail())
     }
 
@@ -210,7 +140,7 @@ impl<'a> Intake<'a> {
                 // Cancelled while nothing moves, perhaps for as long as a link is away (W21).
                 None if self.kind.is_main()
                     && shared.return_path.load(Ordering::Acquire)
-                    && !is_open(&self.stream.socket) =>
+                    && !is_open(self.stream.socket()) =>
                 {
                     return Err(Next::End)
                 }
@@ -232,12 +162,24 @@ impl<'a> Intake<'a> {
     }
 
     /// What the chunk just fed says of the migration.
-    fn look(&mut self, _bytes: &[u8]) -> Result<(), SessionError> {
+    fn look(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         let (facts, shared) = (self.tokeniser.facts(), self.shared);
+        let refuse = |reason: &str| Err(SessionError::Local { reason: reason.into() });
         if facts.colo {
-            let reason = "the source QEMU has x-colo on, which platen does not carry: turn the \
-                          capability off";
-            return Err(SessionError::Local { reason: reason.into() });
+            return refuse(
+                "the source QEMU has x-colo on, which platen does not carry: turn the capability \
+                 off",
+            );
+        }
+        if self.kind == Kind::Main && facts.tail && !facts.return_path {
+            self.end.feed(bytes);
+        }
+        if facts.switch_end > 0 && self.packaged.feed(bytes, facts.fed, facts.switch_end) {
+            return refuse(
+                "the source QEMU turns to postcopy as QEMU 10.2 and later do: it may still fail \
+                 and run its VM when the destination has begun to run it. platen does not carry \
+                 that: turn postcopy-ram off, or use a precopy migration",
+            );
         }
         if facts.return_path {
             shared.return_path.store(true, Ordering::Release);
@@ -270,10 +212,10 @@ impl<'a> Intake<'a> {
         len: usize,
         mut checksum: u64,
         tokens: Vec<Token>,
-    ) {
+    ) -> Result<(), SessionError> {
         let (shared, facts) = (self.shared, self.tokeniser.facts());
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
-        let channels = if has_barrier { shared.multifd_channels() } else { 0 };
+        let channels = if has_barrier { self.channels()? } else { 0 };
         let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);
         // QEMU's own multifd compression: what it has compressed does not shrink a second time.
         let as_it_is = self.kind == Kind::Multifd && facts.multifd_method != 0;
@@ -299,6 +241,23 @@ impl<'a> Intake<'a> {
             shared,
             ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
         );
+        Ok(())
+    }
+
+    /// Multifd channels that QEMU has opened (W18). Those that wait and cannot be accepted are
+    /// waited for: a marker must not go without them.
+    fn channels(&self) -> Result<u32, SessionError> {
+        let until = Instant::now() + UNACCEPTED;
+        loop {
+            match self.shared.multifd_channels() {
+                Ok(channels) => return Ok(channels),
+                Err(error) if Instant::now() >= until => {
+                    let reason = format!("cannot accept a connection of the source QEMU: {error}");
+                    return Err(SessionError::Local { reason });
+                }
+                Err(_) => std::thread::sleep(GONE),
+            }
+        }
     }
 
     /// Behind a chunk that may hold what starts the destination's VM: says that QEMU's socket is
@@ -314,7 +273,7 @@ impl<'a> Intake<'a> {
         shared.switchover.set(switchover);
         shared.tail_read.store(true, Ordering::Release);
         shared.guard(self.stream, switchover);
-        if is_open(&self.stream.socket) {
+        if is_open(self.stream.socket()) {
             shared.session.send_bare(self.stream.id, FrameType::StillOpen, 0);
         } else if shared.return_path.load(Ordering::Acquire) {
             // Cancelled (W21): no STILL_OPEN can follow any more, and what the peer holds may be

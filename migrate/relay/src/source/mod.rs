@@ -2,21 +2,24 @@
 //! the return path back.
 //!
 //! ```text
-//! connect ─► run ─► doubt ─┐        encode (codec threads)
-//!    │                     ├─► shared ─► keeper
-//!    └─► intake ─► chunk ──┤
-//!            └─► hand_back ┘        sink (what the session tells)
+//! connect ─► run ─► decision ─► doubt ────┐     encode (codec threads)
+//!    └─► admission ─► intake ─► chunk ───┼─► shared ─► keeper
+//!            └──────► hand_back ─────────┘     sink (what the session tells)
 //! ```
 
+mod admission;
 mod chunk;
 mod config;
 mod connect;
+mod decision;
 mod doubt;
 mod encode;
+mod end_of_stream;
 mod hand_back;
 mod handle;
 mod intake;
 mod keeper;
+mod packaged;
 mod run;
 mod shared;
 mod sink;

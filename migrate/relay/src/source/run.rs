@@ -1,25 +1,23 @@
-//! A source relay from its first connection to its end. One thread decides ([`Source::run`]): all
-//! others tell it what they saw.
+//! A source relay from its first connection to its end. One thread decides ([`Source::run`]); all
+//! other threads tell it what they saw.
 
-use super::doubt::{hold, last_words, peer_reason, says_never, LOOK};
+use super::admission;
+use super::decision::Decision;
+use super::doubt::LOOK;
 use super::handle::SourceHandle;
 use super::keeper::Keeper;
-use super::shared::{Event, Shared};
+use super::shared::{Event, Shared, FAREWELL};
 use crate::accelerator::{AcceleratorCounters, AcceleratorSnapshot};
 use crate::auto::AutoReport;
 use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::threads::spawn;
-use crate::unix::UnixAddress;
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use crate::unix::{Listening, UnixAddress};
 use session::{Redial, Session, SessionError};
-use std::sync::atomic::{fence, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
-const FAREWELL: Duration = Duration::from_secs(10);
 
 /// A source relay with its session open and its socket listening.
 pub struct Source {
@@ -27,6 +25,24 @@ pub struct Source {
     pub(super) redial: Redial,
     /// Taken by `run`; the lock only makes the type shareable.
     pub(super) events: Mutex<Receiver<Event>>,
+    /// `run` has been called, which ends the session.
+    pub(super) has_run: AtomicBool,
+}
+
+impl Drop for Source {
+    /// A relay that ends before its migration began says so, or the peer would wait for its links.
+    fn drop(&mut self) {
+        if self.has_run.load(Ordering::Acquire) {
+            return;
+        }
+        let shared = &self.shared;
+        shared.over.store(true, Ordering::Release);
+        let reason = "the source relay ends before a migration began".into();
+        shared.session.fail(SessionError::Local { reason });
+        shared.close_sockets();
+        shared.submitter.lanes().close();
+        shared.session.join();
+    }
 }
 
 impl std::fmt::Debug for Source {
@@ -51,27 +67,32 @@ pub struct SourceEnd {
 }
 
 impl Source {
-    /// Starts to accept QEMU's connections.
+    /// Starts to accept QEMU's connections at `address`.
     ///
     /// # Errors
     /// The path cannot be listened on.
     pub fn listen(&self, address: &UnixAddress) -> Result<(), RelayError> {
-        let listening = address.listen()?;
+        self.accept_on(Arc::new(address.listen()?))
+    }
+
+    /// Starts to accept QEMU's connections.
+    ///
+    /// # Errors
+    /// The socket or a thread cannot be had.
+    pub fn accept_on(&self, listening: Arc<Listening>) -> Result<(), RelayError> {
+        let address = listening.address();
         listening
             .listener
             .set_nonblocking(true)
             .map_err(|source| RelayError::Listen { address: address.to_string(), source })?;
-        let _ = self.shared.listening.set(listening);
+        let _ = self.shared.listening.set(listening.clone());
         let shared = self.shared.clone();
-        spawn("accept", move || {
-            while !shared.over.load(Ordering::Acquire) {
-                if let Some(listening) = shared.listening.get() {
-                    let mut fds = [PollFd::new(&listening.listener, PollFlags::IN)];
-                    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
-                }
-                shared.accept_waiting();
-            }
-        })
+        spawn("accept", move || admission::accept(&shared, &listening))
+    }
+
+    /// Whether a migration has begun on the relay's socket.
+    pub fn has_begun(&self) -> bool {
+        self.shared.has_main()
     }
 
     /// Has `keeper` hold QEMU's main socket while the destination may be running and the source
@@ -115,8 +136,8 @@ impl Source {
     /// `report` makes the JSON that the peer gets.
     ///
     /// # Errors
-    /// Everything but a migration that the destination has confirmed (or, without a return path,
-    /// has fully taken).
+    /// Everything but a migration that the destination has confirmed. Without a return path nothing
+    /// confirms it: then everything but one that the destination's socket has fully taken.
     pub fn run(
         &self,
         mut notice: impl FnMut(&str),
@@ -124,8 +145,9 @@ impl Source {
     ) -> Result<SourceEnd, RelayError> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &self.shared;
-        let result =
-            Decision::new(self, &events, &mut notice).run().map(|()| self.finish(&events, report));
+        let result = Decision::new(&self.shared, &self.redial, &events, &mut notice)
+            .run()
+            .and_then(|()| self.finish(&events, report));
         shared.over.store(true, Ordering::Release);
         if let Err(error) = &result {
             // Nothing that is queued may still reach the destination as if all were well (W21).
@@ -147,7 +169,11 @@ impl Source {
     }
 
     /// The migration has ended well: exchanges reports.
-    fn finish(&self, events: &Receiver<Event>, report: impl FnOnce() -> Vec<u8>) -> SourceEnd {
+    fn finish(
+        &self,
+        events: &Receiver<Event>,
+        report: impl FnOnce() -> Vec<u8>,
+    ) -> Result<SourceEnd, RelayError> {
         let shared = &self.shared;
         let total = shared.started.get().map_or(Duration::ZERO, Instant::elapsed);
         shared.over.store(true, Ordering::Release);
@@ -159,7 +185,7 @@ impl Source {
             hidden_downtime: hidden.then(|| shared.session.credits().last_delay()),
         };
         if shared.session.failure().is_some() {
-            return end;
+            return Ok(end);
         }
         shared.session.send_finish(report());
         let deadline = Instant::now() + FAREWELL;
@@ -167,211 +193,17 @@ impl Source {
             match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(Event::Finished(report)) => {
                     end.peer_report = report;
-                    return end;
+                    return Ok(end);
                 }
-                Ok(Event::Closed(_)) | Err(_) => return end,
+                // Without a return path only the peer knows of a failure.
+                Ok(Event::Closed(error))
+                    if !end.return_path && matches!(*error, SessionError::Aborted { .. }) =>
+                {
+                    return Err(RelayError::Ended(error));
+                }
+                Ok(Event::Closed(_)) | Err(_) => return Ok(end),
                 Ok(_) => {}
             }
         }
-    }
-}
-
-/// Whether the migration goes on after an event.
-enum Course {
-    On,
-    /// It has ended well.
-    Well,
-}
-
-/// What the deciding thread knows.
-struct Decision<'a, N> {
-    shared: &'a Shared,
-    redial: &'a Redial,
-    events: &'a Receiver<Event>,
-    notice: &'a mut N,
-    /// The source QEMU has closed its main connection.
-    main_eof: bool,
-    /// SHUT's value, once the source QEMU has it.
-    shut: Option<u32>,
-    /// Somebody wanted it to end while the destination might have been starting the VM.
-    stop_asked: bool,
-    /// The source QEMU has SHUT and need not say more.
-    deadline: Option<Instant>,
-}
-
-impl<'a, N: FnMut(&str)> Decision<'a, N> {
-    fn new(source: &'a Source, events: &'a Receiver<Event>, notice: &'a mut N) -> Self {
-        Self {
-            shared: &source.shared,
-            redial: &source.redial,
-            events,
-            notice,
-            main_eof: false,
-            shut: None,
-            stop_asked: false,
-            deadline: None,
-        }
-    }
-
-    /// Looks at events until the migration has ended.
-    fn run(mut self) -> Result<(), RelayError> {
-        loop {
-            let event = match self.deadline {
-                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(deadline) => {
-                    self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-                }
-            };
-            let course = match event {
-                Ok(Event::SourceEof { is_main: true }) => self.source_eof()?,
-                Ok(Event::Shut(code)) => self.shut(code),
-                Ok(Event::ShutRefused) => return Err(RelayError::SourceEnded),
-                Ok(Event::DestinationEof) => self.destination_eof()?,
-                Ok(Event::Closed(error)) => self.closed(error)?,
-                Ok(Event::Notice(text)) => {
-                    (self.notice)(&text);
-                    Course::On
-                }
-                Ok(Event::Stop) => self.stop()?,
-                Ok(Event::SourceEof { is_main: false } | Event::Finished(_) | Event::BackDone) => {
-                    Course::On
-                }
-                // QEMU has its answer and keeps its socket: nothing more depends on it.
-                Err(_) => match self.shut {
-                    Some(code) if code != 0 => return Err(RelayError::DestinationRefused { code }),
-                    _ => Course::Well,
-                },
-            };
-            if let Course::Well = course {
-                return Ok(());
-            }
-        }
-    }
-
-    fn has_return_path(&self) -> bool {
-        self.shared.return_path.load(Ordering::Acquire)
-    }
-
-    fn shut(&mut self, code: u32) -> Course {
-        self.shut = Some(code);
-        self.deadline = Some(Instant::now() + FAREWELL);
-        if self.main_eof && code == 0 {
-            Course::Well
-        } else {
-            Course::On
-        }
-    }
-
-    /// The source QEMU has closed its main connection.
-    fn source_eof(&mut self) -> Result<Course, RelayError> {
-        let shared = self.shared;
-        self.main_eof = true;
-        match self.shut {
-            Some(0) => Ok(Course::Well),
-            Some(code) => Err(RelayError::DestinationRefused { code }),
-            // Without a return path this is how a migration ends; the destination says when it has
-            // all.
-            None if !self.has_return_path() && shared.tail_read.load(Ordering::Acquire) => {
-                Ok(Course::On)
-            }
-            // It closed because the session ended, whose own event says why.
-            None if shared.session.failure().is_some() => Ok(Course::On),
-            None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
-            None if shared.has_switched() => {
-                let cause = "the source QEMU closed its migration socket".into();
-                Err(RelayError::Paused { cause })
-            }
-            None => Err(RelayError::SourceEnded),
-        }
-    }
-
-    /// The destination QEMU has closed its main connection.
-    fn destination_eof(&mut self) -> Result<Course, RelayError> {
-        let shared = self.shared;
-        match self.shut {
-            Some(0) => return Ok(Course::On),
-            Some(code) => return Err(RelayError::DestinationRefused { code }),
-            None if self.main_eof && !self.has_return_path() => return Ok(Course::Well),
-            None => {}
-        }
-        let reason = peer_reason(self.events).unwrap_or(RelayError::DestinationEnded);
-        let cause = match &reason {
-            RelayError::Ended(error) => error.clone(),
-            _ => {
-                let reason = "the destination QEMU closed its migration socket";
-                Arc::new(SessionError::Local { reason: reason.into() })
-            }
-        };
-        let never = says_never(&cause);
-        if shared.has_switched() {
-            return Err(shared.interrupted(&cause, never));
-        }
-        if shared.switchover.get().is_some() && shared.may_run_there() && !never {
-            // It may have the packaged state, and have paused with its VM running.
-            return Err(hold(shared, self.redial, self.events, cause, self.notice));
-        }
-        Err(reason)
-    }
-
-    /// The session has ended before its time.
-    fn closed(&mut self, error: Arc<SessionError>) -> Result<Course, RelayError> {
-        let shared = self.shared;
-        // What the destination QEMU said before the end may still be on its way to the source QEMU,
-        // and decides.
-        let last = last_words(shared, self.events);
-        self.main_eof |= last.main_eof;
-        match self.shut.or(last.shut) {
-            Some(0) => {
-                (self.notice)(&format!("the peer left before its report: {error}"));
-                return Ok(Course::Well);
-            }
-            Some(code) => return Err(RelayError::DestinationRefused { code }),
-            None => {}
-        }
-        // Pairs with the fences in `Sink::still_open` and `set_switched`.
-        fence(Ordering::SeqCst);
-        let never = says_never(&error);
-        if shared.has_switched() {
-            return Err(shared.interrupted(&error, never));
-        }
-        if shared.may_run_there() && !never && self.has_return_path() && !self.main_eof {
-            return Err(hold(shared, self.redial, self.events, error, self.notice));
-        }
-        Err(RelayError::Ended(error))
-    }
-
-    /// Somebody wants the relay to end.
-    fn stop(&mut self) -> Result<Course, RelayError> {
-        let shared = self.shared;
-        let doubtful = |shut: Option<u32>| shut.is_none() && shared.may_run_there();
-        if doubtful(self.shut) && !self.stop_asked {
-            self.stop_asked = true;
-            (self.notice)(if shared.has_switched() {
-                "the destination has the VM, and pages of it are still to come; if this relay ends, the VM \
-                 pauses there until its migration is taken up again (interrupt again to end it all the \
-                 same)"
-            } else {
-                "the destination may be starting the VM just now; waiting for its answer (interrupt \
-                 again to end this relay all the same)"
-            });
-            return Ok(Course::On);
-        }
-        let reason = "interrupted by the user";
-        let error = || SessionError::Local { reason: reason.into() };
-        // No link sends STILL_OPEN from here on, and what was sent is seen (`Sink::still_open`,
-        // `set_switched`).
-        shared.session.fail(error());
-        fence(Ordering::SeqCst);
-        if shared.has_switched() && self.shut.is_none() {
-            return Err(RelayError::Paused { cause: reason.into() });
-        }
-        if doubtful(self.shut) && self.has_return_path() {
-            if self.stop_asked {
-                return Err(RelayError::LeftInDoubt);
-            }
-            // Sent in this very moment.
-            return Err(hold(shared, self.redial, self.events, Arc::new(error()), self.notice));
-        }
-        Err(error().into())
     }
 }

@@ -6,6 +6,7 @@ use super::keeper::Keeper;
 use crate::accelerator::AcceleratorCounters;
 use crate::auto::Auto;
 use crate::counters::Counters;
+use crate::error::RelayError;
 use crate::inbox::Arrived;
 use crate::postcopy::{SharedSwitchover, Switchover};
 use crate::sockets::is_open;
@@ -15,17 +16,24 @@ use pipeline::{Results, Submitter};
 use ring::Ring;
 use rustix::net::{recv, RecvFlags};
 use session::{Session, SessionError, MAX_STREAMS};
+use std::io::{self, ErrorKind};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{fence, AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stream::{Kind, Token};
 
+/// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
+pub(super) const FAREWELL: Duration = Duration::from_secs(10);
+/// How long connections that wait may be impossible to accept.
+pub(super) const UNACCEPTED: Duration = Duration::from_secs(10);
 /// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's
 /// description).
 const FIRST_BYTES: usize = 64;
+/// Connections that may wait without having shown what they are: as many as QEMU can open.
+const MAX_WAITING: usize = MAX_STREAMS;
 
 /// What the threads tell the one that decides.
 pub(super) enum Event {
@@ -34,7 +42,7 @@ pub(super) enum Event {
     /// SHUT was handed to the source QEMU.
     Shut(u32),
     /// SHUT was to be handed over, but the source QEMU was gone.
-    ShutRefused,
+    ShutRefused(u32),
     /// The destination QEMU has closed its main connection.
     DestinationEof,
     /// A stream's return path will bring nothing more.
@@ -45,18 +53,59 @@ pub(super) enum Event {
     Finished(Vec<u8>),
     /// Something a person should read.
     Notice(String),
-    /// Somebody wants it to end.
-    Stop,
+    /// It is to end; by the user's wish, or for the reason given.
+    Stop(Option<String>),
+    /// It cannot go on, for this reason.
+    Fatal(RelayError),
 }
 
-/// One connection of the source QEMU.
+/// A connection to the relay's socket. It is a stream once its first bytes have shown that it
+/// belongs to the migration.
+pub(super) struct Connection {
+    pub(super) socket: UnixStream,
+    kind: OnceLock<Kind>,
+}
+
+impl Connection {
+    /// Takes it for the preempt channel, which may never have a byte.
+    pub(super) fn set_preempt(&self) -> Kind {
+        *self.kind.get_or_init(|| Kind::Preempt)
+    }
+}
+
+/// One stream of the migration.
 pub(super) struct SourceStream {
     pub(super) id: u16,
-    pub(super) socket: UnixStream,
-    /// Set once its first bytes are there.
-    pub(super) kind: OnceLock<Kind>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) kind: Kind,
     /// Frames of the return path.
     pub(super) results: OnceLock<Arc<Results<Arrived>>>,
+}
+
+impl SourceStream {
+    pub(super) fn socket(&self) -> &UnixStream {
+        &self.connection.socket
+    }
+}
+
+/// Why a connection is no stream of this migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// It begins a migration while another one runs.
+    Second,
+    /// Its first bytes are not QEMU's.
+    Stranger,
+    /// More streams than the protocol has numbers for.
+    TooMany,
+}
+
+/// What was accepted.
+#[derive(Default)]
+pub(super) struct Connections {
+    /// No stream yet, oldest first.
+    waiting: Vec<Arc<Connection>>,
+    /// By number.
+    streams: Vec<Arc<SourceStream>>,
 }
 
 pub(super) struct Shared {
@@ -71,15 +120,22 @@ pub(super) struct Shared {
     pub(super) page_size: usize,
     /// Bytes granted for a delta cache, until a stream has taken it.
     pub(super) delta_cache: AtomicU64,
-    pub(super) streams: Mutex<Vec<Arc<SourceStream>>>,
-    pub(super) listening: OnceLock<Listening>,
+    pub(super) connections: Mutex<Connections>,
+    pub(super) listening: OnceLock<Arc<Listening>>,
+    /// Connections that were closed as no stream of the migration.
+    pub(super) refused: AtomicU32,
     /// Starts the thread that reads a connection to its end.
-    pub(super) read: fn(&Arc<Shared>, &Arc<SourceStream>),
+    pub(super) read: fn(&Arc<Shared>, &Arc<Connection>),
     pub(super) events: Sender<Event>,
     /// The end of the stream has begun, and a STILL_OPEN is on its way to the links.
     pub(super) tail_read: AtomicBool,
     /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(super) still_open_sent: AtomicBool,
+    /// Nobody may send a STILL_OPEN any more: the source QEMU is being told to cancel. Held while
+    /// `still_open_sent` is set, so that one of the two comes first.
+    pub(super) cancelling: Mutex<bool>,
+    /// Without a return path: the stream was read to its end, and EOF sent.
+    pub(super) ended_whole: AtomicBool,
     pub(super) return_path: AtomicBool,
     /// The main stream has announced that it may turn to postcopy, or is one that goes on.
     pub(super) postcopy: AtomicBool,
@@ -103,55 +159,132 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn lock_streams(&self) -> MutexGuard<'_, Vec<Arc<SourceStream>>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts every connection that waits. Holding the lock over `accept` makes it a barrier:
-    /// whoever calls this after QEMU connected knows the connection.
-    pub(super) fn accept_waiting(self: &Arc<Self>) {
-        let Some(listening) = self.listening.get() else { return };
-        let mut streams = self.lock_streams();
-        while let Ok((socket, _)) = listening.listener.accept() {
-            if streams.len() >= MAX_STREAMS || socket.set_nonblocking(false).is_err() {
-                // QEMU opens at most 257; it sees a closed socket and fails the migration.
-                continue;
+    /// The streams so far, by number.
+    pub(super) fn streams(&self) -> Vec<Arc<SourceStream>> {
+        self.lock_connections().streams.clone()
+    }
+
+    /// Stream `id`, if there is one.
+    pub(super) fn stream(&self, id: u16) -> Option<Arc<SourceStream>> {
+        self.lock_connections().streams.get(usize::from(id)).cloned()
+    }
+
+    /// Whether the migration has begun.
+    pub(super) fn has_main(&self) -> bool {
+        self.lock_connections().streams.iter().any(|stream| stream.kind.is_main())
+    }
+
+    /// Accepts every connection that waits. The lock is held over `accept`: a connection that QEMU
+    /// made before the call is in `connections` after it.
+    ///
+    /// # Errors
+    /// A connection waits and cannot be accepted.
+    pub(super) fn accept_waiting(self: &Arc<Self>) -> io::Result<()> {
+        let Some(listening) = self.listening.get() else { return Ok(()) };
+        loop {
+            let mut connections = self.lock_connections();
+            if self.over.load(Ordering::Acquire) {
+                return Ok(());
             }
-            let _ = self.started.set(Instant::now());
-            let id = u16::try_from(streams.len()).unwrap_or(u16::MAX);
-            let stream = Arc::new(SourceStream {
-                id,
-                socket,
-                kind: OnceLock::new(),
-                results: OnceLock::new(),
-            });
-            streams.push(stream.clone());
-            (self.read)(self, &stream);
+            let socket = match listening.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => return Ok(()),
+                    // It went before it was accepted.
+                    ErrorKind::ConnectionAborted | ErrorKind::Interrupted => continue,
+                    _ => return Err(error),
+                },
+            };
+            socket.set_nonblocking(false)?;
+            let connection = Arc::new(Connection { socket, kind: OnceLock::new() });
+            if connections.waiting.len() >= MAX_WAITING {
+                // QEMU's connections write at once, so the oldest is the least likely to be QEMU's.
+                let oldest = connections.waiting.remove(0);
+                let _ = oldest.socket.shutdown(Shutdown::Both);
+                self.say_refused(&format!(
+                    "{MAX_WAITING} connections have written nothing: closed the oldest of them"
+                ));
+            }
+            connections.waiting.push(connection.clone());
+            drop(connections);
+            (self.read)(self, &connection);
         }
     }
 
     /// What a connection is, by its first bytes; `None` while they are not there.
-    pub(super) fn classify(&self, stream: &SourceStream) -> Option<Kind> {
-        if let Some(kind) = stream.kind.get() {
+    pub(super) fn classify(&self, connection: &Connection) -> Option<Kind> {
+        if let Some(kind) = connection.kind.get() {
             return Some(*kind);
         }
         let mut first = [0; FIRST_BYTES];
-        let (_, got) =
-            recv(&stream.socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let (_, got) = recv(&connection.socket, &mut first[..], flags).ok()?;
         let kind = match stream::classify(&first[..got])? {
             // Records of RAM have no magic, and there is one main connection.
             Kind::Other | Kind::Recovery if self.postcopy.load(Ordering::Acquire) => Kind::Preempt,
             kind => kind,
         };
-        Some(*stream.kind.get_or_init(|| kind))
+        Some(*connection.kind.get_or_init(|| kind))
+    }
+
+    /// Makes a connection of this kind a stream of the migration.
+    pub(super) fn admit(
+        &self,
+        connection: &Arc<Connection>,
+        kind: Kind,
+    ) -> Result<Arc<SourceStream>, Refused> {
+        let mut connections = self.lock_connections();
+        connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
+        if kind == Kind::Other {
+            return Err(Refused::Stranger);
+        }
+        // A VM's memory must not reach another VM's QEMU.
+        if kind.is_main() && connections.streams.iter().any(|stream| stream.kind.is_main()) {
+            return Err(Refused::Second);
+        }
+        if connections.streams.len() >= MAX_STREAMS {
+            return Err(Refused::TooMany);
+        }
+        let _ = self.started.set(Instant::now());
+        let stream = Arc::new(SourceStream {
+            id: u16::try_from(connections.streams.len()).unwrap_or(u16::MAX),
+            connection: connection.clone(),
+            kind,
+            results: OnceLock::new(),
+        });
+        connections.streams.push(stream.clone());
+        Ok(stream)
+    }
+
+    /// Says that a connection was closed. Anybody can make as many of these as they like: the first
+    /// ten are worth reading.
+    pub(super) fn say_refused(&self, text: &str) {
+        if self.refused.fetch_add(1, Ordering::Relaxed) < 10 {
+            let _ = self.events.send(Event::Notice(text.into()));
+        }
+    }
+
+    /// A connection that is no stream has ended.
+    pub(super) fn forget(&self, connection: &Arc<Connection>) {
+        let mut connections = self.lock_connections();
+        connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
     }
 
     /// Multifd channels there are now (W18).
-    pub(super) fn multifd_channels(self: &Arc<Self>) -> u32 {
-        self.accept_waiting();
-        let streams = self.lock_streams();
-        let multifd = streams.iter().filter(|stream| self.classify(stream) == Some(Kind::Multifd));
-        u32::try_from(multifd.count()).unwrap_or(0)
+    ///
+    /// # Errors
+    /// A connection waits and cannot be accepted.
+    pub(super) fn multifd_channels(self: &Arc<Self>) -> io::Result<u32> {
+        self.accept_waiting()?;
+        let connections = self.lock_connections();
+        let streams = connections.streams.iter().map(|stream| &stream.connection);
+        let all = streams.chain(&connections.waiting);
+        let multifd = all.filter(|one| self.classify(one) == Some(Kind::Multifd)).count();
+        Ok(u32::try_from(multifd).unwrap_or(0))
     }
 
     /// What keeps the pages of a stream of this kind, if anything does: a single stream alone has
@@ -169,17 +302,18 @@ impl Shared {
         self.auto.as_ref().is_none_or(|auto| auto.wants_deltas())
     }
 
-    /// Ends every connection of QEMU. A source whose sockets close before SHUT goes on running its
-    /// VM.
+    /// Ends every connection. A source whose sockets close before SHUT goes on running its VM.
     pub(super) fn close_sockets(&self) {
-        for stream in self.lock_streams().iter() {
-            let _ = stream.socket.shutdown(Shutdown::Both);
+        let connections = self.lock_connections();
+        let streams = connections.streams.iter().map(|stream| &stream.connection);
+        for connection in streams.chain(&connections.waiting) {
+            let _ = connection.socket.shutdown(Shutdown::Both);
         }
     }
 
     /// Lets the threads that write return paths end.
     pub(super) fn close_return_paths(&self) {
-        for stream in self.lock_streams().iter() {
+        for stream in self.streams() {
             if let Some(results) = stream.results.get() {
                 results.close();
             }
@@ -188,10 +322,7 @@ impl Shared {
 
     /// Whether the source QEMU still has its main connection open.
     pub(super) fn main_is_open(&self) -> bool {
-        let streams = self.lock_streams();
-        let mut main =
-            streams.iter().filter(|stream| stream.kind.get().is_some_and(|kind| kind.is_main()));
-        main.any(|stream| is_open(&stream.socket))
+        self.streams().iter().any(|stream| stream.kind.is_main() && is_open(stream.socket()))
     }
 
     /// Whether the source QEMU is in postcopy for good.
@@ -208,13 +339,33 @@ impl Shared {
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
     }
 
+    /// The source QEMU is about to be told to cancel, which starts its VM again: from here on
+    /// nothing that starts the destination's VM goes out. False when it may have gone out already.
+    pub(super) fn forbid_commit(&self) -> bool {
+        let mut cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.may_run_there() {
+            return false;
+        }
+        *cancelling = true;
+        true
+    }
+
+    /// A STILL_OPEN goes to a link now. False when it must not.
+    pub(super) fn commit(&self) -> bool {
+        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*cancelling {
+            self.still_open_sent.store(true, Ordering::Release);
+        }
+        !*cancelling
+    }
+
     /// The destination may have what starts its VM from now on: until the source has heard of it,
     /// or cannot start its own any more, its socket must stay open even if this process dies.
     pub(super) fn guard(&self, stream: &SourceStream, switchover: Option<Switchover>) {
         let Some(keeper) = self.keeper.get() else { return };
         // In postcopy each time, as what is still to come gets less.
         if switchover.is_some() || !self.keeper_has_socket.swap(true, Ordering::AcqRel) {
-            if let Err(error) = keeper.hold(&stream.socket, switchover) {
+            if let Err(error) = keeper.hold(stream.socket(), switchover) {
                 // It leaves what there is without one.
                 let _ = self.events.send(Event::Notice(format!(
                     "the process that would keep QEMU's socket if this relay were killed has gone ({error}): if it is \
@@ -228,7 +379,7 @@ impl Shared {
     pub(super) fn set_switched(&self) {
         if !self.switched.swap(true, Ordering::AcqRel) {
             // As in `Sink::still_open`: either what shows the switch stays here, as the session has
-            // failed, or whoever decides what that means sees the flag.
+            // failed, or `decision` sees the flag.
             fence(Ordering::SeqCst);
             if let Some(keeper) = self.keeper.get() {
                 keeper.release();

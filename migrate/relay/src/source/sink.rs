@@ -36,8 +36,7 @@ impl Sink for SourceSink {
         let (stream, seq) = (frame.header.stream, frame.header.seq);
         let bad = |detail: &str| SessionError::Sequence { stream, seq, detail: detail.into() };
         let results = shared
-            .lock_streams()
-            .get(usize::from(stream))
+            .stream(stream)
             .and_then(|stream| stream.results.get().cloned())
             .ok_or_else(|| bad("this end has no such return path"))?;
         let chunk = match frame.unit {
@@ -67,17 +66,18 @@ impl Sink for SourceSink {
     /// outage.
     fn still_open(&self, stream: u16) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
-        let stream = shared.lock_streams().get(usize::from(stream)).cloned();
-        let open = stream.is_some_and(|stream| is_open(&stream.socket));
+        let open = shared.stream(stream).is_some_and(|stream| is_open(stream.socket()));
         // Without a return path the source closes when it has written all, and EOF says so.
         if !open && shared.return_path.load(Ordering::Acquire) {
             self.tell(Event::SourceEof { is_main: true });
             return false;
         }
-        // The flag first, so that nobody believes the destination cannot run. Then either this sees
-        // that the session has failed, and the frame stays here, or whoever decides what that means
-        // sees the flag (`run::Decision`).
-        shared.still_open_sent.store(true, Ordering::Release);
+        // The flag first, then the look at the session; `decision` does both in the other order. So
+        // either the frame stays here because the session has failed, or `decision` sees the flag
+        // and takes it that the destination may run the VM.
+        if !shared.commit() {
+            return false;
+        }
         fence(Ordering::SeqCst);
         shared.session.failure().is_none()
     }

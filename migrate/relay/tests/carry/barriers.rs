@@ -67,3 +67,39 @@ fn a_flush_marker_waits_for_the_sync_of_every_channel() {
 fn an_end_of_section_marker_waits_for_the_sync_of_every_channel() {
     bounded(|| markers_wait(Style::Qemu72));
 }
+
+#[test]
+fn a_channel_that_ends_before_its_sync_ends_the_migration_at_both_ends() {
+    bounded(|| {
+        let streams = multifd(Style::Qemu92, 2, 6000);
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let main_source = sending.connect();
+        let channels: Vec<_> = streams
+            .channels
+            .iter()
+            .map(|bytes| {
+                let mut socket = sending.connect();
+                socket.write_all(&bytes[..sync_ends(bytes)[0]]).unwrap();
+                socket
+            })
+            .collect();
+        let markers = marker_starts(&streams.main);
+        (&main_source).write_all(&streams.main[..markers[0] + 8]).unwrap();
+        let (main, _) = listener.accept().unwrap();
+        let ours: Vec<_> = (0..2).map(|_| listener.accept().unwrap().0).collect();
+        read_exactly(&main, markers[0] + 8);
+        let (to, rest) =
+            (main_source.try_clone().unwrap(), streams.main[markers[0] + 8..].to_vec());
+        let writer = std::thread::spawn(move || drop((&to).write_all(&rest)));
+        // QEMU's main channel stays open: nothing else ends this.
+        drop(channels);
+        let error = sending.result().unwrap_err().to_string();
+        assert!(error.contains("ended after 1 SYNCs"), "{error}");
+        let error = receiving.result().unwrap_err().to_string();
+        assert!(error.contains("ended after 1 SYNCs"), "{error}");
+        writer.join().unwrap();
+        drop((main_source, main, ours));
+    });
+}

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{send, SendFlags};
 use session::Grants;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use stream::synth::{Configuration, MainStream, Section, Style};
@@ -281,5 +281,64 @@ fn a_destination_that_ends_without_a_word_ends_every_connection_of_the_source() 
         let (back, source, _) = answered(b"");
         assert_eq!(back, b"");
         assert!(source.to_string().contains("destination QEMU closed"), "{source}");
+    });
+}
+
+/// Ctrl-C of `platen migrate`: QEMU is told to cancel only when nothing that starts the VM has gone
+/// out, and from then on nothing does.
+#[test]
+fn once_a_cancel_is_under_way_nothing_that_starts_the_vm_goes_out() {
+    bounded(|| {
+        let Streams { main: sent, .. } = single(300);
+        let tag = tag_at(&sent);
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let source = sending.connect();
+        (&source).write_all(&sent[..5000]).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        read_exactly(&destination, 5000);
+        assert!(sending.handle.forbid_commit());
+        // QEMU has not heard of the cancel yet, and ends its stream.
+        let (to, rest) = (source.try_clone().unwrap(), sent[5000..].to_vec());
+        let writer = std::thread::spawn(move || (&to).write_all(&rest).unwrap());
+        let before = read_exactly(&destination, tag - 5000 - 25_000);
+        writer.join().unwrap();
+        let mut left = [0; 200];
+        let until = std::time::Instant::now() + 2 * A_WHILE;
+        destination.set_nonblocking(true).unwrap();
+        let mut more = 0;
+        while std::time::Instant::now() < until {
+            more += (&destination).read(&mut left).unwrap_or(0);
+        }
+        destination.set_nonblocking(false).unwrap();
+        assert!(5000 + before.len() + more <= tag, "the tag at {tag} was delivered");
+        drop(source);
+        read_rest(&destination);
+        let error = sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::SourceEnded), "{error}");
+        receiving.result().unwrap_err();
+    });
+}
+
+#[test]
+fn once_the_vm_may_be_starting_there_no_cancel_is_allowed() {
+    bounded(|| {
+        let Streams { main: sent, .. } = single(300);
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let source = sending.connect();
+        let (to, bytes) = (source.try_clone().unwrap(), sent.clone());
+        let writer = std::thread::spawn(move || (&to).write_all(&bytes).unwrap());
+        let (destination, _) = listener.accept().unwrap();
+        read_exactly(&destination, sent.len());
+        writer.join().unwrap();
+        assert!(!sending.handle.forbid_commit());
+        (&destination).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&source, 8), SHUT_OK);
+        drop((source, destination));
+        sending.result().unwrap();
+        receiving.result().unwrap();
     });
 }

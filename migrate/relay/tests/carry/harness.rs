@@ -220,6 +220,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         name: options.name,
         setup: Some(Setup { channels: 0, return_path: true }),
         resume: options.resume,
+        connect_timeout: Duration::ZERO,
         delta_cache: options.delta_cache,
     }
 }
@@ -229,7 +230,8 @@ impl Sending {
         let unique = options.name.clone().unwrap_or("src".into());
         let path = to.folder.path().join(format!("{unique}-source"));
         let accelerator = options.accelerator.clone();
-        let source = Source::connect_with(&config(peer, options), accelerator.as_ref());
+        let source =
+            Source::connect_with(&config(peer, options), accelerator.as_ref(), &mut |_| {});
         let source = Arc::new(source.unwrap());
         source.listen(&UnixAddress::from(path.clone())).unwrap();
         let (sender, notices) = mpsc::channel();

@@ -21,3 +21,6 @@ mod secured;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
 #[path = "../../../../accel/qat/tests/simulated/sim.rs"]
 mod sim;
+mod starts;
+mod strangers;
+mod unconfirmed;

@@ -4,7 +4,7 @@
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
     assert_same, bounded, bounded_by, pages, read_exactly, read_rest, readable, Options, Receiving,
-    Sending, A_WHILE, PAGE, SHUT_OK, WATCHDOG,
+    Sending, A_WHILE, PAGE, SHUT_BAD, SHUT_OK, WATCHDOG,
 };
 use crate::proxy::{Proxy, Tamper};
 use relay::RelayError;
@@ -421,6 +421,51 @@ fn a_link_lost_in_the_packaged_state_frees_the_source_before_it_goes_over() {
         assert!(!writer.join().unwrap(), "the relay read the source over into postcopy");
         let error = rig.sending.result().unwrap_err();
         assert!(matches!(error, RelayError::Ended(_)), "{error}");
+        rig.receiving.result().unwrap_err();
+    });
+}
+
+/// QEMU 10.2 and later: until PONG 0x42 has come back the source may fail and run its VM.
+#[test]
+fn a_source_that_awaits_a_pong_for_its_packaged_state_is_refused_before_its_end() {
+    bounded(|| {
+        let rig = rig();
+        let mut main = announced(3);
+        let head = main.take();
+        let end = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
+        main.packaged(&[&vec![7; 300_000][..], &end].concat()).raw(&PING);
+        main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+        let rest = main.take();
+        let destination = rig.carry(None, &head);
+        let to = rig.source.try_clone().unwrap();
+        // It may be closed before all is written.
+        let writer = std::thread::spawn(move || drop((&to).write_all(&rest)));
+        let got = read_rest(&destination);
+        assert!(got.len() < 300_000 + end.len(), "what starts the VM was delivered");
+        writer.join().unwrap();
+        assert_eq!(read_rest(&rig.source), b"", "the source QEMU fails, and runs its VM");
+        let error = rig.sending.result().unwrap_err().to_string();
+        assert!(error.contains("QEMU 10.2"), "{error}");
+        let error = rig.receiving.result().unwrap_err().to_string();
+        assert!(error.contains("QEMU 10.2"), "{error}");
+    });
+}
+
+/// The source QEMU stays in postcopy-paused then, and runs nothing.
+#[test]
+fn a_refusal_in_postcopy_is_not_called_a_vm_that_goes_on() {
+    bounded(|| {
+        let rig = rig();
+        let mut main = announced(3);
+        main.packaged(&[7; 30_000]).raw(&PING);
+        main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+        let destination = rig.carry(None, &main.take());
+        (&destination).write_all(&SHUT_BAD).unwrap();
+        drop(destination);
+        assert_eq!(read_exactly(&rig.source, 8), SHUT_BAD);
+        drop(rig.source);
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::PostcopyRefused { code: 1 }), "{error}");
         rig.receiving.result().unwrap_err();
     });
 }

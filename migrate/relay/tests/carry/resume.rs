@@ -10,7 +10,7 @@ use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};
 use session::{dial, Grants, Hello, Session, SessionError};
 use std::io::Write;
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::time::{Duration, Instant};
 use stream::synth::Style;
 
@@ -410,7 +410,7 @@ fn a_receiver_that_is_stopped_twice_ends_whatever_there_is() {
 }
 
 /// The hello of a first and only link.
-fn hello() -> Hello {
+pub(crate) fn hello() -> Hello {
     Hello {
         session: "a".repeat(32),
         link: 0,
@@ -425,8 +425,8 @@ fn hello() -> Hello {
     }
 }
 
-/// An application that leaves a session as it is.
-struct Leaves(Mutex<Option<Arc<Session>>>);
+/// An application that leaves a session as it is; with what it is told.
+struct Leaves(Mutex<Option<Arc<Session>>>, Mutex<mpsc::Sender<String>>);
 
 impl Host for Leaves {
     fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
@@ -437,14 +437,17 @@ impl Host for Leaves {
         *self.0.lock().unwrap() = Some(destination.session().clone());
     }
 
-    fn notice(&self, _: &str) {}
+    fn notice(&self, text: &str) {
+        let _ = self.1.lock().unwrap().send(text.into());
+    }
 }
 
 #[test]
 fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
-        let host = Arc::new(Leaves(Mutex::new(None)));
+        let (sender, notices) = mpsc::channel();
+        let host = Arc::new(Leaves(Mutex::new(None), Mutex::new(sender)));
         let config = ServerConfig {
             qat: None,
             targets: vec![(None, UnixAddress::from(folder.path().join("dst")))],
@@ -458,13 +461,16 @@ fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
         let server = Server::new(config, host.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let running = std::thread::spawn(move || server.run(&listener, true).unwrap());
+        let runs = server.clone();
+        let running = std::thread::spawn(move || runs.run(&listener, true).unwrap());
         let _link = dial(&address, None, &hello()).unwrap();
         // Until the server has made its note of the session, which was not committed.
-        running.join().unwrap();
+        while !notices.recv_timeout(WATCHDOG).unwrap().contains("free again") {}
         let session = host.0.lock().unwrap().take().unwrap();
         assert!(!session.commit(), "a writer that is still there may start the VM");
         session.join();
+        server.stop();
+        running.join().unwrap();
     });
 }
 

@@ -132,7 +132,7 @@ fn noise_first(stage: &mut Stage) -> Result<()> {
 /// `words`; the VM must run on without a migration.
 fn fails_against(stage: &mut Stage, mut vm: Vm, peer: SocketAddr, words: &[&str]) -> Result<()> {
     let begin = Instant::now();
-    let said = platen::migrate(&stage.lab, &vm, peer, &[])?.fail(NOTICE)?;
+    let said = platen::migrate(&stage.lab, &vm, peer, &["--connect-timeout", "0"])?.fail(NOTICE)?;
     names_the_cause(&said, words)?;
     ensure!(begin.elapsed() < NOTICE, "after {:?}", begin.elapsed());
     still_whole(&mut vm)?;

@@ -1,0 +1,124 @@
+//! What `migrate` and `relay` have in common: a source relay made from its options, with everything
+//! local set up before the peer hears of it.
+
+use crate::args::{OnOff, SourceOptions};
+use crate::keeper;
+use crate::network;
+use crate::qat_command;
+use crate::report::{process_cpu, Report};
+use crate::say::say;
+use anyhow::bail;
+use clap::Args;
+use codec::Settings;
+use relay::{Accelerator, Listening, RelayError, Source, SourceConfig, UnixAddress};
+use session::Setup;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Exit status of a migration that was delivered, but that nobody can confirm: the source QEMU used
+/// no return path.
+pub(crate) const UNCONFIRMED: u8 = 3;
+
+/// The exit statuses of a relay, for its help.
+pub(crate) const EXIT_STATUS: &str =
+    "Exit status: 0 the destination has confirmed the migration; 1 it failed; 3 unconfirmed: the whole stream was \
+     delivered, but the source QEMU uses no return path, so that nobody has heard whether the destination runs the VM. \
+     receive: of its one migration with --once";
+
+/// The longest --name, bytes. It crosses the network in a message of 8 KiB.
+const MAX_NAME: usize = 255;
+
+/// How to wait for the peer.
+#[derive(Args, Debug)]
+pub(crate) struct ConnectOptions {
+    /// Seconds to wait for a receiver that cannot be reached yet, 0 to 3600. With 0 the first
+    /// attempt decides
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub(crate) connect_timeout: u64,
+}
+
+/// A source relay that is not connected yet.
+pub(crate) struct Plan {
+    config: SourceConfig,
+    accelerator: Option<Accelerator>,
+    /// Codec and level; `None` with --codec auto.
+    pub(crate) settings: Option<Settings>,
+}
+
+impl Plan {
+    /// Reads the options, certificates and accelerator.
+    pub(crate) fn new(
+        options: &SourceOptions,
+        connect: &ConnectOptions,
+        setup: Option<Setup>,
+    ) -> anyhow::Result<Self> {
+        if let Some(name) = options.name.as_ref().filter(|name| name.len() > MAX_NAME) {
+            bail!("--name has {} bytes, allowed are {MAX_NAME}", name.len());
+        }
+        let settings = options.settings()?;
+        options.keep_to_cpus()?;
+        let connector =
+            network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
+        let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
+        let config = SourceConfig {
+            peer: options.peer.clone(),
+            connector,
+            settings: settings.unwrap_or_default(),
+            auto: options.auto()?,
+            compress_threads: options.threads(),
+            compress_wait_thread: options.compress_wait_thread == OnOff::On,
+            links: options.links,
+            page_size: options.page_size,
+            name: options.name.clone(),
+            setup,
+            resume: Duration::from_secs(options.resume_timeout),
+            connect_timeout: Duration::from_secs(connect.connect_timeout),
+            delta_cache: options.delta_cache(),
+        };
+        Ok(Self { config, accelerator, settings })
+    }
+
+    /// Connects a relay that accepts QEMU's connections on `listening`. The keeper runs and the
+    /// socket is bound before the peer hears of it: what fails here costs the peer nothing.
+    pub(crate) fn connect(&self, listening: &Arc<Listening>) -> anyhow::Result<Source> {
+        let keeper = keeper::start()?;
+        let source =
+            Source::connect_with(&self.config, self.accelerator.as_ref(), &mut |text| say(text))?;
+        source.kept_by(keeper);
+        source.accept_on(listening.clone())?;
+        Ok(source)
+    }
+}
+
+/// Binds the socket that QEMU migrates to.
+pub(crate) fn listen(address: &UnixAddress) -> Result<Arc<Listening>, RelayError> {
+    address.listen().map(Arc::new)
+}
+
+/// Since when a source relay is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Measure {
+    settings: Option<Settings>,
+    started: Instant,
+    cpu: f64,
+}
+
+impl Measure {
+    /// From now on.
+    pub(crate) fn begin(settings: Option<Settings>) -> Self {
+        Self { settings, started: Instant::now(), cpu: process_cpu() }
+    }
+
+    /// The figures of `source` so far.
+    pub(crate) fn report(&self, source: &Source) -> Report {
+        let cpu = process_cpu() - self.cpu;
+        Report::of_source(source, self.settings, self.started.elapsed(), cpu)
+    }
+
+    /// The report that the peer gets when all has ended well.
+    pub(crate) fn for_peer(&self, source: &Source) -> Vec<u8> {
+        let mut report = self.report(source);
+        report.status = "completed".into();
+        report.json().into_bytes()
+    }
+}

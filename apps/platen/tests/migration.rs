@@ -1,0 +1,262 @@
+//! `platen relay` and `platen receive` as processes, between made QEMUs: exit statuses, reports, and
+//! limits of the system.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+/// Nothing here takes this long unless it hangs.
+const WATCHDOG: Duration = Duration::from_secs(240);
+
+/// A platen that runs, and what it says.
+struct Platen {
+    child: Child,
+    lines: Receiver<String>,
+    said: Vec<String>,
+}
+
+impl Platen {
+    /// `limits`: commands of a shell before it.
+    fn start(limits: &str, args: &[&str]) -> Self {
+        let script = format!("{limits} exec \"$0\" \"$@\"");
+        let mut child = Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_platen")])
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in errors.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { child, lines, said: Vec::new() }
+    }
+
+    /// Waits for a line with these words, and gives it.
+    fn says(&mut self, words: &str) -> String {
+        loop {
+            let Ok(line) = self.lines.recv_timeout(WATCHDOG) else {
+                panic!("'{words}' is not said: {:#?}", self.said);
+            };
+            self.said.push(line.clone());
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    /// Its exit status; none when a signal ended it.
+    fn ends(mut self) -> (Option<i32>, String) {
+        while let Ok(line) = self.lines.recv_timeout(WATCHDOG) {
+            self.said.push(line);
+        }
+        let status = self.child.wait().unwrap().code();
+        (status, self.said.join("\n"))
+    }
+}
+
+impl Drop for Platen {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A folder with the sockets of both QEMUs, and both relays.
+struct Rig {
+    folder: tempfile::TempDir,
+    receive: Platen,
+    address: String,
+}
+
+impl Rig {
+    fn new(limits: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let deliver = unix(&folder.path().join("dst"));
+        let json = path(&folder.path().join("receive.json"));
+        let mut receive = Platen::start(
+            limits,
+            &["receive", "--insecure", "--listen", "127.0.0.1:0", "--deliver", &deliver]
+                .into_iter()
+                .chain(["--once", "--json", &json])
+                .collect::<Vec<_>>(),
+        );
+        let address = receive.says("listening on").split(' ').next_back().unwrap().to_string();
+        Self { folder, receive, address }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn relay(&self, limits: &str, name: &str) -> Platen {
+        let (listen, json) = (unix(&self.at(name)), path(&self.at("relay.json")));
+        Platen::start(
+            limits,
+            &["relay", "--insecure", "--peer", &self.address, "--listen", &listen]
+                .into_iter()
+                .chain(["--json", &json, "--codec", "none"])
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    fn report(&self, name: &str) -> String {
+        std::fs::read_to_string(self.at(name)).unwrap()
+    }
+}
+
+fn path(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn unix(at: &Path) -> String {
+    format!("unix:{}", at.display())
+}
+
+/// A migration without a return path: the file header and the end-of-stream tag.
+const STREAM: &[u8] = b"QEVM\0\0\0\x03\0";
+
+/// Has the made QEMUs migrate; the destination reads all.
+fn migrate(rig: &Rig, relay: &mut Platen, listener: &UnixListener, name: &str) {
+    relay.says("listening on");
+    let mut source = UnixStream::connect(rig.at(name)).unwrap();
+    source.write_all(STREAM).unwrap();
+    drop(source);
+    let (mut destination, _) = listener.accept().unwrap();
+    let mut got = vec![0; STREAM.len()];
+    destination.read_exact(&mut got).unwrap();
+    assert_eq!(got, STREAM);
+}
+
+#[test]
+fn what_nobody_confirms_has_a_status_of_its_own() {
+    let rig = Rig::new("");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("no return path"), "{said}");
+    assert!(rig.report("relay.json").contains(r#""status":"unconfirmed""#));
+    let Rig { folder, receive, .. } = rig;
+    let (status, said) = receive.ends();
+    assert_eq!(status, Some(3), "{said}");
+    let report = std::fs::read_to_string(folder.path().join("receive.json")).unwrap();
+    assert!(report.contains(r#""status":"unconfirmed""#), "{report}");
+}
+
+/// A second receiver on a busy port leaves the first one's reports as they are.
+#[test]
+fn a_receiver_whose_port_is_taken_touches_no_report() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("report");
+    std::fs::write(&json, "of the first one\n").unwrap();
+    let (address, deliver) = (taken.local_addr().unwrap().to_string(), unix(&json.join("x")));
+    let second = Platen::start(
+        "",
+        &[
+            "receive",
+            "--insecure",
+            "--listen",
+            &address,
+            "--deliver",
+            &deliver,
+            "--json",
+            &path(&json),
+        ],
+    );
+    let (status, said) = second.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("in use"), "{said}");
+    assert_eq!(std::fs::read_to_string(&json).unwrap(), "of the first one\n");
+}
+
+/// The VM has moved, and only the report cannot be written.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_not_the_end() {
+    let rig = Rig::new("");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("ulimit -f 0;", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("cannot write the report to") && said.contains("relay.json"), "{said}");
+    assert!(!rig.at("relay.json").exists());
+}
+
+/// Said once, and an end: QEMU waits for a channel that cannot be accepted, and would for ever.
+#[test]
+fn a_relay_out_of_descriptors_says_so_and_ends() {
+    let rig = Rig::new("");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("ulimit -n 40;", "src");
+    relay.says("listening on");
+    let mut source = UnixStream::connect(rig.at("src")).unwrap();
+    source.write_all(&STREAM[..8]).unwrap();
+    let (_destination, _) = listener.accept().unwrap();
+    let idle: Vec<_> = (0..60).map(|_| UnixStream::connect(rig.at("src")).unwrap()).collect();
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(
+        said.contains("cannot accept a connection on") && said.contains("open files"),
+        "{said}"
+    );
+    assert_eq!(said.matches("trying again").count(), 1, "{said}");
+    drop((source, idle));
+}
+
+#[test]
+fn the_keeper_is_shown_by_its_name() {
+    let rig = Rig::new("");
+    let mut relay = rig.relay("", "src");
+    relay.says("listening on");
+    let id = relay.child.id();
+    let children =
+        std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    let keeper = children.split_whitespace().next().expect("a keeper").to_string();
+    let shown = |file: &str| std::fs::read_to_string(format!("/proc/{keeper}/{file}")).unwrap();
+    assert_eq!(shown("cmdline"), "platen\0keep\0");
+    // It names itself as it begins.
+    let until = std::time::Instant::now() + WATCHDOG;
+    while shown("comm") != "platen\n" {
+        assert!(std::time::Instant::now() < until, "{}", shown("comm"));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A receiver that dies while the relay waits for its migration is connected to again.
+#[test]
+fn an_idle_relay_outlives_its_receiver() {
+    let mut rig = Rig::new("");
+    let mut relay = rig.relay("", "src");
+    relay.says("listening on");
+    rig.receive.child.kill().unwrap();
+    rig.receive.child.wait().unwrap();
+    relay.says("waiting up to");
+    let deliver = unix(&rig.at("dst"));
+    let mut second = Platen::start(
+        "",
+        &["receive", "--insecure", "--listen", &rig.address, "--deliver", &deliver, "--once"],
+    );
+    second.says("listening on");
+    relay.says("connected to");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut source = UnixStream::connect(rig.at("src")).unwrap();
+    source.write_all(STREAM).unwrap();
+    drop(source);
+    let (mut destination, _) = listener.accept().unwrap();
+    let mut got = vec![0; STREAM.len()];
+    destination.read_exact(&mut got).unwrap();
+    drop(destination);
+    assert_eq!(relay.ends().0, Some(3));
+    assert_eq!(second.ends().0, Some(3));
+}

@@ -1,0 +1,153 @@
+//! Accepting links until the receiver is told to end.
+
+use super::state::Server;
+use super::{Host, ServerConfig};
+use crate::accelerator::AcceleratorSnapshot;
+use crate::destination::DecodeContext;
+use crate::error::RelayError;
+use pipeline::{Lanes, LanesConfig};
+use session::SessionError;
+use std::collections::{HashMap, VecDeque};
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+impl Server {
+    /// Starts the codec threads.
+    ///
+    /// # Errors
+    /// A target is no socket; threads cannot be had.
+    pub fn new(config: ServerConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, RelayError> {
+        for (_, target) in &config.targets {
+            target.check_target()?;
+        }
+        let threads = config.decompress_threads.max(1);
+        let mut accelerators = Vec::new();
+        let lanes = Lanes::new(
+            LanesConfig { threads, name: "decompress", ..LanesConfig::default() },
+            |_| {
+                let context = DecodeContext::new(config.qat.as_ref());
+                accelerators.extend(context.accelerator());
+                context
+            },
+        )
+        .map_err(|source| RelayError::Resource {
+            what: "cannot start the codec threads".into(),
+            source,
+        })?;
+        Ok(Arc::new(Self {
+            config,
+            host,
+            lanes,
+            accelerators,
+            sessions: Mutex::new(HashMap::new()),
+            ended: Mutex::new(VecDeque::new()),
+            busy: Mutex::new(Vec::new()),
+            hellos: Mutex::new(VecDeque::new()),
+            admitted: AtomicU64::new(0),
+            strangers: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+            stops: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
+        }))
+    }
+
+    /// What the codec threads' accelerators have done since the server was made; empty without any.
+    pub fn accelerators(&self) -> Vec<AcceleratorSnapshot> {
+        let snapshot =
+            |counters: &Arc<qat::Counters>| AcceleratorSnapshot::Qat(counters.snapshot());
+        self.accelerators.iter().map(snapshot).collect()
+    }
+
+    /// Accepts links until [`Server::stop`], or with `once` until the first migration has ended. A
+    /// session that ends before its source opened a main stream is none. When its links were lost, its source
+    /// may ask how far it came (W28): it has time to.
+    ///
+    /// # Errors
+    /// The listening socket fails.
+    pub fn run(self: &Arc<Self>, listener: &TcpListener, once: bool) -> Result<(), RelayError> {
+        let failed =
+            |source| RelayError::Resource { what: "the listening socket failed".into(), source };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (mut told, mut short) = (false, false);
+        loop {
+            let stopped = self.stops.load(Ordering::Acquire) > 0;
+            if stopped || (once && self.served.load(Ordering::Acquire) > 0) {
+                self.closing.store(true, Ordering::Release);
+                // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello
+                // may still become a session.
+                if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
+                    return Ok(());
+                }
+                self.end_sessions(&mut told);
+            }
+            // Links that are lost come back, and questions are asked, until the last session has
+            // ended.
+            match listener.accept() {
+                Ok((socket, peer)) => {
+                    short = false;
+                    self.admit(socket, peer.to_string());
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // A plain wait: a link is set up once a migration, and 20 ms more do not
+                    // matter.
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                // The connection was reset before it was accepted.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                // No file descriptor left, or no memory; perhaps for a moment.
+                Err(error) => {
+                    if !std::mem::replace(&mut short, true) {
+                        let text = format!("cannot accept a link ({error}); trying again");
+                        self.host.notice(&text);
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    /// Whether the source of a session that was lost may still ask about it.
+    fn may_be_asked(&self) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.iter().any(|ended| ended.unasked_until.is_some_and(|until| Instant::now() < until))
+    }
+
+    /// Ends the sessions of a receiver that was told to stop. One whose QEMU may be starting the VM
+    /// ends only when it was told so twice: its source would be in doubt for good, with nobody left
+    /// to ask (W28).
+    fn end_sessions(&self, told: &mut bool) {
+        let stops = self.stops.load(Ordering::Acquire);
+        if stops == 0 {
+            return;
+        }
+        let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
+        for active in sessions {
+            let session = active.destination.session();
+            if stops == 1 && session.failure().is_none() && session.close_commit() {
+                if !std::mem::replace(told, true) {
+                    self.host.notice(
+                        "the destination QEMU may be starting the VM just now; waiting until the source knows \
+                         (interrupt again to end this receiver all the same)",
+                    );
+                }
+                continue;
+            }
+            let reason = "the receiver was stopped".into();
+            session.fail(SessionError::Local { reason });
+        }
+    }
+
+    /// Ends [`Server::run`] and every session; those whose VM may be starting only when it is said
+    /// twice.
+    pub fn stop(&self) {
+        self.stops.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Connections turned away because they were no platen.
+    pub fn strangers(&self) -> u64 {
+        self.strangers.load(Ordering::Relaxed)
+    }
+}

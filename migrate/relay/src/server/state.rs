@@ -1,0 +1,177 @@
+//! The state of a receiver: sessions, sessions that have ended, connections without a hello yet.
+
+use super::{Host, ServerConfig};
+use crate::destination::{DecodeJob, Destination};
+use pipeline::Lanes;
+use session::Hello;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tls::Peer;
+
+/// How long a source may take to ask about a session that was lost, beyond twice the time that this
+/// end waited for it: it notices later, waits as long, and asks every 2 s.
+const ASKING: Duration = Duration::from_secs(10);
+
+/// How long a source that was answered may take to ask again, as the answer was lost.
+const ANSWERED: Duration = Duration::from_secs(5);
+
+/// Sessions that have ended and may still be asked about (W28).
+const MAX_ENDED: usize = 64;
+
+pub(super) struct Active {
+    pub(super) token: String,
+    /// Whose session it is: its other links show the same certificate.
+    pub(super) owner: Option<Peer>,
+    pub(super) links: u16,
+    pub(super) joined: Mutex<Vec<u16>>,
+    pub(super) destination: Arc<Destination>,
+}
+
+impl Active {
+    /// Whether a peer that shows `token` and was proved to be `peer` is the one it belongs to.
+    pub(super) fn belongs_to(&self, token: &str, peer: Option<&Peer>) -> bool {
+        same(&self.token, token) && self.owner.as_ref() == peer
+    }
+}
+
+/// What is remembered of a session that has ended.
+pub(super) struct Ended {
+    pub(super) session: String,
+    pub(super) token: String,
+    pub(super) owner: Option<Peer>,
+    pub(super) committed: bool,
+    pub(super) confirmed: bool,
+    /// It ended because its links were lost, and its source has not asked yet: until when it may.
+    pub(super) unasked_until: Option<Instant>,
+}
+
+/// A connection that has not said hello yet.
+pub(super) struct Waiting {
+    pub(super) number: u64,
+    pub(super) from: Option<IpAddr>,
+    pub(super) socket: TcpStream,
+}
+
+/// Accepts links for as long as it lives.
+pub struct Server {
+    pub(super) config: ServerConfig,
+    pub(super) host: Arc<dyn Host>,
+    pub(super) lanes: Arc<Lanes<DecodeJob>>,
+    /// Of each codec thread's engine.
+    pub(super) accelerators: Vec<Arc<qat::Counters>>,
+    pub(super) sessions: Mutex<HashMap<String, Arc<Active>>>,
+    /// Newest last.
+    pub(super) ended: Mutex<VecDeque<Ended>>,
+    pub(super) busy: Mutex<Vec<Option<String>>>,
+    /// Oldest first; out of it as soon as the hello is read.
+    pub(super) hellos: Mutex<VecDeque<Waiting>>,
+    pub(super) admitted: AtomicU64,
+    /// Connections that were no platen.
+    pub(super) strangers: AtomicU64,
+    /// Sessions that have ended.
+    pub(super) served: AtomicU64,
+    /// How often it was told to stop.
+    pub(super) stops: AtomicU64,
+    /// No new sessions; those that are there go on to their end.
+    pub(super) closing: AtomicBool,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    pub(super) fn lock_sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Active>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lock_hellos(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
+        self.hellos.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// W28: how far a session has come, for its own client: one that has ended, or that ends now as
+    /// the client's has.
+    pub(super) fn verdict(
+        &self,
+        hello: &Hello,
+        peer: Option<&Peer>,
+    ) -> Option<(String, bool, bool)> {
+        let token = hello.token.as_deref()?;
+        let active = self.lock_sessions().get(&hello.session).cloned();
+        if let Some(active) = active.filter(|active| active.belongs_to(token, peer)) {
+            if !hello.ask {
+                return None;
+            }
+            let session = active.destination.session();
+            let committed =
+                session.end_and_close_commit("the source lost its links and has given up");
+            let reason = "its session ends with this question".into();
+            return Some((reason, committed, active.destination.is_confirmed()));
+        }
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = ended.iter_mut().find(|ended| {
+            ended.session == hello.session
+                && same(&ended.token, token)
+                && ended.owner.as_ref() == peer
+        })?;
+        // It has its answer, or asks again in a moment when the answer gets lost.
+        if ended.unasked_until.is_some() {
+            ended.unasked_until = Some(Instant::now() + ANSWERED);
+        }
+        Some(("its session has ended".into(), ended.committed, ended.confirmed))
+    }
+
+    pub(super) fn forget(&self, target: &Option<String>, session: &str) {
+        {
+            let mut sessions = self.lock_sessions();
+            if let Some(active) = sessions.get(session) {
+                let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+                if ended.len() >= MAX_ENDED {
+                    ended.pop_front();
+                }
+                // Said for good: a writer that is still there must not make it untrue.
+                let committed =
+                    active.destination.session().end_and_close_commit("the session has ended");
+                let lost = active.destination.was_lost();
+                let time = 2 * self.config.resume + ASKING;
+                if lost {
+                    let seconds = time.as_secs();
+                    self.host.notice(&format!(
+                        "answering for up to {seconds} s should the source ask where the VM is"
+                    ));
+                }
+                ended.push_back(Ended {
+                    unasked_until: lost.then(|| Instant::now() + time),
+                    session: session.into(),
+                    token: active.token.clone(),
+                    owner: active.owner.clone(),
+                    committed,
+                    confirmed: active.destination.is_confirmed(),
+                });
+            }
+            sessions.remove(session);
+        }
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).retain(|name| name != target);
+    }
+
+    pub(super) fn serve(&self, target: &Option<String>, session: &str, active: &Active) {
+        self.host.serve(target, &active.destination);
+        self.forget(target, session);
+        if active.destination.has_begun() {
+            self.served.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.host.notice("no migration has begun: the target is free again");
+        }
+    }
+}
+
+/// Compares secrets without telling by time where they differ.
+fn same(ours: &str, theirs: &str) -> bool {
+    ours.len() == theirs.len()
+        && ours.bytes().zip(theirs.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}

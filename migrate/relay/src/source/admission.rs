@@ -1,0 +1,190 @@
+//! Connections to the relay's socket: accepted, and by their first bytes a stream of the migration or
+//! refused.
+
+use super::hand_back;
+use super::intake;
+use super::shared::{Connection, Event, Refused, Shared, SourceStream, UNACCEPTED};
+use crate::error::RelayError;
+use crate::inbox;
+use crate::sockets::wait_readable;
+use crate::stream_kind;
+use crate::threads::spawn;
+use crate::unix::Listening;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
+use session::{FrameType, SessionError, MAX_STREAMS};
+use std::net::Shutdown;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stream::Kind;
+
+/// Between two attempts to accept a connection that could not be accepted.
+const BACK_OFF: Duration = Duration::from_millis(200);
+/// Between two looks at a connection that has shown one to three bytes.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// A connection that has no byte for this long, when the main one has announced postcopy, is its
+/// preempt channel: every other kind begins to write at once.
+const SILENT: Duration = Duration::from_millis(100);
+
+/// A first connection that writes nothing for so long is no migration: QEMU writes its header as
+/// soon as it is connected.
+const SPEECHLESS: Duration = Duration::from_secs(10);
+
+/// Accepts QEMU's connections until the migration is over.
+pub(super) fn accept(shared: &Arc<Shared>, listening: &Listening) {
+    let mut refused_since = None;
+    while !shared.over.load(Ordering::Acquire) {
+        let mut fds = [PollFd::new(&listening.listener, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
+        match shared.accept_waiting() {
+            Ok(()) => refused_since = None,
+            Err(source) => {
+                let first = refused_since.is_none();
+                let since = *refused_since.get_or_insert_with(Instant::now);
+                let address = listening.address().to_string();
+                if first {
+                    let _ = shared.events.send(Event::Notice(format!(
+                        "cannot accept a connection on {address} ({source}); trying again for {} s",
+                        UNACCEPTED.as_secs()
+                    )));
+                } else if since.elapsed() >= UNACCEPTED {
+                    let what = format!("cannot accept a connection on {address}");
+                    let fatal = RelayError::Resource { what, source };
+                    let _ = shared.events.send(Event::Fatal(fatal));
+                    return;
+                }
+                // The connection still waits, so that poll would return at once.
+                std::thread::sleep(BACK_OFF);
+            }
+        }
+        if !shared.has_main() && !listening.is_ours() {
+            let address = listening.address().to_string();
+            let _ = shared.events.send(Event::Fatal(RelayError::Displaced { address }));
+            return;
+        }
+    }
+}
+
+/// Starts the thread that reads `connection`.
+pub(super) fn start(shared: &Arc<Shared>, connection: &Arc<Connection>) {
+    let (reading, connection) = (shared.clone(), connection.clone());
+    if let Err(error) = spawn("intake", move || run(&reading, &connection)) {
+        shared.session.fail(SessionError::Local { reason: error.to_string() });
+    }
+}
+
+/// Reads `connection` to its end.
+fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
+    let Some(kind) = first_bytes(shared, connection) else {
+        // It ended without a byte: a migration that was cancelled before it began, or a process
+        // that looked whether this is a live socket. The relay still waits for its migration.
+        return shared.forget(connection);
+    };
+    let stream = match shared.admit(connection, kind) {
+        Ok(stream) => stream,
+        Err(refused) => return refuse(shared, connection, refused),
+    };
+    let is_main = kind.is_main();
+    if kind == Kind::Recovery {
+        shared.postcopy.store(true, Ordering::Release);
+        shared.set_switched();
+    }
+    if kind == Kind::Preempt {
+        shared.session.prioritise(stream.id);
+    }
+    if open(shared, &stream, kind) {
+        if let Err(error) = intake::run(shared, &stream) {
+            shared.session.fail(error);
+        }
+    }
+    if shared.session.failure().is_some() {
+        // The session ended, not QEMU, and the session has its reason.
+        return;
+    }
+    let _ = shared.events.send(Event::SourceEof { is_main });
+}
+
+/// Closes a connection that is none of this migration's, and says so.
+fn refuse(shared: &Shared, connection: &Connection, refused: Refused) {
+    let mut first = [0; 8];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let got = recv(&connection.socket, &mut first[..], flags).map_or(0, |(_, got)| got);
+    let _ = connection.socket.shutdown(Shutdown::Both);
+    let text = match refused {
+        Refused::Second => {
+            "refused a second migration on this relay's socket while one runs: each VM needs a \
+             relay of its own; the first one goes on"
+                .to_string()
+        }
+        Refused::Stranger if first.starts_with(&[0x16, 0x03]) => {
+            "refused a connection that begins with TLS: clear tls-creds in QEMU (platen secures the \
+             links between the hosts itself); this relay still waits for a migration"
+                .to_string()
+        }
+        Refused::Stranger => format!(
+            "refused a connection that is no migration: it begins with {:02x?}, QEMU's with 'QEVM'",
+            &first[..got]
+        ),
+        Refused::TooMany => format!("refused a connection: {MAX_STREAMS} streams are the limit"),
+    };
+    shared.say_refused(&text);
+}
+
+/// Makes the stream known to the peer; for a main channel starts what hands the return path back.
+fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
+    if kind.is_main() {
+        let queue = inbox::queue();
+        let _ = stream.results.set(queue.clone());
+        let (shared, stream) = (shared.clone(), stream.clone());
+        shared.return_paths.fetch_add(1, Ordering::Relaxed);
+        let body = move || {
+            hand_back::run(&shared, &stream, &queue);
+            shared.return_paths.fetch_sub(1, Ordering::Release);
+            let _ = shared.events.send(Event::BackDone);
+        };
+        if spawn("return-path", body).is_err() {
+            return false;
+        }
+    }
+    shared.session.send_bare(stream.id, FrameType::Open, stream_kind::to_flags(kind))
+}
+
+/// Waits for the bytes that tell what this is.
+fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
+    let began = Instant::now();
+    loop {
+        let readable = wait_readable(&connection.socket, Some(SILENT));
+        if let Some(kind) = shared.classify(connection) {
+            return Some(kind);
+        }
+        if !readable {
+            if shared.over.load(Ordering::Acquire) {
+                return None;
+            }
+            if shared.postcopy.load(Ordering::Acquire) {
+                return Some(connection.set_preempt());
+            }
+            if began.elapsed() >= SPEECHLESS && !shared.has_main() {
+                let _ = connection.socket.shutdown(Shutdown::Both);
+                shared.say_refused(&format!(
+                    "closed a connection that wrote nothing for {} s: a migration begins to write \
+                     at once. An NBD client (libvirt's --copy-storage) waits for its server to \
+                     write first; platen does not carry NBD",
+                    SPEECHLESS.as_secs()
+                ));
+                return None;
+            }
+            continue;
+        }
+        let mut byte = [0; 1];
+        match recv(&connection.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return None,
+            Err(errno) if errno != Errno::AGAIN && errno != Errno::INTR => return None,
+            _ if shared.over.load(Ordering::Acquire) => return None,
+            // One to three bytes: readable, but not enough. Rare enough to just look again.
+            _ => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}

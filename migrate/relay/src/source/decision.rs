@@ -1,0 +1,240 @@
+//! What each event means for the migration (W21 to W23, W28).
+
+use super::doubt::{hold, last_words, peer_reason, says_never};
+use super::shared::{Event, Shared, FAREWELL};
+use crate::error::{error_chain, RelayError};
+use session::{Redial, SessionError};
+use std::sync::atomic::{fence, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Whether the migration goes on after an event.
+enum Course {
+    On,
+    /// It has ended well.
+    Well,
+}
+
+/// What the deciding thread knows.
+pub(super) struct Decision<'a, N> {
+    shared: &'a Shared,
+    redial: &'a Redial,
+    events: &'a Receiver<Event>,
+    notice: &'a mut N,
+    /// The source QEMU has closed its main connection.
+    main_eof: bool,
+    /// SHUT's value, once the source QEMU has it.
+    shut: Option<u32>,
+    /// Somebody wanted it to end while the destination might have been starting the VM.
+    stop_asked: bool,
+    /// The source QEMU has SHUT and need not say more.
+    deadline: Option<Instant>,
+}
+
+impl<'a, N: FnMut(&str)> Decision<'a, N> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        redial: &'a Redial,
+        events: &'a Receiver<Event>,
+        notice: &'a mut N,
+    ) -> Self {
+        Self {
+            shared,
+            redial,
+            events,
+            notice,
+            main_eof: false,
+            shut: None,
+            stop_asked: false,
+            deadline: None,
+        }
+    }
+
+    /// Looks at events until the migration has ended.
+    pub(super) fn run(mut self) -> Result<(), RelayError> {
+        loop {
+            let event = match self.deadline {
+                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(deadline) => {
+                    self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+                }
+            };
+            let course = match event {
+                Ok(Event::SourceEof { is_main: true }) => self.source_eof()?,
+                Ok(Event::Shut(code)) => self.shut(code),
+                Ok(Event::ShutRefused(0)) => return Err(RelayError::SourceGone),
+                Ok(Event::ShutRefused(_)) => return Err(RelayError::SourceEnded),
+                Ok(Event::DestinationEof) => self.destination_eof()?,
+                Ok(Event::Closed(error)) => self.closed(error)?,
+                Ok(Event::Notice(text)) => {
+                    (self.notice)(&text);
+                    Course::On
+                }
+                Ok(Event::Stop(reason)) => self.stop(reason)?,
+                Ok(Event::Fatal(error)) if !self.shared.has_main() => return Err(error),
+                // The session's end decides what that means for the VM.
+                Ok(Event::Fatal(error)) => {
+                    let reason = error_chain(&error);
+                    self.shared.session.fail(SessionError::Local { reason });
+                    Course::On
+                }
+                Ok(Event::SourceEof { is_main: false } | Event::Finished(_) | Event::BackDone) => {
+                    Course::On
+                }
+                // QEMU has its answer and keeps its socket: nothing more depends on it.
+                Err(_) => match self.shut {
+                    Some(code) if code != 0 => return Err(self.refused(code)),
+                    _ => Course::Well,
+                },
+            };
+            if let Course::Well = course {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The destination QEMU has said that it failed. A source in postcopy does not run its VM again.
+    fn refused(&self, code: u32) -> RelayError {
+        if self.shared.has_switched() {
+            RelayError::PostcopyRefused { code }
+        } else {
+            RelayError::DestinationRefused { code }
+        }
+    }
+
+    fn has_return_path(&self) -> bool {
+        self.shared.return_path.load(Ordering::Acquire)
+    }
+
+    fn shut(&mut self, code: u32) -> Course {
+        self.shut = Some(code);
+        self.deadline = Some(Instant::now() + FAREWELL);
+        if self.main_eof && code == 0 {
+            Course::Well
+        } else {
+            Course::On
+        }
+    }
+
+    /// The source QEMU has closed its main connection.
+    fn source_eof(&mut self) -> Result<Course, RelayError> {
+        let shared = self.shared;
+        self.main_eof = true;
+        match self.shut {
+            Some(0) => Ok(Course::Well),
+            Some(code) => Err(self.refused(code)),
+            // Without a return path this is how a migration ends; the destination says when it has
+            // all.
+            None if shared.ended_whole.load(Ordering::Acquire) => Ok(Course::On),
+            // It closed because the session ended, whose own event says why.
+            None if shared.session.failure().is_some() => Ok(Course::On),
+            None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
+            None if shared.has_switched() => {
+                let cause = "the source QEMU closed its migration socket".into();
+                Err(RelayError::Paused { cause })
+            }
+            None if !self.has_return_path() && shared.tail_read.load(Ordering::Acquire) => {
+                Err(RelayError::Truncated)
+            }
+            None if shared.may_run_there() => Err(RelayError::SourceGone),
+            None => Err(RelayError::SourceEnded),
+        }
+    }
+
+    /// The destination QEMU has closed its main connection.
+    fn destination_eof(&mut self) -> Result<Course, RelayError> {
+        let shared = self.shared;
+        match self.shut {
+            Some(0) => return Ok(Course::On),
+            Some(code) => return Err(self.refused(code)),
+            // It has closed with all that there is, or before it took all: its socket's answer is
+            // on its way.
+            None if shared.ended_whole.load(Ordering::Acquire)
+                && shared.session.credits().drained(Instant::now() + FAREWELL) =>
+            {
+                return Ok(Course::Well)
+            }
+            None => {}
+        }
+        let reason = peer_reason(self.events).unwrap_or(RelayError::DestinationEnded);
+        let cause = match &reason {
+            RelayError::Ended(error) => error.clone(),
+            _ => {
+                let reason = "the destination QEMU closed its migration socket";
+                Arc::new(SessionError::Local { reason: reason.into() })
+            }
+        };
+        let never = says_never(&cause);
+        if shared.has_switched() {
+            return Err(shared.interrupted(&cause, never));
+        }
+        if shared.switchover.get().is_some() && shared.may_run_there() && !never {
+            // It may have the packaged state, and have paused with its VM running.
+            return Err(hold(shared, self.redial, self.events, cause, self.notice));
+        }
+        Err(reason)
+    }
+
+    /// The session has ended before its time.
+    fn closed(&mut self, error: Arc<SessionError>) -> Result<Course, RelayError> {
+        let shared = self.shared;
+        // What the destination QEMU said before the end may still be on its way to the source QEMU,
+        // and decides.
+        let last = last_words(shared, self.events);
+        self.main_eof |= last.main_eof;
+        match self.shut.or(last.shut) {
+            Some(0) => {
+                (self.notice)(&format!("the peer left before its report: {error}"));
+                return Ok(Course::Well);
+            }
+            Some(code) => return Err(self.refused(code)),
+            None => {}
+        }
+        // Pairs with the fences in `Sink::still_open` and `set_switched`.
+        fence(Ordering::SeqCst);
+        let never = says_never(&error);
+        if shared.has_switched() {
+            return Err(shared.interrupted(&error, never));
+        }
+        if shared.may_run_there() && !never && self.has_return_path() && !self.main_eof {
+            return Err(hold(shared, self.redial, self.events, error, self.notice));
+        }
+        Err(RelayError::Ended(error))
+    }
+
+    /// The relay is to end, by the user's wish or for a reason.
+    fn stop(&mut self, reason: Option<String>) -> Result<Course, RelayError> {
+        let shared = self.shared;
+        let doubtful = |shut: Option<u32>| shut.is_none() && shared.may_run_there();
+        if doubtful(self.shut) && !self.stop_asked {
+            self.stop_asked = true;
+            (self.notice)(if shared.has_switched() {
+                "the destination has the VM, and pages of it are still to come; if this relay ends, the VM \
+                 pauses there until its migration is taken up again (interrupt again to end it all the \
+                 same)"
+            } else {
+                "the destination may be starting the VM just now; waiting for its answer (interrupt \
+                 again to end this relay all the same)"
+            });
+            return Ok(Course::On);
+        }
+        let reason = reason.unwrap_or_else(|| "interrupted by the user".into());
+        let error = || SessionError::Local { reason: reason.clone() };
+        // No link sends STILL_OPEN from here on, and what was sent is seen (`Sink::still_open`,
+        // `set_switched`).
+        shared.session.fail(error());
+        fence(Ordering::SeqCst);
+        if shared.has_switched() && self.shut.is_none() {
+            return Err(RelayError::Paused { cause: reason });
+        }
+        if doubtful(self.shut) && self.has_return_path() {
+            if self.stop_asked {
+                return Err(RelayError::LeftInDoubt);
+            }
+            // Sent in this very moment.
+            return Err(hold(shared, self.redial, self.events, Arc::new(error()), self.notice));
+        }
+        Err(error().into())
+    }
+}

@@ -1,0 +1,118 @@
+//! The source relay's own socket: what connects there and is no stream of its migration.
+
+use crate::harness::{
+    assert_same, bounded, destination_qemu, read_exactly, read_rest, source_qemu, Options, Reader,
+    Receiving, Sending, SHUT_OK, WATCHDOG,
+};
+use crate::identity::single;
+use relay::RelayError;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+fn noticed(sending: &Sending, words: &str) {
+    loop {
+        let notice = sending.notices.recv_timeout(WATCHDOG).expect("it is said");
+        if notice.contains(words) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_second_migration_is_refused_and_the_first_one_goes_on() {
+    bounded(|| {
+        let first = single(300).main;
+        let second = single(30).main;
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let mut source = sending.connect();
+        source.write_all(&first[..5000]).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, 5000), &first[..5000], "its beginning");
+        for _ in 0..3 {
+            let other = sending.connect();
+            // It may be closed before all is written.
+            let _ = (&other).write_all(&second);
+            assert_eq!(read_rest(&other), b"");
+            noticed(&sending, "refused a second migration");
+        }
+        let rest = first[5000..].to_vec();
+        let to = source.try_clone().unwrap();
+        let writer = std::thread::spawn(move || (&to).write_all(&rest).unwrap());
+        assert_same(&read_exactly(&destination, first.len() - 5000), &first[5000..], "its rest");
+        writer.join().unwrap();
+        (&destination).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&source, 8), SHUT_OK);
+        drop((source, destination));
+        sending.result().unwrap();
+        receiving.result().unwrap();
+    });
+}
+
+/// A migration by relays that run goes through.
+fn still_carries(receiving: &Receiving, sending: Sending) {
+    let streams = single(200);
+    let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
+    let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+    assert_same(&destination.join().unwrap().main, &streams.main, "main");
+    source.join().unwrap();
+    sending.result().unwrap();
+    receiving.result().unwrap();
+}
+
+#[test]
+fn what_is_no_migration_is_refused_and_the_relay_still_waits_for_one() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let tls: &[u8] = &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01];
+        for (bytes, words) in
+            [(&b"hello\n"[..], "no migration"), (&[0; 1 << 20], "no migration"), (tls, "tls-creds")]
+        {
+            let stranger = sending.connect();
+            let _ = (&stranger).write_all(bytes);
+            assert_eq!(read_rest(&stranger), b"");
+            noticed(&sending, words);
+        }
+        still_carries(&receiving, sending);
+    });
+}
+
+#[test]
+fn a_connection_that_never_writes_is_told_apart_from_a_migration() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        // As an NBD client, which waits for its server.
+        let silent = sending.connect();
+        noticed(&sending, "NBD");
+        assert_eq!(read_rest(&silent), b"");
+        still_carries(&receiving, sending);
+    });
+}
+
+#[test]
+fn any_number_of_idle_connections_keeps_no_migration_out() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let idle: Vec<UnixStream> = (0..400).map(|_| sending.connect()).collect();
+        noticed(&sending, "closed the oldest");
+        still_carries(&receiving, sending);
+        drop(idle);
+    });
+}
+
+#[test]
+fn a_relay_whose_socket_is_gone_ends_and_says_so() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        std::fs::remove_file(&sending.path).unwrap();
+        let _other = std::os::unix::net::UnixListener::bind(&sending.path).unwrap();
+        let error = sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Displaced { .. }), "{error}");
+        receiving.result().unwrap_err();
+    });
+}

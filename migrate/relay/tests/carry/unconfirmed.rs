@@ -1,0 +1,109 @@
+//! Without a return path: what is known, and what is not, is never called success.
+
+use crate::harness::{
+    assert_same, bounded, pages, read_exactly, read_rest, Options, Receiving, Sending, PAGE,
+};
+use relay::{DestinationEnd, RelayError, SourceEnd};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use stream::synth::{MainStream, Section};
+
+/// A whole migration of a source with `return-path` off.
+fn without_return_path() -> Vec<u8> {
+    let mut main = MainStream::new(PAGE);
+    main.file_header();
+    main.section(Section::Start).block_table(&[("pc.ram", 1 << 30)]).end_of_section();
+    main.section(Section::Part);
+    for (nth, page) in pages(300, 5).iter().enumerate() {
+        main.zero_or_page("pc.ram", (nth * PAGE) as u64, page);
+    }
+    main.end_of_section();
+    main.section(Section::End).end_of_section();
+    main.device_tail(20_000);
+    main.take()
+}
+
+type Ends = (Result<SourceEnd, RelayError>, Result<DestinationEnd, RelayError>);
+
+/// Sends `bytes` and closes, as such a source does; the destination QEMU does what `reads` does.
+fn carried(bytes: Vec<u8>, reads: impl FnOnce(UnixStream)) -> Ends {
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let sending = Sending::new(&receiving, receiving.address, Options::default());
+    let source = sending.connect();
+    let (first, rest) = (bytes[..4000].to_vec(), bytes[4000..].to_vec());
+    (&source).write_all(&first).unwrap();
+    // A migration that is cut at once need not have reached the destination.
+    let (destination, _) = listener.accept().unwrap();
+    let writer = std::thread::spawn(move || {
+        // It may be cut off.
+        let _ = (&source).write_all(&rest);
+    });
+    reads(destination);
+    writer.join().unwrap();
+    (sending.result(), receiving.result())
+}
+
+#[test]
+fn a_whole_stream_is_delivered_and_called_unconfirmed() {
+    bounded(|| {
+        let sent = without_return_path();
+        let expected = sent.clone();
+        let (source, destination) = carried(sent, move |qemu| {
+            assert_same(&read_rest(&qemu), &expected, "main");
+        });
+        assert!(!source.unwrap().return_path);
+        assert!(!destination.unwrap().confirmed);
+    });
+}
+
+/// A destination QEMU that has read all closes at once, before its writer has said that it wrote
+/// all.
+#[test]
+fn a_destination_that_closes_as_soon_as_it_has_all_has_not_failed() {
+    bounded(|| {
+        for _ in 0..20 {
+            let sent = without_return_path();
+            let len = sent.len();
+            let (source, destination) = carried(sent, move |qemu| {
+                read_exactly(&qemu, len);
+            });
+            source.unwrap();
+            destination.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_stream_that_breaks_off_is_a_failure() {
+    bounded(|| {
+        for cut in [1, 100] {
+            let sent = without_return_path();
+            let sent = sent[..sent.len() - cut].to_vec();
+            let (source, destination) = carried(sent, |qemu| drop(read_rest(&qemu)));
+            assert!(matches!(source, Err(RelayError::Truncated)), "{source:?}");
+            destination.unwrap_err();
+        }
+        let sent = without_return_path();
+        let half = sent[..sent.len() / 2].to_vec();
+        let (source, destination) = carried(half, |qemu| drop(read_rest(&qemu)));
+        source.unwrap_err();
+        destination.unwrap_err();
+    });
+}
+
+#[test]
+fn a_destination_that_refuses_is_a_failure_at_both_ends() {
+    bounded(|| {
+        let len = without_return_path().len();
+        for read in [100, len / 2, len - 300] {
+            let (source, destination) = carried(without_return_path(), move |qemu| {
+                read_exactly(&qemu, read);
+                // With bytes unread, as a QEMU that gives up closes.
+                std::thread::sleep(crate::harness::A_WHILE);
+            });
+            source.unwrap_err();
+            destination.unwrap_err();
+        }
+    });
+}
