@@ -28,6 +28,7 @@ const QUICK: &[&str] = &[
     "qatzip_without_a_device_is_software_or_refused",
     "cancel_by_ctrl_c_2_channels",
     "cancel_by_monitor_0_channels",
+    "receive_killed_2_channels",
     "receive_frozen_2_channels",
     "two_at_once_through_one_receive",
     "relay_2_channels",
