@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use codec::{Codec, Encoder, Settings, UnitHeader};
 // The run-time that every instrumented object asks for.
 use libfuzzer_sys as _;
-use session::{AckEntry, FrameType, Header};
+use session::{encode_preamble, AckEntry, FrameType, Header, Hello, Setup, Welcome};
 use stream::synth::{main_stream, multifd_streams, Style};
 use stream::{classify, pack, Kind, Tokeniser};
 
@@ -86,6 +86,29 @@ fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error
         let mut acks = Vec::new();
         AckEntry { stream: 3, seq: 9, offset: 1 << 33, hash: 42 }.write(&mut acks);
         add("wire_frame", &[&header.to_bytes()[..], &acks].concat());
+    }
+    let hello = Hello {
+        session: "0123456789abcdef".repeat(2),
+        link: 0,
+        links: 4,
+        token: None,
+        page_size: 4096,
+        name: Some("vm".into()),
+        setup: Some(Setup { channels: 2, return_path: true }),
+        codecs: vec!["zstd".into(), "lz4".into()],
+        delta_cache: 1 << 28,
+        ask: false,
+    };
+    let again = Hello { link: 3, token: Some("f".repeat(32)), ask: true, ..hello.clone() };
+    let welcome = Welcome { token: "f".repeat(32), chunk_bytes: 557_056, ..Welcome::default() };
+    let over = Welcome { error: Some("it has ended".into()), committed: Some(true), ..welcome.clone() };
+    for bytes in [
+        encode_preamble("seeds", &hello)?,
+        encode_preamble("seeds", &again)?,
+        encode_preamble("seeds", &welcome)?,
+        encode_preamble("seeds", &over)?,
+    ] {
+        put(&root, "hello", &bytes)?;
     }
     // PONG, a bitmap behind its frame, SHUT; in pieces of 3 and of 256 bytes.
     let mut back = vec![0, 2, 0, 4, 0, 0, 0, 1, 0, 5, 0, 2, 1, b'a', 0, 0, 0, 0, 0, 0, 0, 8];

@@ -14,6 +14,7 @@ pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAGIC: [u8; 8] = *b"PLATEN\r\n";
 const MAX_JSON: usize = 8192;
 const PREAMBLE_BYTES: usize = 20;
+const CLOSED: &str = "closed during the hello";
 
 /// The most links a session has.
 pub const MAX_LINKS: u16 = 64;
@@ -97,18 +98,17 @@ pub fn random_id() -> Result<String, SessionError> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Writes a preamble and its JSON in one piece.
+/// A preamble and its JSON (W1).
 ///
 /// # Errors
-/// The link is lost.
-pub fn write_preamble<T: Serialize>(
-    link: &mut Link,
-    peer: &str,
-    body: &T,
-) -> Result<(), SessionError> {
-    let json = serde_json::to_vec(body)
-        .map_err(|error| SessionError::Hello { peer: peer.into(), detail: error.to_string() })?;
-    let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
+/// The JSON is longer than a peer takes.
+pub fn encode_preamble<T: Serialize>(peer: &str, body: &T) -> Result<Vec<u8>, SessionError> {
+    let unusable = |detail: String| SessionError::Hello { peer: peer.into(), detail };
+    let json = serde_json::to_vec(body).map_err(|error| unusable(error.to_string()))?;
+    let length =
+        u32::try_from(json.len()).ok().filter(|_| json.len() <= MAX_JSON).ok_or_else(|| {
+            unusable(format!("it would have {} bytes of JSON, limit {MAX_JSON}", json.len()))
+        })?;
     let mut out = Vec::with_capacity(PREAMBLE_BYTES + json.len());
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&VERSION.to_be_bytes());
@@ -117,7 +117,69 @@ pub fn write_preamble<T: Serialize>(
     let crc = crc32c::crc32c_append(crc32c::crc32c(&out), &json);
     out.extend_from_slice(&crc.to_be_bytes());
     out.extend_from_slice(&json);
-    link.write_all(&out).map_err(|error| lost(peer, &error))
+    Ok(out)
+}
+
+/// Checks the first bytes of a preamble.
+fn check_magic(peer: &str, first: [u8; MAGIC.len()]) -> Result<(), SessionError> {
+    if first == MAGIC {
+        return Ok(());
+    }
+    Err(SessionError::Magic { peer: peer.into(), first })
+}
+
+/// The length of the JSON behind `head`, at most [`MAX_JSON`].
+fn json_len(peer: &str, head: &[u8; PREAMBLE_BYTES]) -> Result<usize, SessionError> {
+    let version = u16::from_be_bytes([head[8], head[9]]);
+    if version != VERSION {
+        return Err(SessionError::Version { peer: peer.into(), got: version, ours: VERSION });
+    }
+    let length = u32::from_be_bytes([head[12], head[13], head[14], head[15]]) as usize;
+    if length > MAX_JSON {
+        let detail = format!("it states {length} bytes of JSON, limit {MAX_JSON}");
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    Ok(length)
+}
+
+fn decode_json<T: DeserializeOwned>(
+    peer: &str,
+    head: &[u8; PREAMBLE_BYTES],
+    json: &[u8],
+) -> Result<T, SessionError> {
+    let stated = u32::from_be_bytes([head[16], head[17], head[18], head[19]]);
+    let computed = crc32c::crc32c_append(crc32c::crc32c(&head[..16]), json);
+    if stated != computed {
+        let detail = format!("it has checksum {stated:#010x}, computed {computed:#010x}");
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    serde_json::from_slice(json)
+        .map_err(|error| SessionError::Hello { peer: peer.into(), detail: error.to_string() })
+}
+
+/// Reads a preamble and its JSON from the beginning of `bytes`; what follows is left alone.
+///
+/// # Errors
+/// As [`read_preamble`]; and `bytes` end too soon.
+pub fn decode_preamble<T: DeserializeOwned>(peer: &str, bytes: &[u8]) -> Result<T, SessionError> {
+    let cut = || SessionError::LinkLost { peer: peer.into(), detail: CLOSED.into() };
+    check_magic(peer, *bytes.first_chunk().ok_or_else(cut)?)?;
+    let (head, rest) = bytes.split_first_chunk().ok_or_else(cut)?;
+    let json = rest.get(..json_len(peer, head)?).ok_or_else(cut)?;
+    decode_json(peer, head, json)
+}
+
+/// Writes a preamble and its JSON in one piece.
+///
+/// # Errors
+/// The link is lost, or the JSON is longer than a peer takes.
+pub fn write_preamble<T: Serialize>(
+    link: &mut Link,
+    peer: &str,
+    body: &T,
+) -> Result<(), SessionError> {
+    let bytes = encode_preamble(peer, body)?;
+    link.write_all(&bytes).map_err(|error| lost(peer, &error))
 }
 
 /// Reads a preamble and its JSON; the whole must arrive within `timeout`.
@@ -130,33 +192,15 @@ pub fn read_preamble<T: DeserializeOwned>(
     timeout: Duration,
 ) -> Result<T, SessionError> {
     let deadline = Instant::now() + timeout;
-    let mut head = [0u8; PREAMBLE_BYTES];
+    let mut head = [0; PREAMBLE_BYTES];
     // The magic alone first: a port scanner that sends eight wrong bytes is told apart at once.
-    read_by(link, peer, &mut head[..8], deadline)?;
-    let first: [u8; 8] = [head[0], head[1], head[2], head[3], head[4], head[5], head[6], head[7]];
-    if first != MAGIC {
-        return Err(SessionError::Magic { peer: peer.into(), first });
-    }
-    read_by(link, peer, &mut head[8..], deadline)?;
-    let version = u16::from_be_bytes([head[8], head[9]]);
-    if version != VERSION {
-        return Err(SessionError::Version { peer: peer.into(), got: version, ours: VERSION });
-    }
-    let length = u32::from_be_bytes([head[12], head[13], head[14], head[15]]) as usize;
-    if length > MAX_JSON {
-        let detail = format!("it states {length} bytes of JSON, limit {MAX_JSON}");
-        return Err(SessionError::Hello { peer: peer.into(), detail });
-    }
-    let mut json = vec![0; length];
+    let (first, rest) = head.split_at_mut(MAGIC.len());
+    read_by(link, peer, first, deadline)?;
+    check_magic(peer, *first.first_chunk().expect("as long as the magic"))?;
+    read_by(link, peer, rest, deadline)?;
+    let mut json = vec![0; json_len(peer, &head)?];
     read_by(link, peer, &mut json, deadline)?;
-    let stated = u32::from_be_bytes([head[16], head[17], head[18], head[19]]);
-    let computed = crc32c::crc32c_append(crc32c::crc32c(&head[..16]), &json);
-    if stated != computed {
-        let detail = format!("it has checksum {stated:#010x}, computed {computed:#010x}");
-        return Err(SessionError::Hello { peer: peer.into(), detail });
-    }
-    serde_json::from_slice(&json)
-        .map_err(|error| SessionError::Hello { peer: peer.into(), detail: error.to_string() })
+    decode_json(peer, &head, &json)
 }
 
 fn read_by(
@@ -175,10 +219,7 @@ fn read_by(
         link.socket().set_read_timeout(Some(left)).map_err(|error| lost(peer, &error))?;
         match link.read(&mut out[done..]) {
             Ok(0) => {
-                return Err(SessionError::LinkLost {
-                    peer: peer.into(),
-                    detail: "closed during the hello".into(),
-                })
+                return Err(SessionError::LinkLost { peer: peer.into(), detail: CLOSED.into() })
             }
             Ok(n) => done += n,
             Err(error) if would_block(&error) => {}
@@ -248,6 +289,25 @@ mod tests {
         let mut bytes = Vec::new();
         link.read_to_end(&mut bytes).unwrap();
         bytes
+    }
+
+    #[test]
+    fn bytes_at_hand_are_read_as_those_of_a_link() {
+        let mut bytes = recorded();
+        let got: Hello = decode_preamble("x", &bytes).unwrap();
+        assert_eq!(encode_preamble("x", &got).unwrap(), bytes);
+        for cut in 0..bytes.len() {
+            assert!(decode_preamble::<Hello>("x", &bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        bytes.push(1);
+        assert_eq!(decode_preamble::<Hello>("x", &bytes).unwrap(), got);
+    }
+
+    #[test]
+    fn a_hello_that_no_peer_takes_is_not_sent() {
+        let long = Hello { name: Some("x".repeat(MAX_JSON)), ..hello() };
+        let error = encode_preamble("the server", &long).unwrap_err().to_string();
+        assert!(error.contains("limit 8192"), "{error}");
     }
 
     #[test]

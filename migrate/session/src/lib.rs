@@ -69,8 +69,8 @@ pub use frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD, M
 pub use frame_type::FrameType;
 pub use hash::RunningHash;
 pub use hello::{
-    random_id, read_preamble, write_preamble, Hello, Setup, Welcome, HELLO_TIMEOUT, MAX_LINKS,
-    VERSION,
+    decode_preamble, encode_preamble, random_id, read_preamble, write_preamble, Hello, Setup,
+    Welcome, HELLO_TIMEOUT, MAX_LINKS, VERSION,
 };
 pub use outgoing::Outgoing;
 pub use reader::SILENCE;

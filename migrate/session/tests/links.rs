@@ -64,12 +64,12 @@ struct End {
 
 impl End {
     fn new(name: &str, links: u16, resume: Duration) -> Self {
-        let end = Self::without_lifeline(name, links, resume);
+        let end = Self::without_supervision(name, links, resume);
         end.session.supervise_links(None).unwrap();
         end
     }
 
-    fn without_lifeline(name: &str, links: u16, resume: Duration) -> Self {
+    fn without_supervision(name: &str, links: u16, resume: Duration) -> Self {
         let (sender, seen) = mpsc::channel();
         let watcher =
             Arc::new(Watcher { seen: Mutex::new(sender), source_is_open: AtomicBool::new(true) });
@@ -184,7 +184,7 @@ fn an_acknowledgement_that_a_lost_link_took_with_it_is_said_again() {
 }
 
 #[test]
-fn a_word_that_is_no_longer_true_is_not_said_again() {
+fn a_still_open_that_is_no_longer_true_is_not_sent_again() {
     let (one, other) = (End::new("other", 2, RESUME), End::new("one", 2, RESUME));
     let (a, held) = pair();
     one.session.add_link(0, Link::from(a)).unwrap();
@@ -198,7 +198,7 @@ fn a_word_that_is_no_longer_true_is_not_said_again() {
     join(&one, &other, 1);
     assert_eq!(other.frame(), (0, 0));
     assert!(one.session.send_bare(1, FrameType::Open, 0));
-    assert_eq!(other.frame(), (1, 0), "the word came all the same");
+    assert_eq!(other.frame(), (1, 0), "STILL_OPEN came all the same");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn flapping(end: Option<Arc<Session>>) -> (SocketAddr, Arc<AtomicUsize>) {
 
 /// Makes `links` links to `to` and keeps them up.
 fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
-    let end = End::without_lifeline("the server", links, resume);
+    let end = End::without_supervision("the server", links, resume);
     let mut hello = Hello {
         session: "0".repeat(32),
         link: 0,

@@ -16,8 +16,6 @@ const CONFIRMED: Duration = Duration::from_secs(10);
 /// Frames that are slower than the window explains for this long, and for a round trip, have a
 /// probe.
 const SLOW: Duration = Duration::from_millis(200);
-/// How much slower than the minimum and the window's own queue.
-const SLOWER: Duration = Duration::from_micros(3750);
 /// How long a probe looks, and at least until one frame has come back.
 const LOOK: Duration = Duration::from_millis(50);
 /// A rate that has fallen to this part has a probe as well: when the latency has risen by less than
@@ -53,6 +51,8 @@ pub(super) struct Sample {
     pub(super) in_flight: u64,
     /// The drain rate, bytes per second.
     pub(super) rate: f64,
+    /// How long a whole window takes at that rate.
+    pub(super) window: Duration,
 }
 
 impl Sample {
@@ -173,7 +173,9 @@ impl Latency {
             self.has_no_queue = self.round.is_limited && self.round.least <= least + QUEUE / 6;
             self.round = Round::new(now);
         }
-        if latency <= least + QUEUE + SLOWER {
+        // The floor of the window may be more than the queue should be.
+        let explained = (least + QUEUE).max(sample.window);
+        if latency <= explained + explained / 4 {
             self.slow_since = None;
         } else if self.slow_since.is_none() {
             self.slow_since = Some(now);

@@ -64,10 +64,13 @@ impl Pacing {
         let Delivery { now, bytes, latency, first_bytes, in_flight } = delivery;
         let drained = self.probe_window();
         let rate = self.rate();
-        #[allow(clippy::cast_precision_loss, reason = "a time; 53 bits are plenty")]
-        let own = if rate > 0.0 { first_bytes as f64 / rate } else { 0.0 };
-        let own = Duration::from_secs_f64(own.min(1.0));
-        self.latency.sample(Sample { now, latency, own, in_flight, rate }, drained);
+        let takes = |bytes: u64| {
+            #[allow(clippy::cast_precision_loss, reason = "a time; 53 bits are plenty")]
+            let seconds = if rate > 0.0 { bytes as f64 / rate } else { 0.0 };
+            Duration::from_secs_f64(seconds.min(10.0))
+        };
+        let (own, window) = (takes(first_bytes), takes(self.full_window()));
+        self.latency.sample(Sample { now, latency, own, in_flight, rate, window }, drained);
         if self.latency.is_probing() {
             // The probe limits the rate.
             self.rate.restart(now);
