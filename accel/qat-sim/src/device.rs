@@ -6,33 +6,19 @@
 
 #![expect(unsafe_code, reason = "takes the pointers of a C interface")]
 
-mod machine;
 mod requests;
 
 use crate::counters::{add, Counters, Tallies};
-use crate::engine::{clock_ns, Clocks, Doorbell, Service};
-use crate::faults::{Deed, Faults};
-use crate::instance::{Instance, Notify, State, Task};
+use crate::faults::Deed;
+use crate::instance::{Instance, Notify, State};
+use crate::machine::{handle_of, lock, now_ns, Dma, Machine, HANDLES, HANDLE_STEP};
 use crate::script::{Action, Engine, Order, Script, Settings};
 use crate::{engine, sgl};
 use qat_abi::*;
-use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
-
-/// How the device reaches pinned memory, and the settings of it.
-pub trait Dma: Sync {
-    /// Reads all of `into` from a bus address, or nothing.
-    fn read(&self, iova: u64, into: &mut [u8]) -> bool;
-    /// Writes all of `from`, or nothing.
-    fn write(&self, iova: u64, from: &[u8]) -> bool;
-    /// Takes layout and limit for allocations from now on.
-    fn configure(&self, settings: &Settings);
-    /// Frees of what was no allocation.
-    fn violations(&self) -> u64;
-}
 
 /// The simulated library with its devices.
 pub struct Device {
@@ -49,56 +35,8 @@ struct Control {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A started library.
-pub(crate) struct Machine {
-    pub(crate) settings: Settings,
-    pub(crate) instances: Vec<Instance>,
-    /// By package.
-    pub(crate) services: Vec<Service>,
-    pub(crate) tallies: &'static Tallies,
-    pub(crate) dma: &'static dyn Dma,
-    pub(crate) clocks: Clocks,
-    pub(crate) doorbell: Doorbell,
-    pub(crate) stopping: AtomicBool,
-    faults: Faults,
-    events: Mutex<VecDeque<Event>>,
-    events_count: AtomicU64,
-    late: Mutex<Vec<Late>>,
-    late_count: AtomicU64,
-    timed: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Late {
-    due_ns: u64,
-    instance: usize,
-    task: Task,
-}
-
-/// Something for the notification callbacks of one device.
-#[derive(Debug, Clone, Copy)]
-struct Event {
-    package: usize,
-    kind: u32,
-    not_before_ns: u64,
-    /// RESTARTING: when the application was told. It has 10 s to poll its rings empty.
-    told_ns: Option<u64>,
-}
-
-const DRAIN_NS: u64 = 10_000_000_000;
-/// Handles are no addresses: whoever follows one faults.
-const HANDLES: usize = 0x5141_5400_0000;
-const HANDLE_STEP: usize = 0x100;
 /// `cpaDcGetSessionSize`.
 const SESSION_BYTES: usize = 1024;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn now_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC)
-}
 
 impl Device {
     /// A stopped device with default settings. Its counters live as long as the process.
@@ -438,10 +376,6 @@ impl Device {
             false => CPA_STATUS_FAIL,
         }
     }
-}
-
-fn handle_of(index: usize) -> CpaInstanceHandle {
-    (HANDLES + index * HANDLE_STEP) as CpaInstanceHandle
 }
 
 /// # Safety

@@ -28,14 +28,17 @@ mod engine;
 mod faults;
 mod instance;
 mod libraries;
+mod machine;
 mod random;
 pub mod script;
+mod service;
 mod sgl;
 mod usdm;
 
 pub use counters::Counters;
-pub use device::{Device, Dma};
+pub use device::Device;
 pub use libraries::libraries;
+pub use machine::Dma;
 pub use usdm::Usdm;
 
 /// The environment's script: the value of `PLATEN_QAT_SIM`, or the file that it names.

@@ -163,8 +163,9 @@ fn a_connection_without_memory_is_refused_and_the_others_are_served() {
     let refused = (0..16).find(|_| {
         let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        stream.write_all(&[0, 0, 0, 3]).unwrap();
-        let refused = stream.read_exact(&mut [0; 18]).is_err();
+        // One that is refused may be closed already.
+        let refused =
+            stream.write_all(&[0, 0, 0, 3]).is_err() || stream.read_exact(&mut [0; 18]).is_err();
         if !refused {
             // Goes in, so that the server makes all that it needs for it.
             stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();

@@ -1,19 +1,84 @@
 //! A started library: what its script does by time, and what it tells the application.
 
-use super::{handle_of, lock, now_ns, Dma, Event, Late, Machine, DRAIN_NS};
+#![expect(unsafe_code, reason = "calls the application's callbacks")]
+
 use crate::counters::{add, Tallies};
-use crate::engine::{Clocks, Doorbell, Service};
 use crate::faults::{Deed, Faults};
 use crate::instance::{Instance, Notify, State, Task};
 use crate::script::{Action, Engine, Script, Settings};
+use crate::service::{clock_ns, Clocks, Doorbell, Service};
 use qat_abi::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// How the device reaches pinned memory, and the settings of it.
+pub trait Dma: Sync {
+    /// Reads all of `into` from a bus address, or nothing.
+    fn read(&self, iova: u64, into: &mut [u8]) -> bool;
+    /// Writes all of `from`, or nothing.
+    fn write(&self, iova: u64, from: &[u8]) -> bool;
+    /// Takes layout and limit for allocations from now on.
+    fn configure(&self, settings: &Settings);
+    /// Frees of what was no allocation.
+    fn violations(&self) -> u64;
+}
+
+/// A started library.
+pub(crate) struct Machine {
+    pub(crate) settings: Settings,
+    pub(crate) instances: Vec<Instance>,
+    /// By package.
+    pub(crate) services: Vec<Service>,
+    pub(crate) tallies: &'static Tallies,
+    pub(crate) dma: &'static dyn Dma,
+    pub(crate) clocks: Clocks,
+    pub(crate) doorbell: Doorbell,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) faults: Faults,
+    pub(crate) events: Mutex<VecDeque<Event>>,
+    pub(crate) events_count: AtomicU64,
+    pub(crate) late: Mutex<Vec<Late>>,
+    pub(crate) late_count: AtomicU64,
+    pub(crate) timed: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Late {
+    pub(crate) due_ns: u64,
+    pub(crate) instance: usize,
+    pub(crate) task: Task,
+}
+
+/// Something for the notification callbacks of one device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Event {
+    pub(crate) package: usize,
+    pub(crate) kind: u32,
+    pub(crate) not_before_ns: u64,
+    /// RESTARTING: when the application was told. It has 10 s to poll its rings empty.
+    pub(crate) told_ns: Option<u64>,
+}
+
+pub(crate) const DRAIN_NS: u64 = 10_000_000_000;
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// Handles are no addresses: whoever follows one faults.
+pub(crate) const HANDLES: usize = 0x5141_5400_0000;
+pub(crate) const HANDLE_STEP: usize = 0x100;
+pub(crate) fn handle_of(index: usize) -> CpaInstanceHandle {
+    (HANDLES + index * HANDLE_STEP) as CpaInstanceHandle
+}
+
 impl Machine {
-    pub(super) fn new(
+    pub(crate) fn new(
         settings: &Settings,
         script: &Script,
         tallies: &'static Tallies,
@@ -48,7 +113,7 @@ impl Machine {
     }
 
     /// Does what the script says by time alone.
-    pub(super) fn tick(&self) {
+    pub(crate) fn tick(&self) {
         if self.faults.is_armed() {
             let mut deeds = Vec::new();
             self.faults.tick(now_ns(), &mut deeds);
@@ -56,7 +121,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn act(&self, deed: Deed) {
+    pub(crate) fn act(&self, deed: Deed) {
         add(&self.tallies.faults, 1);
         // Silence is of an instance, death and reset of a whole device.
         let named = deed.instance.and_then(|index| self.instances.get(index));
@@ -101,7 +166,7 @@ impl Machine {
     }
 
     /// Delivers what is due, in order for each device.
-    pub(super) fn deliver_events(&self) {
+    pub(crate) fn deliver_events(&self) {
         let mut waiting = Vec::new();
         for _ in 0..self.events_count.load(Ordering::Acquire) {
             let Some(event) = lock(&self.events).pop_front() else { break };

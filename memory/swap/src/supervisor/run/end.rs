@@ -1,0 +1,196 @@
+//! How servers end: asked to, late, hung or dead.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+use super::{Supervisor, GONE};
+use crate::supervisor::child::{Server, Task};
+use crate::supervisor::error::{failed, with_cause, SuperviseError};
+use crate::supervisor::watchdog::{Proc, LOOK};
+use crate::supervisor::{words, CLIENT_LOST};
+
+impl Supervisor<'_> {
+    /// How it ends when all is down.
+    pub(super) fn outcome(&mut self) -> Result<(), SuperviseError> {
+        self.up_failed.take().map_or(Ok(()), |status| Err(SuperviseError::Up(status)))
+    }
+
+    /// Starts the next server now, if a pause is under way.
+    pub(super) fn resume(&mut self) {
+        if let Some(resume) = self.service.resume() {
+            // Level-triggered: take what was written. A signalfd gives 128 bytes for a signal.
+            let _ = rustix::io::read(resume, &mut [0; 128]);
+        }
+        if let Some(at) = &mut self.restart {
+            *at = Instant::now();
+        }
+    }
+
+    /// Kills a server that hangs, each second if it is time. Its end is then seen as any other's.
+    pub(super) fn look_at_server(&mut self) {
+        let now = Instant::now();
+        if now < self.look {
+            return;
+        }
+        self.look = now + LOOK;
+        if self.service.manager_watches() {
+            self.notify.say("WATCHDOG=1");
+        }
+        let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
+        let Some(server) = self.server.as_mut().filter(watched) else { return };
+        // One that is to end has a limit for that.
+        let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
+        let process = (server.child.id(), server.state());
+        if let Some(why) = self.watchdog.look(now, pulse.slots(), process, &mut Proc) {
+            let _ = server.child.kill();
+            server.killed = true;
+            self.service.say(&format!("the server hangs: {why}: killed"));
+        }
+    }
+
+    pub(super) fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
+        for helper in &mut self.helpers {
+            if helper.deadline.is_some_and(|at| at <= Instant::now()) {
+                // Its end is then seen as that of one that has failed.
+                helper.dismiss();
+                if let Task::Up { .. } = helper.task {
+                    let limit = self.service.ready_limit();
+                    self.service.say(&format!(
+                        "what follows the start of a server has not ended in {limit:?}: killed"
+                    ));
+                }
+            }
+        }
+        let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
+        let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
+        if server.killed {
+            // Not swapped to any more: what it waits for is nobody's.
+            self.service.abandon();
+            let limit = self.service.end_limit();
+            return Err(SuperviseError::Stuck { limit, gone: false });
+        }
+        // Its end is then seen as any other's; one that is to end for good is not waited for
+        // without end.
+        let _ = server.child.kill();
+        server.killed = true;
+        server.deadline = self.ending.then(|| Instant::now() + GONE);
+        let what = if self.ending {
+            format!("has not ended in {:?}", self.service.end_limit())
+        } else {
+            self.late += 1;
+            "does not get ready".to_owned()
+        };
+        self.service.say(&format!("the server {what}: killed"));
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self) {
+        if self.stopping || self.ending {
+            return;
+        }
+        self.stopping = true;
+        self.notify.say("STOPPING=1");
+        // What comes back into memory needs some, and a server that gives it.
+        self.end_training();
+        self.resume();
+        self.go_down();
+    }
+
+    /// Begins the end, unless something is coming up: that is waited for, or swapping would begin
+    /// on a disk that goes.
+    pub(super) fn go_down(&mut self) {
+        if self.helpers.iter().any(|helper| matches!(helper.task, Task::Up { .. } | Task::Down)) {
+            return;
+        }
+        let down = if self.been_up { self.service.down() } else { None };
+        let Some(command) = down else { return self.tell_to_end() };
+        let limit = self.service.down_limit();
+        if let Err(error) = self.help(command, Task::Down, Some(limit)) {
+            self.stopping = false;
+            self.service.say(&format!("cannot end: {}. Ask again later", with_cause(&error)));
+        }
+    }
+
+    pub(super) fn tell_to_end(&mut self) {
+        self.ending = true;
+        (self.restart, self.stand_by, self.up_again) = (None, None, None);
+        if let Some(standby) = self.standby.take() {
+            self.dismiss(standby.child);
+        }
+        self.end_training();
+        if let Some(server) = &mut self.server {
+            // One that is dying just now needs no telling.
+            let _ = server.channel.write_all(format!("{}\n", words::END).as_bytes());
+            server.deadline = Some(Instant::now() + self.service.end_limit());
+            server.killed = false;
+        }
+    }
+
+    /// Ends the server for good, with force if it does not follow.
+    pub(super) fn end_server(&mut self) {
+        self.tell_to_end();
+        let Some(mut server) = self.server.take() else { return };
+        let mut fds = [PollFd::new(&server.pidfd, PollFlags::IN)];
+        let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
+        // Whatever it says, the server is not waited for longer.
+        let _ = poll(&mut fds, Some(&patience));
+        let _ = server.child.kill();
+        let _ = poll(&mut fds, Some(&patience));
+        let _ = server.child.try_wait();
+    }
+
+    /// Whether that was all.
+    pub(super) fn server_ended(&mut self) -> Result<bool, SuperviseError> {
+        let Some(server) = &mut self.server else { return Ok(false) };
+        let Some(status) = server.child.try_wait().map_err(failed("wait for the server"))? else {
+            return Ok(false);
+        };
+        let (ready, killed) = (server.ready.map(|since| since.elapsed()), server.killed);
+        self.server = None;
+        self.watchdog.reset();
+        if let Some(pulse) = self.service.pulse() {
+            pulse.clear();
+        }
+        let oom = self.oom.since();
+        // It was for that one alone.
+        self.end_training();
+        self.up_again = None;
+        if self.ending {
+            if killed {
+                self.service.abandon();
+                let limit = self.service.end_limit();
+                return Err(SuperviseError::Stuck { limit, gone: true });
+            }
+            if !status.success() {
+                self.service.say(&format!("the server ended with {status}"));
+                self.service.abandon();
+            }
+            return Ok(true);
+        }
+        if !self.been_up && self.started == 1 && ready.is_none() {
+            if let Some(why) = oom {
+                self.service.say(&why);
+            }
+            return Err(SuperviseError::Start(status));
+        }
+        let pause = match status.code() {
+            Some(code) if code == i32::from(CLIENT_LOST) && ready.is_some() => Duration::ZERO,
+            _ => self.backoff.died(ready.unwrap_or_default()),
+        };
+        let pause = if self.stopping { Duration::ZERO } else { pause };
+        // First the server, then what there is to say of it.
+        self.restart = Some(Instant::now() + pause);
+        self.begin_what_is_due()?;
+        let after = match pause {
+            Duration::ZERO => String::new(),
+            pause => format!(" in {pause:?}"),
+        };
+        let why = oom.map(|why| format!("; {why}")).unwrap_or_default();
+        let line = format!("the server has died ({status}{why}): starting another{after}");
+        self.notify.say(&format!("STATUS={line}"));
+        self.service.say(&line);
+        Ok(false)
+    }
+}

@@ -1,0 +1,153 @@
+//! Processes that a supervisor starts beside servers: what follows a start, what comes before the
+//! end, trainers.
+
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Supervisor, AGAIN};
+use crate::supervisor::child::{watch, Helper, Task};
+use crate::supervisor::error::{failed, with_cause, SuperviseError};
+
+impl Supervisor<'_> {
+    /// Runs what follows the start of the server that there is, if it is ready.
+    pub(super) fn up(&mut self) -> Result<(), SuperviseError> {
+        self.up_again = None;
+        let ready = self.server.as_ref().filter(|server| server.ready.is_some());
+        let Some(pid) = ready.map(|server| server.child.id()) else { return Ok(()) };
+        let first = !self.up_begun;
+        self.up_begun = true;
+        let Some(command) = self.service.up(!first, pid) else {
+            self.up_ended(first);
+            return Ok(());
+        };
+        let limit = self.service.ready_limit();
+        match self.help(command, Task::Up { first }, Some(limit)) {
+            Ok(()) => Ok(()),
+            Err(error) if first => {
+                self.end_server();
+                Err(error)
+            }
+            Err(error) => {
+                self.service.say(&format!("{}: trying again", with_cause(&error)));
+                self.up_again = Some(Instant::now() + AGAIN);
+                Ok(())
+            }
+        }
+    }
+
+    /// What follows the start of a server has succeeded.
+    pub(super) fn up_ended(&mut self, first: bool) {
+        if first && !self.been_up {
+            self.notify.say("READY=1");
+        }
+        self.been_up |= first;
+        self.notify.say("STATUS=serving");
+    }
+
+    /// Starts what the server wants to have trained, if there is no other one. What cannot be
+    /// started is dropped with its socket, which tells the server.
+    pub(super) fn train(&mut self) {
+        if self.ending || self.stopping {
+            self.to_train = None;
+        }
+        if self.to_train.is_none() {
+            return;
+        }
+        if let Some(former) = self.trainer() {
+            // Nobody waits for it any more. Its end is seen, and then it is the next one's turn.
+            former.dismiss();
+            return;
+        }
+        let channel = self.to_train.take();
+        if let Some((command, limit)) = channel.and_then(|channel| self.service.train(channel)) {
+            if let Err(error) = self.help(command, Task::Train, Some(limit)) {
+                self.service.say(&with_cause(&error));
+            }
+        }
+    }
+
+    pub(super) fn trainer(&mut self) -> Option<&mut Helper> {
+        self.helpers.iter_mut().find(|helper| helper.task == Task::Train)
+    }
+
+    /// Nobody waits for a trainer any more.
+    pub(super) fn end_training(&mut self) {
+        self.to_train = None;
+        if let Some(trainer) = self.trainer() {
+            trainer.dismiss();
+        }
+    }
+
+    pub(super) fn help(
+        &mut self,
+        mut command: Command,
+        task: Task,
+        limit: Option<Duration>,
+    ) -> Result<(), SuperviseError> {
+        if let Some(nth) = self.helpers.iter().position(|helper| helper.task == task) {
+            // What it was to bring about is out of date.
+            let other = self.helpers.swap_remove(nth);
+            self.dismiss(other.child);
+        }
+        let child = command.stdin(Stdio::null()).spawn().map_err(failed("start a helper"))?;
+        let pidfd = watch(&child)?;
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        self.helpers.push(Helper { child, pidfd, task, deadline });
+        Ok(())
+    }
+
+    pub(super) fn helpers_ended(&mut self) -> Result<(), SuperviseError> {
+        let mut nth = 0;
+        while let Some(helper) = self.helpers.get_mut(nth) {
+            match helper.child.try_wait().map_err(failed("wait for a helper"))? {
+                Some(status) => {
+                    let helper = self.helpers.swap_remove(nth);
+                    if helper.task == Task::Train && !status.success() && helper.deadline.is_some()
+                    {
+                        self.service.say(&format!("a trainer has ended with {status}"));
+                    }
+                    self.helper_ended(helper.task, status)?;
+                }
+                None => nth += 1,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn helper_ended(
+        &mut self,
+        task: Task,
+        status: ExitStatus,
+    ) -> Result<(), SuperviseError> {
+        match (task, status.success()) {
+            (Task::Train, _) => self.train(),
+            (Task::Up { first }, true) => self.up_ended(first),
+            (Task::Up { first: true }, false) => {
+                // One that was killed may have begun to swap all the same: that ends before the
+                // server does.
+                self.service.say(&format!("what follows the start has failed ({status})"));
+                self.up_failed = Some(status);
+                self.been_up = true;
+                self.stopping = true;
+            }
+            (Task::Up { first: false }, false) => {
+                self.service.say(&format!(
+                    "what follows the start of a server has failed ({status}): trying again"
+                ));
+                self.up_again = Some(Instant::now() + AGAIN);
+            }
+            (Task::Down, true) => self.tell_to_end(),
+            (Task::Down, false) => {
+                self.stopping = false;
+                self.up_failed = None;
+                self.service.say(&format!(
+                    "cannot end, the disk is still in use ({status}): serving goes on. Ask again later"
+                ));
+            }
+        }
+        if matches!(task, Task::Up { .. }) && self.stopping {
+            self.go_down();
+        }
+        Ok(())
+    }
+}
