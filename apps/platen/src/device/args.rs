@@ -84,12 +84,12 @@ pub(crate) struct ServeArgs {
     /// Queues of the disk, a thread each [default: the cores, at most 8]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
-    /// Memory for the requests of the disk that are under way [default: a 32nd of the machine's, 4M
-    /// to 256M]
+    /// Memory for the requests of the disk that are under way [default: a 128th of the machine's,
+    /// 1M to 256M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
     /// Memory to have ready ahead of need [default: 64M; with --swap a 16th of the machine's, 8M to
-    /// 512M]
+    /// 512M]; less while the machine is short of memory
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
     /// Make the disk a swap area and swap to it; without --ublk by the kernel's NBD client (module

@@ -30,20 +30,28 @@ use std::thread;
 use std::time::Duration;
 use store::{Keeper, Store};
 
-/// What a server allocates: contexts and tables of each of its threads (zstd's a MiB and more), on
-/// a machine of a few cores. One that stands by has so much ready.
-const HEAP: usize = 12 << 20;
+/// What a server allocates before it serves, beside the contexts of its threads. One that stands by
+/// has so much ready.
+const HEAP: usize = 3 << 19;
 
-/// What it allocates more when it writes back: the buffers of those who wait, a batch, a stronger
-/// codec's context.
-const BACKING_HEAP: usize = 4 << 20;
+/// The context of a thread that compresses pages: zstd's at its lowest levels, and that of any other
+/// codec or level.
+const LOW_CONTEXT: usize = 448 << 10;
+const CONTEXT: usize = 3 << 19;
 
-/// What it allocates more to try a dictionary that was trained: contexts and buffers of the
-/// policy's thread.
-const TRIAL_HEAP: usize = 2 << 20;
+/// Buffers of a connection by NBD.
+const CONNECTION: usize = 3 << 20;
 
-/// Threads that a server starts, on such a machine.
-const THREADS: usize = 12;
+/// What the policy allocates: a stronger codec's context, buffers of a group, what it tries a
+/// dictionary with. One that stands by has it ready if the policy writes back, for that may be what
+/// gets memory; otherwise the policy starts when memory is not short.
+const POLICY_HEAP: usize = 5 << 20;
+
+/// What it allocates more when it writes back: the buffers of those who wait, a batch.
+const BACKING_HEAP: usize = 3 << 20;
+
+/// Threads that a server starts beside those that compress.
+const THREADS: usize = 7;
 
 /// Those that it starts more when it writes back: those that fetch, one that looks at the device.
 const BACKING_THREADS: usize = FETCHERS + 1;
@@ -74,15 +82,21 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let mut inherited = inherited.cloned().unwrap_or_default();
     let disk_left = backing::inherit(&inherited);
     if inherited.standby {
-        let (heap, threads) = match &disk_left {
-            Some(disk) => (BACKING_HEAP + backing::table(disk), BACKING_THREADS),
-            None => (0, 0),
+        let (backing, threads, fetchers) = match &disk_left {
+            Some(disk) => {
+                let heap = POLICY_HEAP + BACKING_HEAP + backing::table(disk);
+                (heap, BACKING_THREADS, FETCHERS)
+            }
+            None => (0, 0, 0),
         };
-        let fetchers = if disk_left.is_some() { FETCHERS } else { 0 };
-        let trains = supervise::trains(args, &idle);
         let all = compressing(args, fetchers);
+        let low = settings.codec() == codec::Codec::Zstd && settings.level() <= 3;
+        let contexts = all * if low { LOW_CONTEXT } else { CONTEXT };
+        let connections =
+            if args.nbd.is_some() { supervise::swap_connections(args) * CONNECTION } else { 0 };
+        let trains = supervise::trains(args, &idle);
         let dictionaries = if trains { dictionary_heap(settings.level(), all) } else { 0 };
-        swap::warm(HEAP + heap + dictionaries, THREADS + threads)
+        swap::warm(HEAP + contexts + connections + backing + dictionaries, THREADS + all + threads)
             .context("cannot get memory to stand by")?;
         match supervisor.wait_for_go()? {
             Some(device) => inherited.device = device,
@@ -231,7 +245,16 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     // first.
     let starting = idle.enabled.then(|| {
         let (store, policy) = (Arc::clone(&store), Arc::clone(&policy));
+        let stopping = Arc::clone(&stopping);
+        // What stood by has its memory ready only if it writes back.
+        let waits = inherited.replaces && !store.has_backing();
         thread::Builder::new().name("policy-start".into()).spawn(move || {
+            while waits && store.is_short() {
+                if stopping.load(Ordering::Acquire) {
+                    return;
+                }
+                thread::sleep(Duration::from_secs(1));
+            }
             match Policy::start_with(&store, &idle, trainer) {
                 Ok(started) => drop(policy.set(started)),
                 Err(error) => {
@@ -253,6 +276,8 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     };
     // Nobody may ask what is being taken down.
     drop((control, metrics, watch));
+    // For a policy that waits for memory.
+    stopping.store(true, Ordering::Release);
     if let Some(starting) = starting {
         // Its panic ended the process.
         let _ = starting.join();
@@ -270,7 +295,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
 /// context for each thread that compresses.
 fn dictionary_heap(level: i32, threads: usize) -> usize {
     let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
-    tables + threads * Dictionary::context_memory(level) + TRIAL_HEAP
+    tables + threads * Dictionary::context_memory(level)
 }
 
 /// Threads of a server that compress, the policy's among them.
@@ -613,7 +638,7 @@ mod tests {
             let device = Device::new(&store, &options).unwrap();
             let tables = device.dictionaries().memory();
             let (one, five) = (dictionary_heap(level, 1), dictionary_heap(level, 5));
-            assert_eq!(one, tables + Dictionary::context_memory(level) + TRIAL_HEAP, "{level}");
+            assert_eq!(one, tables + Dictionary::context_memory(level), "{level}");
             assert_eq!(five - one, 4 * Dictionary::context_memory(level), "{level}");
         }
         assert!(dictionary_heap(3, 4) > dictionary_heap(1, 4));
