@@ -101,14 +101,15 @@ fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error
     };
     let again = Hello { link: 3, token: Some("f".repeat(32)), ask: true, ..hello.clone() };
     let welcome = Welcome { token: "f".repeat(32), chunk_bytes: 557_056, ..Welcome::default() };
-    let over = Welcome { error: Some("it has ended".into()), committed: Some(true), ..welcome.clone() };
+    let over =
+        Welcome { error: Some("it has ended".into()), committed: Some(true), ..welcome.clone() };
     for bytes in [
         encode_preamble("seeds", &hello)?,
         encode_preamble("seeds", &again)?,
         encode_preamble("seeds", &welcome)?,
         encode_preamble("seeds", &over)?,
     ] {
-        put(&root, "hello", &bytes)?;
+        add("hello", &bytes);
     }
     // PONG, a bitmap behind its frame, SHUT; in pieces of 3 and of 256 bytes.
     let mut back = vec![0, 2, 0, 4, 0, 0, 0, 1, 0, 5, 0, 2, 1, b'a', 0, 0, 0, 0, 0, 0, 0, 8];

@@ -86,6 +86,7 @@ targets! {
     backing_header "../../../fuzz/fuzz_targets/backing_header.rs"
     codec_decode "../../../fuzz/fuzz_targets/codec_decode.rs"
     delta_apply "../../../fuzz/fuzz_targets/delta_apply.rs"
+    hello "../../../fuzz/fuzz_targets/hello.rs"
     nbd_parse "../../../fuzz/fuzz_targets/nbd_parse.rs"
     policy_settings "../../../fuzz/fuzz_targets/policy_settings.rs"
     qmp_replies "../../../fuzz/fuzz_targets/qmp_replies.rs"

@@ -91,12 +91,12 @@ pub(crate) struct ServeArgs {
     /// CPUs, at most 8]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
-    /// Memory for the ublk device's requests in flight, in bytes [default: 1/32 of the host's
-    /// memory, 4M to 256M]
+    /// Memory for the ublk device's requests in flight, in bytes [default: 1/128 of the host's
+    /// memory, 1M to 256M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
-    /// Memory that the server allocates ahead of writes, in bytes [default: 64M; with --swap 1/16
-    /// of the host's memory, 8M to 512M]
+    /// Memory that the server allocates ahead of writes, in bytes, less while the host is short of
+    /// memory [default: 64M; with --swap 1/16 of the host's memory, 8M to 512M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
     /// Make the block device a swap area and swap to it. Without --ublk the kernel's NBD client

@@ -11,15 +11,17 @@ use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Heap of a server beside its threads for requests: the policy's contexts for groups, tables,
-/// answers to questions. A stand-by server allocates as much in advance.
-const BASE_HEAP: usize = 4 << 20;
+/// Heap of a server beside its threads for requests and the policy. A stand-by server allocates as
+/// much in advance.
+const BASE_HEAP: usize = 3 << 19;
 
-/// Heap for writeback: buffers of waiting requests, a batch, the context of a stronger codec.
-const BACKING_HEAP: usize = 4 << 20;
+/// Heap of the policy: the context of a stronger codec, buffers of a group, the trial of a
+/// dictionary. A stand-by server has it in advance if the policy writes back, since writeback may be
+/// what frees memory. Otherwise the policy starts when memory is not short.
+const POLICY_HEAP: usize = 5 << 20;
 
-/// Heap for the trial of a trained dictionary: contexts and buffers of the policy's thread.
-const TRIAL_HEAP: usize = 2 << 20;
+/// Heap for writeback: buffers of waiting requests, a batch.
+const BACKING_HEAP: usize = 3 << 20;
 
 /// Threads of a server beside those for requests: keeper, policy and its start, watch, control,
 /// metrics, supervisor, signals.
@@ -85,7 +87,7 @@ impl<'a> Plan<'a> {
         }
         match (self.args.reserve, self.args.swap) {
             (Some(Size(reserve)), _) => options.reserve = reserve,
-            (None, true) => options.reserve = 2 * share_of_memory(),
+            (None, true) => options.reserve = share_of_memory(16, 8 << 20, 512 << 20),
             (None, false) => {}
         }
         if self.args.swap {
@@ -114,7 +116,10 @@ impl<'a> Plan<'a> {
     }
 
     pub(super) fn ublk_options(&self) -> ublk::Options {
-        let budget = self.args.buffers.map_or_else(share_of_memory, |Size(budget)| budget);
+        let budget = match self.args.buffers {
+            Some(Size(budget)) => budget,
+            None => share_of_memory(128, 1 << 20, 256 << 20),
+        };
         let mut options = ublk::Options::new(self.pages, self.args.queues, budget);
         // A command that takes longer has met a defect of the kernel: its user should see an error.
         options.timeout = Duration::from_secs(60);
@@ -125,7 +130,7 @@ impl<'a> Plan<'a> {
     /// bytes of its table of the backing device, if there is one.
     pub(super) fn standby(&self, backing_table: Option<usize>) -> (usize, usize) {
         let (heap, threads, fetchers) = match backing_table {
-            Some(table) => (BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
+            Some(table) => (POLICY_HEAP + BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
             None => (0, 0, 0),
         };
         let all = self.compressing(fetchers);
@@ -205,14 +210,14 @@ fn pages(Size(size): Size) -> anyhow::Result<u64> {
 /// thread that compresses.
 fn dictionary_heap(level: i32, threads: usize) -> usize {
     let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
-    tables + threads * Dictionary::context_memory(level) + TRIAL_HEAP
+    tables + threads * Dictionary::context_memory(level)
 }
 
-/// 1/32 of the host's memory, 4 MiB to 256 MiB.
-fn share_of_memory() -> u64 {
+/// A part of the host's memory, `least` to `most`.
+fn share_of_memory(part: u64, least: u64, most: u64) -> u64 {
     let info = rustix::system::sysinfo();
     let unit = u64::from(info.mem_unit.max(1));
-    (info.totalram.saturating_mul(unit) / 32).clamp(4 << 20, 256 << 20)
+    (info.totalram.saturating_mul(unit) / part).clamp(least, most)
 }
 
 #[cfg(test)]
@@ -232,7 +237,7 @@ mod tests {
             let device = Device::new(&store, &options).unwrap();
             let tables = device.dictionaries().memory();
             let (one, five) = (dictionary_heap(level, 1), dictionary_heap(level, 5));
-            assert_eq!(one, tables + Dictionary::context_memory(level) + TRIAL_HEAP, "{level}");
+            assert_eq!(one, tables + Dictionary::context_memory(level), "{level}");
             assert_eq!(five - one, 4 * Dictionary::context_memory(level), "{level}");
         }
         assert!(dictionary_heap(3, 4) > dictionary_heap(1, 4));

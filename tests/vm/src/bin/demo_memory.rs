@@ -1,12 +1,14 @@
 //! `make demo-memory`: one redis-server with more values than its guest has memory, three times:
-//! without swap, with the kernel's zram, with platen. Prints how far each got and what it cost.
+//! without swap, with the kernel's zram, with platen. Prints how far each got and what it cost, and
+//! in one sentence what platen gained or lost beside zram. Its status is 1 where zram stored what
+//! platen did not.
 //!
 //! Times and CPU are a guest's under QEMU's TCG, on this machine: good for comparing the three, not
 //! for more.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Result};
+use anyhow::{bail, ensure, Result};
 use vm_tests::swap::{missing, number, Guest, Stage, SwapOn};
 use vm_tests::{cleanup, table};
 
@@ -20,22 +22,63 @@ fn main() -> Result<()> {
     }
     let stage = Stage::new()?;
     println!("redis-server, values of {VALUE} bytes, in a guest of {MEMORY_MIB} MiB (TCG):");
-    let mut rows = Vec::new();
+    let mut runs = Vec::new();
     for (name, on) in [
         ("no swap", SwapOn::Nothing),
         ("zram, zstd", SwapOn::Zram),
         ("platen, zstd", SwapOn::Platen),
     ] {
         println!("  {name} ...");
-        rows.push(run(&stage, name, on)?);
+        runs.push(run(&stage, name, on)?);
     }
+    let rows: Vec<_> = runs.iter().map(|run| run.row.clone()).collect();
     let head =
         ["swap", "values", "MiB", "got back", "fill s", "get s", "CPU s", "major faults", "ended"];
     print!("{}", table::render(&head, &rows));
+    let [without, zram, platen] = runs.as_slice() else { unreachable!("there were three") };
+    let said = verdict(without, zram, platen);
+    println!("{said}");
+    ensure!(platen.kept() >= zram.kept(), "platen stored less than zram");
     Ok(())
 }
 
-fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Vec<String>> {
+/// How far one got.
+struct Run {
+    /// Values that were stored, and whether each was there in the end.
+    stored: u64,
+    whole: bool,
+    row: Vec<String>,
+}
+
+impl Run {
+    /// Values that could be had back: all, or none from a server that was killed.
+    fn kept(&self) -> (bool, u64) {
+        (self.whole, self.stored)
+    }
+}
+
+/// What platen gained or lost.
+fn verdict(without: &Run, zram: &Run, platen: &Run) -> String {
+    let share = |run: &Run, of: &Run| 100 * run.stored / of.stored.max(1);
+    let gain = format!("{} % of what fitted without swap", share(platen, without));
+    match (zram.whole, platen.whole) {
+        (true, true) | (false, true) => {
+            format!("platen stored all {} values: {gain}.", platen.stored)
+        }
+        (true, false) => format!(
+            "platen LOST: redis was killed at {} values, {} % of the {} that zram stored.",
+            platen.stored,
+            share(platen, zram),
+            zram.stored
+        ),
+        (false, false) => format!(
+            "Both were full: platen at {} values ({gain}), zram at {}.",
+            platen.stored, zram.stored
+        ),
+    }
+}
+
+fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Run> {
     let mut guest = stage.boot("demo", MEMORY_MIB)?;
     guest.swap_on(on)?;
     guest.redis()?;
@@ -62,7 +105,7 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Vec<String>> {
         (false, _) if filled.contains("late: ") => format!("not done after {} s", limit.as_secs()),
         (false, _) => "killed for want of memory".to_owned(),
     };
-    Ok(vec![
+    let row = vec![
         name.to_owned(),
         stored.to_string(),
         ((stored * VALUE) >> 20).to_string(),
@@ -72,7 +115,8 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Vec<String>> {
         format!("{:.0}", guest.cpu()? - cpu),
         guest.vmstat("pgmajfault")?.to_string(),
         ended,
-    ])
+    ];
+    Ok(Run { stored, whole: back, row })
 }
 
 /// The last line of what the client says.

@@ -7,17 +7,19 @@ use vm_tests::swap::{Guest, Stage, SwapOn, LONG, SHORT};
 /// Bytes of a value; a key takes about a hundred more.
 const VALUE: u64 = 4000;
 
+/// What zram stores, platen stores: as many values, in a guest as large.
 pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("redis-zram", 256)?;
+    guest.swap_on(SwapOn::Zram)?;
+    let keys = (guest.available_mib()? + 60) * (1 << 20) / (VALUE + 120);
+    let zrams = measure(&mut guest, "zram", keys)?;
+    drop(guest);
     let mut guest = stage.boot("redis-platen", 256)?;
     // Nothing is trained while the two are compared.
     guest.vm.sh("printf '[policy]\\ndictionary = \"off\"\\n' > /tmp/policy.toml", SHORT)?;
     let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
     guest.serve(serve, "page-cluster")?;
-    let ours = measure(&mut guest, "platen")?;
-    drop(guest);
-    let mut guest = stage.boot("redis-zram", 256)?;
-    guest.swap_on(SwapOn::Zram)?;
-    let zrams = measure(&mut guest, "zram")?;
+    let ours = measure(&mut guest, "platen", keys)?;
     println!(
         "  major faults per CPU second: platen {ours:.0}, zram with zstd {zrams:.0}: {:.2} (TCG; goal 0.6)",
         ours / zrams
@@ -109,9 +111,9 @@ fn judged(guest: &mut Guest) -> Result<bool> {
     }
 }
 
-/// Fills redis beyond memory, gets every value back; major faults per second of CPU while it does.
-fn measure(guest: &mut Guest, name: &str) -> Result<f64> {
-    let keys = (guest.available_mib()? + 60) * (1 << 20) / (VALUE + 120);
+/// Fills redis with `keys` values, more than there is memory, and gets every value back; major
+/// faults per second of CPU while it does.
+fn measure(guest: &mut Guest, name: &str, keys: u64) -> Result<f64> {
     guest.redis()?;
     let filled = guest.vm.sh(
         &format!("guest swap redis-fill /tmp/redis.sock keys={keys} size={VALUE} | tail -1"),
