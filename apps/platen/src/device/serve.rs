@@ -17,6 +17,8 @@ use device::guard::IoPath;
 use device::{Device, DeviceOptions};
 use nbd::{Server, ServerOptions};
 use policy::{Policy, Trainer};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, IoSlice, Read};
@@ -28,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
-use store::{Keeper, Store};
+use store::{Ahead, Keeper, Store};
 
 /// What a server allocates before it serves, beside the contexts of its threads. One that stands by
 /// has so much ready.
@@ -59,6 +61,9 @@ const BACKING_THREADS: usize = FETCHERS + 1;
 /// Threads of a device that wait for its backing device.
 const FETCHERS: usize = 4;
 
+/// How often a server that stands by looks at what the store has become.
+const MEANWHILE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
 /// How long a change of mounts is waited for until it is looked whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -81,6 +86,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let supervisor = Arc::new(Supervisor::new(!alone)?);
     let mut inherited = inherited.cloned().unwrap_or_default();
     let disk_left = backing::inherit(&inherited);
+    let mut ahead = None;
     if inherited.standby {
         let (backing, threads, fetchers) = match &disk_left {
             Some(disk) => {
@@ -98,7 +104,13 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         let dictionaries = if trains { dictionary_heap(settings.level(), all) } else { 0 };
         swap::warm(HEAP + contexts + connections + backing + dictionaries, THREADS + all + threads)
             .context("cannot get memory to stand by")?;
-        match supervisor.wait_for_go()? {
+        let mut mapped = Ahead::map(descriptor(inherited.store)?.as_fd())?;
+        mapped.touch();
+        let go = supervisor.wait_for_go(|| {
+            mapped.touch();
+        })?;
+        ahead = Some(mapped);
+        match go {
             Some(device) => inherited.device = device,
             // Never needed.
             None => return Ok(()),
@@ -113,9 +125,10 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     };
 
     let options = supervise::store_options(args);
-    let store = match supervisor.is_there() {
-        true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
-        false => Store::create(supervise::pages(args)?, options)?,
+    let store = match (ahead, supervisor.is_there()) {
+        (Some(ahead), _) => Store::attach_ahead(ahead, options)?,
+        (None, true) => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
+        (None, false) => Store::create(supervise::pages(args)?, options)?,
     };
     let (refused, new) = backing::attach(&idle, &store, (!alone).then_some(disk_left), args.swap)?;
     // In a debug build it ends the process when it allocates, like a thread that does requests.
@@ -493,12 +506,21 @@ impl Supervisor {
     }
 
     /// Waits until this server is needed: the ublk device that there is, if any. `None` if it never
-    /// will be.
-    fn wait_for_go(&self) -> anyhow::Result<Option<Option<u32>>> {
+    /// will be. Calls `meanwhile` every 10 s.
+    fn wait_for_go(&self, mut meanwhile: impl FnMut()) -> anyhow::Result<Option<Option<u32>>> {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
         // By the byte: what comes after the line is for whoever listens then.
         let mut stream = self.stream.as_ref().context("nobody to say go")?;
+        loop {
+            let mut fds = [PollFd::new(&stream, PollFlags::IN)];
+            match poll(&mut fds, Some(&MEANWHILE)) {
+                Ok(0) => meanwhile(),
+                Err(Errno::INTR) => {}
+                // An error is the read's to say.
+                _ => break,
+            }
+        }
         while line.len() < 64 && stream.read(&mut byte)? == 1 {
             if byte[0] == b'\n' {
                 let line = String::from_utf8_lossy(&line).into_owned();
