@@ -121,6 +121,8 @@
 #[cfg(not(loom))]
 mod account;
 #[cfg(not(loom))]
+mod ahead;
+#[cfg(not(loom))]
 mod available;
 #[cfg(not(loom))]
 mod backing;
@@ -188,6 +190,7 @@ mod writeback;
 
 #[cfg(not(loom))]
 pub use {
+    ahead::Ahead,
     backing::format_backing,
     backing_device::{BackingStats, Stopped},
     backing_header::BackingError,

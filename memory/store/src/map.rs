@@ -8,8 +8,8 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use rustix::fs::{
-    fallocate, fcntl_add_seals, fcntl_get_seals, flock, fstat, ftruncate, memfd_create,
-    FallocateFlags, FlockOperation, MemfdFlags, SealFlags,
+    fallocate, fcntl_add_seals, fcntl_get_seals, flock, fstat, ftruncate, memfd_create, seek,
+    FallocateFlags, FlockOperation, MemfdFlags, SealFlags, SeekFrom,
 };
 use rustix::io::Errno;
 use rustix::mm::{madvise, mmap, mprotect, munmap, Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -45,14 +45,19 @@ pub(crate) enum Taken {
     Io(io::Error),
 }
 
+/// Another opening of the same file.
+pub(crate) fn open(fd: BorrowedFd<'_>) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    File::options().read(true).write(true).open(path)
+}
+
 /// Makes the caller the file's only server, until the file given back is closed.
 ///
 /// Opened anew, for a lock belongs to an opening: the descriptor that the supervisor passed on is
 /// the same opening as its own, and its copies do not exclude each other.
 pub(crate) fn take(fd: BorrowedFd<'_>) -> Result<File, Taken> {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let own = File::options().read(true).write(true).open(path).map_err(Taken::Io)?;
+    let own = open(fd).map_err(Taken::Io)?;
     match flock(&own, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(own),
         Err(Errno::WOULDBLOCK) => Err(Taken::InUse),
@@ -81,8 +86,8 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps `file`, which is taken, is another opening of `shared`, and has `layout.len` bytes for
-    /// good.
+    /// Maps `file`, which is another opening of `shared`, and has `layout.len` bytes for good. Only
+    /// for reading until [`take`](Self::take).
     pub(crate) fn new(file: File, shared: OwnedFd, layout: Layout) -> io::Result<Self> {
         // Under `mlockall(MCL_FUTURE)` the kernel would fill every hole of a mapping that may be
         // read: it is made unreadable first.
@@ -109,6 +114,18 @@ impl Map {
             let _ = unsafe { madvise(base.as_ptr().cast(), layout.len, advice) };
         }
         Ok(map)
+    }
+
+    /// Makes the caller the file's only server, as [`take`] does.
+    pub(crate) fn take(&mut self) -> Result<(), Taken> {
+        self.file = take(self.shared.as_fd())?;
+        Ok(())
+    }
+
+    /// Where the next memory is from `at` on, which may be there.
+    pub(crate) fn next_data(&self, at: usize) -> Option<usize> {
+        let found = seek(&self.file, SeekFrom::Data(at as u64)).ok()?;
+        usize::try_from(found).ok()
     }
 
     pub(crate) fn layout(&self) -> &Layout {

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::ahead::Ahead;
 use crate::backing_device::Backing;
 use crate::editing::Editing;
 use crate::heap::Heap;
@@ -139,18 +140,18 @@ impl Store {
     /// with these sizes; the limit and the kernel as for [`create`](Self::create). The file is not
     /// changed then.
     pub fn attach(fd: BorrowedFd<'_>, options: Options) -> Result<Arc<Self>, StoreError> {
-        let file = map::take(fd)?;
-        let (len, sealed) = map::size(file.as_fd()).map_err(StoreError::io("examine"))?;
-        let mut page = [0; PAGE];
-        let read = std::os::unix::fs::FileExt::read_at(&file, &mut page, 0)
-            .map_err(StoreError::io("read"))?;
-        let layout = superblock::read(&page[..read], len)?;
-        if !sealed {
-            return Err(Foreign::Unsealed.into());
-        }
-        let limit = limit_pages(&layout, &options)?;
-        let shared = fd.try_clone_to_owned().map_err(StoreError::io("copy"))?;
-        let map = Map::new(file, shared, layout).map_err(StoreError::io("map"))?;
+        Self::attach_ahead(Ahead::map(fd)?, options)
+    }
+
+    /// As [`attach`](Self::attach) for a store that was mapped while its server was there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`attach`](Self::attach).
+    pub fn attach_ahead(ahead: Ahead, options: Options) -> Result<Arc<Self>, StoreError> {
+        let Ahead { mut map, .. } = ahead;
+        map.take()?;
+        let limit = limit_pages(map.layout(), &options)?;
         populate_table(&map)?;
         superblock::next_generation(map.superblock());
         inject::step();

@@ -28,8 +28,9 @@ use swap::supervisor::words;
 
 pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Result<()> {
     let Some(prepared) = Prepared::new(args, inherited)? else { return Ok(()) };
-    let Prepared { plan, inherited, supervisor, disk_left, claims: _claims, ways, left } = prepared;
-    let mut opened = Opened::new(&plan, &inherited, &supervisor, disk_left)?;
+    let Prepared { plan, inherited, supervisor, disk_left, ahead, claims: _claims, ways, left } =
+        prepared;
+    let mut opened = Opened::new(&plan, &inherited, &supervisor, disk_left, ahead)?;
 
     let policy = Arc::new(OnceLock::new());
     let answers = Answers::new(&plan, &inherited, &supervisor, &opened, &policy);

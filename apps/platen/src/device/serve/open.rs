@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use store::{FileDisk, Keeper, Store};
+use store::{Ahead, FileDisk, Keeper, Store};
 
 /// An open device. What was opened last is closed first.
 pub(super) struct Opened {
@@ -45,12 +45,14 @@ impl Opened {
         inherited: &Inherited,
         supervisor: &Supervisor,
         disk_left: Option<anyhow::Result<FileDisk>>,
+        ahead: Option<Ahead>,
     ) -> anyhow::Result<Self> {
         let args = plan.args;
         let options = plan.store_options();
-        let store = match supervisor.is_there() {
-            true => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
-            false => Store::create(plan.pages, options)?,
+        let store = match (ahead, supervisor.is_there()) {
+            (Some(ahead), _) => Store::attach_ahead(ahead, options)?,
+            (None, true) => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
+            (None, false) => Store::create(plan.pages, options)?,
         };
         let disk_left = supervisor.is_there().then_some(disk_left);
         let (refused, new_backing) = backing::attach(&plan.policy, &store, disk_left, args.swap)?;

@@ -1,13 +1,14 @@
 //! What a server does before it has a store: checks, precautions, stand-by, claims.
 
 use super::supervisor::Supervisor;
-use crate::device::args::{Inherited, ServeArgs};
+use crate::device::args::{descriptor, Inherited, ServeArgs};
 use crate::device::claims::{Claims, Left, Ways};
 use crate::device::plan::Plan;
 use crate::device::{backing, control, settings_file};
 use crate::say::say_untaken;
 use anyhow::Context;
-use store::FileDisk;
+use std::os::fd::AsFd;
+use store::{Ahead, FileDisk};
 
 /// A server that is needed, and may open its store.
 pub(super) struct Prepared<'a> {
@@ -16,6 +17,8 @@ pub(super) struct Prepared<'a> {
     pub(super) supervisor: Supervisor,
     /// The backing device that the supervisor has left.
     pub(super) disk_left: Option<anyhow::Result<FileDisk>>,
+    /// The store as a stand-by server has mapped it.
+    pub(super) ahead: Option<Ahead>,
     /// Name and sockets of a server without a supervisor.
     pub(super) claims: Option<Claims>,
     pub(super) ways: Ways,
@@ -49,10 +52,17 @@ impl<'a> Prepared<'a> {
         let supervisor = Supervisor::new(inherited.is_some())?;
         let mut inherited = inherited.cloned().unwrap_or_default();
         let disk_left = backing::inherit(&inherited);
+        let mut ahead = None;
         if inherited.standby {
             let (heap, threads) = plan.standby(disk_left.as_ref().map(backing::table));
             swap::warm(heap, threads).context("cannot get memory to stand by")?;
-            match supervisor.wait_for_go()? {
+            let mut mapped = Ahead::map(descriptor(inherited.store)?.as_fd())?;
+            mapped.touch();
+            let go = supervisor.wait_for_go(|| {
+                mapped.touch();
+            })?;
+            ahead = Some(mapped);
+            match go {
                 Some(device) => inherited.device = device,
                 None => return Ok(None),
             }
@@ -61,6 +71,6 @@ impl<'a> Prepared<'a> {
         let claims = (!supervisor.is_there()).then(|| Claims::make(args)).transpose()?;
         let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
         let left = Left::of(args);
-        Ok(Some(Self { plan, inherited, supervisor, disk_left, claims, ways, left }))
+        Ok(Some(Self { plan, inherited, supervisor, disk_left, ahead, claims, ways, left }))
     }
 }

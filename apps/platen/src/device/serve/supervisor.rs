@@ -4,6 +4,8 @@ use crate::say::say;
 use anyhow::Context;
 use codec::Settings;
 use policy::Trainer;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{BufRead, BufReader, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -14,6 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 use swap::supervisor::words;
+
+/// How often a stand-by server maps what the store has grown by.
+const MEANWHILE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// The socket, if there is a supervisor.
 pub(super) struct Supervisor {
@@ -42,11 +47,23 @@ impl Supervisor {
 
     /// Waits until this server is needed. Returns the number of the existing ublk device, if there
     /// is one; `None` if the supervisor exits first.
-    pub(super) fn wait_for_go(&self) -> anyhow::Result<Option<Option<u32>>> {
+    pub(super) fn wait_for_go(
+        &self,
+        mut meanwhile: impl FnMut(),
+    ) -> anyhow::Result<Option<Option<u32>>> {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
         // Byte by byte: what follows the line is for `listen`.
         let mut stream = self.stream.as_ref().context("nobody to say go")?;
+        loop {
+            let mut fds = [PollFd::new(&stream, PollFlags::IN)];
+            match poll(&mut fds, Some(&MEANWHILE)) {
+                Ok(0) => meanwhile(),
+                Err(Errno::INTR) => {}
+                // The read reports an error.
+                _ => break,
+            }
+        }
         while line.len() < 64 && stream.read(&mut byte)? == 1 {
             if byte[0] == b'\n' {
                 let line = String::from_utf8_lossy(&line).into_owned();

@@ -1,0 +1,80 @@
+//! A store's file mapped by a server that stands by, while another one has the store.
+//!
+//! Who takes a store over maps all of it, and the kernel takes memory for the page tables: 2 MiB for
+//! each GiB that is stored. A server of swap takes over when there may be none. So it maps the file
+//! while it stands by, and has the kernel make the page tables now and then for what the store has
+//! become. It reads a word in each page of the slot table and one in the head of each region, which
+//! have memory while the region is in use; a page table is as long as a region.
+
+use std::os::fd::BorrowedFd;
+
+use crate::layout::{PAGE, REGION};
+use crate::map::{self, Map};
+use crate::store::StoreError;
+use crate::superblock::{self, Foreign};
+
+/// The mapping of a store that somebody else has, for [`Store::attach_ahead`].
+///
+/// [`Store::attach_ahead`]: crate::Store::attach_ahead
+pub struct Ahead {
+    pub(crate) map: Map,
+    /// By region: whether its page table is there. They stay when memory of the region goes.
+    tables: Box<[bool]>,
+}
+
+impl Ahead {
+    /// Maps the store in `fd`, which another server may have.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Foreign`] for a file that is not a store of this version with these sizes, and
+    /// the kernel's. The file is not changed.
+    pub fn map(fd: BorrowedFd<'_>) -> Result<Self, StoreError> {
+        let file = map::open(fd).map_err(StoreError::io("open"))?;
+        let (len, sealed) = map::size(fd).map_err(StoreError::io("examine"))?;
+        let mut page = [0; PAGE];
+        let read = std::os::unix::fs::FileExt::read_at(&file, &mut page, 0)
+            .map_err(StoreError::io("read"))?;
+        let layout = superblock::read(&page[..read], len)?;
+        if !sealed {
+            return Err(Foreign::Unsealed.into());
+        }
+        let shared = fd.try_clone_to_owned().map_err(StoreError::io("copy"))?;
+        let map = Map::new(file, shared, layout).map_err(StoreError::io("map"))?;
+        Ok(Self { map, tables: vec![false; layout.regions as usize].into_boxed_slice() })
+    }
+
+    /// Has the kernel make page tables for what the store has by now, and gives the number of
+    /// regions that got one. Allocates nothing itself.
+    pub fn touch(&mut self) -> usize {
+        let layout = *self.map.layout();
+        for slot in self.map.table().iter().step_by(PAGE / 8) {
+            std::hint::black_box(slot.load());
+        }
+        let mut made = 0;
+        let mut region = 0;
+        while let Some(ahead) = self.tables[region..].iter().position(|there| !there) {
+            region += ahead;
+            let number = u32::try_from(region).expect("regions have such numbers");
+            let Some(at) = self.map.next_data(layout.region(number)) else { break };
+            region = (at - layout.regions_at) / REGION;
+            let number = u32::try_from(region).expect("regions have such numbers");
+            // Without memory for its head nobody has this region yet, or any more: reading there
+            // would give it memory that nobody counts.
+            if at == layout.region(number) && !self.tables[region] {
+                std::hint::black_box(self.map.slab(number << crate::layout::SLAB_BITS).role());
+                self.tables[region] = true;
+                made += 1;
+            }
+            region += 1;
+        }
+        made
+    }
+}
+
+impl std::fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tables = self.tables.iter().filter(|there| **there).count();
+        f.debug_struct("Ahead").field("tables", &tables).finish_non_exhaustive()
+    }
+}
