@@ -6,7 +6,7 @@ use crate::receive::open_monitor;
 use crate::report::Report;
 use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
-use qmp::{MigrationInfo, Qmp};
+use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::{RelayError, Source, SourceEnd, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     })
     .context("cannot handle signals")?;
     let running = start(&source, measure)?;
-    if let Err(error) = qmp.migrate(&address.to_string()) {
+    if let Err(error) = begin(&mut qmp, &address) {
         source.handle().end(&format!("the source QEMU refused to migrate: {error}"));
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         return Err(error).with_context(|| format!("monitor {}", args.qmp));
@@ -137,6 +137,22 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
             report.status,
             report.error.unwrap_or_default()
         ),
+    }
+}
+
+/// Tells the source QEMU to migrate. For a moment after a migration that failed QEMU calls it over
+/// and has not released what belongs to it, and refuses the next one for that.
+fn begin(qmp: &mut Qmp, address: &UnixAddress) -> Result<(), QmpError> {
+    let until = Instant::now() + VERDICT;
+    loop {
+        match qmp.migrate(&address.to_string()) {
+            Err(QmpError::Refused { desc, .. })
+                if desc.contains("duplicate yank instance") && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            result => return result,
+        }
     }
 }
 

@@ -137,6 +137,8 @@ impl Destination {
         result
     }
 
+    /// Looks at events until the migration has ended. Longer than other functions: the order of the
+    /// arms is part of the rules.
     fn decide(&self) -> Result<DestinationEnd, RelayError> {
         let shared = &self.shared;
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
