@@ -11,7 +11,6 @@ use crate::mailbox::{Mailbox, State};
 use crate::options::{Direction, EngineOptions};
 use crate::piece::Op;
 use crate::process::Qat;
-use care::BACKOFF_NS;
 use qat_abi as abi;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -57,6 +56,11 @@ enum Trust {
         sent: Option<(u16, u64)>,
     },
 }
+
+/// Looks that find a piece late, within `FORGIVEN_NS`, until the instance is under suspicion.
+const LATES: u32 = 3;
+/// Pause before a probe: first, longest. It doubles while the device fails.
+const BACKOFF_NS: (u64, u64) = (20_000_000, 10_000_000_000);
 
 #[derive(Debug)]
 pub(crate) struct Device {

@@ -3,7 +3,6 @@
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
 use crate::size::Size;
-use crate::source_end::ConnectOptions;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codec::{Codec, Settings};
@@ -547,6 +546,15 @@ fn page_size(text: &str) -> Result<u32, String> {
         Ok(size @ (4096 | 16384 | 65536)) => Ok(size),
         _ => Err(format!("'{text}' is not a page size: 4096, 16384 or 65536")),
     }
+}
+
+/// How to wait for the peer.
+#[derive(Args, Debug)]
+pub(crate) struct ConnectOptions {
+    /// Seconds to wait for a receiver that cannot be reached yet, 0 to 3600. With 0 the first
+    /// attempt decides
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub(crate) connect_timeout: u64,
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod cpus;
 mod device;
 mod keeper;
 mod migrate;
+mod monitor;
 mod network;
 mod progress;
 mod qat_command;

@@ -1,8 +1,8 @@
 //! `platen migrate`: drives the source QEMU by its monitor and carries its stream.
 
 use crate::args::MigrateArgs;
+use crate::monitor::{is_on, open_monitor, refuse_colo};
 use crate::progress::Bar;
-use crate::receive::open_monitor;
 use crate::report::Report;
 use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
@@ -75,20 +75,6 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
         parameters["multifd-compression"] = json!("none");
     }
     qmp.set_parameters(parameters)?;
-    Ok(())
-}
-
-/// Whether a capability is on, by the answer to query-migrate-capabilities.
-fn is_on(capabilities: &serde_json::Value, name: &str) -> bool {
-    let all = capabilities.as_array();
-    all.is_some_and(|all| all.iter().any(|one| one["capability"] == name && one["state"] == true))
-}
-
-/// With COLO both VMs run at once, and from QEMU 11.1 on the stream does not show it.
-pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow::Result<()> {
-    if is_on(capabilities, "x-colo") {
-        bail!("the {end} QEMU has x-colo on, which platen does not carry: turn it off (migrate-set-capabilities)");
-    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::args::{shown, ReceiveArgs};
 use crate::cpus::Cpus;
-use crate::migrate::refuse_colo;
+use crate::monitor::{open_monitor, refuse_colo};
 use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
@@ -21,12 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a monitor may take to answer.
-const MONITOR: Duration = Duration::from_secs(10);
 /// How long the destination QEMU may take to say that it has loaded the VM.
 const LOADED: Duration = Duration::from_secs(10);
-/// The oldest QEMU whose stream is known byte by byte.
-pub(crate) const OLDEST: (u32, u32) = (7, 2);
 
 struct Receiver {
     targets: Vec<(Option<String>, UnixAddress)>,
@@ -71,17 +67,6 @@ impl Receiver {
         }
         Ok(())
     }
-}
-
-/// Opens a monitor and refuses a QEMU whose stream is not known.
-pub(crate) fn open_monitor(address: &UnixAddress) -> anyhow::Result<Qmp> {
-    let qmp =
-        Qmp::connect(address.path(), MONITOR).with_context(|| format!("monitor {address}"))?;
-    let version = qmp.version();
-    if (version.major, version.minor) < OLDEST {
-        bail!("monitor {address}: this is QEMU {version}; platen knows the stream of QEMU 7.2 and later: upgrade QEMU");
-    }
-    Ok(qmp)
 }
 
 /// Tells a destination QEMU what the source is told.

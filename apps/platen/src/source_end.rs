@@ -1,14 +1,13 @@
 //! What `migrate` and `relay` have in common: a source relay made from its options, with everything
 //! local set up before the peer hears of it.
 
-use crate::args::{OnOff, SourceOptions};
+use crate::args::{ConnectOptions, OnOff, SourceOptions};
 use crate::keeper;
 use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
 use crate::say::say;
 use anyhow::bail;
-use clap::Args;
 use codec::Settings;
 use relay::{Accelerator, Listening, RelayError, Source, SourceConfig, UnixAddress};
 use session::Setup;
@@ -27,15 +26,6 @@ pub(crate) const EXIT_STATUS: &str =
 
 /// The longest --name, bytes. It crosses the network in a message of 8 KiB.
 const MAX_NAME: usize = 255;
-
-/// How to wait for the peer.
-#[derive(Args, Debug)]
-pub(crate) struct ConnectOptions {
-    /// Seconds to wait for a receiver that cannot be reached yet, 0 to 3600. With 0 the first
-    /// attempt decides
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub(crate) connect_timeout: u64,
-}
 
 /// A source relay that is not connected yet.
 pub(crate) struct Plan {

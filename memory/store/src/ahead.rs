@@ -8,9 +8,9 @@
 
 use std::os::fd::BorrowedFd;
 
+use crate::error::StoreError;
 use crate::layout::{PAGE, REGION};
 use crate::map::{self, Map};
-use crate::store::StoreError;
 use crate::superblock::{self, Foreign};
 
 /// The mapping of a store that somebody else has, for [`Store::attach_ahead`].

@@ -146,6 +146,7 @@ mod disk;
 #[cfg(not(loom))]
 mod editing;
 #[cfg(not(loom))]
+mod error;
 mod group;
 #[cfg(not(loom))]
 mod groups;
@@ -198,6 +199,7 @@ pub use {
     compact::Compacted,
     dictionary::{stored_len, DictionaryError, Installed, MAX_DICTIONARY},
     disk::{Block, Disk, DiskError, FileDisk},
+    error::{max_pages, StoreError},
     group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
     keeper::Keeper,
     layout::DICTIONARIES,
@@ -206,7 +208,7 @@ pub use {
     page::{GetError, Page, PutError},
     slot::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     stats::Stats,
-    store::{max_pages, Options, Store, StoreError, MAX_WORKERS},
+    store::{Options, Store, MAX_WORKERS},
     superblock::Foreign,
     worker::Worker,
     writeback::{Added, BackBuffer, Batch, WriteBackError, WrittenBack, WHOLE_TAG},

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::ahead::Ahead;
 use crate::backing_device::Backing;
 use crate::editing::Editing;
+use crate::error::StoreError;
 use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
@@ -17,7 +18,7 @@ use crate::map::{self, Map, Taken};
 use crate::recover;
 use crate::slot::MAX_PINS;
 use crate::stats::{self, sum, Counters, Stats};
-use crate::superblock::{self, Foreign};
+use crate::superblock;
 use crate::sweep::Sweep;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -42,40 +43,6 @@ impl Default for Options {
     fn default() -> Self {
         Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1) }
     }
-}
-
-/// Why a store could not be made or taken over.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// No store has so many pages, or none.
-    #[error("a store cannot have {pages} pages, it has 1 to {max}", max = max_pages())]
-    Pages {
-        /// The number asked for.
-        pages: u64,
-    },
-    /// The limit leaves no room for the table.
-    #[error("memory limit of {limit} bytes, superblock and slot table alone need {need}")]
-    Limit {
-        /// The limit.
-        limit: u64,
-        /// Bytes that an empty store needs.
-        need: u64,
-    },
-    /// Another server has the file, or one that was killed is not quite gone.
-    #[error("store is in use by another server")]
-    InUse,
-    /// The file is not a store of ours.
-    #[error(transparent)]
-    Foreign(#[from] Foreign),
-    /// The kernel refused.
-    #[error("cannot {action} the store's file")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The kernel's word.
-        source: io::Error,
-    },
 }
 
 impl StoreError {
@@ -283,19 +250,4 @@ fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
         return Err(StoreError::Limit { limit: options.mem_limit, need });
     }
     Ok(limit)
-}
-
-/// The most pages that a store can have, somewhat more than 409 GiB: their objects' regions are
-/// what a word of the slot table can name.
-pub fn max_pages() -> u64 {
-    let (mut low, mut high) = (1, 1 << 40);
-    while low < high {
-        let middle = u64::midpoint(low, high + 1);
-        if Layout::of(middle).is_some() {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    low
 }

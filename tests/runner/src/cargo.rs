@@ -1,5 +1,6 @@
 //! Builds by cargo, and where the test programs are.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -72,4 +73,15 @@ fn program(line: &str) -> Option<Program> {
         _ => package.to_owned(),
     };
     Some(Program { name, path, folder })
+}
+
+/// The folders of the workspace's crates.
+///
+/// # Errors
+/// When Cargo.toml cannot be read, or has no list of them.
+pub(crate) fn members() -> Result<Vec<String>> {
+    let text = fs::read_to_string("Cargo.toml").context("Cargo.toml")?;
+    let list = text.split_once("members = [").and_then(|(_, rest)| rest.split_once(']'));
+    let (list, _) = list.context("Cargo.toml has no list of members")?;
+    Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
 }

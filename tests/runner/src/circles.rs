@@ -9,18 +9,25 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::cargo;
+
 /// A module's path within its crate; the root is empty.
 type Module = Vec<String>;
 /// For each module, those it imports.
 type Graph = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Prints every circle in the crates of `folders`; whether there is none.
+/// The folders of the product's crates, with their benchmarks.
+const ROOMS: [&str; 6] = ["engine", "accel", "migrate", "memory", "apps", "bench"];
+
+/// Prints every circle in the crates of `folders`, or in all of the product's; whether there is
+/// none.
 ///
 /// # Errors
 /// When sources cannot be read.
 pub(crate) fn print(folders: &[String]) -> Result<bool> {
+    let folders = if folders.is_empty() { product()? } else { folders.to_vec() };
     let mut found = 0;
-    for folder in folders {
+    for folder in &folders {
         for circle in circles(&graph(&sources(&Path::new(folder).join("src"))?)) {
             found += 1;
             let names: Vec<String> = circle.iter().map(|module| module.join("/")).collect();
@@ -29,6 +36,13 @@ pub(crate) fn print(folders: &[String]) -> Result<bool> {
     }
     println!("{} crates, {found} circles of modules", folders.len());
     Ok(found == 0)
+}
+
+/// The crates of the product.
+fn product() -> Result<Vec<String>> {
+    let members = cargo::members()?;
+    let is_product = |folder: &String| ROOMS.iter().any(|room| folder.starts_with(room));
+    Ok(members.into_iter().filter(is_product).collect())
 }
 
 /// Text of each module below `folder`, without comments and tests.
@@ -139,7 +153,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
 fn find_use(text: &str) -> Option<usize> {
     text.match_indices("use ").map(|(at, _)| at).find(|at| {
         let before = text[..*at].trim_end_matches(' ');
-        before.is_empty() || before.ends_with(['\n', ')', '{', '}', ';']) || before.ends_with("pub")
+        before.is_empty() || before.ends_with(['\n', ')']) || before.ends_with("pub")
     })
 }
 
@@ -151,7 +165,8 @@ fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
         return;
     };
     let before = [before, &words(&tree[..open])].concat();
-    let inner = &tree[open + 1..tree.rfind('}').unwrap_or(tree.len())];
+    let close = tree.rfind('}').filter(|close| *close > open).unwrap_or(tree.len());
+    let inner = &tree[open + 1..close];
     let (mut depth, mut start) = (0, 0);
     for (at, c) in inner.char_indices().chain([(inner.len(), ',')]) {
         match c {

@@ -7,6 +7,7 @@
 #![cfg(test)]
 #![allow(unused_attributes, unused_imports, reason = "for the programs of fuzz/")]
 #![allow(missing_docs, unreachable_pub, reason = "the files are crates elsewhere")]
+#![allow(clippy::all, clippy::pedantic, reason = "fuzz/ is not of this workspace's lints")]
 
 extern crate self as libfuzzer_sys;
 

@@ -1,6 +1,6 @@
 //! Looking after the device: its events, deadlines, suspicion, probes.
 
-use super::{Device, Phase, Trust};
+use super::{Device, Phase, Trust, BACKOFF_NS, LATES};
 use crate::counters::{add, Reason};
 use crate::delivery::{Delivery, Work};
 use crate::mailbox::{Events, State};
@@ -175,9 +175,5 @@ impl Device {
     }
 }
 
-/// Looks that find a piece late, within `FORGIVEN_NS`, until the instance is under suspicion.
-const LATES: u32 = 3;
-/// Pause before a probe: first, longest. It doubles while the device fails.
-pub(super) const BACKOFF_NS: (u64, u64) = (20_000_000, 10_000_000_000);
 /// A device that has been good for so long starts with the shortest pause again.
 const FORGIVEN_NS: u64 = 10_000_000_000;

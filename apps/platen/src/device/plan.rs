@@ -16,8 +16,8 @@ use std::time::Duration;
 const BASE_HEAP: usize = 3 << 19;
 
 /// Heap of the policy: the context of a stronger codec, buffers of a group, the trial of a
-/// dictionary. A stand-by server has it in advance if the policy writes back, since writeback may be
-/// what frees memory. Otherwise the policy starts when memory is not short.
+/// dictionary. A stand-by server has it in advance: while memory is short, the policy is what frees
+/// some.
 const POLICY_HEAP: usize = 5 << 20;
 
 /// Heap for writeback: buffers of waiting requests, a batch.
@@ -130,7 +130,7 @@ impl<'a> Plan<'a> {
     /// bytes of its table of the backing device, if there is one.
     pub(super) fn standby(&self, backing_table: Option<usize>) -> (usize, usize) {
         let (heap, threads, fetchers) = match backing_table {
-            Some(table) => (POLICY_HEAP + BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
+            Some(table) => (BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
             None => (0, 0, 0),
         };
         let all = self.compressing(fetchers);
@@ -139,7 +139,8 @@ impl<'a> Plan<'a> {
             true => dictionary_heap(self.codec.level(), all),
             false => 0,
         };
-        (BASE_HEAP + requests + heap + dictionaries, BASE_THREADS + all + threads)
+        let policy = if self.policy.enabled { POLICY_HEAP } else { 0 };
+        (BASE_HEAP + policy + requests + heap + dictionaries, BASE_THREADS + all + threads)
     }
 
     /// Threads over which large requests are split. Where the arguments give no number, every other

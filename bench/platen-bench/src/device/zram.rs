@@ -68,11 +68,11 @@ impl Zram {
 
 impl Front for Zram {
     fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        Ok(self.file().write_all_at(bytes, page * super::PAGE as u64)?)
+        Ok(self.file().write_all_at(bytes, page * device::PAGE as u64)?)
     }
 
     fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
-        Ok(self.file().read_exact_at(bytes, page * super::PAGE as u64)?)
+        Ok(self.file().read_exact_at(bytes, page * device::PAGE as u64)?)
     }
 
     fn memory(&mut self) -> anyhow::Result<Memory> {

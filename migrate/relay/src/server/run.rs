@@ -1,7 +1,7 @@
 //! Accepting links until the receiver is told to end.
 
+use super::config::{Host, ServerConfig};
 use super::state::Server;
-use super::{Host, ServerConfig};
 use crate::accelerator::AcceleratorSnapshot;
 use crate::destination::DecodeContext;
 use crate::error::RelayError;

@@ -1,6 +1,6 @@
 //! The state of a receiver: sessions, sessions that have ended, connections without a hello yet.
 
-use super::{Host, ServerConfig};
+use super::config::{Host, ServerConfig};
 use crate::destination::{DecodeJob, Destination};
 use pipeline::Lanes;
 use session::Hello;

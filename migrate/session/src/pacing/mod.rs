@@ -14,13 +14,10 @@ mod rate;
 #[cfg(test)]
 mod simulated;
 
-use latency::{Latency, Sample};
+use latency::{Latency, Sample, QUEUE};
 use rate::Rate;
 use std::time::{Duration, Instant};
 
-/// Drain time the relays may hold beyond the path itself. With QEMU's own socket buffers the hidden
-/// part of the downtime stays under 20 ms.
-const QUEUE: Duration = Duration::from_millis(15);
 /// Before anything is known: one batch in flight for each of 8 codec threads.
 const START: u64 = 4 << 20;
 /// Never less, but for a probe: two batches of 512 KiB, or ratio and pipelining suffer (0.3 s at 30

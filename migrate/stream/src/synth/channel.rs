@@ -1,6 +1,6 @@
 //! A made multifd channel.
 
-use super::Style;
+use super::style::Style;
 use crate::{multifd_header_len, MULTIFD_PACKET_SIZE};
 
 const SYNC: u32 = 0x01;

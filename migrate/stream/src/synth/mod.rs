@@ -10,37 +10,11 @@
 mod channel;
 mod main;
 
+mod style;
+
 pub use channel::ChannelStream;
 pub use main::{Configuration, MainStream, Section};
-
-/// Whose habits a made stream has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    /// QEMU 7.2: zero pages on main, a sync at the end of every section (EOS is the marker), SYNC
-    /// may ride on pages, and packets without pages keep stale sizes, ids and offsets.
-    Qemu72,
-    /// QEMU 9.0: zero pages in packets, FLUSH markers, SYNC in packets of its own, stale offsets.
-    Qemu90,
-    /// QEMU 9.2 and later: as 9.0, but nothing stale, and SYNC packets are zero but for three
-    /// words.
-    Qemu92,
-}
-
-impl Style {
-    /// A machine type of that version.
-    pub fn machine(self) -> &'static str {
-        match self {
-            Style::Qemu72 => "pc-q35-7.2",
-            Style::Qemu90 => "pc-q35-9.0",
-            Style::Qemu92 => "pc-q35-10.0",
-        }
-    }
-
-    /// Whether the barrier marker is FLUSH (else every EOS).
-    pub fn flushes(self) -> bool {
-        self != Style::Qemu72
-    }
-}
+pub use style::Style;
 
 /// Pages per PART section: about what QEMU sends between two looks at the clock.
 const PART_PAGES: usize = 4096;

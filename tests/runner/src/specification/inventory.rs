@@ -33,7 +33,7 @@ impl Inventory {
     /// When sources cannot be read, or the scenarios cannot be listed.
     pub(crate) fn of_the_repository() -> Result<Self> {
         let mut all = Self::default();
-        for folder in members()? {
+        for folder in cargo::members()? {
             let name = crate_name(Path::new(&folder))?;
             for part in ["src", "tests"] {
                 all.add_sources(&Path::new(&folder).join(part), &name)?;
@@ -133,14 +133,6 @@ fn functions(text: &str) -> Vec<String> {
         }
     }
     names
-}
-
-/// The workspace's folders.
-fn members() -> Result<Vec<String>> {
-    let text = fs::read_to_string("Cargo.toml").context("Cargo.toml")?;
-    let list = text.split_once("members = [").and_then(|(_, rest)| rest.split_once(']'));
-    let (list, _) = list.context("Cargo.toml has no list of members")?;
-    Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
 }
 
 fn crate_name(folder: &Path) -> Result<String> {

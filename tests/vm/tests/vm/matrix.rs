@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
-use vm_tests::platen::Platen;
 use vm_tests::{Rate, Signal, Vm, VmSpec};
 
 use crate::bare::Flight;
@@ -129,7 +128,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
     strike(stage, &mut flight, phase, victim)?;
     match left {
         Source | SourceWhenAsked => {
-            relays_end(&mut flight, victim)?;
+            relays_end(&mut flight, phase, victim)?;
             if left == SourceWhenAsked {
                 // Refused where QEMU has seen by itself that there is nothing to continue.
                 let _ = flight.switch_over();
@@ -160,12 +159,12 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
                 held_back(&mut flight.vm)?;
                 flight.vm.process.kill()?;
             }
-            relays_end(&mut flight, victim)?;
+            relays_end(&mut flight, phase, victim)?;
             flight.destination.assert_running().context("after the source has gone")?;
             stage.park_other(flight.destination);
         }
         Nowhere if phase == Phase::Postcopy => {
-            relays_end(&mut flight, victim)?;
+            relays_end(&mut flight, phase, victim)?;
             let (end, source) = match victim {
                 SourceQemu => (&mut flight.destination, false),
                 _ => (&mut flight.vm, true),
@@ -181,16 +180,16 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             if phase == Phase::Setup {
                 // It may have seen no byte of that migration, and waits for the next one.
                 flight.relay.process.kill()?;
-                flight.receive.platen.fail(NOTICE)?;
+                receiver_ends(&mut flight, phase)?;
             } else {
-                relays_end(&mut flight, victim)?;
+                relays_end(&mut flight, phase, victim)?;
             }
             never_ran(&mut flight.destination, phase)?;
         }
         Paused => {
             // Both see it by themselves, whatever died.
             flight.pauses()?;
-            relays_end(&mut flight, victim)?;
+            relays_end(&mut flight, phase, victim)?;
             stage.lab.net.heal();
             stage.lab.net.shape(Rate::Unlimited)?;
             flight.let_go()?;
@@ -205,16 +204,40 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
 }
 
 /// The relays that are left end with a message that says why.
-fn relays_end(flight: &mut Flight, victim: Victim) -> Result<()> {
-    let cause = ["source", "peer", "link", "destination", "qemu", "network", "interrupted"];
-    let ends = |platen: &mut Platen| names_the_cause(&platen.fail(NOTICE)?, &cause);
+fn relays_end(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     if victim != SourceRelay {
-        ends(&mut flight.relay)?;
+        names_the_cause(&flight.relay.fail(NOTICE)?, &CAUSES)?;
     }
     if victim != DestinationRelay {
-        ends(&mut flight.receive.platen)?;
+        receiver_ends(flight, phase)?;
     }
     Ok(())
+}
+
+/// What an error may name.
+const CAUSES: [&str; 7] =
+    ["source", "peer", "link", "destination", "qemu", "network", "interrupted"];
+
+/// The receiver ends with a message that says why; or, if no byte of a migration has come, waits for
+/// the next one, since what was no migration does not use `--once` up.
+fn receiver_ends(flight: &mut Flight, phase: Phase) -> Result<()> {
+    let receive = &mut flight.receive.platen;
+    if phase == Phase::Setup {
+        let deadline = Instant::now() + NOTICE;
+        while receive.process.poll()?.is_none() {
+            if receive.process.output().contains("the target is free again") {
+                receive.process.kill()?;
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the target is not free; {}",
+                receive.process.tail()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    names_the_cause(&receive.fail(NOTICE)?, &CAUSES)
 }
 
 /// The destination has ended by itself, or still waits for its first byte.

@@ -22,7 +22,6 @@ use policy::{Policy, Trainer};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 use store::Store;
 use swap::supervisor::words;
 
@@ -44,9 +43,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         new.keep();
     }
     let trainer = opened.trainer.take();
-    // A server that replaces another has the policy's memory ready only if it writes back.
-    let waits = inherited.replaces && !opened.store.has_backing();
-    let starting = start_policy(&plan, &opened.store, &policy, trainer, waits.then_some(&stopping));
+    let starting = start_policy(&plan, &opened.store, &policy, trainer);
     let starting = match starting {
         Some(Err(error)) if inherited.replaces => {
             serve_without("policy", &error);
@@ -65,8 +62,6 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
 
     // First those that ask what is taken down here.
     drop((control, metrics, watch));
-    // For a policy that waits for memory.
-    stopping.store(true, Ordering::Release);
     if let Some(starting) = starting {
         // Its panic ended the process.
         let _ = starting.join();
@@ -123,33 +118,22 @@ fn announcement(plan: &Plan<'_>, opened: &Opened) -> String {
 }
 
 /// Starts the policy, if it is enabled, on a thread of its own: it allocates memory, for which the
-/// kernel may have to write to this very device first. With `until` the policy waits while memory
-/// is short, until that is set.
+/// kernel may have to write to this very device first.
 fn start_policy(
     plan: &Plan<'_>,
     store: &Arc<Store>,
     policy: &Arc<OnceLock<Policy>>,
     trainer: Option<Trainer>,
-    until: Option<&Arc<AtomicBool>>,
 ) -> Option<std::io::Result<JoinHandle<()>>> {
     if !plan.policy.enabled {
         return None;
     }
     let settings = plan.policy.clone();
     let (store, policy) = (Arc::clone(store), Arc::clone(policy));
-    let until = until.cloned();
-    let start = move || {
-        while until.is_some() && store.is_short() {
-            if until.as_ref().is_some_and(|stopping| stopping.load(Ordering::Acquire)) {
-                return;
-            }
-            thread::sleep(Duration::from_secs(1));
-        }
-        match Policy::start_with(&store, &settings, trainer) {
-            Ok(started) => drop(policy.set(started)),
-            Err(error) => {
-                say(&format!("idle pages stay as they are: {:#}", anyhow::Error::from(error)))
-            }
+    let start = move || match Policy::start_with(&store, &settings, trainer) {
+        Ok(started) => drop(policy.set(started)),
+        Err(error) => {
+            say(&format!("idle pages stay as they are: {:#}", anyhow::Error::from(error)))
         }
     };
     Some(thread::Builder::new().name("policy-start".into()).spawn(start))

@@ -56,12 +56,16 @@ impl<'a> Prepared<'a> {
         if inherited.standby {
             let (heap, threads) = plan.standby(disk_left.as_ref().map(backing::table));
             swap::warm(heap, threads).context("cannot get memory to stand by")?;
-            let mut mapped = Ahead::map(descriptor(inherited.store)?.as_fd())?;
-            mapped.touch();
-            let go = supervisor.wait_for_go(|| {
-                mapped.touch();
-            })?;
-            ahead = Some(mapped);
+            // Without a mapping the take-over is as for any other server, and reports what is wrong
+            // with the store.
+            let store = descriptor(inherited.store);
+            let mut mapped = store.ok().and_then(|store| Ahead::map(store.as_fd()).ok());
+            let mut touch = || {
+                mapped.as_mut().map(Ahead::touch);
+            };
+            touch();
+            let go = supervisor.wait_for_go(touch)?;
+            ahead = mapped;
             match go {
                 Some(device) => inherited.device = device,
                 None => return Ok(None),
