@@ -279,10 +279,23 @@ impl Guest {
     /// # Errors
     /// When it is not replaced.
     pub fn kill_server(&mut self) -> Result<u64> {
+        self.lose_server("KILL")
+    }
+
+    /// Stops the server with SIGSTOP, as one that hangs and lives, and waits until another answers;
+    /// how long that took, in milliseconds of the guest's clock.
+    ///
+    /// # Errors
+    /// When it is not replaced.
+    pub fn stop_server(&mut self) -> Result<u64> {
+        self.lose_server("STOP")
+    }
+
+    fn lose_server(&mut self, signal: &str) -> Result<u64> {
         let (pid, generation) = (self.stat("pid")?, self.stat("generation")?);
         // The control socket answers when the store is taken over and requests flow.
         let script = format!(
-            "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); kill -9 {pid}; \
+            "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); kill -{signal} {pid}; \
              for i in $(seq 3000); do platen device stat --json 2> /dev/null | grep -q '\"generation\": {},' && break; done; \
              echo took=$((($(now) - begin) * 10))",
             generation + 1

@@ -53,6 +53,14 @@ const SCENARIOS: &[Scenario] = &[
         run: swapping::untuned_by_nbd,
     },
     Scenario {
+        name: "swap by ublk: a server that is stopped under pressure is killed and replaced",
+        run: swapping::stopped_by_ublk,
+    },
+    Scenario {
+        name: "swap by the kernel's NBD client: a server that is stopped is killed and replaced",
+        run: swapping::stopped_by_nbd,
+    },
+    Scenario {
         name: "what is swapped out by ublk goes on to a disk and comes back, the server killed meanwhile",
         run: swapping::written_back_by_ublk,
     },

@@ -118,6 +118,32 @@ pub(crate) fn untuned_by_nbd(stage: &Stage) -> Result<()> {
     untuned(stage.boot_untuned("untuned-nbd", 256)?, "--nbd unix:/run/platen.nbd")
 }
 
+pub(crate) fn stopped_by_ublk(stage: &Stage) -> Result<()> {
+    stopped(stage.boot("stopped-ublk", 256)?, "--ublk")
+}
+
+pub(crate) fn stopped_by_nbd(stage: &Stage) -> Result<()> {
+    stopped(stage.boot("stopped-nbd", 256)?, "--nbd unix:/run/platen.nbd")
+}
+
+/// A server that lives and does nothing, while memory is full and read: the supervisor finds that
+/// out, and every page is right.
+fn stopped(mut guest: Guest, way: &str) -> Result<()> {
+    guest.serve(&format!("--size 512M {way} --swap"), "page-cluster")?;
+    let eat = guest.available_mib()? + 60;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=5 until=/tmp/enough"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+    let took = [guest.stop_server()?, guest.stop_server()?];
+    ensure!(guest.log("serve")?.contains("the server hangs: "), "{}", guest.log("serve")?);
+    freed(&mut guest, LONG)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    println!(
+        "  {eat} MiB, stopped servers replaced in {took:?} ms under pressure (TCG; goal 10 s)"
+    );
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG).map(drop)
+}
+
 pub(crate) fn written_back_by_ublk(stage: &Stage) -> Result<()> {
     written_back(stage.boot_with_disk("back-ublk", 256, 160)?, "--ublk")
 }
