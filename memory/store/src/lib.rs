@@ -147,6 +147,7 @@ mod disk;
 mod editing;
 #[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
 mod group;
 #[cfg(not(loom))]
 mod groups;

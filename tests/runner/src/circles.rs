@@ -75,7 +75,10 @@ fn sources(folder: &Path) -> Result<BTreeMap<Module, String>> {
 
 /// `text` up to its tests, without comments.
 fn code(text: &str) -> String {
-    let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    let is_tests =
+        |at: &usize| text[*at..].lines().nth(1).is_some_and(|line| line.contains("mod tests {"));
+    let tests = text.match_indices("#[cfg(test)]").map(|(at, _)| at).find(is_tests);
+    let end = tests.unwrap_or(text.len());
     let lines = text[..end].lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
 }

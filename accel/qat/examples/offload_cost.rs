@@ -1,7 +1,7 @@
 //! Direct and asynchronous offload on a device, or on the simulated one.
 //!
 //! ```text
-//! PLATEN_QAT_SIM='latency 30' cargo run --release -p qat --example measure -- FOLDER-OF-LIBRARIES [PAGES [IN-FLIGHT]]
+//! PLATEN_QAT_SIM='latency 30' cargo run --release -p qat --example offload_cost -- FOLDER-OF-LIBRARIES [PAGES [IN-FLIGHT]]
 //! ```
 //!
 //! `engine stored` in the simulated device's script leaves only the software's cost.
