@@ -1,5 +1,6 @@
 //! The parts of a proof: what is built for each, which jobs it has, and on which tracks they run.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
 use anyhow::{bail, ensure, Result};
@@ -151,6 +152,7 @@ fn build(profile: &[&str]) -> Result<Vec<Program>> {
 
 /// One job for each test program of the crates.
 fn crates(programs: &[Program]) -> Vec<Job> {
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     let libtest = |program: &&Program| !["vm-tests/vm", "vm-tests/swap"].contains(&&*program.name);
     programs
         .iter()
@@ -159,7 +161,13 @@ fn crates(programs: &[Program]) -> Vec<Job> {
             // The pinned toolchain's harness tells times only to those who say that they know that
             // this may change.
             let arguments = ["-Zunstable-options", "--report-time"];
-            Job::new("crates", &program.name, Format::Libtest, &program.path, &arguments)
+            let path = program.path.to_string_lossy().into_owned();
+            // Mounts of its own: a network namespace that a whole-VM test enters meanwhile copies
+            // all mounts, and would hold a FUSE mount of a crate's test.
+            let mut words = if is_root { vec!["unshare", "--mount", "--"] } else { Vec::new() };
+            words.push(&path);
+            words.extend(arguments);
+            Job::new("crates", &program.name, Format::Libtest, words[0], &words[1..])
                 .env("RUSTC_BOOTSTRAP", "1")
                 .env("CARGO_MANIFEST_DIR", &program.folder)
                 .folder(&program.folder)
