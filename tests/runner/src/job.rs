@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 pub(crate) struct Job {
     /// The part it belongs to.
     pub(crate) part: &'static str,
-    /// Unique, and the name of its log.
+    /// Unique within its part; both name its log.
     pub(crate) name: String,
     /// What its output looks like.
     pub(crate) format: Format,
@@ -58,7 +58,9 @@ impl Job {
     /// # Errors
     /// When its log cannot be made. A program that cannot be started is a failed job.
     pub(crate) fn run(mut self) -> Result<Done> {
-        let log = log_folder().join(format!("{}.log", self.name.replace('/', "-")));
+        // A crate and a part may have one name.
+        let name = format!("{} {}.log", self.part, self.name).replace(['/', ' '], "-");
+        let log = log_folder().join(name);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
         self.command.stdout(file.try_clone()?).stderr(file);
         let begin = Instant::now();
