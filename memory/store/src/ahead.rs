@@ -1,10 +1,10 @@
 //! A store's file mapped by a server that stands by, while another one has the store.
 //!
-//! Who takes a store over maps all of it, and the kernel takes memory for the page tables: 2 MiB for
-//! each GiB that is stored. A server of swap takes over when there may be none. So it maps the file
-//! while it stands by, and has the kernel make the page tables now and then for what the store has
-//! become. It reads a word in each page of the slot table and one in the head of each region, which
-//! have memory while the region is in use; a page table is as long as a region.
+//! A server that takes a store over maps all of it, and the kernel allocates page tables: 2 MiB for
+//! each GiB that is stored. A swap server may take over when no memory is free. So the stand-by
+//! server maps the file in advance, and has the kernel make page tables every 10 s for the regions
+//! that are new. It reads a word in each page of the slot table, and a word in the head of each
+//! region in use. Both have memory already; a page table covers one region.
 
 use std::os::fd::BorrowedFd;
 
