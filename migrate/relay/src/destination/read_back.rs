@@ -6,6 +6,7 @@ use crate::units::raw;
 use session::FrameType;
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 
 /// Carries the return path back, as it is and at once.
 pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
@@ -47,6 +48,11 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
             let _ = shared.events.send(Event::Shut(code));
         }
     }
-    session.send_bare(stream, FrameType::Eof, 0);
+    // QEMU refused the stream and the session ends. An EOF sent before that would let a source
+    // without a return path report success.
+    let refused = unread && !shared.confirmed.load(Ordering::Acquire);
+    if !refused {
+        session.send_bare(stream, FrameType::Eof, 0);
+    }
     let _ = shared.events.send(Event::QemuEof { unread });
 }
