@@ -317,8 +317,6 @@ pub(crate) enum Accelerator {
     Auto,
     /// A QAT device, by libqat; without one the command fails before it touches the VM.
     Qat,
-    /// A QAT device, by Intel's QATzip library; without one the command fails.
-    Qatzip,
     /// Software.
     None,
 }
@@ -329,7 +327,6 @@ impl Accelerator {
         match self {
             Self::Auto => "auto",
             Self::Qat => "qat",
-            Self::Qatzip => "qatzip",
             Self::None => "none",
         }
     }
@@ -341,9 +338,6 @@ pub(crate) struct QatLibraries {
     /// Folder of libqat.so.4 and libusdm.so.0 [default: the dynamic linker's search path]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
-    /// File libqatzip.so.3, for --accelerator qatzip [default: the dynamic linker's search path]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) qatzip_library: Option<PathBuf>,
 }
 
 /// Arguments of `platen qat`.
@@ -447,7 +441,7 @@ pub(crate) struct ReceiveArgs {
     /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     pub(crate) decompress_threads: Option<u16>,
-    /// Decompressor for codec qatzip; qatzip is refused here
+    /// Decompressor for codec qatzip
     // Not auto: a daemon would hold instances that a sender on this host may want, to save little.
     // libdeflate decodes a gigabyte a second on a core.
     #[arg(long, value_enum, default_value = "none")]

@@ -90,14 +90,7 @@ fn main() -> ExitCode {
         Command::Cert(args) => cert::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Keep => keeper::run().map(|()| ExitCode::SUCCESS),
     };
-    let status = match &result {
-        Ok(code) if *code == ExitCode::SUCCESS => 0,
-        Ok(_) => source_end::UNCONFIRMED,
-        Err(_) => 1,
-    };
-    let code = finish(result);
-    qatzip::end_process_if_stuck(status);
-    code
+    finish(result)
 }
 
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {

@@ -6,7 +6,6 @@ use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use codec::{Codec, Settings};
 use qat::{Libraries, Location, Qat, StartOptions};
-use qatzip::QatZip;
 use rustix::process::{kill_process, Pid, Signal};
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -19,11 +18,6 @@ use std::sync::{Arc, OnceLock};
 impl QatLibraries {
     pub(crate) fn location(&self) -> Location {
         self.qat_libraries.clone().map_or(Location::System, Location::Folder)
-    }
-
-    pub(crate) fn qatzip(&self) -> qatzip::Paths {
-        let (drivers, qatzip) = (self.qat_libraries.clone(), self.qatzip_library.clone());
-        qatzip::Paths { drivers, qatzip }
     }
 
     fn start(&self) -> anyhow::Result<Arc<Qat>> {
@@ -41,7 +35,7 @@ pub(crate) fn accelerator(
     wanted: Accelerator,
     libraries: &QatLibraries,
     settings: Option<Settings>,
-) -> anyhow::Result<Option<relay::Accelerator>> {
+) -> anyhow::Result<Option<Arc<Qat>>> {
     let named = settings.map(|settings| settings.codec());
     if let Some(codec) = named.filter(|codec| *codec != Codec::DeflateQz) {
         ensure!(
@@ -54,7 +48,7 @@ pub(crate) fn accelerator(
     match wanted {
         Accelerator::None => Ok(None),
         Accelerator::Auto => match libraries.start() {
-            Ok(qat) => Ok(Some(relay::Accelerator::Qat(qat))),
+            Ok(qat) => Ok(Some(qat)),
             // With codec auto a device would only be one choice more.
             Err(_) if settings.is_none() => Ok(None),
             Err(error) => {
@@ -62,20 +56,7 @@ pub(crate) fn accelerator(
                 Ok(None)
             }
         },
-        Accelerator::Qat => {
-            let qat = libraries.start().context(NO_DEVICE)?;
-            Ok(Some(relay::Accelerator::Qat(qat)))
-        }
-        Accelerator::Qatzip => {
-            let library = QatZip::load(&libraries.qatzip())
-                .context("--accelerator qatzip: QATzip cannot be used")?;
-            // Whether there is a device only a session finds out. This one is for that alone.
-            drop(
-                qatzip::Session::new(&library, settings.map_or(1, |settings| settings.level()))
-                    .context("--accelerator qatzip: no QAT device")?,
-            );
-            Ok(Some(relay::Accelerator::QatZip(library)))
-        }
+        Accelerator::Qat => Ok(Some(libraries.start().context(NO_DEVICE)?)),
     }
 }
 
@@ -93,13 +74,7 @@ pub(crate) fn receiver(
                 Ok(None)
             }
         },
-        Accelerator::Qat => {
-            Ok(Some(libraries.start().context(NO_DEVICE)?))
-        }
-        Accelerator::Qatzip => bail!(
-            "--accelerator qatzip is for the sending end: QATzip is out of use for good after the first unit that is \
-             not sound, which any peer can send; use qat, auto or none"
-        ),
+        Accelerator::Qat => Ok(Some(libraries.start().context(NO_DEVICE)?)),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::auto::Auto;
 use crate::say::{say, show};
 use anyhow::Context;
 use codec::Settings;
-use relay::{AcceleratorSnapshot, Counters, Source, SourceEnd};
+use relay::{Counters, Source, SourceEnd};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -96,7 +96,7 @@ pub(crate) struct Report {
     pub(crate) delta: Option<Delta>,
     /// Counters of each codec thread's accelerator. A receiver counts from its start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) accelerators: Vec<AcceleratorSnapshot>,
+    pub(crate) accelerators: Vec<qat::Snapshot>,
     /// Times that every link was lost and a new one was made.
     pub(crate) resumes: u32,
     /// Seconds without any link, counted from the last bytes that arrived.
@@ -302,30 +302,14 @@ fn ratio(plain: u64, size: u64) -> f64 {
 }
 
 /// What one accelerator did, in a line.
-fn summary(accelerator: &AcceleratorSnapshot) -> String {
-    let (device, what, software) = match accelerator {
-        AcceleratorSnapshot::Qat(did) => {
-            let reasons: Vec<String> = did
-                .by_software
-                .iter()
-                .map(|(reason, count)| format!("{count} {}", reason.text()))
-                .collect();
-            (did.by_device, "pieces", reasons)
-        }
-        AcceleratorSnapshot::QatZip(did) => {
-            let by = &did.by_software;
-            let mut reasons: Vec<String> =
-                [(by.short, "too short"), (by.busy, "no instance free"), (by.closed, "out of use")]
-                    .into_iter()
-                    .filter(|&(count, _)| count > 0)
-                    .map(|(count, why)| format!("{count} {why}"))
-                    .collect();
-            reasons.extend(did.closed.clone());
-            (did.by_device, "units", reasons)
-        }
-    };
-    let software = if software.is_empty() { "none".to_owned() } else { software.join(", ") };
-    format!("{device} {what} by the device; in software: {software}")
+fn summary(accelerator: &qat::Snapshot) -> String {
+    let reasons: Vec<String> = accelerator
+        .by_software
+        .iter()
+        .map(|(reason, count)| format!("{count} {}", reason.text()))
+        .collect();
+    let software = if reasons.is_empty() { "none".to_owned() } else { reasons.join(", ") };
+    format!("{} pieces by the device; in software: {software}", accelerator.by_device)
 }
 
 /// CPU time of this process so far, user and system, seconds.

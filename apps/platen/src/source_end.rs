@@ -9,7 +9,7 @@ use crate::report::{process_cpu, Report};
 use crate::say::say;
 use anyhow::bail;
 use codec::Settings;
-use relay::{Accelerator, Listening, RelayError, Source, SourceConfig, UnixAddress};
+use relay::{Listening, RelayError, Source, SourceConfig, UnixAddress};
 use session::Setup;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const MAX_NAME: usize = 255;
 /// A source relay that is not connected yet.
 pub(crate) struct Plan {
     config: SourceConfig,
-    accelerator: Option<Accelerator>,
+    accelerator: Option<Arc<qat::Qat>>,
     /// Codec and level; `None` with --codec auto.
     pub(crate) settings: Option<Settings>,
 }

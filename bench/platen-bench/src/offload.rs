@@ -12,11 +12,10 @@ use clap::{Args, ValueEnum};
 use corpus::Corpus;
 use qat::measure::{compare, measure, Plan, PAGE};
 use qat::{Direction, Engine, EngineOptions, Libraries, Qat, StartOptions};
-use qatzip::{QatZip, Session};
 use serde_json::{json, Value};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest that one measurement takes.
 const AT_MOST: Duration = Duration::from_secs(4);
@@ -55,8 +54,6 @@ pub(super) struct OffloadArgs {
 enum Kind {
     /// The driver, many pages in flight, a device that takes no time.
     Driver,
-    /// QATzip, a page a call, the same device.
-    Qatzip,
     /// Direct and asynchronous offload, a device with latency.
     Compare,
 }
@@ -77,10 +74,6 @@ fn one(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     let corpus = Corpus::load();
     let pages = corpus.mixed_unique();
     let count = args.pages as usize;
-    if kind == Kind::Qatzip {
-        let library = QatZip::load(&args.libraries.qatzip())?;
-        return qatzip(&library, &pages, count.min(20_000));
-    }
     let libraries = Libraries::load(&args.libraries.location())?;
     let qat = Qat::start(&libraries, &StartOptions::default())?;
     let in_flight = usize::from(args.in_flight);
@@ -100,63 +93,12 @@ fn one(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     })
 }
 
-/// QATzip with one page a call, as its interface is: CPU time of its own thread, and with that of
-/// the thread that asks.
-fn qatzip(library: &std::sync::Arc<QatZip>, pages: &[u8], count: usize) -> anyhow::Result<Value> {
-    let mut session = Session::new(library, 1)?;
-    let mut out = vec![0; 2 * PAGE];
-    let (pages, _) = pages.as_chunks::<PAGE>();
-    session.compress(&pages[0], &mut out)?;
-    let (own, asking) = (thread_cpu("qatzip")?, thread_cpu("platen-bench")?);
-    let start = Instant::now();
-    let mut done = 0;
-    while done < count && start.elapsed() < AT_MOST {
-        session.compress(&pages[done % pages.len()], &mut out)?;
-        done += 1;
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    let per_page = |ns: u64| ns as f64 / 1e3 / done.max(1) as f64;
-    let own = thread_cpu("qatzip")? - own;
-    let asking = thread_cpu("platen-bench")? - asking;
-    Ok(json!({
-        "pages": done,
-        "pages_per_second": done as f64 / seconds.max(1e-9),
-        "cpu_us_per_page": per_page(own),
-        "cpu_us_per_page_with_caller": per_page(own + asking),
-    }))
-}
-
-/// CPU time of this process's threads of that name, nanoseconds (`/proc/PID/task/TID/schedstat`,
-/// first number).
-fn thread_cpu(name: &str) -> anyhow::Result<u64> {
-    let mut sum = 0;
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let path = task?.path();
-        if std::fs::read_to_string(path.join("comm"))?.trim() != name {
-            continue;
-        }
-        let text = std::fs::read_to_string(path.join("schedstat"))?;
-        let first = text.split_whitespace().next().context("an empty schedstat")?;
-        sum += first.parse::<u64>().context("schedstat without a number")?;
-    }
-    Ok(sum)
-}
-
 /// All measurements in turn, each in a process of its own.
 fn all(args: &OffloadArgs) -> anyhow::Result<()> {
-    let mut runs = [Kind::Driver, Kind::Qatzip, Kind::Compare].map(|kind| (kind, Vec::new()));
-    let mut skipped = None;
+    let mut runs = [Kind::Driver, Kind::Compare].map(|kind| (kind, Vec::new()));
     for _ in 0..args.runs {
         for (kind, figures) in &mut runs {
-            if *kind == Kind::Qatzip && skipped.is_some() {
-                continue;
-            }
-            match child(args, *kind) {
-                Ok(figure) => figures.push(figure),
-                // QATzip is no part of platen, and not everywhere.
-                Err(error) if *kind == Kind::Qatzip => skipped = Some(format!("{error:#}")),
-                Err(error) => return Err(error),
-            }
+            figures.push(child(args, *kind)?);
         }
     }
     let device = if args.device { "this host's device" } else { "SIMULATED device" };
@@ -166,10 +108,6 @@ fn all(args: &OffloadArgs) -> anyhow::Result<()> {
         show(args, *kind, figures);
         let name = kind.to_possible_value().map(|value| value.get_name().to_owned());
         report[name.unwrap_or_default()] = json!(figures);
-    }
-    if let Some(why) = skipped {
-        println!("QATzip: skipped: {why}");
-        report["qatzip-skipped"] = json!(why);
     }
     if let Some(path) = &args.json {
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
@@ -189,15 +127,11 @@ fn child(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     if let Some(folder) = args.libraries.qat_libraries.as_ref().filter(|_| args.device) {
         command.arg("--qat-libraries").arg(folder);
     }
-    if let Some(library) = &args.libraries.qatzip_library {
-        command.arg("--qatzip-library").arg(library);
-    }
     let output = command.stderr(Stdio::piped()).output().context("cannot run the measurement")?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);
-        bail!("{}", words.lines().last().unwrap_or("no word from the measurement"));
+        bail!("{}", words.lines().last().unwrap_or("the measurement printed no error"));
     }
-    // QATzip's own lines may come before.
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().last().unwrap_or_default();
     serde_json::from_str(line).context("the measurement's figures cannot be read")
@@ -217,10 +151,6 @@ fn show(args: &OffloadArgs, kind: Kind, figures: &[Value]) {
                 &format!("driver, {depth} in flight"),
                 &[of("/cpu_us_per_page"), of("/pages_per_second")],
             );
-        }
-        Kind::Qatzip => {
-            row("QATzip, synchronous", &[of("/cpu_us_per_page"), of("/pages_per_second")]);
-            row("  with the thread that asks for it", &[of("/cpu_us_per_page_with_caller")]);
         }
         Kind::Compare => {
             println!("\nDirect and asynchronous offload, device latency {} us", args.latency);

@@ -34,18 +34,10 @@ pub(crate) struct QatLibraries {
     /// Folder of libqat.so.4 and libusdm.so.0 [default: the dynamic linker's search path]
     #[arg(long, value_name = "DIR")]
     pub(crate) qat_libraries: Option<PathBuf>,
-    /// File libqatzip.so.3 [default: the dynamic linker's search path]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) qatzip_library: Option<PathBuf>,
 }
 
 impl QatLibraries {
     pub(crate) fn location(&self) -> Location {
         self.qat_libraries.clone().map_or(Location::System, Location::Folder)
-    }
-
-    pub(crate) fn qatzip(&self) -> qatzip::Paths {
-        let (drivers, qatzip) = (self.qat_libraries.clone(), self.qatzip_library.clone());
-        qatzip::Paths { drivers, qatzip }
     }
 }

@@ -62,7 +62,6 @@
 //!   other. Multifd channels have no order among them that both ends know before SYNC, so their
 //!   pages go whole.
 
-mod accelerator;
 mod auto;
 mod counters;
 mod destination;
@@ -78,7 +77,6 @@ mod threads;
 mod units;
 mod unix;
 
-pub use accelerator::{Accelerator, AcceleratorSnapshot, QatZipSnapshot, QatZipSoftware};
 pub use auto::{AutoConfig, AutoReport, Part};
 pub use counters::Counters;
 pub use destination::{Destination, DestinationEnd};

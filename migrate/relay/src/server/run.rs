@@ -2,7 +2,6 @@
 
 use super::config::{Host, ServerConfig};
 use super::state::Server;
-use crate::accelerator::AcceleratorSnapshot;
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
 use pipeline::{Lanes, LanesConfig};
@@ -55,10 +54,8 @@ impl Server {
     }
 
     /// What the codec threads' accelerators have done since the server was made; empty without any.
-    pub fn accelerators(&self) -> Vec<AcceleratorSnapshot> {
-        let snapshot =
-            |counters: &Arc<qat::Counters>| AcceleratorSnapshot::Qat(counters.snapshot());
-        self.accelerators.iter().map(snapshot).collect()
+    pub fn accelerators(&self) -> Vec<qat::Snapshot> {
+        self.accelerators.iter().map(|counters| counters.snapshot()).collect()
     }
 
     /// Accepts links until [`Server::stop`], or with `once` until the first migration has ended. A

@@ -6,7 +6,6 @@ use super::encode::EncodeContext;
 use super::run::Source;
 use super::shared::{Connections, Shared};
 use super::sink::SourceSink;
-use crate::accelerator::{Accelerator, AcceleratorCounters};
 use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
@@ -43,7 +42,7 @@ impl Source {
     /// As for `connect`. The peer was told, so that its target is free at once.
     pub fn connect_with(
         config: &SourceConfig,
-        accelerator: Option<&Accelerator>,
+        accelerator: Option<&Arc<qat::Qat>>,
         notice: &mut dyn FnMut(&str),
     ) -> Result<Self, RelayError> {
         let candidates = Candidates::new(config, accelerator.is_some());
@@ -70,7 +69,7 @@ impl Source {
     /// The rest, once link 0 stands.
     fn with_first_link(
         config: &SourceConfig,
-        accelerator: Option<&Accelerator>,
+        accelerator: Option<&Arc<qat::Qat>>,
         mut candidates: Candidates,
         (hello, first, welcome): (Hello, Link, Welcome),
         redial: &Redial,
@@ -205,13 +204,16 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
     })
 }
 
+/// The threads, and the counters of their devices.
+type CodecThreads = (Arc<Lanes<super::encode::EncodeJob>>, Vec<Arc<qat::Counters>>);
+
 /// Starts the codec threads; with what their accelerators count.
 fn codec_threads(
     config: &SourceConfig,
     settings: Settings,
     grants: &Grants,
-    accelerator: Option<&Accelerator>,
-) -> Result<(Arc<Lanes<super::encode::EncodeJob>>, Vec<AcceleratorCounters>), RelayError> {
+    accelerator: Option<&Arc<qat::Qat>>,
+) -> Result<CodecThreads, RelayError> {
     // Contexts are made here so that a bad level is an error and not a dead thread.
     let (mut contexts, mut accelerators) = (Vec::new(), Vec::new());
     for _ in 0..config.compress_threads.max(1) {

@@ -1,6 +1,5 @@
 //! What the codec threads of the source do with a chunk: pack and encode it.
 
-use crate::accelerator::{Accelerator, AcceleratorCounters, QatZipWorker};
 use crate::auto::{Assigned, Begun};
 use crate::counters::Counters;
 use crate::units::{raw, CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
@@ -8,7 +7,7 @@ use codec::{Codec, Encoded, Encoder, Settings, UnitHeader};
 use offload::{Carry, Done, Offload, Streams};
 use pages::Slot;
 use pipeline::{Job, Ticket};
-use qat::{Direction, Engine, EngineOptions};
+use qat::{Direction, Engine, EngineOptions, Qat};
 use ring::Ring;
 use session::{Header, Outgoing, FLAG_PACKED};
 use std::sync::Arc;
@@ -19,42 +18,32 @@ pub(crate) struct EncodeContext {
     encoder: Encoder,
     packed: Box<[u8]>,
     offload: Option<Offload<Encoding>>,
-    qatzip: Option<QatZipWorker>,
 }
 
 impl EncodeContext {
-    /// With an accelerator, and a codec that it has, the thread looks for an instance.
+    /// With a device and codec qatzip, the thread looks for an instance.
     pub(crate) fn new(
         settings: Settings,
         chunk_bytes: usize,
-        accelerator: Option<&Accelerator>,
+        device: Option<&Arc<Qat>>,
     ) -> Result<Self, codec::SettingsError> {
         let packed = vec![0; chunk_bytes].into_boxed_slice();
-        let (mut offload, mut qatzip) = (None, None);
-        match accelerator.filter(|_| settings.codec() == Codec::DeflateQz) {
-            Some(Accelerator::Qat(qat)) => {
-                let options = EngineOptions {
-                    level: settings.level().unsigned_abs(),
-                    depth: PIECES_ON_DEVICE,
-                    direction: Direction::Compress,
-                    ..EngineOptions::default()
-                };
-                let engine = Engine::new(Some(qat), options);
-                offload = Some(Offload::new(engine, CHUNKS_ON_DEVICE, chunk_bytes));
-            }
-            Some(Accelerator::QatZip(library)) => {
-                qatzip = Some(QatZipWorker::new(library, settings.level()));
-            }
-            None => {}
-        }
-        Ok(Self { encoder: Encoder::new(settings)?, packed, offload, qatzip })
+        let device = device.filter(|_| settings.codec() == Codec::DeflateQz);
+        let offload = device.map(|qat| {
+            let options = EngineOptions {
+                level: settings.level().unsigned_abs(),
+                depth: PIECES_ON_DEVICE,
+                direction: Direction::Compress,
+                ..EngineOptions::default()
+            };
+            Offload::new(Engine::new(Some(qat), options), CHUNKS_ON_DEVICE, chunk_bytes)
+        });
+        Ok(Self { encoder: Encoder::new(settings)?, packed, offload })
     }
 
-    /// What the accelerator counts, if there is one.
-    pub(crate) fn accelerator(&self) -> Option<AcceleratorCounters> {
-        let driver = self.offload.as_ref().map(|offload| offload.engine().counters().clone());
-        let qatzip = self.qatzip.as_ref().map(QatZipWorker::counters);
-        driver.map(AcceleratorCounters::Qat).or(qatzip.map(AcceleratorCounters::QatZip))
+    /// The device's counters, if there is one.
+    pub(crate) fn accelerator(&self) -> Option<Arc<qat::Counters>> {
+        self.offload.as_ref().map(|offload| offload.engine().counters().clone())
     }
 }
 
@@ -171,7 +160,7 @@ impl Job for EncodeJob {
     type Context = EncodeContext;
 
     fn run(mut self, context: &mut EncodeContext) -> Outgoing {
-        let EncodeContext { encoder, packed, qatzip, .. } = context;
+        let EncodeContext { encoder, packed, .. } = context;
         let mut assigned = self.assigned.take();
         let begun = assigned.as_mut().map(Assigned::begin);
         if let Some(wanted) = assigned.as_ref().map(Assigned::settings) {
@@ -180,11 +169,6 @@ impl Job for EncodeJob {
                 let _ = encoder.set(wanted);
             }
         }
-        let mut qatzip = qatzip.as_mut().filter(|_| encoder.settings().codec() == Codec::DeflateQz);
-        let mut encode = |plain: &[u8], out: &mut [u8]| {
-            let by_device = qatzip.as_mut().and_then(|qatzip| qatzip.encode(plain, out));
-            by_device.unwrap_or_else(|| encoder.encode(plain, out))
-        };
         let chunk = &self.chunk[..self.len];
         let packed_len = if self.is_structured() {
             stream::pack(chunk, &self.tokens, self.page_size, packed)
@@ -194,7 +178,7 @@ impl Job for EncodeJob {
         let (unit, flags) = match packed_len {
             Some(packed_len) => {
                 let plain = &packed[..packed_len];
-                let mut encoded = encode(plain, &mut self.payload);
+                let mut encoded = encoder.encode(plain, &mut self.payload);
                 if encoded.codec == Codec::Raw {
                     self.payload[..packed_len].copy_from_slice(plain);
                     encoded = Encoded { codec: Codec::Raw, len: packed_len };
@@ -202,7 +186,7 @@ impl Job for EncodeJob {
                 (UnitHeader::of(plain, encoded), FLAG_PACKED)
             }
             None => {
-                let encoded = encode(chunk, &mut self.payload);
+                let encoded = encoder.encode(chunk, &mut self.payload);
                 let plain_len = u32::try_from(self.len).unwrap_or(u32::MAX);
                 let payload_len = u32::try_from(encoded.len).unwrap_or(u32::MAX);
                 let codec = encoded.codec;

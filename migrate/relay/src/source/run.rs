@@ -7,7 +7,6 @@ use super::doubt::LOOK;
 use super::handle::SourceHandle;
 use super::keeper::Keeper;
 use super::shared::{Event, Shared, FAREWELL};
-use crate::accelerator::{AcceleratorCounters, AcceleratorSnapshot};
 use crate::auto::AutoReport;
 use crate::counters::Counters;
 use crate::error::RelayError;
@@ -117,8 +116,8 @@ impl Source {
     }
 
     /// What the codec threads' accelerators did; empty without any.
-    pub fn accelerators(&self) -> Vec<AcceleratorSnapshot> {
-        self.shared.accelerators.iter().map(AcceleratorCounters::snapshot).collect()
+    pub fn accelerators(&self) -> Vec<qat::Snapshot> {
+        self.shared.accelerators.iter().map(|counters| counters.snapshot()).collect()
     }
 
     /// How `auto` chose, if it did.

@@ -3,7 +3,6 @@
 
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
-use crate::accelerator::AcceleratorCounters;
 use crate::auto::Auto;
 use crate::counters::Counters;
 use crate::error::RelayError;
@@ -114,7 +113,7 @@ pub(super) struct Shared {
     pub(super) spare: Arc<Ring<Vec<Token>>>,
     pub(super) counters: Arc<Counters>,
     /// Of each codec thread's accelerator.
-    pub(super) accelerators: Vec<AcceleratorCounters>,
+    pub(super) accelerators: Vec<Arc<qat::Counters>>,
     pub(super) settings: Settings,
     pub(super) auto: Option<Arc<Auto>>,
     pub(super) page_size: usize,

@@ -8,7 +8,6 @@ use crate::harness::{
 use crate::resume::{survives_with, MANY, RESUME};
 use crate::sim::Sim;
 use codec::Codec;
-use relay::Accelerator;
 use session::Grants;
 use std::io::Write;
 use stream::synth::{Configuration, MainStream, Section};
@@ -185,7 +184,7 @@ fn units_made_and_read_by_a_device_have_their_tables() {
             sim.script(fault);
             let receiving = Receiving::on_device(qat.clone());
             let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
-            let accelerator = Some(Accelerator::Qat(qat.clone()));
+            let accelerator = Some(qat.clone());
             let options = Options { accelerator, ..options(Codec::DeflateQz, 12 << 20) };
             let sending = Sending::new(&receiving, receiving.address, options);
             let source = source_qemu(sending.path.clone(), streams.clone(), 0);

@@ -3,8 +3,8 @@
 use codec::{Codec, Settings};
 use qat::Qat;
 use relay::{
-    Accelerator, AcceleratorSnapshot, Destination, DestinationEnd, Host, RelayError, Server,
-    ServerConfig, Source, SourceConfig, SourceEnd, UnixAddress,
+    Destination, DestinationEnd, Host, RelayError, Server, ServerConfig, Source, SourceConfig,
+    SourceEnd, UnixAddress,
 };
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{FrameType, Grants, Header, Hello, Link, Setup};
@@ -188,7 +188,7 @@ pub(crate) struct Options {
     pub(crate) connector: Option<Connector>,
     pub(crate) resume: Duration,
     pub(crate) delta_cache: u64,
-    pub(crate) accelerator: Option<Accelerator>,
+    pub(crate) accelerator: Option<Arc<Qat>>,
 }
 
 impl Default for Options {
@@ -275,12 +275,8 @@ impl Sending {
 }
 
 /// Pieces that a device has done for these codec threads.
-pub(crate) fn by_device(threads: &[AcceleratorSnapshot]) -> u64 {
-    let pieces = threads.iter().map(|thread| match thread {
-        AcceleratorSnapshot::Qat(snapshot) => snapshot.by_device,
-        AcceleratorSnapshot::QatZip(snapshot) => snapshot.by_device,
-    });
-    pieces.sum()
+pub(crate) fn by_device(threads: &[qat::Snapshot]) -> u64 {
+    threads.iter().map(|thread| thread.by_device).sum()
 }
 
 /// Whether `socket` becomes readable (or ends) within `wait`.

@@ -4,12 +4,11 @@
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
-use std::path::PathBuf;
 use std::time::Duration;
 use vm_tests::platen;
 use vm_tests::SimulatedQat;
 
-use crate::stage::{Skip, Stage, LOAD};
+use crate::stage::{Stage, LOAD};
 use crate::Scenario;
 
 /// Who must have done some of the work.
@@ -49,13 +48,6 @@ const AT_THE_DESTINATION: [(&str, &str, By); 5] = [
     ("reset", "at 300 reset 300", By::Both),
 ];
 
-/// And for Intel's library at the source, which is not called again after an error.
-const THROUGH_QATZIP: [(&str, &str, By); 3] = [
-    ("healthy", "", By::Device),
-    ("erring", "at 300 error -13 1", By::Both),
-    ("silent", "at 300 silence", By::Both),
-];
-
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let source = DEVICES.into_iter().map(|(name, script, by)| {
         Scenario::new(format!("qatzip_on_a_simulated_device_{name}"), move |stage| {
@@ -67,34 +59,13 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             moves(stage, script, Ends { source: None, destination: Some(by) }, &[])
         })
     });
-    let qatzip = THROUGH_QATZIP.into_iter().map(|(name, script, by)| {
-        Scenario::new(
-            format!("qatzip_by_intels_library_on_a_simulated_device_{name}"),
-            move |stage| {
-                let Some(library) = libqatzip() else {
-                    return Err(Skip("no libqatzip.so.3 (scripts/fetch-qat says why)").into());
-                };
-                let library = library.to_str().context("a file with a plain name")?;
-                let flags = ["--accelerator", "qatzip", "--qatzip-library", library];
-                moves(stage, script, Ends { source: Some(by), destination: None }, &flags)
-            },
-        )
-    });
     source
         .chain(destination)
-        .chain(qatzip)
         .chain([
             Scenario::new("a_simulated_device_that_lies_costs_the_migration_at_most", lies),
             Scenario::new("qatzip_without_a_device_is_software_or_refused", absent),
         ])
         .collect()
-}
-
-/// Intel's library: as fetched for the tests, or the system's.
-fn libqatzip() -> Option<PathBuf> {
-    let fetched = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/qat/root/usr/lib");
-    let below = [fetched, "/usr/lib"].map(|folder| PathBuf::from(folder).join("x86_64-linux-gnu"));
-    below.iter().map(|folder| folder.join("libqatzip.so.3")).find(|file| file.is_file())
 }
 
 /// Which ends use a device, and who must have done their work.

@@ -3,15 +3,15 @@
 
 #![expect(unsafe_code, reason = "calls QATzip as QEMU does; each block says why that is sound")]
 
+mod abi;
 mod lab;
 
 use std::ffi::{c_int, c_uint};
 
+use abi::{QzSession, QzSessionParamsDeflate};
 use codec::{qz, Codec, Decoder, Encoded, Encoder, Settings, UnitHeader};
-use lab::{alone, pages};
+use lab::{alone, pages, Paths};
 use libloading::os::unix::{Library, Symbol, RTLD_GLOBAL, RTLD_NOW};
-use qatzip::abi::{self, QzSession, QzSessionParamsDeflate};
-use qatzip::Paths;
 
 type Compress = unsafe extern "C" fn(
     *mut QzSession,
@@ -35,9 +35,8 @@ struct Channel {
 
 impl Channel {
     fn new(paths: &Paths, level: u32) -> Self {
-        let drivers = paths.drivers.as_ref().expect("the simulated device");
-        let files = ["libusdm.so.0", "libqat.so.4"].map(|name| drivers.join(name));
-        for path in files.iter().chain(&paths.qatzip) {
+        let files = ["libusdm.so.0", "libqat.so.4"].map(|name| paths.drivers.join(name));
+        for path in files.iter().chain([&paths.qatzip]) {
             // SAFETY: libraries that the other tests load too.
             let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
             std::mem::forget(library.expect("the library loads"));

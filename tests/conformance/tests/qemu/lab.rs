@@ -1,16 +1,19 @@
 //! Where the tests find a device and QATzip, and how each gets a process of its own: QATzip's state
 //! is the process's, and its first error ends its use there.
 
-#![expect(unsafe_code, reason = "counts pthread keys, which only C can make")]
-#![allow(dead_code, reason = "each test binary uses a part of it")]
-
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use qatzip::Paths;
+/// Where the libraries are.
+pub(crate) struct Paths {
+    /// Folder of the simulated device's.
+    pub(crate) drivers: PathBuf,
+    /// QATzip's file.
+    pub(crate) qatzip: PathBuf,
+}
 
 /// The libraries, or `None` with a line that says what is missing.
 pub(crate) fn paths() -> Option<Paths> {
@@ -25,7 +28,7 @@ pub(crate) fn paths() -> Option<Paths> {
         println!("skipped: no libqatzip.so.3 on this machine (`make setup`, or PLATEN_QATZIP)");
         return None;
     };
-    Some(Paths { drivers: Some(drivers().to_owned()), qatzip: Some(file) })
+    Some(Paths { drivers: drivers().to_owned(), qatzip: file })
 }
 
 /// The simulated device.
@@ -91,7 +94,7 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
     match status {
         Some(status) if status.success() => {}
         Some(status) => panic!("{case}: {status}\n{text}"),
-        None => panic!("{case}: did not end within two minutes\n{text}"),
+        None => panic!("{case}: did not end within ten minutes\n{text}"),
     }
     assert!(text.contains("1 passed"), "{case}: the new process ran no test\n{text}");
     // What a real device would have punished: accesses outside pinned memory, frees of nothing.
@@ -119,12 +122,6 @@ pub(crate) fn pages(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that do not compress.
-pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut rng = seed;
-    (0..len).map(|_| next(&mut rng).to_le_bytes()[3]).collect()
-}
-
 /// splitmix64.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -132,25 +129,4 @@ fn next(state: &mut u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
-}
-
-/// One of the 1024 that a process has.
-#[derive(Debug)]
-pub(crate) struct PthreadKey(libc::pthread_key_t);
-
-impl PthreadKey {
-    /// `None` when there are no more.
-    pub(crate) fn new() -> Option<Self> {
-        let mut key = 0;
-        // SAFETY: writes the key; there is no destructor.
-        let code = unsafe { libc::pthread_key_create(&raw mut key, None) };
-        (code == 0).then_some(Self(key))
-    }
-}
-
-impl Drop for PthreadKey {
-    fn drop(&mut self) {
-        // SAFETY: made above, with no value in any thread.
-        unsafe { libc::pthread_key_delete(self.0) };
-    }
 }
