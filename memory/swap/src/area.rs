@@ -1,47 +1,205 @@
-//! A swap area: its header, on, off, and how full.
+//! A disk's swap areas: made, on, off, and how full.
+//!
+//! The kernel prefers slots that it has never used, and discards only whole clusters of freed slots
+//! (512 pages). In one area as large as the disk it would touch every slot before it reuses a freed
+//! one, and freed pages would stay stored until then. A disk therefore has several areas of
+//! descending priority: the kernel goes on to the next one when the former has no free slot, so that
+//! about one area's worth of freed pages stays stored at most. The areas are partitions that only the
+//! kernel knows (`partition.rs`); the disk has no partition table.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::partition;
 use crate::sys;
 
 const PAGE: usize = 4096;
 
-/// The kernel keeps no more of one area: pages are counted in 32 bits, one page is the header.
+/// The kernel uses no more of one area: pages are counted in 32 bits, one page is the header.
 const MOST_PAGES: u64 = u32::MAX as u64;
+
+/// Areas of a disk. The kernel has room for 23 to 29 in all.
+const MOST_AREAS: u64 = 8;
+
+/// A smaller area costs more than it saves: each CPU fills a cluster of 2 MiB of its own.
+const LEAST_AREA: u64 = 32 << 20;
+
+/// Areas begin at multiples of this.
+const ALIGNMENT: u64 = 1 << 20;
 
 /// The name by which tools show the area.
 const LABEL: &[u8; 16] = b"platen\0\0\0\0\0\0\0\0\0\0";
 
-/// How an area is used.
+/// How a disk's areas are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// KiB that it has.
+    /// KiB that they have.
     pub size_kib: u64,
-    /// KiB that are swapped out to it.
+    /// KiB that are swapped out to them.
     pub used_kib: u64,
-    /// Areas of higher priority are filled first.
+    /// The highest priority of an area. The kernel fills areas of higher priority first.
     pub priority: i64,
 }
 
-/// Writes the header of an area onto a block device.
+/// Makes swap areas on a disk and begins to swap to them; returns their number. The first has
+/// `priority` (0 to 32767), each further one a priority lower by one. One area fills the disk where
+/// it is small, where `priority` is 0, or where the kernel refuses partitions or more areas.
+///
+/// Freed slots are discarded as soon as a whole cluster of them is free: without discards their
+/// pages would stay stored.
 ///
 /// # Errors
 ///
-/// A device of less than ten pages, as `mkswap` has it, or in use; the kernel's.
-pub fn make(disk: &Path) -> io::Result<()> {
+/// A disk of less than ten pages, as `mkswap` has it, or in use; the kernel's.
+pub fn begin(disk: &Path, priority: u16) -> io::Result<usize> {
     if in_use(disk)?.is_some() {
         return Err(io::Error::other(format!("{} is swapped to", disk.display())));
     }
     let mut file = File::options().read(true).write(true).open(disk)?;
-    let size = io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
+    let size = file.seek(SeekFrom::End(0))?;
+    // What a helper that was killed has left.
+    partition::remove_all(&file);
+    let priority = priority.min(0x7fff);
+    let number = (size / LEAST_AREA).min(MOST_AREAS).min(u64::from(priority) + 1);
+    if number > 1 {
+        let begun = split(&file, disk, size, number).and_then(|areas| on_all(&areas, priority));
+        match begun {
+            Ok(number) => return Ok(number),
+            Err(_) => partition::remove_all(&file),
+        }
+    }
+    write_header(&file, size)?;
+    on_all(&[disk.to_owned()], priority)
+}
+
+/// Divides a disk into `number` partitions with the header of an area each.
+fn split(disk: &File, path: &Path, size: u64, number: u64) -> io::Result<Vec<PathBuf>> {
+    let mut areas = Vec::new();
+    for (number, (start, len)) in (1..).zip(ranges(size, number)) {
+        partition::add(disk, number, start, len)?;
+        let area = partition::path(path, number);
+        write_header(&File::options().read(true).write(true).open(&area)?, len)?;
+        areas.push(area);
+    }
+    Ok(areas)
+}
+
+/// Start and length in bytes of each of `number` areas.
+fn ranges(size: u64, number: u64) -> impl Iterator<Item = (u64, u64)> {
+    let each = size / number / ALIGNMENT * ALIGNMENT;
+    (0..number).map(move |nth| {
+        let start = nth * each;
+        (start, if nth + 1 == number { size - start } else { each })
+    })
+}
+
+/// Swaps to all areas, or to none.
+fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
+    for (nth, area) in areas.iter().enumerate() {
+        let below = u16::try_from(nth).unwrap_or(u16::MAX);
+        if let Err(error) = on(area, i64::from(priority.saturating_sub(below))) {
+            for begun in &areas[..nth] {
+                // Nothing can be in it that it does not get back at once.
+                let _ = sys::swapoff(begun);
+            }
+            return Err(error);
+        }
+    }
+    Ok(areas.len())
+}
+
+/// Swaps to an area that has its header.
+fn on(area: &Path, priority: i64) -> io::Result<()> {
+    const PREFER: i32 = 0x8000;
+    const DISCARD: i32 = 0x1_0000;
+    const DISCARD_PAGES: i32 = 0x4_0000;
+    let priority = i32::try_from(priority.clamp(0, 0x7fff)).expect("15 bits");
+    sys::swapon(area, PREFER | priority | DISCARD | DISCARD_PAGES)
+}
+
+/// Ends swapping to a disk: the kernel reads all that is in its areas back into memory first, which
+/// may take minutes. Where one area cannot be emptied, the kernel swaps to all of them again.
+///
+/// Each area is switched off by a child process: should memory run out meanwhile, the kernel kills
+/// the process in `swapoff` before any other.
+///
+/// # Errors
+///
+/// The kernel's; [`io::ErrorKind::OutOfMemory`] when memory did not suffice.
+pub fn off(disk: &Path) -> io::Result<()> {
+    let mut areas = areas_of(disk)?;
+    // The one of highest priority last: what the kernel swaps out meanwhile finds free slots there.
+    areas.sort_by_key(|(_, used)| used.priority);
+    for (nth, (area, _)) in areas.iter().enumerate() {
+        if let Err(error) = sys::swapoff_in_child(area) {
+            for (area, used) in &areas[..nth] {
+                // Its header is still there.
+                let _ = on(area, used.priority);
+            }
+            return Err(error);
+        }
+    }
+    if let Ok(file) = File::open(disk) {
+        partition::remove_all(&file);
+    }
+    Ok(())
+}
+
+/// How a disk's areas are used; `None` if there are none.
+///
+/// # Errors
+///
+/// `/proc/swaps` cannot be read.
+pub fn in_use(disk: &Path) -> io::Result<Option<Use>> {
+    let areas = areas_of(disk)?;
+    Ok(sum(areas.into_iter().map(|(_, used)| used)))
+}
+
+fn areas_of(disk: &Path) -> io::Result<Vec<(PathBuf, Use)>> {
+    let disk = fs::canonicalize(disk).unwrap_or_else(|_| PathBuf::from(disk));
+    let swaps = match fs::read_to_string("/proc/swaps") {
+        // A kernel without swap.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        swaps => swaps?,
+    };
+    let disk = disk.to_string_lossy();
+    Ok(find(&swaps, &disk).map(|(name, used)| (PathBuf::from(name), used)).collect())
+}
+
+/// The areas together.
+pub(crate) fn sum(areas: impl Iterator<Item = Use>) -> Option<Use> {
+    areas.reduce(|all, one| Use {
+        size_kib: all.size_kib + one.size_kib,
+        used_kib: all.used_kib + one.used_kib,
+        priority: all.priority.max(one.priority),
+    })
+}
+
+/// The areas of `disk` in the text of `/proc/swaps`: the disk itself or its partitions.
+pub(crate) fn find<'a>(swaps: &'a str, disk: &'a str) -> impl Iterator<Item = (&'a str, Use)> {
+    swaps.lines().skip(1).filter_map(move |line| {
+        let mut fields = line.split_whitespace();
+        // Spaces in a name are written as \040; block devices have none.
+        let name = fields.next()?;
+        if name != disk && !partition::is_of(name, disk) {
+            return None;
+        }
+        let _kind = fields.next()?;
+        let mut number = || fields.next()?.parse::<i64>().ok();
+        let size_kib = u64::try_from(number()?).ok()?;
+        let used_kib = u64::try_from(number()?).ok()?;
+        Some((name, Use { size_kib, used_kib, priority: number()? }))
+    })
+}
+
+/// Writes the header of an area of `size` bytes.
+fn write_header(area: &File, size: u64) -> io::Result<()> {
     let mut uuid = [0; 16];
     io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut uuid)?;
-    file.write_all_at(&header(size, uuid)?, 0)?;
-    file.flush()?;
-    file.sync_all()
+    area.write_all_at(&header(size, uuid)?, 0)?;
+    area.sync_all()
 }
 
 /// The first page of an area of `size` bytes.
@@ -67,63 +225,6 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
     page[1052..1068].copy_from_slice(LABEL);
     page[4086..].copy_from_slice(b"SWAPSPACE2");
     Ok(page)
-}
-
-/// Begins to swap to an area that [`make`] has written. Pages that are free again are discarded as
-/// soon as a cluster of them is; without that what they held would stay in memory. `priority` from
-/// 0 to 32767.
-///
-/// # Errors
-///
-/// The kernel's: EINVAL without a header, EBUSY when it is on already.
-pub fn on(disk: &Path, priority: u16) -> io::Result<()> {
-    const PREFER: i32 = 0x8000;
-    const DISCARD: i32 = 0x1_0000;
-    const DISCARD_PAGES: i32 = 0x4_0000;
-    sys::swapon(disk, PREFER | i32::from(priority.min(0x7fff)) | DISCARD | DISCARD_PAGES)
-}
-
-/// Ends swapping to an area: reads all that is in it back into memory first, which takes as long as
-/// it takes.
-///
-/// The kernel kills whoever calls this, before anybody else, should memory run out meanwhile: let
-/// it be a process that nothing depends on.
-///
-/// # Errors
-///
-/// The kernel's: ENOMEM when memory would not do.
-pub fn off(disk: &Path) -> io::Result<()> {
-    sys::swapoff(disk)
-}
-
-/// How an area is used; `None` if it is not.
-///
-/// # Errors
-///
-/// `/proc/swaps` cannot be read.
-pub fn in_use(disk: &Path) -> io::Result<Option<Use>> {
-    let disk = fs::canonicalize(disk).unwrap_or_else(|_| PathBuf::from(disk));
-    let swaps = match fs::read_to_string("/proc/swaps") {
-        // A kernel without swap.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        swaps => swaps?,
-    };
-    Ok(find(&swaps, &disk.to_string_lossy()))
-}
-
-pub(crate) fn find(swaps: &str, disk: &str) -> Option<Use> {
-    swaps.lines().skip(1).find_map(|line| {
-        let mut words = line.split_whitespace();
-        // Spaces in a name are written as \040; ours have none.
-        if words.next()? != disk {
-            return None;
-        }
-        let _kind = words.next()?;
-        let mut number = || words.next()?.parse::<i64>().ok();
-        let size_kib = u64::try_from(number()?).ok()?;
-        let used_kib = u64::try_from(number()?).ok()?;
-        Some(Use { size_kib, used_kib, priority: number()? })
-    })
 }
 
 #[cfg(test)]
@@ -160,16 +261,37 @@ mod tests {
     }
 
     #[test]
-    fn an_area_is_found_in_the_kernels_list_by_its_whole_name() {
+    fn areas_fill_the_disk_without_a_gap() {
+        for (size, number) in [(512 << 20, 8), ((64 << 20) + 4096, 2), (100 << 20, 3), (7 << 40, 8)]
+        {
+            let mut end = 0;
+            let mut count = 0;
+            for (start, len) in ranges(size, number) {
+                assert_eq!((start, start % ALIGNMENT), (end, 0));
+                assert!(len >= LEAST_AREA, "{len} of {size}");
+                end = start + len;
+                count += 1;
+            }
+            assert_eq!((end, count), (size, number));
+        }
+    }
+
+    #[test]
+    fn a_disk_s_areas_are_found_in_the_kernel_s_list_by_their_whole_names() {
         let swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
                      /dev/ublkb10                            partition\t1024\t\t8\t\t-2\n\
-                     /dev/ublkb1                             partition\t2048\t\t16\t\t100\n";
-        assert_eq!(
-            find(swaps, "/dev/ublkb1"),
-            Some(Use { size_kib: 2048, used_kib: 16, priority: 100 })
-        );
-        assert_eq!(find(swaps, "/dev/ublkb"), None);
-        assert_eq!(find("", "/dev/ublkb1"), None);
-        assert_eq!(find("head\n/dev/ublkb1 partition\n", "/dev/ublkb1"), None);
+                     /dev/ublkb1p1                           partition\t2048\t\t16\t\t100\n\
+                     /dev/ublkb1p2                           partition\t4096\t\t0\t\t99\n\
+                     /dev/ublkb2                             partition\t512\t\t4\t\t7\n\
+                     /dev/ublkb10p1                          partition\t1024\t\t8\t\t-2\n\
+                     /dev/sda2                               partition\t1024\t\t8\t\t-2\n";
+        let used = |disk| sum(find(swaps, disk).map(|(_, used)| used));
+        let both = Use { size_kib: 6144, used_kib: 16, priority: 100 };
+        assert_eq!(used("/dev/ublkb1"), Some(both));
+        assert_eq!(used("/dev/ublkb2"), Some(Use { size_kib: 512, used_kib: 4, priority: 7 }));
+        assert_eq!(used("/dev/sda"), Some(Use { size_kib: 1024, used_kib: 8, priority: -2 }));
+        assert_eq!(used("/dev/ublkb3"), None);
+        assert_eq!(find("", "/dev/ublkb1").count(), 0);
+        assert_eq!(find("head\n/dev/ublkb1 partition\n", "/dev/ublkb1").count(), 0);
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! * [`inherited`] and [`own`]: the precautions. [`check`](fn@check): what the kernel says of them.
-//! * [`area`]: a swap area's header, on, off. Discards are on: what is freed is no longer stored.
+//! * [`area`]: a disk's swap areas, on, off. Discards are on: what is freed is no longer stored.
 //! * [`supervisor`]: a server that dies is replaced; swapping ends before it ends.
 //! * [`nbd`]: the kernel's NBD client attached by netlink.
 //!
@@ -23,6 +23,7 @@
 pub mod area;
 mod check;
 pub mod nbd;
+mod partition;
 mod precautions;
 pub mod supervisor;
 mod sys;

@@ -2,8 +2,9 @@
 #![expect(unsafe_code, reason = "system calls by their numbers")]
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
@@ -26,6 +27,90 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: as above.
     checked(unsafe { libc::swapoff(path.as_ptr()) })
+}
+
+/// Swap off in a child process, which the kernel kills should memory run out.
+///
+/// # Errors
+///
+/// The kernel's; [`io::ErrorKind::OutOfMemory`] for a child that was killed.
+pub(crate) fn swapoff_in_child(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the child makes two system calls, on memory that it has a copy of, and ends: nothing
+    // that another thread may have locked is used.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a string that ends with a zero.
+        let result = unsafe { libc::swapoff(path.as_ptr()) };
+        let code = if result == 0 {
+            0
+        } else {
+            io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+        };
+        // SAFETY: takes a number.
+        unsafe { libc::_exit(code) }
+    }
+    checked(child.min(0))?;
+    let mut status = 0;
+    // SAFETY: a status that lives as long as the call.
+    while unsafe { libc::waitpid(child, &raw mut status, 0) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    match (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) {
+        (true, 0) => Ok(()),
+        (true, code) => Err(io::Error::from_raw_os_error(code)),
+        (false, _) => Err(io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            "the process that took the swapped-out pages back was killed: memory ran out",
+        )),
+    }
+}
+
+/// `struct blkpg_partition` of `linux/blkpg.h`.
+#[repr(C)]
+struct Partition {
+    start: i64,
+    length: i64,
+    number: libc::c_int,
+    names: [u8; 128],
+}
+
+/// `struct blkpg_ioctl_arg`.
+#[repr(C)]
+struct PartitionRequest {
+    op: libc::c_int,
+    flags: libc::c_int,
+    datalen: libc::c_int,
+    data: *mut Partition,
+}
+
+const ADD_PARTITION: libc::c_int = 1;
+const DEL_PARTITION: libc::c_int = 2;
+
+/// Adds a partition to what the kernel knows of a disk. `start` and `len` in bytes.
+pub(crate) fn add_partition(disk: &File, number: u32, start: u64, len: u64) -> io::Result<()> {
+    partition(disk, ADD_PARTITION, number, start, len)
+}
+
+/// Removes a partition from what the kernel knows of a disk.
+pub(crate) fn remove_partition(disk: &File, number: u32) -> io::Result<()> {
+    partition(disk, DEL_PARTITION, number, 0, 0)
+}
+
+fn partition(disk: &File, op: libc::c_int, number: u32, start: u64, len: u64) -> io::Result<()> {
+    // `_IO(0x12, 105)`.
+    const BLKPG: libc::c_ulong = 0x1269;
+    let start = i64::try_from(start).map_err(io::Error::other)?;
+    let length = i64::try_from(len).map_err(io::Error::other)?;
+    let number = libc::c_int::try_from(number).map_err(io::Error::other)?;
+    let mut data = Partition { start, length, number, names: [0; 128] };
+    let datalen = libc::c_int::try_from(size_of::<Partition>()).map_err(io::Error::other)?;
+    let request = PartitionRequest { op, flags: 0, datalen, data: &raw mut data };
+    // SAFETY: both structs are laid out as the kernel has them and live as long as the call.
+    checked(unsafe { libc::ioctl(disk.as_raw_fd(), BLKPG as _, &raw const request) })
 }
 
 /// This process does not follow a terminal's or a service manager's signals, until it says

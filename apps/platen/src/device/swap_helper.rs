@@ -29,20 +29,23 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
         swap::nbd::attach(socket, disk, args.connections)
             .with_context(|| format!("cannot attach {}", disk.display()))?;
     }
-    let begun = area::make(disk)
-        .with_context(|| format!("cannot make {} a swap area", disk.display()))
-        .and_then(|()| {
-            area::on(disk, args.priority)
-                .with_context(|| format!("cannot swap to {}", disk.display()))
-        });
+    let begun = area::begin(disk, args.priority)
+        .with_context(|| format!("cannot swap to {}", disk.display()));
     if begun.is_err() && args.socket.is_some() {
         // The error at hand says more than one of this could.
         let _ = swap::nbd::detach(disk);
     }
-    begun?;
+    let areas = begun?;
     let used = area::in_use(disk)?;
     ensure!(used.is_some(), "{} was made swap, and is not in /proc/swaps", disk.display());
-    say(&format!("swapping to {} with priority {}", disk.display(), args.priority));
+    say(&match areas {
+        1 => format!("swapping to {} with priority {}", disk.display(), args.priority),
+        _ => format!(
+            "swapping to {} in {areas} areas with priorities from {} down",
+            disk.display(),
+            args.priority
+        ),
+    });
     for item in swap::check(&Subject {
         pids: &args.pids,
         disk: Some(disk),

@@ -12,7 +12,9 @@ use super::{Eyes, Found, Not};
 impl Eyes {
     pub(super) fn swapped_to(&self, disk: &Path) -> Found {
         let swaps = self.read("proc/swaps")?;
-        match crate::area::find(&swaps, &disk.to_string_lossy()) {
+        let disk_name = disk.to_string_lossy();
+        let areas = crate::area::find(&swaps, &disk_name).map(|(_, used)| used);
+        match crate::area::sum(areas) {
             Some(used) => {
                 Ok(format!("{}: {} of {} KiB used", disk.display(), used.used_kib, used.size_kib))
             }
@@ -45,17 +47,24 @@ impl Eyes {
         let able = format!("the disk discards in units of {granularity} bytes");
         let unseen = |why: &str| Not::Seen(format!("{able}; whether swapon asked for it: {why}"));
         let log = self.log.as_ref().map_err(|why| unseen(why))?;
-        match log.iter().rev().find_map(|line| swapon_flags(line, &disk.to_string_lossy())) {
-            Some(flags) if flags.contains('c') => {
-                Ok(format!("freed swap is discarded, in units of {granularity} bytes"))
-            }
-            Some(_) => {
-                let how = "swapoff, and swapon --discard=pages";
-                Err(format!("swapon has not asked for discards: freed swap stays stored; {how}")
-                    .into())
-            }
-            None => Err(unseen("the kernel's log does not have it any more")),
+        let swaps = self.read("proc/swaps")?;
+        let disk = disk.to_string_lossy();
+        let mut areas = crate::area::find(&swaps, &disk).map(|(name, _)| name).peekable();
+        if areas.peek().is_none() {
+            return Err(unseen("it is not in /proc/swaps"));
         }
+        for area in areas {
+            match log.iter().rev().find_map(|line| swapon_flags(line, area)) {
+                Some(flags) if flags.contains('c') => {}
+                Some(_) => {
+                    let how = "swapoff, and swapon --discard=pages";
+                    let what = "swapon has not asked for discards: freed swap stays stored";
+                    return Err(format!("{area}: {what}; {how}").into());
+                }
+                None => return Err(unseen("the kernel's log does not have it any more")),
+            }
+        }
+        Ok(format!("freed swap is discarded, in units of {granularity} bytes"))
     }
 
     pub(super) fn disk_queue(&self, disk: &Path) -> Found {

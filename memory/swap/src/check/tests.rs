@@ -250,6 +250,19 @@ fn discards_are_what_the_disk_can_and_what_swapon_has_asked_for() {
         tree.log.as_mut().unwrap().push(ADDED.to_owned());
         assert!(tree.check().iter().all(|item| item.state != State::NotMet));
     }
+    // Each area of the disk counts.
+    let mut tree = Tree::whole();
+    tree.put(
+        "proc/swaps",
+        "Filename Type Size Used Priority\n/dev/ublkb3p1 partition 1020 8 100\n\
+         /dev/ublkb3p2 partition 1020 8 99\n",
+    );
+    let log = tree.log.as_mut().unwrap();
+    log.push(ADDED.replace("ublkb3", "ublkb3p1"));
+    log.push(ADDED.replace("ublkb3", "ublkb3p2"));
+    assert!(tree.check().iter().all(|item| item.state != State::NotMet));
+    tree.log.as_mut().unwrap().push(ADDED.replace("ublkb3", "ublkb3p2").replace("SSDsc", "SS"));
+    tree.fails("discard", "/dev/ublkb3p2: swapon has not asked for discards");
     for log in [Ok(Vec::new()), Err("cannot read /dev/kmsg".to_owned())] {
         let tree = Tree { log, ..Tree::whole() };
         let all = tree.check();

@@ -341,16 +341,6 @@ impl Guest {
             .sum())
     }
 
-    /// The disk that is swapped to.
-    ///
-    /// # Errors
-    /// When the guest is silent.
-    pub fn swap_disk(&mut self) -> Result<String> {
-        let text = self.vm.sh("cat /proc/swaps", SHORT)?;
-        let line = text.lines().nth(1).with_context(|| format!("no swap: {text}"))?;
-        Ok(line.split_whitespace().next().unwrap_or_default().to_owned())
-    }
-
     /// MiB that a program can have without swap.
     ///
     /// # Errors

@@ -83,6 +83,10 @@ const SCENARIOS: &[Scenario] = &[
         run: redis::beyond_memory,
     },
     Scenario {
+        name: "redis values that are read again: the kernel's freed slots are used again",
+        run: redis::read_again,
+    },
+    Scenario {
         name: "a dictionary is trained from what redis has swapped out, and used, the server killed meanwhile",
         run: redis::with_a_dictionary,
     },

@@ -27,6 +27,35 @@ pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
+/// What the kernel frees while values are read does not stay stored: the kernel uses the free slots
+/// of one area before it goes on to the next.
+pub(crate) fn read_again(stage: &Stage) -> Result<()> {
+    const AREAS: u64 = 8;
+    const SIZE_MIB: u64 = 512;
+    let mut guest = stage.boot("redis-read", 256)?;
+    guest.vm.sh("printf '[policy]\\ndictionary = \"off\"\\n' > /tmp/policy.toml", SHORT)?;
+    let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
+    guest.serve(serve, "page-cluster")?;
+    let areas = guest.vm.sh("tail -n +2 /proc/swaps", SHORT)?.lines().count() as u64;
+    ensure!(areas == AREAS, "{areas} swap areas");
+    guest.redis()?;
+    let keys = (guest.available_mib()? + 110) * (1 << 20) / (VALUE + 120);
+    for what in ["fill", "check"] {
+        let command = format!("guest swap redis-{what} /tmp/redis.sock keys={keys} size={VALUE}");
+        let said = guest.vm.sh(&format!("{command} | tail -1"), LONG)?;
+        ensure!(said.contains(&format!("ok keys={keys}")), "redis-{what}: {said}");
+    }
+    let (stored, swapped) = (guest.stat("orig_data_size")? >> 20, guest.swapped_kib()? >> 10);
+    ensure!(swapped > 100, "only {swapped} MiB are swapped out");
+    // One area, and what is discarded a little later.
+    ensure!(
+        stored < swapped + SIZE_MIB / AREAS + 16,
+        "{stored} MiB are stored of which {swapped} are swapped out"
+    );
+    println!("  {keys} values read: {stored} MiB stored, {swapped} MiB swapped out");
+    Ok(())
+}
+
 /// Redis beyond memory in a guest of its own: what else was swapped out before would be most of
 /// what is trained from.
 pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
