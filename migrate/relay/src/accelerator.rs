@@ -1,4 +1,4 @@
-//! What takes the work of codec qatzip off the CPU, and what became of that.
+//! Accelerators for codec qatzip, and their counters.
 
 use codec::{Codec, Encoded};
 use qat::Qat;
@@ -7,16 +7,17 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A device, by either of the two ways to it.
+/// A device, through one of its two drivers.
 #[derive(Debug, Clone)]
 pub enum Accelerator {
     /// Our own driver of libqat: many pieces in flight for each codec thread.
     Qat(Arc<Qat>),
-    /// Intel's QATzip: a call at a time for each codec thread.
+    /// Intel's QATzip: one call at a time for each codec thread.
     QatZip(Arc<QatZip>),
 }
 
-/// What one codec thread's accelerator did: pieces of 64 KiB of the driver, whole units of QATzip.
+/// Counters of one codec thread's accelerator: pieces of 64 KiB for the driver, whole units for
+/// QATzip.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum AcceleratorSnapshot {
@@ -26,28 +27,28 @@ pub enum AcceleratorSnapshot {
     QatZip(QatZipSnapshot),
 }
 
-/// Units of one QATzip session. The names are the driver's where they mean the same.
+/// Units of one QATzip session. The names are the driver's where the meaning is the same.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct QatZipSnapshot {
-    /// Units made, by whomever.
+    /// Units in all.
     pub delivered: u64,
-    /// Of them by the device.
+    /// Units compressed by the device.
     pub by_device: u64,
-    /// And in software, by reason.
+    /// Units compressed in software, by reason.
     pub by_software: QatZipSoftware,
-    /// Why QATzip is out of use for the rest of the process.
+    /// Why QATzip is unusable for the rest of the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
 }
 
-/// Units that QATzip did not make.
+/// Units that QATzip did not compress.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct QatZipSoftware {
-    /// Below the size that QATzip gives to a device.
+    /// Smaller than QATzip's minimum for a device.
     pub short: u64,
     /// No instance was free.
     pub busy: u64,
-    /// QATzip is out of use, or there is no session.
+    /// QATzip is unusable, or there is no session.
     pub closed: u64,
 }
 
@@ -79,7 +80,7 @@ impl QatZipCounters {
     }
 }
 
-/// The counters of one codec thread's accelerator, to be read from any thread.
+/// The counters of one codec thread's accelerator, readable from any thread.
 #[derive(Debug, Clone)]
 pub(crate) enum AcceleratorCounters {
     Qat(Arc<qat::Counters>),
@@ -95,7 +96,7 @@ impl AcceleratorCounters {
     }
 }
 
-/// One codec thread's QATzip session, or what is left of it.
+/// One codec thread's QATzip session, while it works.
 #[derive(Debug)]
 pub(crate) struct QatZipWorker {
     session: Option<qatzip::Session>,
@@ -119,7 +120,7 @@ impl QatZipWorker {
         self.counters.clone()
     }
 
-    /// Compresses a unit; `None`: do it in software.
+    /// Compresses a unit; `None` if software has to.
     pub(crate) fn encode(&mut self, plain: &[u8], out: &mut [u8]) -> Option<Encoded> {
         let done = match &mut self.session {
             Some(session) => session.compress(plain, out),
@@ -133,7 +134,7 @@ impl QatZipWorker {
                 count(&self.counters.by_device);
                 Some(Encoded { codec: Codec::DeflateQz, len })
             }
-            // Does not shrink: the device has found that out.
+            // The device has compressed it without gain.
             Ok(_) | Err(QatZipError::NoRoom { .. }) => {
                 count(&self.counters.by_device);
                 Some(Encoded { codec: Codec::Raw, len: plain.len() })
@@ -146,7 +147,7 @@ impl QatZipWorker {
                 count(&self.counters.busy);
                 None
             }
-            // For good: its doors do not open again.
+            // For good: QATzip's session cannot be opened again.
             Err(error) => {
                 let _ = self.counters.why.set(error.to_string());
                 self.session = None;
