@@ -1,10 +1,10 @@
 //! `platen-bench offload`: what it costs to hand pages to a QAT device, and what asynchronous
 //! offload brings.
 //!
-//! Each measurement is a process of its own, since a process has one device; they take turns, and
-//! medians are shown. Without `--device` the device is the simulated one with its `engine stored`,
-//! which answers with stored blocks: the figures show the software's cost and what a latency does,
-//! never a device's throughput or ratio. Its threads' CPU time is not in them.
+//! Each measurement is a separate process, since a process has one device; they take turns, and
+//! medians are shown. Without `--device` the device is simulated with `engine stored`, which
+//! returns stored blocks: the figures show the software's cost and the effect of a latency, never a
+//! device's throughput or ratio. They exclude the CPU time of the simulated device's threads.
 
 use crate::program::{again, QatLibraries};
 use anyhow::{bail, ensure, Context};
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Longest that one measurement takes.
+/// The longest duration of one measurement.
 const AT_MOST: Duration = Duration::from_secs(4);
 
 /// Arguments of `platen-bench offload`.
@@ -53,9 +53,9 @@ pub(super) struct OffloadArgs {
 /// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// The driver, many pages in flight, a device that takes no time.
+    /// The driver, many pages in flight, a device without latency.
     Driver,
-    /// QATzip, a page a call, the same device.
+    /// QATzip, one page per call, the same device.
     Qatzip,
     /// Direct and asynchronous offload, a device with latency.
     Compare,
@@ -72,7 +72,7 @@ pub(super) fn run(args: &OffloadArgs) -> anyhow::Result<()> {
     }
 }
 
-/// One measurement on the device this process finds.
+/// One measurement on the device that this process finds.
 fn one(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     let corpus = Corpus::load();
     let pages = corpus.mixed_unique();
@@ -100,8 +100,8 @@ fn one(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     })
 }
 
-/// QATzip with one page a call, as its interface is: CPU time of its own thread, and with that of
-/// the thread that asks.
+/// QATzip with one page per call, as its interface requires: CPU time of its own thread, alone and
+/// with the calling thread's.
 fn qatzip(library: &std::sync::Arc<QatZip>, pages: &[u8], count: usize) -> anyhow::Result<Value> {
     let mut session = Session::new(library, 1)?;
     let mut out = vec![0; 2 * PAGE];
@@ -142,7 +142,7 @@ fn thread_cpu(name: &str) -> anyhow::Result<u64> {
     Ok(sum)
 }
 
-/// All measurements in turn, each in a process of its own.
+/// All measurements in turn, each in a separate process.
 fn all(args: &OffloadArgs) -> anyhow::Result<()> {
     let mut runs = [Kind::Driver, Kind::Qatzip, Kind::Compare].map(|kind| (kind, Vec::new()));
     let mut skipped = None;
@@ -153,7 +153,7 @@ fn all(args: &OffloadArgs) -> anyhow::Result<()> {
             }
             match child(args, *kind) {
                 Ok(figure) => figures.push(figure),
-                // QATzip is no part of platen, and not everywhere.
+                // QATzip is not part of platen, and not always installed.
                 Err(error) if *kind == Kind::Qatzip => skipped = Some(format!("{error:#}")),
                 Err(error) => return Err(error),
             }
@@ -197,7 +197,7 @@ fn child(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
         let words = String::from_utf8_lossy(&output.stderr);
         bail!("{}", words.lines().last().unwrap_or("no word from the measurement"));
     }
-    // QATzip's own lines may come before.
+    // QATzip may print lines of its own first.
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().last().unwrap_or_default();
     serde_json::from_str(line).context("the measurement's figures cannot be read")
