@@ -262,7 +262,7 @@ impl WithDictionary {
             return Compressed::Unfit;
         }
         if !self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, dictionary)) {
-            self.forget();
+            self.clear_dictionary();
             // SAFETY: both are valid. A dictionary cannot change while a second `Arc` of it exists,
             // and `of` holds one until the context refers to another dictionary or to none.
             let refused = checked(unsafe {
@@ -288,7 +288,7 @@ impl WithDictionary {
     }
 
     /// Clears the context's reference to a dictionary.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn clear_dictionary(&mut self) {
         // SAFETY: the context is valid; null means none.
         let refused = unsafe { sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), ptr::null()) };
         // zstd refuses this only in the middle of a frame. `compress` leaves a frame unfinished

@@ -182,7 +182,7 @@ impl Encoder {
     /// Releases the dictionary that was used last.
     pub fn forget_dictionary(&mut self) {
         if let Some(context) = &mut self.with_dictionary {
-            context.forget();
+            context.clear_dictionary();
         }
     }
 

@@ -4,7 +4,7 @@
 //!  readers ─ Class::of(chunk), choose(class) ──► Choice ──► codec threads ──► link
 //!               ▲ plan: one word a class              │ Observation: sizes, CPU time
 //!               │                                     ▼
-//!          mix (the best mix) ◄── estimates (what each candidate makes of a class)
+//!          mix (the best mix) ◄── estimates (size and cost of each candidate for a class)
 //!               ▲
 //!               └── flow (bottleneck, drain rate, cores) ◄── tick(Signals), every 25 to 100 ms
 //! ```

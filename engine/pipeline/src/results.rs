@@ -18,7 +18,7 @@ pub struct Results<T> {
     /// Threads that push sleep here.
     room: EventCount,
     /// Threads that flush sleep here.
-    settled: EventCount,
+    finished: EventCount,
     /// Release in `close`, Acquire in every load.
     closed: AtomicBool,
     /// Jobs submitted with these results. Incremented by submitters.
@@ -46,7 +46,7 @@ impl<T> Results<T> {
             ring: Ring::new(capacity),
             items: EventCount::new(),
             room: EventCount::new(),
-            settled: EventCount::new(),
+            finished: EventCount::new(),
             closed: AtomicBool::new(false),
             queued: Padded::default(),
             done: Padded::default(),
@@ -137,7 +137,7 @@ impl<T> Results<T> {
 
     /// Futex system calls made at this ring so far.
     pub fn futex_calls(&self) -> u64 {
-        self.items.futex_calls() + self.room.futex_calls() + self.settled.futex_calls()
+        self.items.futex_calls() + self.room.futex_calls() + self.finished.futex_calls()
     }
 
     fn is_closed(&self) -> bool {
@@ -160,18 +160,18 @@ impl<T> Results<T> {
         if pushed {
             self.items.notify_one_after(&fence);
         }
-        self.settled.notify_all_after(&fence);
+        self.finished.notify_all_after(&fence);
     }
 
     /// A counted job could not be queued after all.
     pub(crate) fn give_up_one(&self) {
         self.done.0.fetch_add(1, Ordering::Release);
-        self.settled.notify_all();
+        self.finished.notify_all();
     }
 
     /// Waits for a moment at which every counted job is finished.
-    pub(crate) fn wait_settled(&self) {
-        self.settled.wait_until(None, || {
+    pub(crate) fn wait_finished(&self) {
+        self.finished.wait_until(None, || {
             // `done` first: it never exceeds `queued`, so if the two are equal, no job was under
             // way at the moment of this first read. Pairs with the Release in `finish_one`.
             let done = self.done.0.load(Ordering::Acquire);

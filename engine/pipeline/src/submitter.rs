@@ -117,7 +117,7 @@ impl<J: Job> Submitter<J> {
     /// It does not pop them: they must have room, or another thread must pop them. Threads that go
     /// on submitting to the same results can delay its return.
     pub fn flush(&self) {
-        self.results.wait_settled();
+        self.results.wait_finished();
     }
 
     /// The totals so far.

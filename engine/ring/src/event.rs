@@ -198,7 +198,7 @@ pub struct Fenced {
 impl Fenced {
     /// Executes the fence.
     #[inline]
-    #[expect(clippy::new_without_default, reason = "a fence that nobody sees is a fence missed")]
+    #[expect(clippy::new_without_default, reason = "a fence has to be visible in the code")]
     pub fn new() -> Self {
         // Rule 1; pairs with the fence in `wait_registered`.
         fence_seq_cst(Site::NotifyFence);

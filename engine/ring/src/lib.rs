@@ -9,8 +9,8 @@
 //!   producer                                consumer
 //!   ring.push(item)?            cells       items.wait_until(None, || ring.pop())
 //!   items.notify_one()  ─────► [s|s|s|s] ─────►  spin a little, then futex wait
-//!        │ nobody sleeps: a fence and a load, no system call
-//!        └ somebody sleeps: one futex wake, however many notifications follow it
+//!        │ no sleeper: a fence and a load, no system call
+//!        └ a sleeper: one futex wake, however many notifications follow it
 //! ```
 //!
 //! [`Stack`] is a free list of numbers. It returns the number pushed last first, because the memory

@@ -98,20 +98,20 @@ pub enum RelayError {
     /// A migration in postcopy was interrupted.
     #[error("the migration was interrupted in postcopy ({cause}): both QEMUs pause it. Where the destination QEMU says postcopy-paused, the VM is there, with nothing lost. To take it up again start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]
     Paused {
-        /// What interrupted it.
+        /// The cause of the interruption.
         cause: String,
     },
     /// A migration was interrupted while switching to postcopy: too late for the source QEMU, too
     /// early for the destination QEMU.
     #[error("the migration was interrupted as it turned to postcopy ({cause}): the source QEMU has gone over to postcopy and keeps its VM stopped, but the state that starts the VM never reached the destination QEMU. It runs nowhere, and no recovery can take it up")]
     Stranded {
-        /// What interrupted it.
+        /// The cause of the interruption.
         cause: String,
     },
     /// A migration that this version does not support.
     #[error("{what}")]
     Unsupported {
-        /// What is not supported, and what to do.
+        /// The unsupported thing, and how to avoid it.
         what: String,
     },
     /// The system refused threads, sockets or memory.

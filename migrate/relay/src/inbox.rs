@@ -96,7 +96,7 @@ impl<'a> Inbox<'a> {
         Ok(self.receipt(header))
     }
 
-    /// The receipt of a frame without bytes.
+    /// The receipt of the frame of `header`, the latest in order.
     pub(crate) fn receipt(&self, header: &Header) -> Receipt {
         Receipt { seq: header.seq + 1, offset: self.offset, hash: self.hash.value() }
     }

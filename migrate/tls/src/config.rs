@@ -61,7 +61,7 @@ impl Connector {
         let failed = |error: Error| TlsError::Broken { reason: error.to_string() };
         let connection = UnbufferedClientConnection::new(self.config.clone(), self.name.clone());
         handshake::run(connection.map_err(failed)?, socket, peer, deadline, |error| {
-            crate::error::words(error)
+            crate::error::describe(error)
         })
     }
 }
@@ -120,7 +120,7 @@ impl Acceptor {
         config.enable_secret_extraction = true;
         let connection = UnbufferedServerConnection::new(Arc::new(config)).map_err(failed)?;
         handshake::run(connection, socket, peer, deadline, |error| {
-            verifier.refused.get().cloned().unwrap_or_else(|| crate::error::words(error))
+            verifier.refused.get().cloned().unwrap_or_else(|| crate::error::describe(error))
         })
     }
 }

@@ -99,7 +99,7 @@ impl TlsError {
 }
 
 /// The peer's alert, worded for the person on this side.
-pub(crate) fn alert_words(alert: AlertDescription) -> String {
+pub(crate) fn describe_alert(alert: AlertDescription) -> String {
     let words = match alert {
         AlertDescription::UnknownCA => {
             "it does not know the CA of this end's certificate: both hosts need certificates of the same CA"
@@ -128,11 +128,11 @@ pub(crate) fn alert_words(alert: AlertDescription) -> String {
 }
 
 /// A rustls error in words.
-pub(crate) fn words(error: &Error) -> String {
+pub(crate) fn describe(error: &Error) -> String {
     match error {
-        Error::AlertReceived(alert) => alert_words(*alert),
+        Error::AlertReceived(alert) => describe_alert(*alert),
         Error::NoCertificatesPresented => "it shows no certificate".into(),
-        Error::InvalidCertificate(error) => certificate_words(error),
+        Error::InvalidCertificate(error) => describe_certificate_error(error),
         Error::InvalidMessage(InvalidMessage::InvalidContentType) => "it does not speak TLS".into(),
         Error::PeerIncompatible(rustls::PeerIncompatible::SupportedVersionsExtensionRequired)
         | Error::PeerIncompatible(rustls::PeerIncompatible::Tls13RequiredForQuic)
@@ -144,7 +144,7 @@ pub(crate) fn words(error: &Error) -> String {
     }
 }
 
-fn certificate_words(error: &CertificateError) -> String {
+fn describe_certificate_error(error: &CertificateError) -> String {
     match error {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is not signed by the CA that this end knows".into()

@@ -1,6 +1,6 @@
 //! The three files of a relay: its CA's certificate, its own certificate, and its key.
 
-use crate::error::{words, TlsError};
+use crate::error::{describe, TlsError};
 use crate::provider::{check, provider};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -86,7 +86,7 @@ impl Credentials {
                 | rustls::CertificateError::NotValidYet
                 | rustls::CertificateError::NotValidYetContext { .. }),
             )) => {
-                let detail = words(&rustls::Error::InvalidCertificate(error));
+                let detail = describe(&rustls::Error::InvalidCertificate(error));
                 let detail = detail.replacen("its certificate", "this host's certificate", 1);
                 Err(TlsError::Content { path: self.cert_path.clone(), detail })
             }

@@ -155,7 +155,7 @@ pub(crate) fn run<C: Handshake>(
             Step::Closed => return Err(refused("it closed the handshake".into())),
             Step::Failed(error) => {
                 let reason = explain(&error);
-                say_alert(&mut connection, socket, outgoing);
+                send_alert(&mut connection, socket, outgoing);
                 return Err(refused(reason));
             }
         }
@@ -172,7 +172,7 @@ pub(crate) fn run<C: Handshake>(
 
 /// Sends the alert to the peer and waits until the peer can have read it: closing a socket with
 /// unread bytes resets the connection, and an alert under way is lost.
-fn say_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing: Vec<u8>) {
+fn send_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing: Vec<u8>) {
     // Only while an alert waits to be encoded: rustls must not process the refused bytes again,
     // since it expects those that it has asked to discard.
     while connection.common().wants_write() {

@@ -5,7 +5,7 @@
 //! real type and a tag of 16 bytes. The header is the additional data; the nonce is the direction's
 //! IV combined with the record's number. Keys, IVs and their successors come from rustls.
 
-use crate::error::{alert_words, TlsError};
+use crate::error::{describe_alert, TlsError};
 use crate::peer::Peer;
 use aws_lc_rs::aead::{
     Aad, Algorithm, LessSafeKey, Nonce, UnboundKey, AES_128_GCM, AES_256_GCM, CHACHA20_POLY1305,
@@ -478,7 +478,7 @@ fn alert(content: &[u8]) -> Result<Opened, TlsError> {
         [_, 0] => Ok(Opened::Close),
         [_, USER_CANCELED] => Ok(Opened::Other),
         [_, alert] => {
-            let reason = alert_words(AlertDescription::from(*alert));
+            let reason = describe_alert(AlertDescription::from(*alert));
             Err(TlsError::Broken { reason })
         }
         _ => Err(broken("an alert is damaged")),

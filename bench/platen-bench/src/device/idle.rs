@@ -25,7 +25,7 @@ pub(super) fn measure(
     for front in fronts.iter().filter(|front| matches!(front, Kind::Zram(_))) {
         let mut kept = front.open(count as u64, 0)?;
         fill(&mut *kept, pages)?;
-        settle(&mut *kept)?;
+        compact_fully(&mut *kept)?;
         let ratio = ratio(&kept.memory()?);
         println!("{front:<16} ratio {ratio:.3}");
         best = best.max(ratio);
@@ -98,7 +98,7 @@ fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
     let count = (pages.len() / PAGE) as u64;
     let mut kept = Own::new(codec::Settings::default(), count, 0)?;
     fill(&mut kept, pages)?;
-    settle(&mut kept)?;
+    compact_fully(&mut kept)?;
     let before = ratio(&kept.memory()?);
     let mut passes = Passes::new(kept.store(), settings)?;
     (0..settings.idle).for_each(|_| passes.grow_older());
@@ -111,7 +111,7 @@ fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
         }
     }
     let recompressed = (process_cpu() - cpu) / count as f64;
-    settle(&mut kept)?;
+    compact_fully(&mut kept)?;
     let memory = kept.memory()?;
     let after = ratio(&memory);
     let coded = memory.plain as f64 / memory.compressed.max(1) as f64;
@@ -153,7 +153,7 @@ fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
 }
 
 /// Compacts until that frees no more: the final state of an idle device.
-fn settle(kept: &mut dyn Front) -> anyhow::Result<()> {
+fn compact_fully(kept: &mut dyn Front) -> anyhow::Result<()> {
     let mut used = u64::MAX;
     loop {
         kept.compact()?;

@@ -69,7 +69,7 @@ impl Server {
     }
 
     /// Handles one link's hello. Returns the session if this link opens one.
-    #[allow(clippy::type_complexity, reason = "three things that only travel from here to `serve`")]
+    #[allow(clippy::type_complexity, reason = "passed only from here to `serve`")]
     fn hello(
         self: &Arc<Self>,
         socket: TcpStream,
@@ -129,7 +129,7 @@ impl Server {
                 if let Err(error) = welcomed {
                     let reason = "its first link could not be set up".into();
                     active.destination.session().fail(SessionError::Local { reason });
-                    self.forget(&target, &hello.session);
+                    self.remove_session(&target, &hello.session);
                     return Err(error);
                 }
                 Ok(Some((target, hello.session, active)))
@@ -270,7 +270,7 @@ impl Server {
         };
         let opened = self.open_target(hello, (&peer, owner), target, address);
         if opened.is_err() {
-            self.forget(target, &hello.session);
+            self.remove_session(target, &hello.session);
         }
         opened.map(|(active, welcome)| (target.clone(), active, welcome))
     }

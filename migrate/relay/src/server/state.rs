@@ -126,7 +126,8 @@ impl Server {
         Some(("its session has ended".into(), ended.committed, ended.confirmed))
     }
 
-    pub(super) fn forget(&self, target: &Option<String>, session: &str) {
+    /// Moves a session to the ended ones, and frees its target.
+    pub(super) fn remove_session(&self, target: &Option<String>, session: &str) {
         {
             let mut sessions = self.lock_sessions();
             if let Some(active) = sessions.get(session) {
@@ -161,7 +162,7 @@ impl Server {
 
     pub(super) fn serve(&self, target: &Option<String>, session: &str, active: &Active) {
         self.host.serve(target, &active.destination);
-        self.forget(target, session);
+        self.remove_session(target, session);
         if active.destination.has_begun() {
             self.served.fetch_add(1, Ordering::AcqRel);
         } else {

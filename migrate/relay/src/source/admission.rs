@@ -80,7 +80,7 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     let Some(kind) = first_bytes(shared, connection) else {
         // It ended without a byte: a migration cancelled before it began, or a process that tested
         // whether the socket is alive. The relay still waits for its migration.
-        return shared.forget(connection);
+        return shared.remove_waiting(connection);
     };
     let stream = match shared.admit(connection, kind) {
         Ok(stream) => stream,
@@ -129,7 +129,7 @@ fn refuse(shared: &Shared, connection: &Connection, refused: Refused) {
         ),
         Refused::TooMany => format!("refused a connection: {MAX_STREAMS} streams are the limit"),
     };
-    shared.say_refused(&text);
+    shared.report_refused(&text);
 }
 
 /// Opens the stream at the peer; for a main channel, also starts the thread that writes the return
@@ -169,7 +169,7 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
             }
             if began.elapsed() >= SPEECHLESS && !shared.has_main() {
                 let _ = connection.socket.shutdown(Shutdown::Both);
-                shared.say_refused(&format!(
+                shared.report_refused(&format!(
                     "closed a connection that wrote nothing for {} s: a migration begins to write \
                      at once. An NBD client (libvirt's --copy-storage) waits for its server to \
                      write first; platen does not carry NBD",

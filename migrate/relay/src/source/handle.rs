@@ -4,7 +4,7 @@ use super::shared::{Event, Shared};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Ends a running [`Source`] from another thread (Ctrl-C), and shows its progress.
+/// Ends a running [`Source`](crate::Source) from another thread (Ctrl-C), and shows its progress.
 #[derive(Clone)]
 pub struct SourceHandle(pub(super) Arc<Shared>);
 

@@ -204,7 +204,7 @@ impl Shared {
                 // QEMU's connections write at once, so the oldest is the least likely to be QEMU's.
                 let oldest = connections.waiting.remove(0);
                 let _ = oldest.socket.shutdown(Shutdown::Both);
-                self.say_refused(&format!(
+                self.report_refused(&format!(
                     "{MAX_WAITING} connections have written nothing: closed the oldest of them"
                 ));
             }
@@ -261,14 +261,14 @@ impl Shared {
 
     /// Reports that a connection was closed. Any process can cause any number of these: only the
     /// first ten are reported.
-    pub(super) fn say_refused(&self, text: &str) {
+    pub(super) fn report_refused(&self, text: &str) {
         if self.refused.fetch_add(1, Ordering::Relaxed) < 10 {
             let _ = self.events.send(Event::Notice(text.into()));
         }
     }
 
     /// Removes a connection that ended before it was a stream.
-    pub(super) fn forget(&self, connection: &Arc<Connection>) {
+    pub(super) fn remove_waiting(&self, connection: &Arc<Connection>) {
         let mut connections = self.lock_connections();
         connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
     }
@@ -330,9 +330,9 @@ impl Shared {
     }
 
     /// Whether the destination may have all bytes that start its VM. Not before the source QEMU has
-    /// written the whole packaged state, whatever was sent before: with its socket closed, QEMU
-    /// fails in that write and its own VM goes on. After the session has failed, no further bytes
-    /// are sent.
+    /// written the whole packaged state, even if a STILL_OPEN was sent for a part of it: with its
+    /// socket closed, QEMU fails in that write and its own VM goes on. After the session has
+    /// failed, no further bytes are sent.
     pub(super) fn may_run_there(&self) -> bool {
         let complete = || self.switchover.get().is_none_or(Switchover::is_packaged);
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
@@ -349,7 +349,7 @@ impl Shared {
         true
     }
 
-    /// Asks whether a STILL_OPEN may go to a link now. False when it must not.
+    /// Records that a STILL_OPEN goes to a link now. False when it must not.
     pub(super) fn commit(&self) -> bool {
         let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
         if !*cancelling {

@@ -67,7 +67,7 @@ fn a_network_that_swallows_everything_before_the_tail_frees_the_source() {
 }
 
 /// After STILL_OPEN: the relay decides nothing for the user.
-fn after_the_word(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize) {
+fn after_still_open(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize) {
     let rig = rig(written, 2);
     harm(&rig.proxy);
     let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
@@ -85,17 +85,17 @@ fn after_the_word(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usiz
 
 #[test]
 fn a_link_cut_after_the_word_leaves_the_source_to_a_person() {
-    bounded(|| after_the_word(Proxy::cut, <[u8]>::len));
+    bounded(|| after_still_open(Proxy::cut, <[u8]>::len));
 }
 
 #[test]
 fn a_link_cut_right_behind_the_tag_leaves_the_source_to_a_person() {
-    bounded(|| after_the_word(Proxy::cut, |sent| tag_at(sent) + 1));
+    bounded(|| after_still_open(Proxy::cut, |sent| tag_at(sent) + 1));
 }
 
 #[test]
 fn a_network_that_swallows_everything_after_the_word_leaves_the_source_to_a_person() {
-    bounded(|| after_the_word(Proxy::freeze, <[u8]>::len));
+    bounded(|| after_still_open(Proxy::freeze, <[u8]>::len));
 }
 
 /// A frame tampered with ends the migration; the bytes delivered until then are right. Returns the
