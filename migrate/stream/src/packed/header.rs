@@ -185,18 +185,7 @@ pub(crate) fn decode(
 
     let mut sorted = [0; MAX_OFFSETS];
     let pages = &mut sorted[..used];
-    let mut filled = 0;
-    while filled < used {
-        let mut offset = cursor.wrapping_add(code.signed()?.cast_unsigned() << shift);
-        let run = usize::try_from(code.varint()?).unwrap_or(usize::MAX);
-        let run = pages[filled..].get_mut(..=run).ok_or(bad("runs exceed the pages"))?;
-        filled += run.len();
-        for page in run {
-            *page = offset;
-            offset = offset.wrapping_add(1 << shift);
-        }
-        *cursor = offset;
-    }
+    decode_runs(code, at, shift, cursor, pages)?;
     if normal > 0 && zero > 0 {
         let bitmap = code.bytes(used.div_ceil(8))?;
         for (i, page) in pages.iter_mut().enumerate() {
@@ -216,6 +205,31 @@ pub(crate) fn decode(
             tail.copy_from_slice(&before[FIXED_LEN + 8 * used..]);
         }
         _ => tail.fill(0),
+    }
+    Ok(())
+}
+
+/// Reads runs of pages as [`encode_runs`] writes them, until `pages` is full. `cursor` is the next
+/// expected offset, and is updated; `at` is where the header's code begins, for errors.
+fn decode_runs(
+    code: &mut Reader<'_>,
+    at: usize,
+    shift: u32,
+    cursor: &mut u64,
+    pages: &mut [u64],
+) -> Result<(), UnpackError> {
+    let mut filled = 0;
+    while filled < pages.len() {
+        let mut offset = cursor.wrapping_add(code.signed()?.cast_unsigned() << shift);
+        let run = usize::try_from(code.varint()?).unwrap_or(usize::MAX);
+        let what = "runs exceed the pages";
+        let run = pages[filled..].get_mut(..=run).ok_or(UnpackError::Header { at, what })?;
+        filled += run.len();
+        for page in run {
+            *page = offset;
+            offset = offset.wrapping_add(1 << shift);
+        }
+        *cursor = offset;
     }
     Ok(())
 }
