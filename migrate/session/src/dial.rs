@@ -25,8 +25,8 @@ pub(crate) struct Attempt {
 /// Connects one link, secures it unless `connector` is `None`, and exchanges hello and welcome.
 ///
 /// # Errors
-/// The peer cannot be reached, speaks another protocol, has the wrong identity, or
-/// refuses. The message says which.
+/// The peer cannot be reached, speaks another protocol, has the wrong identity, or refuses. The
+/// message says which.
 pub fn dial(
     peer: &str,
     connector: Option<&Connector>,

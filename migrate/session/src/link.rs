@@ -23,8 +23,8 @@ impl Session {
     /// link of that number (W26).
     ///
     /// # Errors
-    /// The system refuses socket options or threads; or links come and go faster than
-    /// their threads end.
+    /// The system refuses socket options or threads; or links come and go faster than their threads
+    /// end.
     pub fn add_link(self: &Arc<Self>, number: u16, link: Link) -> Result<(), SessionError> {
         let socket = prepare(link.socket())?;
         self.check_threads()?;

@@ -153,8 +153,8 @@ impl Destination {
                     events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
                 }
             };
-            // Set before QEMU's SHUT(0) is sent to the source: every consequence of that SHUT(0)
-            // comes after this.
+            // Set before QEMU's SHUT(0) is sent to the source: it is visible before any event that
+            // follows from that SHUT(0).
             let confirmed = shared.confirmed.load(Ordering::Acquire);
             let all_taken = source_eof && !shared.return_path.load(Ordering::Acquire);
             match event {
