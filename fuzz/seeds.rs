@@ -1,6 +1,6 @@
-//! The seeds of all targets: the golden streams of the repository, made streams of every style,
-//! what packing and the codecs make of them. As a program it writes them into the folder named by
-//! its first argument.
+//! The seeds of all targets: the repository's golden streams, synthetic streams of every style, and
+//! these packed and encoded. As a program it writes them into the folder given by its first
+//! argument.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use codec::{Codec, Encoder, Settings, UnitHeader};
-// The run-time that every instrumented object asks for.
+// The run-time that instrumented objects need.
 use libfuzzer_sys as _;
 use session::{encode_preamble, AckEntry, FrameType, Header, Hello, Setup, Welcome};
 use stream::synth::{main_stream, multifd_streams, Style};
@@ -36,14 +36,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Seeds by their target.
 pub(crate) fn all() -> Result<Vec<(&'static str, Vec<u8>)>, Box<dyn Error>> {
     let mut all = Vec::new();
-    add_fixed(&mut all)?;
+    add_peer(&mut all)?;
+    add_host(&mut all)?;
     for bytes in streams()? {
         add_of_stream(&bytes, &mut all)?;
     }
     Ok(all)
 }
 
-/// The golden streams of the repository, and made ones.
+/// The repository's golden streams, and synthetic ones.
 fn streams() -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     let golden = golden();
     let mut streams = Vec::new();
@@ -65,7 +66,7 @@ fn streams() -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     Ok(streams)
 }
 
-/// Where the golden streams are, from fuzz/ and from tests/seeds.
+/// The golden streams' folder, seen from fuzz/ or from tests/seeds.
 fn golden() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let near = here.join("../migrate/stream/tests/golden");
@@ -76,7 +77,8 @@ fn golden() -> PathBuf {
     }
 }
 
-fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
+/// Bytes of a peer relay, and of the destination QEMU's return path.
+fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
     let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
     for kind in [FrameType::Open, FrameType::Data, FrameType::Eof, FrameType::Ack, FrameType::Abort]
     {
@@ -118,12 +120,20 @@ fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error
     for size in [2, 255] {
         add("return_path", &[&[size], &back[..]].concat());
     }
+    // Slots, pages, the table's length, a table of two runs, and bytes.
+    add("delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3]);
+    Ok(())
+}
+
+/// Files, backing devices, monitors, NBD clients and servers: everything but the peer.
+fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
+    let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
     // Writes, a restart, compaction, discards; then words for the table.
     let ops: Vec<u8> =
         (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
     add("store_ops", &[&[0][..], &ops].concat());
     add("store_ops", &[&[200][..], &ops].concat());
-    // In each part of the file: its first words, and some later.
+    // In each part of the file: its first words, and some later ones.
     for (part, at) in
         (0..7_u8).flat_map(|part| [0_u16, 8, 24, 64, 72, 904, 2100].map(|at| (part, at)))
     {
@@ -131,8 +141,6 @@ fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error
             add("store_attach", &[&[part][..], &at.to_le_bytes(), &word.to_le_bytes()].concat());
         }
     }
-    // Slots, pages, the table's length, a table of two runs, and bytes.
-    add("delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3]);
     for at in [0_u16, 8, 24, 32, 40, 4096, 4104, 4200, 8192] {
         let word = 0x0123_4567_89ab_cdef_u64 + u64::from(at);
         let change = [&at.to_le_bytes()[..], &word.to_le_bytes()].concat();
@@ -162,7 +170,7 @@ fn add_fixed(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// What the targets get of a stream: itself, packed, and as units of each codec.
+/// The seeds from one stream: itself, packed, and as units of each codec.
 fn add_of_stream(
     bytes: &[u8],
     all: &mut Vec<(&'static str, Vec<u8>)>,
@@ -174,7 +182,7 @@ fn add_of_stream(
         Kind::Recovery => 3,
         _ => 0,
     };
-    // The head, and the end behind a head that makes sense of it.
+    // The head of the stream.
     let head = &bytes[..bytes.len().min(MAX_SEED)];
     for cuts in [&[0u8][..], &[2, 0x07, 0x10, 0x50, 0x00]] {
         // Page size 4096 is number 2 of the sizes.
@@ -200,7 +208,7 @@ fn add_of_stream(
     Ok(())
 }
 
-/// What commands return.
+/// Results of monitor commands.
 const MONITOR: [&str; 5] = [
     "{}",
     r#"{"status": "running", "running": true, "singlestep": false}"#,

@@ -1,8 +1,8 @@
-//! Hostile backing devices: one whose header and blocks were written to is refused, or serves every
-//! page as it was or says that it cannot.
+//! Hostile backing devices: one whose header and blocks were changed is refused, or serves every
+//! page as it was or reports an error.
 //!
-//! Input: its length in blocks (one byte), then changes of ten bytes, each an offset (two bytes) in
-//! its first blocks and the eight bytes to go there.
+//! Input: the device's length in blocks (one byte), then changes of ten bytes: an offset (two
+//! bytes) in its first blocks and the eight bytes to write there.
 #![no_main]
 
 mod shelf;

@@ -1,8 +1,8 @@
-//! Hostile units: refused, or decoded to bytes that match their checksum and do not depend on what
-//! the output held.
+//! Hostile units: refused, or decoded to bytes that match their checksum and do not depend on the
+//! old contents of the output.
 //!
-//! Input: a unit header and a payload. So that the fuzzer need not guess a hash, a unit that is
-//! refused for its checksum alone is tried again with the right one.
+//! Input: a unit header and a payload. So that the fuzzer need not guess a hash, a unit refused
+//! only for its checksum is tried again with the right one.
 #![no_main]
 
 use codec::{checksum, Decoder, UnitHeader};

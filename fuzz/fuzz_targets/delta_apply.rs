@@ -1,5 +1,5 @@
-//! Hostile delta tables: refused, or followed within chunk and cache; and what an honest sender
-//! makes is followed to the same bytes.
+//! Hostile delta tables: refused, or applied within chunk and cache. The table of an honest sender
+//! restores its bytes.
 //!
 //! Input: slots (one byte), the chunk's pages (one byte, of 64 bytes each), length of the table
 //! (u16), the table, and the chunk's bytes, which are repeated.

@@ -1,8 +1,7 @@
-//! Hostile hellos and welcomes: they are refused in words, or are what we would write again.
+//! Hostile hellos and welcomes: refused with a message, or equal to their own re-encoding.
 //!
 //! Input: a preamble of 20 bytes, then the JSON. So that the fuzzer need not guess magic, version,
-//! length and checksum, an input that is refused is tried again with the right ones around its
-//! JSON.
+//! length and checksum, a refused input is tried again with the right ones around its JSON.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
     decode::<Hello>(input);
     decode::<Welcome>(input);
     let json = input.get(PREAMBLE..).unwrap_or_default();
-    // JSON of the input in a preamble that fits: one of any value that is JSON has the right form.
+    // The input's JSON in a valid preamble: any JSON value has the right form.
     if let Ok(value) = serde_json::from_slice::<serde_json::Value>(json) {
         if let Ok(bytes) = encode_preamble("a peer", &value) {
             decode::<Hello>(&bytes);
@@ -32,7 +31,7 @@ fn decode<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
                 let twice: T = decode_preamble("a peer", &again).expect("what we write we read");
                 assert_eq!(twice, decoded);
             }
-            // Keys that were left out come on top.
+            // Keys that were omitted are added.
             Err(error) => assert!(error.to_string().contains("limit"), "{error}"),
         },
         Err(error) => assert!(!error.to_string().is_empty()),

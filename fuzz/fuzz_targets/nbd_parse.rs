@@ -1,8 +1,8 @@
-//! A client that lies: options are answered within bounds or refused, and a request that is done
+//! A hostile NBD client: options are answered within bounds or refused, and an executed request
 //! lies within the export.
 //!
-//! Input: what a client sends, from its flags on; after the handshake, requests of 28 bytes, those
-//! of writes with as much payload as is left.
+//! Input: the client's bytes, from its flags on; after the handshake, requests of 28 bytes, writes
+//! followed by as much payload as is left.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
                     Progress::Serve(session) => break session,
                     Progress::More => {
                         assert!(taken == 0 && rest.len() < 16 + 8192);
-                        // The requests of somebody who got in.
+                        // The requests of a client that completed the handshake.
                         break Session { size: export.size, structured: true, allocation: true };
                     }
                     Progress::End => return,

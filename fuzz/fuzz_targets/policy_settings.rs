@@ -1,5 +1,5 @@
 //! A policy file, and a pressure stall file: settings that pass their own check, or an error that
-//! says why not.
+//! gives the reason.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,8 @@
-//! A monitor that lies: whatever it says is a value, an event or an error, and a call never waits
-//! for more than there is.
+//! A hostile monitor: every line is a value, an event or an error, and a call never waits for more
+//! bytes than there are.
 //!
-//! Input: one byte, whose low bit has a greeting and the first reply stand before the rest; then
-//! all that the monitor says before it closes.
+//! Input: one byte, whose low bit puts a greeting and the first reply before the rest; then all
+//! bytes of the monitor before it closes.
 #![no_main]
 
 use std::io::Write;
@@ -16,7 +16,7 @@ use qmp::Qmp;
 const GREETED: &[u8] = br#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}}, "capabilities": []}}
 {"return": {}, "id": 1}
 "#;
-/// Nothing takes as long that does not hang: libFuzzer finds what does.
+/// Nothing takes this long unless it hangs: libFuzzer reports hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 fuzz_target!(|input: &[u8]| {
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     theirs.set_nonblocking(true).expect("a socket of ours");
     let all = if greeted & 1 == 1 { [GREETED, said].concat() } else { said.to_vec() };
-    // What does not fit into the socket's buffer is cut off.
+    // Bytes that do not fit into the socket's buffer are dropped.
     let _ = (&theirs).write(&all);
     theirs.shutdown(Shutdown::Write).expect("a socket of ours");
     let mut qmp = match Qmp::over(ours, LONG) {

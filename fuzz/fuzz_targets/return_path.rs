@@ -1,5 +1,5 @@
-//! A destination QEMU's bytes: where SHUT is does not depend on how they are cut, and nothing of
-//! any length is kept.
+//! A destination QEMU's bytes: the position of SHUT does not depend on how they are split, and the
+//! parser's memory is bounded.
 //!
 //! Input: one byte, the size of the pieces less one; then the return path.
 #![no_main]

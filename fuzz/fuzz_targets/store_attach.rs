@@ -1,8 +1,8 @@
-//! Hostile files: a store whose superblock, table, records of groups, dictionaries or slab heads
-//! were written to is refused or taken over, and then serves every page or says that it cannot.
+//! Hostile files: a store whose superblock, table, group records, dictionaries or slab heads were
+//! changed is refused or attached, and then serves every page or reports an error.
 //!
-//! Input: changes of eleven bytes, each a part of the file (one byte), an offset in it (two) and
-//! the eight bytes to go there.
+//! Input: changes of eleven bytes: a part of the file (one byte), an offset in it (two) and the
+//! eight bytes to write there.
 #![no_main]
 
 use std::fs::File;
@@ -14,8 +14,8 @@ use store::{GroupBuffer, Options, Page, Seen, Store, DICTIONARY_TAG, MAX_DICTION
 
 const PAGES: u64 = 128;
 
-/// Where the parts of a file of so many pages lie, and how long they are. Of the regions, 2 MiB
-/// each, the first ones' heads.
+/// Offset and length of the parts of such a file. For the regions, 2 MiB each, only the heads of
+/// the first ones.
 const PARTS: [(u64, u64); 7] = [
     (0, 5120),
     (4096, 1024),
@@ -26,21 +26,21 @@ const PARTS: [(u64, u64); 7] = [
     (6 << 20, 4096),
 ];
 
-/// A page's bytes: long enough to be told from each other, and of all classes.
+/// A page's bytes: distinguishable, and of all size classes.
 fn bytes(index: u64) -> ([u8; MAX_OBJECT], usize) {
     let mut bytes = [0xa5; MAX_OBJECT];
     bytes[..8].copy_from_slice(&index.to_le_bytes());
     (bytes, 8 + usize::try_from(index * 1231 % 4089).expect("below 4089"))
 }
 
-/// What a page holds is what was stored there, or it cannot be read.
+/// Reads a page: either the bytes stored there, or an error.
 fn read(store: &Store, worker: &store::Worker, index: u64) {
     let mut out = [0; MAX_OBJECT];
     match worker.get(index, &mut out) {
         Ok(Page::Object { tag, len }) => {
             let (bytes, was) = bytes(index);
             assert!(len == was && out[..len] == bytes[..len], "page {index} is another");
-            // With a dictionary that is there.
+            // The dictionary must exist.
             assert!(usize::from(tag.saturating_sub(DICTIONARY_TAG)) <= store.dictionaries());
         }
         Ok(Page::Grouped) => {

@@ -1,8 +1,8 @@
-//! Operations on a store against a map: whatever the order, a page is what was last stored.
-//! Dictionaries and a backing device are there as well.
+//! Operations on a store against a map: in any order, a page holds what was last stored, also with
+//! dictionaries and a backing device.
 //!
-//! Input: one byte for the memory limit, then operations of four bytes: what, page, and two for the
-//! length, the word or the number of pages.
+//! Input: one byte for the memory limit, then operations of four bytes: operation, page, and two
+//! for the length, the word or the number of pages.
 #![no_main]
 
 mod shelf;
@@ -21,7 +21,7 @@ const PAGES: u64 = 256;
 /// More would only be slower.
 const MAX_OPS: usize = 2000;
 
-/// What was stored: the bytes follow from length and number.
+/// The contents stored: the bytes follow from length and number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Held {
     Same(u64),
@@ -30,7 +30,7 @@ enum Held {
     Backed { len: usize, number: usize },
 }
 
-/// Writes a part of a page, which becomes one word or an object.
+/// Changes a part of a page, which becomes one word or an object.
 fn modify(
     worker: &mut Worker,
     oracle: &mut HashMap<u64, Held>,
@@ -61,7 +61,7 @@ fn modify(
     }
 }
 
-/// What are objects of these pages goes to the backing device, as far as it has room.
+/// Writes those pages that are objects to the backing device, as far as it has room.
 fn write_back(worker: &mut Worker, oracle: &mut HashMap<u64, Held>, pages: std::ops::Range<u64>) {
     let mut batch = Batch::new(8);
     let mut gone = Vec::new();
@@ -118,7 +118,7 @@ fuzz_target!(|input: &[u8]| {
                 write_back(&mut worker, &mut oracle, index..index + u64::from(arg >> 9))
             }
             7 => {
-                // Once in a while; three more than there are places.
+                // Rarely; up to three more than the store has places for.
                 let len = 8 + usize::from(arg) % (MAX_DICTIONARY - 8);
                 let bytes: Vec<u8> = (0..len).map(|at| (at * 5 + number) as u8).collect();
                 if let Ok(place) = store.install_dictionary(&bytes, 1) {
@@ -143,7 +143,7 @@ fuzz_target!(|input: &[u8]| {
             12 => drop(store.trim()),
             13 => worker.rest(),
             14 if arg % 2 == 0 => {
-                // Neighbours that are objects, as one; the last one as if it had been written
+                // Neighbouring objects, as one group; the last one as if it had been written
                 // meanwhile.
                 let members: Vec<(u64, u8, [u8; MAX_OBJECT], usize)> = (index..PAGES)
                     .take(1 + usize::from(arg >> 11))

@@ -1,6 +1,6 @@
-//! What the kernel's netlink and an NBD server's hello may be: read within their bytes, or refused.
+//! The kernel's netlink messages and an NBD server's hello: read within their bounds, or refused.
 //!
-//! Input: the attribute that is looked for (u16), then the bytes, once as an answer and once as a
+//! Input: the attribute to look for (u16), then the bytes, read once as an answer and once as a
 //! hello.
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Any bytes, cut anywhere: tokens cover them, packing and unpacking gives them back, and facts do
-//! not depend on the cuts.
+//! Any bytes, split anywhere: tokens cover them, packing and unpacking restore them, and facts do
+//! not depend on the split.
 //!
-//! Input: byte 0 the kind and the page size, byte 1 the number of cut sizes (0 to 7), that many u16
-//! cut sizes, then the stream.
+//! Input: byte 0 the kind and the page size, byte 1 the number of piece sizes (0 to 7), that many
+//! u16 piece sizes, then the stream.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,7 @@
-//! Hostile packed chunks: refused, or unpacked to bytes that do not depend on what the output held.
+//! Hostile packed chunks: refused, or unpacked to bytes that do not depend on the old contents of
+//! the output.
 //!
-//! Input: u32 plain length (taken modulo a bit more than 1 MiB), then the packed bytes.
+//! Input: u32 plain length (modulo a little more than 1 MiB), then the packed bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,8 @@
-//! Hostile frames: a header is refused or says what it is and keeps to its bounds; ACK entries are
-//! refused or give their bytes back.
+//! Hostile frames: a header is refused or parsed within its bounds; ACK entries are refused or
+//! restore their bytes.
 //!
 //! Input: a frame header of 48 bytes, then the payload of an ACK. So that the fuzzer need not guess
-//! a checksum, a header that is refused for it alone is tried again with the right one.
+//! a checksum, a header refused only for its checksum is tried again with the right one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

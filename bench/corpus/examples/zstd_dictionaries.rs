@@ -1,15 +1,15 @@
-//! Whether a dictionary of zstd pays for single pages of 4 KiB: ratio and CPU time, by its size and
+//! Whether a zstd dictionary pays for single pages of 4 KiB: ratio and CPU time, by its size and
 //! level.
 //!
 //! `cargo run --release -p corpus --example zstd_dictionaries [-- SET...]`    (guest redis text
 //! code ...)
 //!
-//! A dictionary is trained on up to 1024 pages and judged by others, no page twice: *mixed* takes
-//! both from all of the set, as a device that samples itself does; *halves* trains on the first
-//! half and judges by the second, as for data that changes after the training. Variants take turns
-//! of 256 pages in one thread; its CPU time is summed, medians of the rounds. A page that does not
-//! lose a 32nd counts as it is. What a dictionary itself takes is not in the ratio: it is the same
-//! for a device of any size.
+//! A dictionary is trained on up to 1024 pages and judged by others, without a repeated page.
+//! *mixed* takes both from the whole set, as a device that samples itself does; *halves* trains on
+//! the first half and judges by the second, as for data that changes after the training. Variants
+//! take turns of 256 pages in one thread; its CPU time is summed, and medians of the rounds are
+//! shown. A page that does not shrink by 1/32 counts as uncompressed. The ratio excludes the
+//! dictionary itself, whose size does not depend on the device's.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -29,7 +29,7 @@ struct Variant<'a> {
     encoder: CCtx<'a>,
     decoder: DCtx<'a>,
     stored: usize,
-    /// Microseconds of all pages, by round.
+    /// For each round, microseconds of all pages.
     times: Vec<(f64, f64)>,
 }
 
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// At most `most` pages from all over.
+/// At most `most` pages, evenly spread.
 fn thin<'a>(pages: &[&'a [u8]], most: usize) -> Vec<&'a [u8]> {
     pages.iter().copied().step_by(pages.len().div_ceil(most).max(1)).collect()
 }

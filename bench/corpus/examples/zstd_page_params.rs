@@ -1,11 +1,11 @@
-//! What zstd should mean for a single page of 4 KiB: ratio and CPU time of parameter sets.
+//! zstd parameters for a single page of 4 KiB: ratio and CPU time of parameter sets.
 //!
 //! `cargo run --release -p corpus --example zstd_page_params [-- SET...]`    (guest redis text
 //! code)
 //!
 //! Every variant compresses the same pages in the same thread, in turns of 256 pages; thread CPU
 //! time is summed over a round, and medians of the rounds are shown. Stored bytes count: a page
-//! that does not lose a 32nd is stored as it is.
+//! that does not shrink by 1/32 is stored uncompressed.
 
 use std::error::Error;
 

@@ -1,16 +1,15 @@
-//! What zstd level 1 should mean for units of 128 pages: ratio and CPU time of parameter sets,
-//! against the streams that QEMU's multifd makes.
+//! zstd parameters of level 1 for units of 128 pages: ratio and CPU time of parameter sets, against
+//! the streams of QEMU's multifd.
 //!
 //! `cargo run --release -p corpus --example zstd_params [-- [--all] [--set NAME] [--mib N]
 //! [--rounds N]]`
 //!
 //! Every variant compresses the same pages in the same thread. They take turns every 4 MiB, so that
-//! whatever else the machine does falls on all of them alike; thread CPU time is summed over a
-//! round, and the medians of the rounds count, as does the median of the ratio to level 1 in the
-//! same round.
+//! the machine's other work affects all of them alike. Thread CPU time is summed over a round, and
+//! the medians of the rounds count, as does the median of the ratio to level 1 in the same round.
 //!
-//! QEMU is modelled as its multifd does it: one context per channel, fed page by page, flushed
-//! after each packet of 128 pages, packets going to two channels in turn; all at zstd's 1.5.7 here.
+//! The model of QEMU's multifd: one context per channel, fed page by page, flushed after each
+//! packet of 128 pages, packets going to two channels in turn; all with zstd 1.5.7.
 
 use std::error::Error;
 
@@ -78,9 +77,9 @@ struct Variant {
 }
 
 enum How {
-    /// Independent frames with these parameters beside level 1.
+    /// Independent frames, with these parameters on top of level 1.
     Units(Vec<CParameter>),
-    /// What this repository's codec does at this level, header and checksum included.
+    /// This repository's codec at this level, including header and checksum.
     Ours(i32),
     /// One frame per channel, flushed after each packet.
     Streams(usize),
@@ -93,11 +92,11 @@ struct Figures {
     decode: f64,
 }
 
-/// A variant at work: compresses and decompresses batches, and checks them.
+/// A running variant: compresses and decompresses batches, and checks them.
 trait Runner {
-    /// Compresses `batch`; returns the length, and keeps what it needs to read it back.
+    /// Compresses `batch`; returns the length, and stores what `decode` needs.
     fn encode(&mut self, batch: &[u8]) -> Result<usize, Box<dyn Error>>;
-    /// Decompresses what was compressed last, and compares it with `batch`.
+    /// Decompresses the last batch, and compares it with `batch`.
     fn decode(&mut self, batch: &[u8]) -> Result<(), Box<dyn Error>>;
 }
 
@@ -168,7 +167,7 @@ struct Units {
 
 impl Runner for Units {
     fn encode(&mut self, batch: &[u8]) -> Result<usize, Box<dyn Error>> {
-        // Too little room for what does not shrink: it counts as sent plain.
+        // Too little room for incompressible data, which counts as sent plain.
         let room = batch.len() - 1;
         self.len = self.encoder.compress2(&mut self.out[..room], batch).unwrap_or(batch.len());
         Ok(self.len)
@@ -259,7 +258,7 @@ impl Runner for Streams {
     }
 }
 
-/// What is worth a full run.
+/// The variants worth a full run.
 fn contenders() -> Vec<Variant> {
     let mut variants = vec![
         streams(2),
@@ -311,7 +310,7 @@ fn grid() -> Vec<Variant> {
             variants.push(units(&format!("{name}, blocks of {block} KiB"), 128, parameters));
         }
     }
-    // A wider step through what does not match, with literals still entropy coded (a target length
+    // A wider step through unmatched bytes, with literals still entropy coded (a target length
     // switches that off by default).
     for (hash, min_match) in [(13, 5), (14, 5), (15, 5), (16, 5), (14, 6), (15, 6)] {
         let parameters = vec![
@@ -335,7 +334,7 @@ fn streams(channels: usize) -> Variant {
     Variant { name, pages: 128, how: How::Streams(channels) }
 }
 
-/// All distinct pages, or those of one set that are not one word over and over.
+/// All distinct pages, or those of one set that do not repeat one word.
 fn pages(corpus: &Corpus, set: Option<&str>) -> Result<Vec<u8>, Box<dyn Error>> {
     let Some(name) = set else { return Ok(corpus.mixed_unique()) };
     let set = corpus.set(name).ok_or(format!("no set {name} in {:?}", corpus.names()))?;
@@ -343,7 +342,7 @@ fn pages(corpus: &Corpus, set: Option<&str>) -> Result<Vec<u8>, Box<dyn Error>> 
     Ok(pages.collect::<Vec<_>>().concat())
 }
 
-/// `len` bytes in stretches from all over the pages (0: all), renamed as in a migration.
+/// `len` bytes in stretches spread over the pages (0: all), renamed as in a migration.
 fn sample(unique: Vec<u8>, len: usize) -> Vec<u8> {
     let total = unique.len();
     let rounds = Rounds::new(unique);

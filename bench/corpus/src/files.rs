@@ -1,4 +1,4 @@
-//! The real corpus: found, unpacked once, read.
+//! Finds the real corpus, unpacks it once, and reads it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{flock, FlockOperation};
 
-/// The directory with the unpacked files, or why there is none.
+/// The directory with the unpacked files, or the reason why there is none.
 pub(crate) fn locate() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     if let Some(asked) = env::var_os("PLATEN_CORPORA") {
@@ -48,7 +48,7 @@ pub(crate) fn sets_in(directory: &Path) -> Vec<(String, PathBuf)> {
         .flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten())
         .map(|entry| entry.path())
         .filter(|path| path.is_file() && !NAMED.iter().any(|(_, file)| path.ends_with(file)))
-        // Page numbers and lists are no pages.
+        // Files of page numbers and lists hold no pages.
         .filter(|path| !matches!(path.extension().and_then(OsStr::to_str), Some("u32" | "txt")))
         .collect();
     others.sort();
@@ -74,7 +74,7 @@ fn from(directory: &Path, root: &Path) -> Result<PathBuf, String> {
     let sums = fs::read(directory.join("SHA256SUMS")).map_err(|error| error.to_string())?;
     let target = root.join("target");
     fs::create_dir_all(&target).map_err(|error| error.to_string())?;
-    // By content, so that another corpus is another directory.
+    // Named by a hash of the checksums, so that another corpus gets another directory.
     let done = target.join("corpora").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&sums)));
     if is_unpacked(&done) {
         return Ok(done);
@@ -83,16 +83,15 @@ fn from(directory: &Path, root: &Path) -> Result<PathBuf, String> {
     Ok(done)
 }
 
-/// Whether the two sets that every corpus has are there.
+/// Whether the sets that every corpus has exist.
 fn is_unpacked(directory: &Path) -> bool {
     ["guest-a.t0.bin", "redis.bin", "silesia-dickens", "silesia-ooffice"]
         .iter()
         .all(|file| directory.join(file).is_file())
 }
 
-/// Unpacks beside `done` and moves the result there in one step, while holding a lock: a process
-/// that comes second waits and finds it done, and one that is killed leaves nothing half done
-/// there.
+/// Unpacks beside `done` and renames the result, under a lock: a second process waits and then
+/// finds it complete, and a process that is killed leaves no incomplete directory there.
 fn unpack(script: &Path, done: &Path) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
     let parent = done.parent().expect("it is target/corpora");
@@ -103,7 +102,7 @@ fn unpack(script: &Path, done: &Path) -> Result<(), String> {
         return Ok(());
     }
     let half = done.with_extension("unpacking");
-    let _ = fs::remove_dir_all(&half); // What a killed process left; gone already is as good.
+    let _ = fs::remove_dir_all(&half); // A killed process may have left it.
     eprintln!("corpus: unpacking 335 MiB, once");
     let output = Command::new("sh")
         .arg(script)

@@ -1,9 +1,10 @@
-//! Memory pages to test and measure with: a corpus of real ones, or made ones.
+//! Memory pages for tests and measurements: a corpus of real ones, or synthetic ones.
 //!
-//! A corpus is a number of named *sets*, each a run of 4096-byte pages. Where the real corpus is to
-//! be had (guest memory, a process's heap, the Silesia and Calgary files), [`Corpus::load`] unpacks
-//! it once into `target/corpora` and reads from there; elsewhere the sets are made from a seed, so
-//! that every test and benchmark runs anywhere, and says which it ran on ([`Corpus::origin`]).
+//! A corpus is a number of named *sets*, each a run of 4096-byte pages. If the real corpus is
+//! available (guest memory, a process's heap, the Silesia and Calgary files), [`Corpus::load`]
+//! unpacks it once into `target/corpora` and reads from there. Otherwise the sets are generated
+//! from a seed, so that every test and benchmark runs anywhere, and reports which it used
+//! ([`Corpus::origin`]).
 //!
 //! ```text
 //!  $PLATEN_CORPORA, or ../shared/corpora ── unpack, once ──► target/corpora ─┐
@@ -12,12 +13,16 @@
 //!                                     any number of bytes, no page twice: Rounds (XOR per round)
 //! ```
 //!
-//! What fails: a directory named by `PLATEN_CORPORA` that cannot be used is a panic, since somebody
-//! asked for it; anything else falls back to made data and prints why. Two processes may load at
-//! once: one unpacks while the other waits.
+//! # What fails
 //!
-//! Limits: for tests and measurements only. The made data has the overall ratio of the real one
-//! (zstd level 1 in batches of 512 KiB: 2.6; guest memory 2.7), not its texture.
+//! An unusable directory in `PLATEN_CORPORA` causes a panic, since the user asked for it. Any other
+//! failure falls back to synthetic data and prints the reason. Two processes may load at once: one
+//! unpacks while the other waits.
+//!
+//! # Limits
+//!
+//! For tests and measurements only. The synthetic data has the overall ratio of the real data (zstd
+//! level 1 in batches of 512 KiB: 2.6; guest memory 2.7), not its texture.
 
 mod files;
 mod made;
@@ -42,18 +47,18 @@ pub struct Set {
 }
 
 impl Set {
-    /// Takes `bytes` as pages, the last one filled up with zeros.
+    /// A set of `bytes` as pages, the last one padded with zeros.
     pub fn new(name: &str, mut bytes: Vec<u8>) -> Self {
         bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
         Self { name: name.to_owned(), pages: bytes }
     }
 
-    /// The name it was asked for by.
+    /// The name of the set.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The pages, one after the other: a multiple of [`PAGE`] bytes.
+    /// The concatenated pages: a multiple of [`PAGE`] bytes.
     pub fn pages(&self) -> &[u8] {
         &self.pages
     }
@@ -64,12 +69,12 @@ impl Set {
     }
 }
 
-/// Where the pages come from.
+/// The origin of the pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Files in this directory.
     Files(PathBuf),
-    /// Made, because of this reason.
+    /// Generated, for this reason.
     Made(String),
 }
 
@@ -82,20 +87,20 @@ impl fmt::Display for Origin {
     }
 }
 
-/// All sets there are. Cheap to have: pages are read or made when asked for.
+/// All available sets. Cheap to hold: pages are read or generated on request.
 #[derive(Clone, Debug)]
 pub struct Corpus {
     origin: Origin,
-    /// Name and file, in the order of [`Corpus::mixed_unique`]; empty for made data.
+    /// Name and file, in the order of [`Corpus::mixed_unique`]; empty for synthetic data.
     files: Vec<(String, PathBuf)>,
 }
 
 impl Corpus {
-    /// Finds the corpus, unpacks it if that was not done before, and prints to stderr which it is.
+    /// Finds the corpus, unpacks it if necessary, and prints its origin to stderr.
     ///
     /// # Panics
     ///
-    /// If `PLATEN_CORPORA` is set and what it names cannot be used.
+    /// If `PLATEN_CORPORA` names an unusable directory.
     pub fn load() -> Self {
         let corpus = match files::locate() {
             Ok(directory) => {
@@ -108,17 +113,17 @@ impl Corpus {
         corpus
     }
 
-    /// Made data whatever else there is, for tests that need the same bytes everywhere.
+    /// Synthetic data in any case, for tests that need the same bytes everywhere.
     pub fn made(why: &str) -> Self {
         Self { origin: Origin::Made(why.to_owned()), files: Vec::new() }
     }
 
-    /// Where the pages come from.
+    /// The origin of the pages.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// The names that [`Corpus::set`] knows. guest, redis, text, code and random are there always.
+    /// The names that [`Corpus::set`] accepts. guest, redis, text, code and random always exist.
     pub fn names(&self) -> Vec<&str> {
         let files = self.files.iter().map(|(name, _)| name.as_str());
         let made = made::NAMES.iter().copied();
@@ -131,13 +136,13 @@ impl Corpus {
 
     /// The pages under `name`; `None` for a name that is not one of [`Corpus::names`].
     ///
-    /// guest: a Linux guest's memory with zero and repeated pages as they were; redis: a process's
-    /// heap; text: English prose; code: a program library; random: what no codec shrinks (always
-    /// made).
+    /// guest: a Linux guest's memory, including its zero and repeated pages; redis: a process's
+    /// heap; text: English prose; code: a program library; random: incompressible bytes (always
+    /// generated).
     ///
     /// # Panics
     ///
-    /// If a file that was there when the corpus was loaded cannot be read.
+    /// If a file that existed when the corpus was loaded cannot be read.
     pub fn set(&self, name: &str) -> Option<Set> {
         match self.files.iter().find(|(known, _)| known == name) {
             Some((_, path)) => Some(Set::new(name, files::read(path))),
@@ -176,8 +181,7 @@ impl Corpus {
     }
 
     /// Every distinct page of all sets once, in the order of the sets and of the pages in them,
-    /// without those that are one 8-byte word over and over. About 267 MiB of files, or 62 MiB
-    /// made.
+    /// without those that repeat one 8-byte word. About 267 MiB from files, or 62 MiB generated.
     ///
     /// # Panics
     ///
@@ -186,7 +190,7 @@ impl Corpus {
         let mut seen = HashSet::new();
         let mut unique = Vec::new();
         for name in self.names() {
-            // The files stand for themselves; "random" beside them is an extra for its own tests.
+            // The files are complete by themselves; "random" is an extra set for its own tests.
             if name == "random" && !self.files.is_empty() {
                 continue;
             }
@@ -200,7 +204,7 @@ impl Corpus {
         unique
     }
 
-    /// Any number of bytes with no page in them twice: [`Corpus::mixed_unique`] in rounds.
+    /// Any number of bytes without a repeated page: [`Corpus::mixed_unique`] in rounds.
     ///
     /// # Panics
     ///
@@ -210,7 +214,7 @@ impl Corpus {
     }
 }
 
-/// Whether `page` is one 8-byte word over and over; a zero page is.
+/// Whether `page` repeats one 8-byte word, as a zero page does.
 pub fn is_same_filled(page: &[u8]) -> bool {
     page.len() > 8 && page[8..] == page[..page.len() - 8]
 }

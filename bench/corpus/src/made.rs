@@ -1,9 +1,9 @@
-//! Made pages: seeded, the same everywhere, no page like another, ratios like real ones.
+//! Synthetic pages: seeded, the same everywhere, all distinct, with the ratios of real ones.
 
-/// The sets there are, in order.
+/// The sets, in order.
 pub(crate) const NAMES: [&str; 5] = ["guest", "redis", "text", "code", "random"];
 
-/// The pages of a set; `None` for a name that is none.
+/// The pages of a set; `None` for an unknown name.
 pub(crate) fn pages(name: &str) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     match name {
@@ -17,7 +17,7 @@ pub(crate) fn pages(name: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A source of randomness, and what text and code are drawn from (the same for every source).
+/// A source of randomness, and the tables for text and code (the same for every source).
 struct Maker {
     rng: Rng,
     words: Vec<String>,
@@ -43,7 +43,8 @@ impl Maker {
         Self { rng: Rng(seed), words, forms }
     }
 
-    /// Runs of all the others, of 64 to 512 pages each; zero, filled and repeated pages between.
+    /// Runs of all the other kinds, of 64 to 512 pages each, with zero, filled and repeated pages
+    /// between them.
     fn guest(&mut self, out: &mut Vec<u8>) {
         while out.len() < 24 * MIB {
             let end = out.len() + 64 * 4096 * (1 + self.rng.below(8));
@@ -61,7 +62,8 @@ impl Maker {
         out.truncate(24 * MIB);
     }
 
-    /// Words of a made vocabulary, drawn as words of a language are: few often, many seldom.
+    /// Words of a synthetic vocabulary with the frequencies of a language: few words often, many
+    /// rarely.
     fn text(&mut self, out: &mut Vec<u8>, end: usize) {
         while out.len() < end {
             let pick = self.lean(WORDS);
@@ -99,8 +101,8 @@ impl Maker {
         out.truncate(end);
     }
 
-    /// Instructions: some hundred forms, drawn as forms are; operands, most of them small; short
-    /// idioms that come again.
+    /// Instructions: some hundred forms with realistic frequencies; operands, most of them small;
+    /// short idioms that recur.
     fn code(&mut self, out: &mut Vec<u8>, end: usize) {
         while out.len() < end {
             if self.rng.below(4) == 0 && out.len() > 70_000 {
@@ -129,14 +131,14 @@ impl Maker {
         out.truncate(end);
     }
 
-    /// A number from 0 to `limit - 1` that leans to the small ones, as ranks of words do.
+    /// A number from 0 to `limit - 1` that favours small ones, as the ranks of words do.
     fn lean(&mut self, limit: usize) -> usize {
         let pick = self.rng.below(limit) * self.rng.below(limit) / limit;
         pick * self.rng.below(limit) / limit
     }
 }
 
-/// splitmix64: the same sequence everywhere, and all of it in one line of state.
+/// splitmix64: the same sequence everywhere, from a single word of state.
 struct Rng(u64);
 
 impl Rng {

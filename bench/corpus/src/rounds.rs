@@ -1,4 +1,4 @@
-//! More bytes than the corpus has, and none of them twice.
+//! More bytes than the corpus has, without repeated pages.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -8,23 +8,22 @@ use crate::PAGE;
 
 /// The distinct pages over and over, each round with every byte XORed with another constant.
 ///
-/// One constant for all bytes of a round, and not an 8-byte word: such a word takes matches apart
-/// whose distance is no multiple of eight, and text would lose half its ratio. A constant byte is a
-/// renaming of the bytes: a codec finds the same matches and the same statistics, but no page and
-/// no longer stretch of one round is met again in another. The first round is renamed too, so that
-/// nothing is the same as in the corpus, and pages that the receiver might know otherwise are not
-/// among them.
+/// All bytes of a round use one constant byte, and not an 8-byte word: such a word breaks matches
+/// whose distance is no multiple of eight, and text would lose half its ratio. A constant byte
+/// renames the bytes: a codec finds the same matches and the same statistics, but neither a page
+/// nor any longer stretch of one round recurs in another. The first round is renamed too, so that
+/// it has none of the corpus's own pages, which the receiver might already know.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     unique: Vec<u8>,
 }
 
 impl Rounds {
-    /// Rounds over `unique`, whose length is a multiple of [`PAGE`] and not zero.
+    /// Rounds over `unique`.
     ///
     /// # Panics
     ///
-    /// If it is not.
+    /// If the length of `unique` is zero or no multiple of [`PAGE`].
     pub fn new(unique: Vec<u8>) -> Self {
         assert!(!unique.is_empty() && unique.len().is_multiple_of(PAGE), "{} bytes", unique.len());
         Self { unique }
@@ -35,15 +34,15 @@ impl Rounds {
         self.unique.len()
     }
 
-    /// The constant of `round`; never zero, never the same for two rounds.
+    /// The constant of `round`: never zero, and different for each round.
     ///
     /// # Panics
     ///
     /// From round 255 on: no constant is left.
     pub fn constant(round: usize) -> u8 {
         assert!(round < 255, "round {round}: there are only 255 constants");
-        // 101 is odd: a step through all 256 values, in which neighbours are far apart. Zero would
-        // be the one at index -1.
+        // 101 is odd, so this steps through all 256 values, with distant neighbours. Zero would be
+        // the constant of round -1.
         u8::try_from((round + 1) * 101 % 256).expect("below 256")
     }
 
@@ -81,7 +80,7 @@ impl Rounds {
     ///
     /// # Errors
     ///
-    /// What creating or writing the file gives.
+    /// The error from creating or writing the file.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! What the corpus promises, on made data and on the files where they are.
+//! The promises of the corpus, on synthetic data and on the files if they are available.
 
 use std::collections::HashSet;
 
@@ -40,7 +40,7 @@ fn check(corpus: &Corpus, ratios: std::ops::Range<f64>) {
     assert!(ratios.contains(&plain), "ratio {plain:.3} is unlike memory");
     println!("mixed: {} MiB, ratio {plain:.3}", unique.len() >> 20);
 
-    // Two rounds more: other pages all, and the same ratio.
+    // Two more rounds: none of the same pages, and the same ratio.
     let rounds = Rounds::new(unique.clone());
     let mut next = vec![0; unique.len()];
     for round in 0..2 {

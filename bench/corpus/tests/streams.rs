@@ -1,5 +1,5 @@
-//! The promise behind the default codec: independent units of 128 pages are not larger in sum than
-//! the streams that QEMU's multifd makes of the same pages at the same zstd level.
+//! The promise behind the default codec: independent units of 128 pages are in sum no larger than
+//! the streams of QEMU's multifd, from the same pages at the same zstd level.
 
 use codec::{Encoder, Settings, UnitHeader};
 use corpus::{Corpus, Origin, Rounds, PAGE};
@@ -50,7 +50,7 @@ fn units_are_not_larger_than_streams() {
     }
     let (mut units, mut streams) = (0, 0);
     for name in names {
-        // Zero pages and the like never reach a codec, at QEMU's end neither.
+        // Zero pages and the like never reach a codec, at QEMU's end either.
         let set = corpus.set(name).unwrap();
         let pages: Vec<u8> = set
             .pages()
@@ -62,8 +62,8 @@ fn units_are_not_larger_than_streams() {
         let pages = Rounds::new(pages).bytes(len);
         let (ours, theirs) = (as_units(&pages), as_streams(&pages));
         println!("{name}: {len} bytes, units {ours}, streams {theirs}");
-        // Where packets repeat each other on and on, history is worth something: XML is 2.2 %
-        // larger as units. Nothing like it is in memory, where units must be smaller.
+        // Where packets keep repeating each other, history gains something: XML is 2.2 % larger as
+        // units. Memory is not like that: its units must be smaller.
         let slack = if name == "xml" { 103 } else { 100 };
         assert!(ours * 100 <= theirs * slack, "{name}: {ours} bytes, streams {theirs}");
         units += ours;

@@ -1,9 +1,9 @@
-//! `platen-bench hop`: what the way through both relays costs.
+//! `platen-bench hop`: the cost of a migration through both relays.
 //!
-//! A made QEMU stream of real pages goes over a unix socket into `platen relay`, over loopback TCP
-//! into `platen receive`, and over a unix socket out, where its bytes are compared. The relays are
-//! processes of their own: their CPU time is theirs alone, user and system, hashes and all; the
-//! ends that play QEMU are not in it.
+//! A synthetic QEMU stream of real pages goes over a unix socket into `platen relay`, over loopback
+//! TCP into `platen receive`, and out over a unix socket, where its bytes are compared. The relays
+//! are separate processes: the CPU time is theirs alone, user and system, including hashes; it
+//! excludes the threads that act as QEMU.
 
 use crate::{device, program};
 use anyhow::{bail, ensure, Context};
@@ -17,9 +17,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use stream::synth::{main_stream, multifd_streams, Style};
 
-/// What QEMU gives one sendmsg: 64 pieces, headers and pages alternating.
+/// The bytes in one sendmsg of QEMU: 64 pieces, headers and pages alternating.
 const WRITE_BYTES: usize = 32 * (8 + 4096);
-/// QEMU's answer when it has loaded the VM: SHUT, 4 bytes, 0.
+/// QEMU's message once it has loaded the VM: SHUT, 4 bytes, 0.
 const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 
 /// Arguments of `platen-bench hop`.
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
         let rate = median(runs.iter().map(|run| plain as f64 / 1e9 / run.seconds));
         let ratio = median(runs.iter().map(|run| plain as f64 / run.wire as f64));
         let channels = args.channels[*at];
-        // The case without TLS comes right before that with it.
+        // The case without TLS comes directly before the one with it.
         let cost = if *tls {
             format!("{:+.1} %", (cpu / plain_cpu - 1.0) * 100.0)
         } else {
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What QEMU sends over this number of multifd channels: the main stream first.
+/// QEMU's streams with this number of multifd channels: the main stream first.
 fn streams(channels: u8, pages: &[u8]) -> Vec<Vec<u8>> {
     let pages = pages.chunks_exact(4096);
     if channels == 0 {
@@ -150,7 +150,7 @@ impl Drop for Relay {
     }
 }
 
-/// Starts a relay and waits for its first line; gives what follows "listening on " there.
+/// Starts a relay and waits for its first line; returns the text behind "listening on " there.
 fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
     let child = Command::new(program::platen()?)
         .args(args)
@@ -166,14 +166,14 @@ fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
         bail!("a relay did not start: {line}");
     };
     let address = address.split(' ').next().unwrap_or_default().to_string();
-    // Kept flowing, or a relay with much to say would stop.
+    // Read continuously: otherwise a full pipe would block the relay.
     std::thread::spawn(move || {
         errors.lines().map_while(Result::ok).for_each(|line| eprintln!("  {line}"))
     });
     Ok((relay, address))
 }
 
-/// One migration; with TLS by the files in `certificates`.
+/// One migration; with TLS if `certificates` is given.
 fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow::Result<Run> {
     let dir = tempfile::Builder::new().prefix("platen-hop-").tempdir()?;
     let path = |name: &str| dir.path().join(name);
@@ -257,7 +257,7 @@ fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
     serde_json::from_str(text.trim()).with_context(|| format!("report {}", path.display()))
 }
 
-/// Plays the destination QEMU: takes every stream, compares it, and says SHUT.
+/// Acts as the destination QEMU: reads every stream, compares it, and sends SHUT.
 fn take_all(listener: &UnixListener, streams: &[Vec<u8>]) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         let mut main = None;

@@ -1,13 +1,13 @@
-//! `platen-bench lanes`: what the engine costs, and how it stands to QEMU's old threads.
+//! `platen-bench lanes`: the cost of the engine, and a comparison with QEMU's old threads.
 //!
-//! Three questions, each answered by runs that take turns, so that a machine which is slower for a
-//! while is slower for all of them, and by medians:
+//! Three questions, each answered by medians of runs that take turns, so that a machine that is
+//! slower for a while is slower for all of them:
 //!
 //! 1. How much more CPU time do the lanes take than a bare loop around the codec?
 //! 2. How many futex calls do they make while both sides are busy?
-//! 3. Seed and model: the same pages through the scheme QEMU had until 2018 and had again until 9.0
-//!    (one pending request, a lock and a condition per thread, a global done lock), with
-//!    compress-wait-thread on and off, over a link of a given rate, and decompressed again.
+//! 3. How does the same work compare with the scheme of QEMU until 2018 and again until 9.0 (one
+//!    pending request, a lock and a condition per thread, a global done lock), with
+//!    compress-wait-thread on and off, over a link of a given rate, and for decompression?
 
 mod data;
 mod link;
@@ -25,7 +25,7 @@ use clap::{Args, ValueEnum};
 
 use data::Pages;
 
-/// What to measure.
+/// The part to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// The lanes against a bare codec loop, and their futex calls.
@@ -72,7 +72,7 @@ pub(super) struct LanesArgs {
 /// # Errors
 ///
 /// Data that cannot be read, threads or memory that the system refuses, a JSON file that cannot be
-/// written, and a page that does not come out of a scheme as it went in.
+/// written, and a page that a scheme does not restore.
 pub(super) fn run(args: LanesArgs) -> anyhow::Result<()> {
     anyhow::ensure!(
         args.link.is_finite() && args.link >= 0.0,

@@ -1,10 +1,10 @@
 //! `platen-bench offload`: what it costs to hand pages to a QAT device, and what asynchronous
 //! offload brings.
 //!
-//! Each measurement is a process of its own, since a process has one device; they take turns, and
-//! medians are shown. Without `--device` the device is the simulated one with its `engine stored`,
-//! which answers with stored blocks: the figures show the software's cost and what a latency does,
-//! never a device's throughput or ratio. Its threads' CPU time is not in them.
+//! Each measurement is a separate process, since a process has one device; they take turns, and
+//! medians are shown. Without `--device` the device is simulated with `engine stored`, which
+//! returns stored blocks: the figures show the software's cost and the effect of a latency, never a
+//! device's throughput or ratio. They exclude the CPU time of the simulated device's threads.
 
 use crate::program::{again, QatLibraries};
 use anyhow::{bail, ensure, Context};
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Longest that one measurement takes.
+/// The longest duration of one measurement.
 const AT_MOST: Duration = Duration::from_secs(4);
 
 /// Arguments of `platen-bench offload`.
@@ -52,7 +52,7 @@ pub(super) struct OffloadArgs {
 /// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// The driver, many pages in flight, a device that takes no time.
+    /// The driver, many pages in flight, a device without latency.
     Driver,
     /// Direct and asynchronous offload, a device with latency.
     Compare,
@@ -69,7 +69,7 @@ pub(super) fn run(args: &OffloadArgs) -> anyhow::Result<()> {
     }
 }
 
-/// One measurement on the device this process finds.
+/// One measurement on the device that this process finds.
 fn one(args: &OffloadArgs, kind: Kind) -> anyhow::Result<Value> {
     let corpus = Corpus::load();
     let pages = corpus.mixed_unique();

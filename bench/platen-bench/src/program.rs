@@ -7,7 +7,7 @@ use std::env::current_exe;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// `platen` in this program's folder.
+/// The path of `platen` in this program's folder.
 pub(crate) fn platen() -> anyhow::Result<PathBuf> {
     let own = current_exe().context("cannot tell where platen-bench is")?;
     let platen = own.with_file_name("platen");
@@ -19,7 +19,8 @@ pub(crate) fn platen() -> anyhow::Result<PathBuf> {
     Ok(platen)
 }
 
-/// This program again: on a simulated QAT device that does what `script` says, or on this host's.
+/// A command that runs this program again: on a simulated QAT device with `script`, or on this
+/// host's.
 pub(crate) fn again(script: Option<&str>) -> anyhow::Result<Command> {
     let own = current_exe().context("cannot tell where platen-bench is")?;
     let Some(script) = script else { return Ok(Command::new(own)) };

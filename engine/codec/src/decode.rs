@@ -1,11 +1,11 @@
-//! A payload back to the plain bytes that its header promises, or an error.
+//! Decodes a payload to exactly the plain bytes that its header promises, or returns an error.
 
 use crate::fill::{fill, WORD};
 use crate::{checksum, qz, zstd, Codec, Dictionary, HeaderError, UnitHeader};
 
 /// Decompresses units of any codec; owned by one thread.
 pub struct Decoder {
-    /// For both codecs that are deflate inside.
+    /// For both codecs based on deflate.
     inflate: libdeflater::Decompressor,
     zstd: zstd::Decompressor,
 }
@@ -22,13 +22,13 @@ impl Decoder {
 
     /// Decodes `payload` into all of `out`, and checks the result against the header's checksum.
     ///
-    /// `out` may hold old bytes: none of them can show through in a unit that is accepted. After an
-    /// error it holds no particular bytes.
+    /// `out` may hold old bytes: none of them is part of an accepted unit. After an error its
+    /// contents are unspecified.
     ///
     /// # Errors
     ///
-    /// Every unit that is not exactly the plain bytes stated, and an `out` or `payload` of another
-    /// length than the header says.
+    /// Every unit that does not decode to exactly the stated plain bytes, and an `out` or `payload`
+    /// whose length differs from the header's.
     pub fn decode(
         &mut self,
         header: &UnitHeader,
@@ -49,12 +49,13 @@ impl Decoder {
         verify(header, out)
     }
 
-    /// Decodes a payload of `codec` into all of `out` without a checksum of the plain bytes: for
-    /// who keeps one of the payload. Otherwise as [`decode`](Self::decode).
+    /// Decodes a payload of `codec` into all of `out` without comparing a checksum of the plain
+    /// bytes, for callers that keep a checksum of the payload. Otherwise as
+    /// [`decode`](Self::decode).
     ///
     /// # Errors
     ///
-    /// Every payload that does not decode to exactly as many bytes as `out` has.
+    /// Every payload that does not decode to exactly `out.len()` bytes.
     pub fn decode_payload(
         &mut self,
         codec: Codec,
@@ -106,13 +107,13 @@ impl Decoder {
         Ok(())
     }
 
-    /// As [`decode_payload`](Self::decode_payload) of a payload of [`Codec::Zstd`] that was made
-    /// with `dictionary`. One made with another gives other bytes, or an error.
+    /// Decodes a payload of [`Codec::Zstd`] that was compressed with `dictionary`. Otherwise as
+    /// [`decode_payload`](Self::decode_payload). A payload compressed with another dictionary gives
+    /// other bytes, or an error.
     ///
     /// # Errors
     ///
-    /// Every payload that does not decode to exactly as many bytes as `out` has; a dictionary that
-    /// is empty.
+    /// Every payload that does not decode to exactly `out.len()` bytes, and an empty dictionary.
     pub fn decode_with(
         &mut self,
         dictionary: &Dictionary,
@@ -137,8 +138,8 @@ impl Default for Decoder {
 }
 
 impl UnitHeader {
-    /// Checks that `plain` is what this header describes, for those who use a [`Codec::Raw`]
-    /// payload where it lies instead of copying it by [`Decoder::decode`].
+    /// Checks that `plain` matches this header, for callers that use a [`Codec::Raw`] payload in
+    /// place instead of copying it with [`Decoder::decode`].
     ///
     /// # Errors
     ///
@@ -168,7 +169,7 @@ fn verify(header: &UnitHeader, plain: &[u8]) -> Result<(), DecodeError> {
 
 /// Why a unit could not be turned back into its plain bytes.
 ///
-/// All but [`DecodeError::Buffer`] are reachable from bytes a peer sent: none of them is a bug
+/// Bytes from a peer can cause all of these but [`DecodeError::Buffer`], so none of them is a bug
 /// here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -188,17 +189,17 @@ pub enum DecodeError {
         /// Length of the buffer.
         got: usize,
     },
-    /// The codec cannot read the payload, or it decodes to more bytes than stated.
+    /// The codec cannot read the payload, or the payload decodes to more bytes than stated.
     #[error("{codec} unit of {plain_len} bytes: {reason}")]
     Payload {
         /// The unit's codec.
         codec: Codec,
         /// The plain length in the header.
         plain_len: u32,
-        /// What the codec found.
+        /// The codec's finding.
         reason: &'static str,
     },
-    /// A member of a [`Codec::DeflateQz`] payload is not sound.
+    /// A member of a [`Codec::DeflateQz`] payload is invalid.
     #[error("{codec} unit of {plain_len} bytes: {error}")]
     Member {
         /// The unit's codec.
@@ -215,10 +216,10 @@ pub enum DecodeError {
         codec: Codec,
         /// The plain length in the header.
         expected: u32,
-        /// What came out.
+        /// The decoded length.
         got: usize,
     },
-    /// The right number of bytes, but not the right ones.
+    /// The right number of bytes, but other bytes than the checksum's.
     #[error("{codec} unit of {plain_len} bytes has checksum {got:016x}, expected {expected:016x}")]
     Checksum {
         /// The unit's codec.
@@ -227,7 +228,7 @@ pub enum DecodeError {
         plain_len: u32,
         /// The checksum in the header.
         expected: u64,
-        /// The checksum of what came out.
+        /// The checksum of the decoded bytes.
         got: u64,
     },
 }

@@ -1,5 +1,5 @@
-//! Dictionaries of zstd for single pages: digested once, used by all threads, and nothing allocated
-//! after that.
+//! zstd dictionaries for single pages: digested once, shared by all threads, with no allocation
+//! afterwards.
 //!
 //! ```text
 //!  samples ──► train (another process) ──► bytes ──► Dictionary::digest, into memory that is there already
@@ -7,13 +7,13 @@
 //!          Encoder::encode_with ◄────────────────────────┴───────────────────► Decoder::decode_with
 //! ```
 //!
-//! A dictionary's bytes may come from a process that nobody trusts: [`Dictionary::digest`] refuses
-//! what is not one, and whatever else it holds, a payload decodes within the bounds of its output.
-//! That a payload was made with *this* dictionary is for the caller to know: another one gives
+//! A dictionary's bytes may come from an untrusted process. [`Dictionary::digest`] refuses bytes
+//! that are no dictionary, and with any accepted one a payload decodes within the bounds of its
+//! output. The caller has to know that a payload was made with *this* dictionary: another one gives
 //! other bytes without an error.
 //!
-//! zstd is told to work in memory of ours ("static" contexts): it never asks for any, and says so
-//! when it would have to.
+//! zstd works in memory that we provide ("static" contexts): it never allocates, and returns an
+//! error when it would have to.
 #![expect(unsafe_code, reason = "zstd's static contexts, which the safe bindings leave out")]
 
 use std::ffi::{c_int, c_void};
@@ -26,13 +26,13 @@ use zstd_sys as sys;
 
 use crate::{Codec, SettingsError};
 
-/// The longest plain bytes that a dictionary is used for: a page.
+/// The most plain bytes compressed with a dictionary: a page.
 pub(crate) const MAX_DICTIONARY_PLAIN: usize = 4096;
 
 /// The most bytes of a dictionary.
 pub const MAX_DICTIONARY: usize = 16 << 10;
 
-/// What each dictionary begins with (RFC 8878, section 5).
+/// The magic number of a dictionary (RFC 8878, section 5).
 const MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 
 /// Why bytes are no dictionary.
@@ -42,18 +42,18 @@ pub enum DictionaryError {
     /// Too short, or longer than [`MAX_DICTIONARY`].
     #[error("dictionary of {0} bytes, expected 256 to {MAX_DICTIONARY}")]
     Length(usize),
-    /// It begins with something else.
+    /// It begins with another number.
     #[error("not a dictionary: it begins with {0:02x?}")]
     Magic([u8; 4]),
     /// zstd cannot read it.
     #[error("zstd cannot read the dictionary")]
     Unsound,
-    /// The memory has one already.
+    /// The memory already holds a dictionary.
     #[error("there is a dictionary already")]
     Taken,
 }
 
-/// Memory of ours for zstd to work in, aligned to 8 bytes.
+/// Memory that we provide to zstd, aligned to 8 bytes.
 struct Memory {
     start: NonNull<u64>,
     words: usize,
@@ -83,10 +83,10 @@ impl Drop for Memory {
     }
 }
 
-/// A dictionary in memory of its own, or that memory, empty.
+/// A dictionary in memory of its own, or that memory while it is empty.
 pub struct Dictionary {
-    /// The level that it compresses at, and the memory for that; none if it is for decompression
-    /// only.
+    /// The level for compression, and the memory for it; `None` for a dictionary that only
+    /// decompresses.
     compress: Option<(c_int, Memory)>,
     decompress: Memory,
     /// Both null while it is empty. They point into the two memories.
@@ -95,15 +95,15 @@ pub struct Dictionary {
     len: usize,
 }
 
-// SAFETY: no thread has a part in the memory; after `digest`, which has the whole to itself,
-// nothing writes it: zstd's digested dictionaries may be used by any number of contexts at once.
+// SAFETY: the memory has no thread affinity. After `digest`, which has exclusive access, nothing
+// writes it: any number of contexts may use zstd's digested dictionaries at once.
 unsafe impl Send for Dictionary {}
 // SAFETY: as above.
 unsafe impl Sync for Dictionary {}
 
 impl Dictionary {
     /// Memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression, and for
-    /// compression at `level` if one is given.
+    /// compression if a `level` is given.
     pub fn room(level: Option<i32>) -> Self {
         Self {
             compress: level.map(|level| (level, Memory::new(encoder_memory(level)))),
@@ -114,29 +114,30 @@ impl Dictionary {
         }
     }
 
-    /// Bytes that [`room`](Self::room) takes for such a one.
+    /// Bytes that [`room`](Self::room) allocates.
     pub fn memory_for(level: Option<i32>) -> usize {
         let whole = |bytes: usize| bytes.next_multiple_of(8);
         whole(decoder_memory()) + level.map_or(0, |level| whole(encoder_memory(level)))
     }
 
-    /// Bytes that an encoder takes more for dictionaries of `level`
-    /// ([`with_dictionaries`](crate::Encoder::with_dictionaries)).
+    /// Additional bytes of an encoder made [`with_dictionaries`](crate::Encoder::with_dictionaries)
+    /// of `level`.
     pub fn context_memory(level: i32) -> usize {
-        // A context that has a dictionary attached takes its parameters, cut down to the page.
+        // A context with a dictionary attached uses the dictionary's parameters, reduced to the
+        // page.
         let params = params(level);
-        // SAFETY: takes and gives numbers.
+        // SAFETY: takes and returns only numbers.
         let params = unsafe { sys::ZSTD_adjustCParams(params, MAX_DICTIONARY_PLAIN as u64, 0) };
         // SAFETY: as above.
         let bytes = unsafe { sys::ZSTD_estimateCCtxSize_usingCParams(params) };
         (bytes + SLACK).next_multiple_of(8)
     }
 
-    /// Reads a dictionary into the memory, which has none.
+    /// Reads a dictionary into the memory, which must be empty.
     ///
     /// # Errors
     ///
-    /// [`DictionaryError`]; it is empty as before then.
+    /// [`DictionaryError`]; the memory then stays empty.
     pub fn digest(&mut self, bytes: &[u8]) -> Result<(), DictionaryError> {
         if !self.is_empty() {
             return Err(DictionaryError::Taken);
@@ -171,22 +172,22 @@ impl Dictionary {
         Ok(())
     }
 
-    /// Forgets the dictionary: the memory is there for another.
+    /// Drops the dictionary: the memory can hold another.
     pub fn clear(&mut self) {
         (self.for_encoder, self.for_decoder, self.len) = (ptr::null(), ptr::null(), 0);
     }
 
-    /// Whether there is no dictionary in it.
+    /// Whether the memory holds no dictionary.
     pub fn is_empty(&self) -> bool {
         self.for_decoder.is_null()
     }
 
-    /// Bytes of the dictionary; 0 without one.
+    /// Bytes of the dictionary; 0 while empty.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes of the memory.
+    /// Bytes of memory allocated.
     pub fn memory(&self) -> usize {
         self.decompress.bytes() + self.compress.as_ref().map_or(0, |(_, memory)| memory.bytes())
     }
@@ -201,25 +202,25 @@ impl fmt::Debug for Dictionary {
     }
 }
 
-/// What came of compressing a page with a dictionary.
+/// The result of compressing a page with a dictionary.
 pub(crate) enum Compressed {
-    /// So many bytes.
+    /// The compressed length.
     Fits(usize),
-    /// More than there was room for.
+    /// The result does not fit into the output buffer.
     NoGain,
-    /// The page is too long, or the dictionary is none for compression.
+    /// The page is too long, or the dictionary is for decompression only.
     Unfit,
 }
 
 /// A compression context for single pages with a dictionary, in memory of its own.
 pub(crate) struct WithDictionary {
     context: NonNull<sys::ZSTD_CCtx>,
-    /// What `context` refers to.
+    /// The dictionary that `context` refers to.
     of: Option<Arc<Dictionary>>,
     _memory: Memory,
 }
 
-// SAFETY: the context is in memory that is its own, and has no part in any thread.
+// SAFETY: the context lives in memory of its own and has no thread affinity.
 unsafe impl Send for WithDictionary {}
 
 impl WithDictionary {
@@ -245,12 +246,12 @@ impl WithDictionary {
     }
 
     fn set(&mut self, parameter: sys::ZSTD_cParameter, value: c_int) -> Result<(), &'static str> {
-        // SAFETY: the context is sound, and ours alone.
+        // SAFETY: the context is valid, and ours alone.
         checked(unsafe { sys::ZSTD_CCtx_setParameter(self.context.as_ptr(), parameter, value) })
             .map(drop)
     }
 
-    /// Compresses a page at most into `out`.
+    /// Compresses at most a page into `out`.
     pub(crate) fn compress(
         &mut self,
         dictionary: &Arc<Dictionary>,
@@ -261,10 +262,9 @@ impl WithDictionary {
             return Compressed::Unfit;
         }
         if !self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, dictionary)) {
-            self.forget();
-            // SAFETY: both are sound. The dictionary is not changed as long as there is an `Arc` of
-            // it beside its owner's, and `of` has one until the context refers to another or to
-            // none.
+            self.clear_dictionary();
+            // SAFETY: both are valid. A dictionary cannot change while a second `Arc` of it exists,
+            // and `of` holds one until the context refers to another dictionary or to none.
             let refused = checked(unsafe {
                 sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), dictionary.for_encoder)
             });
@@ -275,11 +275,11 @@ impl WithDictionary {
         }
         let context = self.context.as_ptr();
         let (to, room) = (out.as_mut_ptr().cast(), out.len());
-        // SAFETY: the context and what it refers to are sound; both buffers have the lengths said,
-        // and do not overlap.
+        // SAFETY: the context and the dictionary it refers to are valid; both buffers have the
+        // lengths given, and do not overlap.
         let result =
             unsafe { sys::ZSTD_compress2(context, to, room, plain.as_ptr().cast(), plain.len()) };
-        // SAFETY: takes and gives numbers.
+        // SAFETY: takes and returns only numbers.
         match unsafe { sys::ZSTD_getErrorCode(result) } {
             sys::ZSTD_ErrorCode::ZSTD_error_no_error => Compressed::Fits(result),
             sys::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall => Compressed::NoGain,
@@ -287,15 +287,15 @@ impl WithDictionary {
         }
     }
 
-    /// Refers to no dictionary any more.
-    pub(crate) fn forget(&mut self) {
-        // SAFETY: the context is sound; null is "none".
+    /// Clears the context's reference to a dictionary.
+    pub(crate) fn clear_dictionary(&mut self) {
+        // SAFETY: the context is valid; null means none.
         let refused = unsafe { sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), ptr::null()) };
-        // Refused only in the middle of a frame, and `compress` leaves none begun but by an error,
-        // which is reset here.
+        // zstd refuses this only in the middle of a frame. `compress` leaves a frame unfinished
+        // only on an error; the reset below ends it.
         if checked(refused).is_err() {
             let only = sys::ZSTD_ResetDirective::ZSTD_reset_session_only;
-            // SAFETY: the context is sound.
+            // SAFETY: the context is valid.
             unsafe { sys::ZSTD_CCtx_reset(self.context.as_ptr(), only) };
             // SAFETY: as above.
             let refused = unsafe { sys::ZSTD_CCtx_refCDict(self.context.as_ptr(), ptr::null()) };
@@ -308,7 +308,7 @@ impl WithDictionary {
 /// A decompression context, for frames with and without a dictionary.
 pub(crate) struct Context(NonNull<sys::ZSTD_DCtx>);
 
-// SAFETY: the context has no part in any thread.
+// SAFETY: the context has no thread affinity.
 unsafe impl Send for Context {}
 
 impl Context {
@@ -316,17 +316,17 @@ impl Context {
     ///
     /// If there is no memory for it.
     pub(crate) fn new() -> Self {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         let context = NonNull::new(unsafe { sys::ZSTD_createDCtx() }).expect("there is memory");
         let this = Self(context);
         let format = sys::ZSTD_dParameter::ZSTD_d_experimentalParam1;
-        // SAFETY: the context was just made.
+        // SAFETY: the context was just created.
         checked(unsafe { sys::ZSTD_DCtx_setParameter(context.as_ptr(), format, 1) })
             .expect("a fresh context takes the format");
         this
     }
 
-    /// Decompresses one payload into `out`, and gives how many bytes it is.
+    /// Decompresses one payload into `out`, and returns its length.
     pub(crate) fn decompress(
         &mut self,
         dictionary: Option<&Dictionary>,
@@ -337,37 +337,38 @@ impl Context {
         let (to, room) = (out.as_mut_ptr().cast(), out.len());
         let (from, len) = (payload.as_ptr().cast(), payload.len());
         let Some(dictionary) = dictionary else {
-            // SAFETY: the context is sound and ours alone; both buffers have the lengths said.
+            // SAFETY: the context is valid and ours alone; both buffers have the lengths given.
             return checked(unsafe { sys::ZSTD_decompressDCtx(context, to, room, from, len) });
         };
         if dictionary.is_empty() {
             return Err("there is no dictionary");
         }
         let of = dictionary.for_decoder;
-        // SAFETY: as above; the dictionary is sound, and is not changed while it is borrowed.
+        // SAFETY: as above; the dictionary is valid, and does not change while it is borrowed.
         checked(unsafe { sys::ZSTD_decompress_usingDDict(context, to, room, from, len, of) })
     }
 
     #[cfg(test)]
     pub(crate) fn sizeof(&self) -> usize {
-        // SAFETY: the context is sound.
+        // SAFETY: the context is valid.
         unsafe { sys::ZSTD_sizeof_DCtx(self.0.as_ptr()) }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it is ours, and freed once.
+        // SAFETY: the context is ours, and freed once.
         unsafe { sys::ZSTD_freeDCtx(self.0.as_ptr()) };
     }
 }
 
-/// Parameters of `level` for a dictionary of the largest size: zstd has tables two to four times as
-/// large for those just below it, which bring nothing.
+/// Parameters of `level` for a dictionary of the largest size. For slightly smaller ones zstd's
+/// tables are two to four times as large, without gain.
 fn params(level: c_int) -> sys::ZSTD_compressionParameters {
-    // SAFETY: takes and gives numbers.
+    // SAFETY: takes and returns only numbers.
     let params = unsafe { sys::ZSTD_getCParams(level, 0, MAX_DICTIONARY) };
-    // For what comes with it zstd itself takes 513 bytes where nobody says how much.
+    // zstd's own default for an unknown source size is 513 bytes.
+    //
     // SAFETY: as above.
     unsafe { sys::ZSTD_adjustCParams(params, 513, MAX_DICTIONARY) }
 }
@@ -375,18 +376,18 @@ fn params(level: c_int) -> sys::ZSTD_compressionParameters {
 /// Bytes of a dictionary's tables for compression at `level`.
 fn encoder_memory(level: c_int) -> usize {
     let params = params(level);
-    // SAFETY: takes and gives numbers.
+    // SAFETY: takes and returns only numbers.
     unsafe { sys::ZSTD_estimateCDictSize_advanced(MAX_DICTIONARY, params, BY_COPY) }
 }
 
 /// Bytes of a dictionary's tables for decompression.
 fn decoder_memory() -> usize {
-    // SAFETY: takes and gives numbers.
+    // SAFETY: takes and returns only numbers.
     unsafe { sys::ZSTD_estimateDDictSize(MAX_DICTIONARY, BY_COPY) }
 }
 
 fn checked(result: usize) -> Result<usize, &'static str> {
-    // SAFETY: takes and gives numbers.
+    // SAFETY: takes and returns only numbers.
     if unsafe { sys::ZSTD_isError(result) } == 0 {
         Ok(result)
     } else {
@@ -394,11 +395,11 @@ fn checked(result: usize) -> Result<usize, &'static str> {
     }
 }
 
-/// Makes a dictionary of at most `most` bytes from samples of `each` bytes. `None` if there is too
-/// little to go by.
+/// Trains a dictionary of at most `most` bytes from samples of `each` bytes. `None` if the samples
+/// do not suffice.
 ///
-/// Takes tens of MiB of memory and a good part of a second: not for a process that may not wait for
-/// memory.
+/// Takes tens of MiB of memory and most of a second: do not call it in a process that must not wait
+/// for memory.
 pub fn train(samples: &[u8], each: usize, most: usize) -> Option<Vec<u8>> {
     let sizes = vec![each; samples.len() / each.max(1)];
     let mut dictionary = Vec::with_capacity(most.min(MAX_DICTIONARY));
@@ -407,7 +408,7 @@ pub fn train(samples: &[u8], each: usize, most: usize) -> Option<Vec<u8>> {
     (dictionary.len() <= most).then_some(dictionary)
 }
 
-/// zstd's estimate is exact; what an allocation's alignment may add is small.
+/// zstd's estimate is exact; this covers the alignment of its allocations.
 const SLACK: usize = 1024;
 
 const BY_COPY: sys::ZSTD_dictLoadMethod_e = sys::ZSTD_dictLoadMethod_e::ZSTD_dlm_byCopy;

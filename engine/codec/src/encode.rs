@@ -1,4 +1,4 @@
-//! Plain bytes to a payload that is smaller, or to nothing.
+//! Encodes plain bytes to a smaller payload, or reports that there is none.
 
 use libdeflater::CompressionLvl;
 use lz4_flex::block::{compress_into_with_table, get_maximum_output_size, CompressTable};
@@ -9,27 +9,28 @@ use crate::dictionary::{Compressed, Dictionary, WithDictionary};
 use crate::fill::same_filled;
 use crate::{qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
 
-/// What [`Encoder::encode`] made.
+/// The result of [`Encoder::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// How the payload is to be read. [`Codec::Raw`]: the payload is the plain bytes.
     pub codec: Codec,
-    /// Length of the payload, which for [`Codec::Raw`] is the plain length, else less.
+    /// Length of the payload: the plain length for [`Codec::Raw`], otherwise less.
     pub len: usize,
 }
 
-/// Compresses one unit after the other; owned by one thread.
+/// Compresses units one after the other; owned by one thread.
 ///
-/// Contexts are made when a codec is first set and kept, so that changing to and fro costs nothing.
+/// A context is created when its codec is first set, and then reused, so that switching codecs
+/// costs nothing.
 pub struct Encoder {
     settings: Settings,
     lz4: Option<Lz4>,
-    /// For both codecs that are deflate inside.
+    /// For both codecs based on deflate.
     deflate: Option<(i32, libdeflater::Compressor)>,
-    /// For levels that need little memory, and for the others: a context that is changed to and fro
-    /// between them would give memory back and take it again.
+    /// One for the levels that need little memory, one for the others: a single context that
+    /// switches between them would free memory and allocate it again.
     zstd: [Option<zstd::Compressor>; 2],
-    /// For pages with a dictionary.
+    /// For pages compressed with a dictionary.
     with_dictionary: Option<WithDictionary>,
 }
 
@@ -46,8 +47,8 @@ impl Encoder {
         Ok(this)
     }
 
-    /// An encoder for `settings` that can compress pages with a dictionary too, if that is zstd's
-    /// level from the beginning to the end.
+    /// An encoder for `settings` that can also compress pages with a dictionary, provided that the
+    /// settings are zstd and its level never changes.
     ///
     /// # Errors
     ///
@@ -60,7 +61,7 @@ impl Encoder {
         Ok(this)
     }
 
-    /// What is tried on the next unit.
+    /// The settings for the next unit.
     pub fn settings(&self) -> Settings {
         self.settings
     }
@@ -69,8 +70,8 @@ impl Encoder {
     ///
     /// # Errors
     ///
-    /// [`SettingsError::Context`] if a context cannot be made; the encoder then sends units as they
-    /// are until told otherwise.
+    /// [`SettingsError::Context`] if a context cannot be created; the encoder then returns
+    /// [`Codec::Raw`] until other settings are set.
     pub fn set(&mut self, settings: Settings) -> Result<(), SettingsError> {
         self.settings = Settings::new(Codec::Raw, None)?;
         let level = settings.level();
@@ -100,9 +101,9 @@ impl Encoder {
 
     /// Compresses `plain` into the front of `out`, which is at least as long.
     ///
-    /// The payload is always shorter than `plain`, or else the answer is [`Codec::Raw`]: then the
-    /// caller sends `plain` itself, and the contents of `out` mean nothing. With [`Codec::Raw`]
-    /// set, `plain` is not even read; with any other codec a repeated word is found first.
+    /// The payload is always shorter than `plain`; otherwise the result is [`Codec::Raw`], the
+    /// caller sends `plain` itself, and the contents of `out` are unspecified. With [`Codec::Raw`]
+    /// set, `plain` is not even read; any other codec first checks for a repeated word.
     ///
     /// An `out` of at least [`Encoder::roomy`] bytes saves lz4 a copy of its payload.
     ///
@@ -121,13 +122,13 @@ impl Encoder {
             out[..word.len()].copy_from_slice(&word);
             return Encoded { codec: Codec::SameFilled, len: word.len() };
         }
-        // One byte short of the plain bytes: a codec that would need them all gives up, and what it
-        // writes is smaller by construction.
+        // One byte less than the plain bytes: a codec that needs more gives up, so that any payload
+        // is smaller than the plain bytes.
         let room = plain.len() - 1;
         let len = match codec {
             Codec::Raw | Codec::SameFilled => None,
             Codec::Lz4 => self.lz4.as_mut().and_then(|lz4| lz4.compress(plain, out)),
-            // Stored blocks only, which are never smaller.
+            // Level 0 writes stored blocks only, which are never smaller.
             Codec::Zlib if self.settings.level() == 0 => None,
             Codec::Zlib => self
                 .deflate
@@ -148,9 +149,9 @@ impl Encoder {
         }
     }
 
-    /// As [`encode`](Self::encode), with `dictionary` if there is one, it is for compression, and
-    /// this encoder was made for any ([`with_dictionaries`](Self::with_dictionaries)): whether it
-    /// was used is the other part of the answer. Only for a page of 4096 bytes at most.
+    /// As [`encode`](Self::encode), but uses `dictionary` if it is not empty and for compression,
+    /// and this encoder was made [`with_dictionaries`](Self::with_dictionaries). The second result
+    /// says whether the dictionary was used. Only for pages of at most 4096 bytes.
     ///
     /// # Panics
     ///
@@ -178,10 +179,10 @@ impl Encoder {
         (self.encode(plain, out), false)
     }
 
-    /// Lets go of the dictionary that was used last.
+    /// Releases the dictionary that was used last.
     pub fn forget_dictionary(&mut self) {
         if let Some(context) = &mut self.with_dictionary {
-            context.forget();
+            context.clear_dictionary();
         }
     }
 
@@ -191,19 +192,19 @@ impl Encoder {
     }
 }
 
-/// Which of the two compressors does `level`. For units of 512 KiB levels up to 3 take 0.5 to 1.3
-/// MB, those from 4 to 12 2.6 to 5.8 MB; a context gives back what it has used less than a third of
-/// for long.
+/// Which of the two zstd compressors handles `level`. For units of 512 KiB, levels up to 3 need 0.5
+/// to 1.3 MB and those from 4 to 12 2.6 to 5.8 MB; zstd shrinks a context that uses less than a
+/// third of its memory for long.
 fn zstd_number(level: i32) -> usize {
     usize::from(level > 3)
 }
 
-/// Tables for short and long inputs, since a table is cleared for each unit, and scratch.
+/// Tables for short and for long inputs, since each unit clears its table; and scratch memory.
 struct Lz4 {
     small: CompressTable,
     large: CompressTable,
-    /// lz4_flex wants room for the worst case before it starts. Made when it is first needed: pages
-    /// never do, and a device has an encoder for each thread.
+    /// lz4_flex requires room for the worst case. Allocated on first use: pages never need it, and
+    /// a device has an encoder for each thread.
     scratch: Box<[u8]>,
 }
 
@@ -216,9 +217,11 @@ impl Lz4 {
         }
     }
 
-    /// Compresses into `out`, which is at least as long as `plain`; `None` if that is no gain.
+    /// Compresses into `out`, which is at least as long as `plain`; `None` if the result is not
+    /// shorter.
     fn compress(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
-        // 16-bit positions; the library would silently turn a small table into a large one.
+        // The small table has 16-bit positions; the library would silently turn it into a large
+        // one.
         let table =
             if plain.len() < usize::from(u16::MAX) { &mut self.small } else { &mut self.large };
         if out.len() >= get_maximum_output_size(plain.len()) {
@@ -234,5 +237,5 @@ impl Lz4 {
     }
 }
 
-/// Below this no codec can gain: the shortest payload that any of them writes is longer.
+/// Below this no codec gains: any payload is longer.
 const MIN_PLAIN: usize = 2;

@@ -1,7 +1,6 @@
-//! Units that are one 8-byte word over and over: zero pages, and pages the guest filled.
+//! Units that repeat one 8-byte word: zero pages, and pages that the guest filled.
 
-/// The word that `plain` repeats, if it is nothing else and longer than the word, which has 8
-/// bytes.
+/// The 8-byte word that `plain` repeats, if it is nothing else and longer than one word.
 ///
 /// Stops at the first block that differs, so ordinary data costs one block of comparisons.
 pub fn same_filled(plain: &[u8]) -> Option<[u8; WORD]> {
@@ -9,8 +8,8 @@ pub fn same_filled(plain: &[u8]) -> Option<[u8; WORD]> {
         return None;
     }
     let first = *plain.first_chunk::<WORD>()?;
-    // A repeated word is what equals itself shifted by the word. `memcmp` is the widest vector loop
-    // there is without `unsafe`; blocks keep it from being asked to run on past a difference.
+    // A repeated word equals itself shifted by one word. `memcmp` is the widest vector loop
+    // available without `unsafe`; comparing block by block stops it at the first difference.
     let (head, tail) = (&plain[..plain.len() - WORD], &plain[WORD..]);
     let same = head.chunks(BLOCK).zip(tail.chunks(BLOCK)).all(|(a, b)| a == b);
     same.then_some(first)

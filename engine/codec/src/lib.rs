@@ -1,8 +1,8 @@
 //! Page codecs: independent, bounded, checksummed units of compressed bytes.
 //!
-//! A *unit* is what one worker makes of one batch of pages: a [`UnitHeader`] (codec, plain length,
-//! payload length, checksum of the plain bytes) and a payload. No unit needs another one to be
-//! decoded, so units may be made, sent and decoded in any order by any number of threads.
+//! A *unit* is the compressed form of one batch of pages: a [`UnitHeader`] (codec, plain length,
+//! payload length, checksum of the plain bytes) and a payload. No unit depends on another, so any
+//! number of threads may encode, send and decode units in any order.
 //!
 //! ```text
 //!            plain bytes ──► Encoder::encode ──► Encoded { codec, len } ┐
@@ -12,20 +12,24 @@
 //!  wire ──► UnitHeader::from_bytes ──► Decoder::decode(header, payload, out) ──► plain bytes
 //! ```
 //!
-//! One [`Encoder`] or [`Decoder`] belongs to one thread and owns every context and scratch buffer;
-//! after the first call for a codec neither `encode` nor `decode` allocates from Rust.
+//! One [`Encoder`] or [`Decoder`] belongs to one thread and owns every context and scratch buffer.
+//! After the first call for a codec neither `encode` nor `decode` allocates from Rust.
 //!
-//! What fails: encoding never does. A batch that no codec makes smaller comes back as
-//! [`Codec::Raw`], and then the caller sends the plain bytes. Decoding fails on every unit whose
-//! header, payload or checksum is not what an encoder writes; all of it is hostile input, so
-//! nothing there panics, and the work and the bytes written are bounded by the stated plain length.
-//! After a failed decode the output buffer holds no particular bytes.
+//! # What fails
 //!
-//! Single pages may be compressed with a [`Dictionary`]; who keeps them says with which.
+//! Encoding never fails. For a batch that no codec makes smaller it returns [`Codec::Raw`], and the
+//! caller sends the plain bytes. Decoding fails on every unit whose header, payload or checksum no
+//! encoder writes. Its input is hostile: it never panics, and the stated plain length bounds its
+//! work and the bytes it writes. After a failed decode the contents of the output buffer are
+//! unspecified.
 //!
-//! Limits: a unit holds at most [`MAX_PLAIN`] bytes (1 MiB: 256 pages of 4 KiB) and its payload is
-//! never longer than its plain bytes. The 64-bit checksum finds accidents, not forgery: a peer that
-//! can write the stream can write its checksums.
+//! A single page may be compressed with a [`Dictionary`]; the caller records which one.
+//!
+//! # Limits
+//!
+//! A unit holds at most [`MAX_PLAIN`] bytes (1 MiB: 256 pages of 4 KiB), and its payload is never
+//! longer than its plain bytes. The 64-bit checksum detects accidents, not forgery: a peer that can
+//! write the stream can write its checksums.
 
 mod decode;
 mod dictionary;
@@ -48,11 +52,11 @@ use std::str::FromStr;
 
 /// The most plain bytes one unit may hold: 256 pages of 4 KiB.
 ///
-/// Twice the batch of 128 pages that the engine forms, so that a batch of 64 KiB pages still has
-/// 16 of them. Both ends size their scratch by it.
+/// Twice the engine's batch of 128 pages, so that a batch of 64 KiB pages still holds 16. Both ends
+/// size their scratch buffers by it.
 pub const MAX_PLAIN: usize = 1 << 20;
 
-/// How the payload of a unit is to be read. The number is the byte on the wire.
+/// The encoding of a unit's payload. The number is the byte on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
@@ -90,7 +94,7 @@ impl Codec {
         self as u8
     }
 
-    /// The name users type and reports print; [`Codec::Raw`] is "none".
+    /// The name in options and reports; [`Codec::Raw`] is "none".
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "none",
@@ -109,7 +113,7 @@ impl fmt::Display for Codec {
     }
 }
 
-/// A codec name that is none of those that can be asked for.
+/// A codec name that cannot be selected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown codec \"{0}\", expected one of none, lz4, zlib, zstd, qatzip")]
 pub struct UnknownCodec(String);
@@ -117,7 +121,7 @@ pub struct UnknownCodec(String);
 impl FromStr for Codec {
     type Err = UnknownCodec;
 
-    /// Reads the name of a codec that can be asked for: none, lz4, zlib, zstd or qatzip.
+    /// Parses the name of a selectable codec: none, lz4, zlib, zstd or qatzip.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "none" => Ok(Self::Raw),

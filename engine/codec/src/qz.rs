@@ -1,8 +1,8 @@
-//! QATzip's gzip-ext members: the form in which QAT, QATzip, QEMU's `qatzip` method and our own
+//! QATzip's gzip-ext members: the format in which QAT, QATzip, QEMU's `qatzip` method and our own
 //! software exchange deflate.
 //!
-//! A payload is one member after the other, each a gzip member (RFC 1952) of its own, so `gunzip`
-//! reads it as well:
+//! A payload is a sequence of members. Each is a gzip member (RFC 1952), so `gunzip` reads it as
+//! well:
 //!
 //! | offset | size | field |
 //! |--:|--:|---|
@@ -15,15 +15,20 @@
 //! | 24 + n | 4 | CRC-32 of the plain bytes |
 //! | 28 + n | 4 | plain length again |
 //!
-//! What has a device in it works on pieces: QATzip gives the device [`MEMBER_PLAIN`] bytes at a
-//! time and takes no more per member back, so that is what we write. Its software path writes ONE
-//! member for a whole call, however long; such a member is read here, but no device takes it.
+//! # Sizes
 //!
-//! What fails: [`members`] checks all headers, footers and lengths before it hands out the first
-//! member, and neither reads past the payload nor promises more than the plain length asked for.
-//! Whether a deflate stream is sound shows when it is decoded.
+//! A device compresses pieces: QATzip submits [`MEMBER_PLAIN`] bytes at a time and accepts no more
+//! per member when it decompresses on a device, so we write members of that size. QATzip's software
+//! path writes ONE member for a whole call, however long. This module reads such a member; no
+//! device does.
+//!
+//! # What fails
+//!
+//! [`members`] checks all headers, footers and lengths before it returns the first member. It
+//! neither reads past the payload nor promises more than the plain length requested. Only decoding
+//! shows whether a deflate stream is valid.
 
-/// The most plain bytes in a member that we write: QATzip's default hardware buffer.
+/// The most plain bytes in a member that we write: QATzip's default hardware buffer size.
 pub const MEMBER_PLAIN: usize = 64 << 10;
 
 /// Length of a member's header.
@@ -32,10 +37,10 @@ pub const HEADER_LEN: usize = 24;
 /// Length of a member's footer.
 pub const FOOTER_LEN: usize = 8;
 
-/// What a member is longer than its deflate stream.
+/// Bytes of a member besides its deflate stream.
 pub const MEMBER_OVERHEAD: usize = HEADER_LEN + FOOTER_LEN;
 
-/// CRC-32 as gzip means it, for those who check what a device made.
+/// gzip's CRC-32, for checking a device's output.
 pub fn crc32(bytes: &[u8]) -> u32 {
     libdeflater::crc32(bytes)
 }
@@ -56,15 +61,15 @@ pub fn footer(crc32: u32, plain_len: u32) -> [u8; FOOTER_LEN] {
     bytes
 }
 
-/// Writes a member to the front of `out` around a deflate stream that some device made, and returns
-/// its length; `None`, and `out` unchanged, if it does not fit.
+/// Writes a member around a deflate stream that a device made to the front of `out`, and returns
+/// the member's length. If it does not fit, returns `None` and leaves `out` unchanged.
 pub fn write_member(out: &mut [u8], deflate: &[u8], crc32: u32, plain_len: u32) -> Option<usize> {
     let body = out.get_mut(HEADER_LEN..)?.get_mut(..deflate.len() + FOOTER_LEN)?;
     body[..deflate.len()].copy_from_slice(deflate);
     seal(out, deflate.len(), crc32, plain_len)
 }
 
-/// Writes header and footer around the deflate stream that already lies in `out`.
+/// Writes header and footer around the deflate stream already in `out`.
 fn seal(out: &mut [u8], deflate_len: usize, crc32: u32, plain_len: u32) -> Option<usize> {
     let member = out.get_mut(..MEMBER_OVERHEAD + deflate_len)?;
     let (head, body) = member.split_first_chunk_mut()?;
@@ -103,8 +108,8 @@ pub(crate) fn decompress(
         let (piece, after) =
             rest.split_at_mut_checked(member.plain_len).ok_or_else(|| bad(LONGER_THAN_UNIT))?;
         rest = after;
-        // The whole member, not just its stream: the library then looks for the footer where the
-        // stream really ends, and checks CRC-32 and length itself.
+        // The whole member, not only its stream: the library then finds the footer where the stream
+        // really ends, and checks CRC-32 and length itself.
         let got = inflate.gzip_decompress(member.bytes, piece).map_err(|error| {
             use libdeflater::DecompressionError as E;
             bad(match error {
@@ -123,7 +128,7 @@ pub(crate) fn decompress(
 ///
 /// # Errors
 ///
-/// A payload that is anything but whole members, none of them empty, whose plain lengths add up to
+/// A payload that is not a sequence of whole, non-empty members whose plain lengths add up to
 /// `plain_len`.
 pub fn members(payload: &[u8], plain_len: usize) -> Result<Members<'_>, MemberError> {
     let mut members = Members { payload, at: 0 };
@@ -139,23 +144,23 @@ pub fn members(payload: &[u8], plain_len: usize) -> Result<Members<'_>, MemberEr
     Ok(Members { payload, at: 0 })
 }
 
-/// One member, every length of it checked against the payload and the unit.
+/// One member, with every length checked against the payload and the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member<'a> {
     /// Where the member starts in the payload.
     pub at: usize,
-    /// The raw deflate stream, not empty; not looked at yet.
+    /// The raw deflate stream; not empty, not yet examined.
     pub deflate: &'a [u8],
-    /// How many bytes it has to decode to: at least 1, and from QATzip's software more than
+    /// The length it must decode to: at least 1; from QATzip's software path more than
     /// [`MEMBER_PLAIN`].
     pub plain_len: usize,
-    /// CRC-32 that these bytes have to have.
+    /// The CRC-32 that the decoded bytes must have.
     pub crc32: u32,
-    /// All of the member.
+    /// The whole member.
     bytes: &'a [u8],
 }
 
-/// The members of a payload that [`members`] found sound.
+/// The members of a payload that [`members`] found valid.
 #[derive(Clone, Debug)]
 pub struct Members<'a> {
     payload: &'a [u8],
@@ -179,7 +184,7 @@ impl<'a> Iterator for Members<'a> {
     type Item = Member<'a>;
 
     fn next(&mut self) -> Option<Member<'a>> {
-        // `members` has been over the same bytes: there is no error left to lose.
+        // `members` has checked the same bytes: no error remains to be lost.
         self.advance().ok().flatten()
     }
 }
@@ -220,13 +225,13 @@ fn split(bytes: &[u8], at: usize) -> Result<Member<'_>, &'static str> {
     })
 }
 
-/// A payload that is not sound members. The peer's doing or the link's.
+/// A payload that is not a sequence of valid members. The fault of the peer or the link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("member at byte {at}: {reason}")]
 pub struct MemberError {
     /// Where the member starts in the payload.
     pub at: usize,
-    /// What is wrong with it.
+    /// The defect.
     pub reason: &'static str,
 }
 
@@ -238,7 +243,7 @@ const LONGER_THAN_UNIT: &str = "more plain bytes than the unit has";
 mod tests {
     use super::*;
 
-    /// An empty last block with fixed codes, then bytes of no meaning: `members` does not look.
+    /// An empty last block with fixed codes, then arbitrary bytes: `members` does not examine them.
     const STREAM: [u8; 5] = [3, 0, 1, 2, 3];
 
     fn member(plain_len: u32) -> Vec<u8> {
@@ -301,7 +306,7 @@ mod tests {
             let mut payload = member(4096);
             payload[20..24].copy_from_slice(&lie.to_le_bytes());
             refused(&payload, 4096, 0, reason);
-            // The same with a member behind it, over which the lie reaches.
+            // The same with a second member behind it, into which the stated length reaches.
             payload.extend(member(100));
             assert!(members(&payload, 4196).is_err(), "{lie} was believed");
         }

@@ -1,10 +1,10 @@
-//! What to compress with: a codec and a level that it has.
+//! The settings of an encoder: a codec and a level that the codec has.
 
 use std::ops::RangeInclusive;
 
 use crate::Codec;
 
-/// A codec and a level of it, checked to go together.
+/// A codec and a level, checked to fit each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     codec: Codec,
@@ -14,12 +14,13 @@ pub struct Settings {
 impl Settings {
     /// Pairs `codec` with `level`, or with the codec's default level (1).
     ///
-    /// zlib has 0 to 9 (0: no compression, every unit is sent as it is), zstd -5 to 19 (0: zstd's
-    /// own default, which is 3), qatzip 1 to 9, lz4 only 1, and none has no level.
+    /// zlib has 0 to 9 (0: no compression, every unit is sent raw), zstd -5 to 19 (0: zstd's own
+    /// default, 3), qatzip 1 to 9, lz4 only 1, and none has no level.
     ///
     /// # Errors
     ///
-    /// A level out of range, and [`Codec::SameFilled`], which is found and cannot be asked for.
+    /// A level out of range, and [`Codec::SameFilled`], which the encoder detects and cannot be
+    /// selected.
     pub fn new(codec: Codec, level: Option<i32>) -> Result<Self, SettingsError> {
         let Some(levels) = levels(codec) else {
             return match (codec, level) {
@@ -48,19 +49,19 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// zstd level 1: the best ratio for the CPU time on guest memory, and what QEMU's multifd zstd
-    /// is set to unless told otherwise.
+    /// zstd level 1: the best ratio for the CPU time on guest memory, and the default of QEMU's
+    /// multifd zstd.
     fn default() -> Self {
         Self { codec: Codec::Zstd, level: DEFAULT_LEVEL }
     }
 }
 
-/// Why a codec and a level do not go together, or cannot be set up. The user's choice, or a lack
-/// of memory; never the data.
+/// Why a codec and a level do not fit, or cannot be set up. The user's choice or a lack of memory;
+/// never the data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// The codec has levels, and this is none of them.
+    /// The codec has levels, but not this one.
     #[error("{codec} has no level {level}, expected {min} to {max}")]
     Level {
         /// The codec asked for.
@@ -80,17 +81,17 @@ pub enum SettingsError {
         /// The level asked for.
         level: i32,
     },
-    /// Found by the encoder, never asked for.
+    /// The encoder detects it; it cannot be selected.
     #[error("codec {0} cannot be asked for, it is used where it fits")]
     NotSelectable(Codec),
-    /// The codec's context could not be made.
+    /// The codec's context could not be created.
     #[error("cannot set up {codec} level {level}: {reason}")]
     Context {
         /// The codec asked for.
         codec: Codec,
         /// The level asked for.
         level: i32,
-        /// What the library said.
+        /// The library's message.
         reason: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The header of a unit: 20 bytes that say how to read its payload and how to check the result.
+//! The header of a unit: 20 bytes that describe its payload and let a receiver check the result.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -9,7 +9,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
-/// What a unit is: on the wire [`UnitHeader::LEN`] bytes, big-endian, as everything on the wire.
+/// The header of a unit: on the wire [`UnitHeader::LEN`] bytes, big-endian.
 ///
 /// | offset | size | field |
 /// |--:|--:|---|
@@ -20,7 +20,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 /// | 12 | 8 | checksum of the plain bytes |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitHeader {
-    /// How to read the payload.
+    /// The encoding of the payload.
     pub codec: Codec,
     /// Length of the plain bytes, at most [`MAX_PLAIN`].
     pub plain_len: u32,
@@ -35,7 +35,7 @@ impl UnitHeader {
     /// Length on the wire.
     pub const LEN: usize = 20;
 
-    /// Describes what [`Encoder::encode`](crate::Encoder::encode) made of `plain`. Reads all of
+    /// Describes the result of [`Encoder::encode`](crate::Encoder::encode) on `plain`. Reads all of
     /// `plain` once for the checksum.
     ///
     /// # Panics
@@ -62,8 +62,8 @@ impl UnitHeader {
         bytes
     }
 
-    /// Reads the first [`UnitHeader::LEN`] bytes. What it returns is bounded: the plain length by
-    /// [`MAX_PLAIN`], the payload length by the plain length.
+    /// Reads the first [`UnitHeader::LEN`] bytes. The lengths returned are bounded: the plain
+    /// length by [`MAX_PLAIN`], the payload length by the plain length.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl UnitHeader {
     }
 }
 
-/// Why bytes are not the header of a unit. The sender's fault or the link's.
+/// Why bytes are not the header of a unit. The fault of the sender or the link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {

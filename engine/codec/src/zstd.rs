@@ -1,18 +1,18 @@
-//! Contexts of zstd, set up for units: no magic number, no content size, no checksum, no
-//! dictionary id, since the unit header says all of it.
+//! Contexts of zstd, set up for units: no magic number, no content size, no checksum, no dictionary
+//! id. The unit header makes all of them redundant.
 //!
-//! # What level 1 is for long units
+//! # Parameters of level 1 for long units
 //!
 //! QEMU's multifd compresses each channel as one stream, so that a packet of 128 pages may refer to
-//! the packets before it; our units may not. For sources above 256 KiB zstd's own level 1 looks for
-//! matches of 7 bytes and more, below for 6. Taking 6 throughout costs 4 % of CPU time over level 1
-//! and more than makes up for the lost history; the streams, which copy each page into a window
-//! first, cost 16 to 20 % over level 1.
+//! the packets before it; our units are independent. For sources above 256 KiB zstd's level 1 looks
+//! for matches of at least 7 bytes, below for 6. Using 6 throughout costs 4 % of CPU time over
+//! level 1 and more than makes up for the lost history. The streams, which copy each page into a
+//! window first, cost 16 to 20 % over level 1.
 //!
-//! Units of 128 pages, zstd 1.5.7, thread CPU time as a multiple of that of plain level 1 (which
-//! took 2.0 to 2.2 s/GiB to encode and 0.75 to 0.81 s/GiB to decode on an AMD EPYC with other work
-//! beside it), medians of 5 rounds of `cargo run --release -p corpus --example zstd_params`, for
-//! guest memory (`--set guest`), a heap (`--set redis`) and all distinct pages:
+//! Units of 128 pages, zstd 1.5.7. Thread CPU time is a multiple of plain level 1's (2.0 to 2.2
+//! s/GiB to encode and 0.75 to 0.81 s/GiB to decode on an AMD EPYC with other work beside it).
+//! Medians of 5 rounds of `cargo run --release -p corpus --example zstd_params`, for guest memory
+//! (`--set guest`), a heap (`--set redis`) and all distinct pages:
 //!
 //! | | guest: ratio, encode, decode | heap | all |
 //! |---|---|---|---|
@@ -25,8 +25,8 @@
 //! | level 2 | 2.786, 1.32, 1.03 | 2.818, 1.31, 1.03 | 3.023, 1.29, 1.04 |
 //! | ours with header and checksum | 2.730, 1.05, 1.07 | 2.759, 1.05, 1.08 | 2.969, 1.07, 1.08 |
 //!
-//! Not worth it (`--all`), against ours: smaller blocks (16 to 64 KiB: +0.2 to +0.9 % ratio for +2
-//! to +15 % to encode and +4 to +18 % to decode), a wider search step (-3.6 % ratio, -5 % time),
+//! Rejected (`--all`), compared with ours: smaller blocks (16 to 64 KiB: +0.2 to +0.9 % ratio for
+//! +2 to +15 % to encode and +4 to +18 % to decode), a wider search step (-3.6 % ratio, -5 % time),
 //! dfast with the same table (+1 % ratio, +15 % time).
 
 use zstd_safe::{CCtx, CParameter, FrameFormat, ResetDirective};
@@ -34,11 +34,12 @@ use zstd_safe::{CCtx, CParameter, FrameFormat, ResetDirective};
 use crate::dictionary::{Context, Dictionary};
 use crate::{Codec, SettingsError, MAX_PLAIN};
 
-/// Compression contexts at one level at a time, one per class of unit sizes.
+/// Compression contexts, one per class of unit sizes, all at one level.
 ///
-/// A context whose last 128 units needed less than a third of its memory gives that back and takes
-/// it again for the next long unit. Batches of all sizes come mixed, so each context sees only
-/// sizes that need about the same: then nothing is allocated after the first unit of a class.
+/// zstd shrinks a context whose last 128 units needed less than a third of its memory, and
+/// allocates again for the next long unit. Batches of all sizes come mixed, so each context sees
+/// only sizes that need about the same memory: nothing is allocated after the first unit of a
+/// class.
 pub(crate) struct Compressor {
     level: i32,
     classes: [Class; CLASSES.len()],
@@ -46,7 +47,7 @@ pub(crate) struct Compressor {
 
 struct Class {
     context: CCtx<'static>,
-    /// What `context` is set to; `None` if that failed half-way.
+    /// The level that `context` is set to; `None` if setting it failed half-way.
     level: Option<i32>,
 }
 
@@ -65,12 +66,12 @@ impl Compressor {
         Ok(Self { level, classes })
     }
 
-    /// Uses `level` from the next unit on; each context learns of it when it is used.
+    /// Uses `level` from the next unit on; each context is updated when it is next used.
     pub(crate) fn set_level(&mut self, level: i32) {
         self.level = level;
     }
 
-    /// Compresses into `out`; `None` if it does not fit there.
+    /// Compresses into `out`; `None` if the result does not fit.
     pub(crate) fn compress(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
         let number = CLASSES.iter().position(|&largest| plain.len() <= largest)?;
         let class = &mut self.classes[number];
@@ -96,7 +97,7 @@ fn set_up(
         CParameter::ChecksumFlag(false),
         CParameter::DictIdFlag(false),
         CParameter::CompressionLevel(level),
-        // See the figures above; zero is "what the level says".
+        // See the figures above; zero is the level's own value.
         CParameter::MinMatch(if level == 1 && largest == MAX_PLAIN { 6 } else { 0 }),
     ] {
         context.set_parameter(parameter)?;
@@ -117,8 +118,8 @@ impl Decompressor {
         Self { context: Context::new() }
     }
 
-    /// Decompresses into `out` and returns how many bytes it wrote there. The window is `out`
-    /// itself: nothing is allocated whatever window the frame asks for.
+    /// Decompresses into `out` and returns how many bytes it wrote. The window is `out` itself:
+    /// nothing is allocated, whatever window the frame asks for.
     pub(crate) fn decompress(
         &mut self,
         payload: &[u8],
@@ -127,7 +128,7 @@ impl Decompressor {
         self.context.decompress(None, payload, out)
     }
 
-    /// The same of a frame that was made with a dictionary.
+    /// The same for a frame that was made with a dictionary.
     pub(crate) fn decompress_with(
         &mut self,
         dictionary: &Dictionary,
@@ -142,7 +143,7 @@ impl Decompressor {
 mod tests {
     use super::*;
 
-    /// What every context holds, in bytes.
+    /// The size of each context, in bytes.
     fn sizes(compressor: &Compressor) -> Vec<usize> {
         compressor.classes.iter().map(|class| class.context.sizeof()).collect()
     }
@@ -184,7 +185,8 @@ mod tests {
                 compressor.compress(&plain[..1 << 19], &mut out).unwrap();
             }
             let before = sizes(&compressor);
-            // Long stretches of one with a single one of the other, as trying out makes them.
+            // Long stretches of one level with single units of the other, as `--codec auto` makes
+            // them.
             for round in 0..300 {
                 let number = usize::from(round % 150 == 149);
                 compressor.set_level(levels[number]);
@@ -201,7 +203,7 @@ mod tests {
         let mut out = vec![0; MAX_PLAIN];
         let mut decompressor = Decompressor::new();
         let before = decompressor.context.sizeof();
-        // A window of 2 GiB less a bit, then a last, empty, raw block.
+        // A window of slightly less than 2 GiB, then a last, empty, raw block.
         let empty = [0, 0xa8, 1, 0, 0];
         assert_eq!(decompressor.decompress(&empty, &mut out), Ok(0));
         let len = Compressor::new(19).unwrap().compress(&plain, &mut out).unwrap();

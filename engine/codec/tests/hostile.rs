@@ -1,5 +1,5 @@
-//! Units that no encoder wrote: an error, or the right bytes by luck; never wrong bytes, never a
-//! panic, never a byte of what lay in the buffer before.
+//! Units that no encoder wrote. A decoder returns an error, or by luck the right bytes: never wrong
+//! bytes, never a panic, never a byte of the buffer's old contents.
 
 mod data;
 
@@ -11,7 +11,7 @@ use codec::{
 use data::{kinds, Kind, Rng};
 use proptest::prelude::*;
 
-/// One sound unit of each codec for some plain bytes of each kind.
+/// One valid unit of each codec, for plain bytes of each kind.
 fn sound_units(size: usize) -> Vec<(UnitHeader, Vec<u8>, Vec<u8>)> {
     let mut units = Vec::new();
     for (codec, level) in [
@@ -41,7 +41,7 @@ fn sound_units(size: usize) -> Vec<(UnitHeader, Vec<u8>, Vec<u8>)> {
     units
 }
 
-/// Decodes into a buffer that holds `dirt`; accepts an error, or the plain bytes.
+/// Decodes into a buffer filled with `dirt`; accepts an error, or the plain bytes.
 #[track_caller]
 fn never_wrong(
     decoder: &mut Decoder,
@@ -63,7 +63,7 @@ fn never_wrong(
     }
 }
 
-/// About `count` of the numbers below `end`: the first and last ones, and some between.
+/// About `count` of the numbers below `end`: the first, the last, and some in between.
 fn sampled(end: usize, count: usize) -> impl Iterator<Item = usize> {
     let step = (end / count).max(1);
     (0..end).filter(move |at| at % step == 0 || *at < 40 || at + 40 > end)
@@ -79,7 +79,7 @@ fn a_truncated_unit_is_refused() {
                 let mut out = vec![0x77; size];
                 let error = decoder.decode(&header, short, &mut out).unwrap_err();
                 assert!(matches!(error, DecodeError::Buffer { what: "payload", .. }), "{error}");
-                // And by a sender who says so.
+                // The same from a sender whose header states the cut length.
                 let stated = UnitHeader { payload_len: u32::try_from(cut).unwrap(), ..header };
                 let taken = never_wrong(&mut decoder, &stated, short, &plain, 0x77);
                 assert!(!taken, "{header:?} cut to {cut} bytes was accepted");
@@ -135,7 +135,7 @@ fn other_lengths_than_stated_are_refused() {
         for plain_len in [4096 - 8, 4096 - 1, 4096 + 1, 4096 + 8, 8192, 1 << 20] {
             let stated = UnitHeader { plain_len, ..header };
             assert!(!never_wrong(&mut decoder, &stated, &payload, &plain, 0), "{stated:?}");
-            // The buffer as the true header says, not as this one does.
+            // A buffer of the true header's length, not of this one's.
             let mut out = vec![0; 4096];
             decoder.decode(&stated, &payload, &mut out).unwrap_err();
         }
@@ -154,8 +154,8 @@ fn other_lengths_than_stated_are_refused() {
     }
 }
 
-/// The buffer already holds the very bytes that the header's checksum is of. A decoder that skips
-/// bytes, or copies from before the start, would pass; see RUSTSEC-2026-0041.
+/// The buffer already holds the bytes of the header's checksum. A decoder that skips bytes, or
+/// copies from before the start, would pass; see RUSTSEC-2026-0041.
 #[test]
 fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
     let plain = vec![0x61; 4096];
@@ -199,7 +199,7 @@ fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
         let result = decoder.decode(&header, &payload, &mut out);
         assert!(result.is_err(), "{codec}, {what}: accepted");
     }
-    // That the refusals are for what they should be: one byte more, and it is sound.
+    // The refusals have the right cause: with one byte more the payload is valid.
     let payload = rle(4096);
     let header = UnitHeader::of(&plain, Encoded { codec: Codec::Zstd, len: payload.len() });
     decoder.decode(&header, &payload, &mut vec![0; 4096]).unwrap();
@@ -216,7 +216,7 @@ fn deflate(plain: &[u8]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Stretches of text in members of these lengths, with their lengths and checksums stated right.
+/// Parts of a text in members of these lengths, with correct lengths and checksums.
 fn qz_members(plain: &[u8], lengths: &[usize]) -> Vec<u8> {
     let mut payload = Vec::new();
     let mut rest = plain;
@@ -262,7 +262,7 @@ fn members_that_contradict_themselves_are_refused_by_name() {
     let sound = qz_members(&plain, &[65_536, 64_464]);
     let second = qz::members(&sound, plain.len()).unwrap().nth(1).unwrap().at;
     let end = sound.len();
-    // Where four bytes are overwritten, by what, and how the error starts.
+    // Offset of four bytes to overwrite, their value, and the start of the error.
     for (at, value, reason) in [
         (20, u32::MAX, "member at byte 0: compressed length runs past the end"),
         (20, u32::try_from(end - 28).unwrap(), "member at byte 0: footer cut short"),
@@ -278,12 +278,12 @@ fn members_that_contradict_themselves_are_refused_by_name() {
         let mut payload = sound.clone();
         payload[at..at + 4].copy_from_slice(&value.to_le_bytes());
         let header = UnitHeader::of(&plain, qz_of(&payload));
-        // The right bytes lie there already.
+        // The buffer already holds the right bytes.
         let error = decoder.decode(&header, &payload, &mut plain.clone()).unwrap_err();
         assert!(matches!(error, DecodeError::Member { .. }), "{error}");
         assert!(error.to_string().contains(reason), "{error}, not {reason}");
     }
-    // Two members that lie about where the border between them is, consistently.
+    // Two members that consistently misstate the border between them.
     let mut payload = sound.clone();
     for (at, value) in
         [(16, 65_537_u32), (second - 4, 65_537), (second + 16, 64_463), (end - 4, 64_463)]
@@ -303,7 +303,7 @@ fn members_that_contradict_themselves_are_refused_by_name() {
     }
     let error = decoder.decode(&header, &payload, &mut plain.clone()).unwrap_err();
     assert!(error.to_string().contains("member at byte 0: decodes to more bytes"), "{error}");
-    // Bytes between a stream and its footer, which gunzip would not read either.
+    // Bytes between a stream and its footer, which gunzip does not accept either.
     let mut stuffed = deflate(&plain);
     stuffed.extend([0; 5]);
     let mut payload = vec![0; stuffed.len() + qz::MEMBER_OVERHEAD];
@@ -329,7 +329,7 @@ fn a_unit_that_swells_stops_at_its_stated_length() {
     let mut units = vec![(Codec::Zstd, zstd)];
     for codec in [Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
         let mut encoder = Encoder::new(Settings::new(codec, None).unwrap()).unwrap();
-        // Not one word over and over.
+        // Not a repeated word.
         let mut plain = zeros.clone();
         plain[0] = 1;
         let mut out = vec![0; 1 << 20];
@@ -365,7 +365,7 @@ fn one_decoder_survives_all_of_it() {
             if decoder.decode(header, &bad, &mut out).is_ok() {
                 assert!(out == *plain);
             }
-            // Into the wreck of the one before.
+            // Decodes into the buffer that the failed decode left behind.
             decoder.decode(header, payload, &mut out).unwrap();
             assert!(out == *plain);
         }
@@ -375,8 +375,8 @@ fn one_decoder_survives_all_of_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Members with some bytes overwritten: whatever is read stays within payload and unit, and the
-    /// iterator tells the same as the check did.
+    /// Members with some bytes overwritten: everything read lies within payload and unit, and the
+    /// iterator agrees with the check.
     #[test]
     fn members_never_leave_the_payload(
         lengths in prop::collection::vec(1_usize..700, 0..5),
@@ -427,7 +427,7 @@ proptest! {
 
 #[test]
 fn kinds_are_what_this_file_relies_on() {
-    // Each codec is among the sound units, or its tests test nothing.
+    // Each codec must be among the valid units, or its tests test nothing.
     let codecs: std::collections::HashSet<_> =
         sound_units(4096).iter().map(|(header, ..)| header.codec).collect();
     assert_eq!(codecs.len(), 6, "{codecs:?}");

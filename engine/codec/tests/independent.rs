@@ -11,7 +11,7 @@ use data::{every_setting, kinds, Kind};
 const SIZES: [usize; 11] =
     [2, 17, 100, 4096, 4097, 20_000, 65_535, 65_536, 131_073, 524_288, 525_632];
 
-/// Reads a payload as its documentation says, by other libraries.
+/// Decodes a payload as its documentation describes, with other libraries.
 fn judge(codec: Codec, payload: &[u8], plain_len: usize) -> Vec<u8> {
     let mut out = vec![0xdb; plain_len];
     match codec {
@@ -53,7 +53,8 @@ fn what_we_encode_others_decode() {
         let mut encoder = Encoder::new(settings).unwrap();
         for kind in kinds() {
             for size in SIZES {
-                // The slow levels and the slow judge: enough is enough.
+                // The slow levels and the slow reference decoder would take too long on large
+                // units.
                 if size > 140_000 && settings.level() > 6 {
                     continue;
                 }
@@ -108,8 +109,8 @@ fn what_others_encode_we_decode() {
 
 #[test]
 fn stored_blocks_of_zlib_level_0_are_read_if_ever_they_pay() {
-    // Our encoder never sends them; a unit of one stored and one compressed block is sound all the
-    // same.
+    // Our encoder never sends stored blocks. A unit of one stored and one compressed block is valid
+    // all the same.
     let plain = [&Kind::Random.make(300, 1)[..], &[7; 4000]].concat();
     let mut payload = vec![0, 44, 1, 0xd3, 0xfe];
     payload.extend(&plain[..300]);
@@ -125,8 +126,8 @@ fn stored_blocks_of_zlib_level_0_are_read_if_ever_they_pay() {
     assert_eq!(encoded, Encoded { codec: Codec::Raw, len: plain.len() });
 }
 
-/// Members with QATzip's extra field, written by another library's gzip encoder: `pieces` of 64 KiB
-/// are what its hardware path makes, one for the whole is what its software path makes.
+/// Members with QATzip's extra field, written by another library's gzip encoder. `pieces` of 64 KiB
+/// match QATzip's hardware path, one piece for the whole its software path.
 fn members(plain: &[u8], pieces: usize, level: flate2::Compression) -> Vec<u8> {
     let mut payload = Vec::new();
     for piece in plain.chunks(pieces) {

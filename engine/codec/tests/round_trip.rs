@@ -1,4 +1,4 @@
-//! What is encoded decodes to the same bytes, at every size, level and kind of data.
+//! Encoded units decode to the same bytes, at every size, level and kind of data.
 
 mod data;
 
@@ -98,7 +98,7 @@ fn an_encoder_can_change_codec_between_any_two_units() {
                 assert_eq!(encoder.settings(), *setting);
                 let plain = Kind::Text.make(8192, 5);
                 let encoded = round_trip(&mut encoder, &mut decoder, &plain, 8192);
-                // Whatever was set before leaves no trace: a fresh encoder makes the same.
+                // Earlier settings leave no trace: a fresh encoder gives the same result.
                 let mut fresh = Encoder::new(*setting).unwrap();
                 assert_eq!(encoded, round_trip(&mut fresh, &mut decoder, &plain, 8192));
             }
@@ -109,8 +109,8 @@ fn an_encoder_can_change_codec_between_any_two_units() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Arbitrary bytes, and arbitrary stretches of repeats of earlier ones, in one encoder and
-    /// decoder that keep whatever the cases before left in them.
+    /// Arbitrary bytes, and arbitrary repeats of earlier ones, with one encoder and decoder that
+    /// keep their state from case to case.
     #[test]
     fn arbitrary_bytes_come_back(
         pieces in prop::collection::vec(
@@ -138,7 +138,8 @@ proptest! {
 fn a_payload_is_shorter_than_its_plain_bytes_down_to_the_last_byte() {
     let mut rng = data::Rng(43);
     let mut decoder = Decoder::new();
-    // Just about compressible: for some of these a codec comes out even, which is no gain.
+    // Barely compressible: for some of these a codec's output is as long as its input, which is no
+    // gain.
     for (codec, level, fixed) in [
         (Codec::Lz4, 1, 0),
         (Codec::Zlib, 6, 0),

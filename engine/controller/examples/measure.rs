@@ -1,11 +1,11 @@
-//! What each candidate makes of real chunks: the tables in `tests/sim/tables.rs`.
+//! Measures every candidate on real chunks and prints the tables of `tests/sim/tables.rs`.
 //!
 //! `cargo run --release -p controller --example measure > engine/controller/tests/sim/tables.rs`
 //!
-//! For each kind of data some chunks of 512 KiB, evenly spread over its set; for each chunk its
+//! For each kind of data, some chunks of 512 KiB, evenly spread over its set. For each chunk its
 //! class and, per candidate, encoded bytes in 1/10000 of the plain ones and thread CPU time in
-//! picoseconds a plain byte, the least of [`ROUNDS`] rounds (what other work on the machine adds is
-//! no property of the codec). Summaries and the cost of the probe go to stderr.
+//! picoseconds a plain byte: the least of [`ROUNDS`] rounds, since time that other work on the
+//! machine adds is no property of the codec. Summaries and the cost of the probe go to stderr.
 
 use std::error::Error;
 
@@ -16,7 +16,7 @@ use rustix::time::{clock_gettime, ClockId};
 
 const CHUNK: usize = 512 << 10;
 const ROUNDS: usize = 5;
-/// What there might be to choose from: zstd of these levels, besides none and lz4.
+/// The possible candidates: zstd of these levels, besides none and lz4.
 const LEVELS: [i32; 9] = [-5, -3, -1, 1, 2, 3, 5, 7, 9];
 const KINDS: [(&str, usize); 4] = [("text", 12), ("guest", 24), ("redis", 16), ("random", 2)];
 fn main() -> Result<(), Box<dyn Error>> {
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         candidates.push(Settings::new(Codec::Zstd, Some(level))?);
     }
     let usual = candidates.len();
-    // Beside them, to see what they would be good for.
+    // Additional settings, for comparison.
     for (codec, level) in [(Codec::Zstd, 12), (Codec::Zstd, 15), (Codec::Zlib, 1), (Codec::Zlib, 6)]
     {
         candidates.push(Settings::new(codec, Some(level))?);
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     );
     println!("\nuse controller::Class;\n");
-    println!("/// What the chunks were encoded with: zstd of these levels after none and lz4.");
+    println!("/// The settings of the columns: zstd of these levels after none and lz4.");
     println!("pub(crate) const LEVELS: [i32; {}] = {LEVELS:?};\n", LEVELS.len());
     println!("/// A chunk: its class, and for none, lz4 and each of [`LEVELS`] encoded bytes of 10000 and CPU ps a byte.");
     println!("pub(crate) type Row = (Class, [(u32, u64); {usual}]);");

@@ -1,34 +1,34 @@
-//! What a controller may use, and what it believes before it has measured anything.
+//! A controller's configuration, and its beliefs before it has measured anything.
 
 use codec::{Codec, Settings};
 
 use crate::Class;
 
-/// The most candidates a controller takes; more would only blur the estimates.
+/// The most candidates of a controller; more would only blur the estimates.
 pub const MAX_CANDIDATES: usize = 32;
 
-/// What a controller is told.
+/// The configuration of a controller.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Codec threads.
     pub workers: usize,
-    /// CPU cores the codec threads may use on average (`--max-cpu`); `None`: as many as there are
-    /// codec threads.
+    /// CPU cores that the codec threads may use on average (`--max-cpu`); `None`: one per codec
+    /// thread.
     pub max_cpu: Option<f64>,
-    /// Cores that the codec threads share with everything else this process does (reading, hashing,
-    /// sending); `None`: not known, then only what the codec threads get is looked at.
+    /// Cores that the codec threads share with the rest of this process (reading, hashing,
+    /// sending). `None`: unknown; then only the codec threads' own CPU time counts.
     pub cores: Option<f64>,
-    /// CPU time a plain byte costs besides encoding, ns, on those cores. A first guess when
+    /// CPU time that a plain byte costs on those cores besides encoding, ns. A first guess when
     /// [`Signals::other_cpu`](crate::Signals::other_cpu) is given.
     pub other_ns_per_byte: f64,
-    /// What may be chosen, in any order; [`Config::candidates`] are the usual ones. The cheapest
-    /// that compresses, or else the first of all, is used until something is known.
+    /// The settings to choose from, in any order; [`Config::candidates`] are the usual ones. Until
+    /// there are measurements, the cheapest that compresses is used, or the first if none does.
     pub candidates: Vec<Settings>,
     /// Bytes of a full chunk.
     pub chunk_bytes: usize,
-    /// How long encoding one chunk may take, ns. What is being encoded when the VM stops is
-    /// downtime, and the session's window holds 15 ms of drain: slower candidates would starve the
-    /// link.
+    /// How long encoding one chunk may take, ns. Chunks still being encoded when the VM stops add
+    /// to the downtime, and the session's window holds 15 ms of drain: slower candidates would
+    /// starve the link.
     pub longest_encode_ns: f64,
     /// Share of the time to completion that exploring may cost, 0 to 1.
     pub explore_share: f64,
@@ -51,12 +51,11 @@ impl Config {
 
     /// none, lz4, and zstd -3, 1, 3, 7 and 9.
     ///
-    /// Few, for each has to be tried out, and a figure that is wrong by chance may draw chunks to
-    /// it. Mixes of these are within 2.7 % of the best that those and zstd -5, -1, 2 and 5 allow,
-    /// on text, guest and redis memory, with 1 to 16 cores and any link. zlib is in no case the
-    /// best (zstd 1 encodes at half its cost to the same size). zstd 12 saves 0.4 to 1.2 % of level
-    /// 9's bytes at 1.5 times its cost and takes longer for a chunk than may be held back when the
-    /// VM stops.
+    /// Few, since each has to be tried, and a figure that is wrong by chance may attract chunks.
+    /// Mixes of these are within 2.7 % of the best that those and zstd -5, -1, 2 and 5 allow, on
+    /// text, guest and redis memory, with 1 to 16 cores and any link. zlib is never the best (zstd
+    /// 1 encodes at half its cost to the same size). zstd 12 saves 0.4 to 1.2 % of level 9's bytes
+    /// at 1.5 times its cost, and a chunk takes it longer than the downtime allows.
     pub fn candidates() -> Vec<Settings> {
         let zstd = [-3, 1, 3, 7, 9].map(|level| (Codec::Zstd, Some(level)));
         [(Codec::Raw, None), (Codec::Lz4, None)]
@@ -67,7 +66,7 @@ impl Config {
     }
 }
 
-/// What is believed of a candidate relative to zstd 1, on the same data.
+/// A candidate's assumed size and cost relative to zstd 1, on the same data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prior {
     /// Size is (size under zstd 1) to this power.
@@ -76,8 +75,8 @@ pub(crate) struct Prior {
     pub(crate) cost: f64,
 }
 
-/// Powers and costs on guest memory by `--example measure`; zlib's by the measurements that chose
-/// libdeflate. Only the start: what is observed outweighs them after some samples.
+/// Powers and costs on guest memory by `--example measure`; zlib's from the measurements that chose
+/// libdeflate. Only a start: after some samples, observations outweigh them.
 pub(crate) fn prior(settings: Settings) -> Prior {
     let table: &[(i32, f64, f64)] = match settings.codec() {
         Codec::Raw | Codec::SameFilled => &[(0, 0.0, 0.0)],
@@ -96,7 +95,7 @@ pub(crate) fn prior(settings: Settings) -> Prior {
             (15, 1.112, 24.0),
             (19, 1.16, 100.0),
         ],
-        // A candidate only where a device does it: then a codec thread has little to do for it.
+        // A candidate only where a device does it: the codec thread then has little to do.
         Codec::DeflateQz => &[(1, 0.97, 0.15)],
         Codec::Zlib => &[(0, 0.0, 0.05), (1, 0.97, 1.5), (6, 1.06, 2.8), (9, 1.08, 8.0)],
     };
@@ -115,7 +114,7 @@ pub(crate) fn prior(settings: Settings) -> Prior {
     Prior { power: between(low.1, high.1), cost: between(low.2, high.2) }
 }
 
-/// Size under zstd 1 and its cost in ns a plain byte, before a class has been seen.
+/// Size under zstd 1 and its cost in ns a plain byte, before the first observation of a class.
 pub(crate) fn first_guess(class: Class) -> (f64, f64) {
     match class {
         Class::Sparse => (0.12, 0.8),

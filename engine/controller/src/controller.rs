@@ -1,4 +1,4 @@
-//! The controller itself: a plan that readers look up without a lock, and the books behind it.
+//! The controller: a plan that readers look up without a lock, and the measurements behind it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::flow::{Flow, Signals, Worked};
 use crate::mix::{best, hull, Limits, Mix, Pair};
 use crate::Class;
 
-/// What to do with one chunk.
+/// The settings for one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     candidate: u8,
@@ -28,40 +28,40 @@ impl Choice {
         usize::from(self.candidate)
     }
 
-    /// What the chunk looks like.
+    /// The chunk's class.
     pub fn class(&self) -> Class {
         self.class
     }
 
-    /// Chosen to see what it makes of the data, not for being the best.
+    /// Chosen to measure a candidate, not because it is the best.
     pub fn explore(&self) -> bool {
         self.explore
     }
 }
 
-/// What became of a chunk. Also wanted of chunks that went raw, or no share of the classes is
-/// right.
+/// The outcome for one chunk. Report raw chunks too: the classes' shares are wrong without them.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// What [`Controller::choose`] said; also where the codec gave up and the chunk went raw.
+    /// The result of [`Controller::choose`], also where the codec gave up and the chunk went raw.
     pub choice: Choice,
     /// Bytes of the chunk.
     pub plain: usize,
-    /// Bytes that go to the link for it.
+    /// Bytes sent over the link for it.
     pub encoded: usize,
-    /// CPU time of the codec thread (packing included), ns; 0 for a chunk that saw none.
+    /// CPU time of the codec thread (packing included), ns; 0 for a chunk that bypassed the codec
+    /// threads.
     pub cpu_ns: u64,
-    /// Time from its start to its end in the codec thread, ns; 0 for a chunk that saw none.
+    /// Wall time in the codec thread, ns; 0 for a chunk that bypassed the codec threads.
     pub wall_ns: u64,
 }
 
-/// Chooses what each chunk is encoded with. Shared by readers, codec threads and whoever ticks.
+/// Chooses the settings for each chunk. Shared by readers, codec threads and the thread that ticks.
 #[derive(Debug)]
 pub struct Controller {
     candidates: Vec<Settings>,
-    /// Packed plans, see [`Plan`]. Relaxed: each is one word and nothing else hangs on it.
+    /// Packed plans, see [`Plan`]. Relaxed: each is one word, and no other data depends on it.
     plans: [AtomicU64; Class::COUNT],
-    /// Chunks chosen for, for an even spread. Relaxed.
+    /// Chunks chosen for so far, to spread candidates evenly. Relaxed.
     counts: [AtomicU32; Class::COUNT],
     stopped: AtomicBool,
     inner: Mutex<Inner>,
@@ -77,13 +77,13 @@ struct Inner {
     /// Plain bytes of a usual chunk.
     chunk_bytes: f64,
     flow: Flow,
-    /// What is used until something is known of the link.
+    /// The candidate in use until something is known of the link.
     start: usize,
     since_plan: u32,
     now: Duration,
     mix: Option<Mix>,
     log: VecDeque<Decision>,
-    /// Decisions that were ever in the log.
+    /// Decisions that were ever logged.
     told: u64,
 }
 
@@ -123,33 +123,33 @@ impl Plan {
 
 /// Observations from one plan to the next.
 const PLAN_EVERY: u32 = 8;
-/// Chunks after which a class's share of them counts for a third.
+/// Chunks after which an observation of a class's share counts for a third.
 const WEIGHT_MEMORY: f64 = 32.0;
-/// A class with less than this share of the chunks is planned for as if it were about to get all:
-/// when the data turns, all chunks get what was planned for the few
-/// (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as the others can afford
-/// that (`what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others`).
+/// A class with less than this share of the chunks is planned for as if it were about to get all.
+/// When the data changes, all chunks get the plan made for the few
+/// (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as the other classes can
+/// afford it (`what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others`).
 const RARE: f64 = 0.1;
-/// A chunk in this many explores at most; while a class is new, and later.
+/// At most one chunk in this many explores: while a class is new, and later.
 const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
-/// Observations with which a class is no longer new.
+/// Observations after which a class is no longer new.
 const NEW: f64 = 24.0;
-/// Where a QEMU is the bottleneck a chunk may take this share of the longest time to encode:
-/// between the codec threads and a destination that pauses lies the session's window of 15 ms, and
-/// time spent in the former is not there for the latter
+/// Where a QEMU is the bottleneck, encoding a chunk may take this share of the longest time. The
+/// session's window of 15 ms lies between the codec threads and a destination that pauses, and time
+/// spent encoding is lost to the destination
 /// (`a_slow_destination_behind_a_narrow_link_is_kept_busy`).
 const HURRY: f64 = 0.4;
-/// Share of the last looks at which it is so.
+/// `HURRY` applies when QEMU was the bottleneck at more than this share of the last looks.
 const HELD: f64 = 0.1;
 /// A candidate that saves less than this share of the bytes is not used.
 const WORTH: f64 = 0.01;
-/// Decisions kept for `explain`.
+/// Decisions stored for `explain`.
 const LOG: usize = 256;
 
 impl Controller {
-    /// A controller that has seen nothing. Duplicate candidates, and what exceeds
-    /// [`MAX_CANDIDATES`], are left out; without any, zstd 1 is the only one.
+    /// A controller without observations. It ignores duplicate candidates and those beyond
+    /// [`MAX_CANDIDATES`]; without any, zstd 1 is the only one.
     pub fn new(mut config: Config) -> Self {
         let mut candidates: Vec<Settings> = Vec::new();
         for settings in &config.candidates {
@@ -164,8 +164,8 @@ impl Controller {
         config.explore_share = share.unwrap_or(0.02).clamp(1e-4, 0.5);
         config.chunk_bytes = config.chunk_bytes.max(1);
         let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
-        // The cheapest that compresses: over a slow link little is lost by it, and over a fast one
-        // not much.
+        // The cheapest that compresses: the choice that loses little on a slow link and not much on
+        // a fast one.
         let start = (0..candidates.len())
             .filter(|&at| candidates[at].codec() != Codec::Raw)
             .min_by(|&a, &b| priors[a].cost.total_cmp(&priors[b].cost))
@@ -197,7 +197,7 @@ impl Controller {
         this
     }
 
-    /// What to encode a chunk of `class` with. Two atomic operations.
+    /// The settings for a chunk of `class`. Two atomic operations.
     pub fn choose(&self, class: Class) -> Choice {
         let number = class as usize;
         let plan = Plan::unpack(self.plans[number].load(Ordering::Relaxed));
@@ -205,7 +205,7 @@ impl Controller {
         if plan.period > 0 && count % u32::from(plan.period) == u32::from(plan.period) - 1 {
             return Choice { candidate: plan.explore, class, explore: true };
         }
-        // `high` wherever the count times the share passes a whole number: as even as can be.
+        // `high` each time that count times share passes a whole number: the most even spread.
         let share = u64::from(plan.share) + u64::from(plan.share == u16::MAX);
         let passes = |count: u64| (count * share) >> 16;
         let count = u64::from(count);
@@ -213,18 +213,18 @@ impl Controller {
         Choice { candidate, class, explore: false }
     }
 
-    /// What `choice` stands for.
+    /// The settings of `choice`.
     pub fn settings(&self, choice: &Choice) -> Settings {
         self.candidates[choice.candidate()]
     }
 
-    /// What can be chosen, by number.
+    /// The candidates, by number.
     pub fn candidates(&self) -> &[Settings] {
         &self.candidates
     }
 
-    /// Takes what became of a chunk. One short lock; every eighth makes a new plan (some
-    /// microseconds).
+    /// Records the outcome for a chunk. Takes a lock briefly; every eighth call makes a new plan
+    /// (some microseconds).
     pub fn observe(&self, observation: &Observation) {
         let mut inner = self.lock();
         if inner.observe(observation) && !self.stopped.load(Ordering::Relaxed) {
@@ -232,7 +232,7 @@ impl Controller {
         }
     }
 
-    /// Takes the figures of the flow; call it every 25 to 100 ms. `now`: time since any fixed
+    /// Updates the estimates of the flow; call it every 25 to 100 ms. `now`: time since any fixed
     /// moment.
     pub fn tick(&self, now: Duration, signals: &Signals) {
         let mut inner = self.lock();
@@ -242,10 +242,10 @@ impl Controller {
         }
     }
 
-    /// The VM has stopped: from here on each class goes with the one candidate with which a chunk
-    /// is encoded and sent soonest, and nothing is tried out any more.
+    /// Says that the VM has stopped: from now on each class gets the one candidate with which a
+    /// chunk is encoded and sent soonest, and nothing explores.
     pub fn stopped(&self) {
-        // Under the lock, or a plan being made could follow.
+        // Under the lock: otherwise a plan in the making could replace this one.
         let mut inner = self.lock();
         if !self.stopped.swap(true, Ordering::Relaxed) {
             inner.plan_for_the_end(&self.plans);
@@ -262,7 +262,7 @@ impl Controller {
         self.explain_after(0).1
     }
 
-    /// How many decisions there were, and those after the first `known`, as far as they are kept.
+    /// How many decisions there were, and those after the first `known` that are still stored.
     pub fn explain_after(&self, known: u64) -> (u64, Vec<Decision>) {
         let inner = self.lock();
         let fresh = usize::try_from(inner.told.saturating_sub(known)).unwrap_or(usize::MAX);
@@ -270,20 +270,20 @@ impl Controller {
         (inner.told, inner.log.iter().skip(skip).cloned().collect())
     }
 
-    /// What holds now, whether or not it changed anything.
+    /// The current decision, whether or not it changed anything.
     pub fn current(&self) -> Decision {
         let inner = self.lock();
         inner.decision(self.stopped.load(Ordering::Relaxed))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing in here panics half-way through a change that matters.
+        // No panic in here can happen between two changes that depend on each other.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Inner {
-    /// True if it is time for a new plan.
+    /// True when a new plan is due.
     fn observe(&mut self, observation: &Observation) -> bool {
         let Observation { choice, plain, encoded, cpu_ns, wall_ns } = *observation;
         let worked = Worked { cpu_ns: cpu_ns as f64, wall_ns: wall_ns.max(cpu_ns) as f64 };
@@ -321,13 +321,13 @@ impl Inner {
         }
     }
 
-    /// The candidates of a class that may be chosen, with what they make of it.
+    /// The candidates of a class that may be chosen, with their estimated sizes and costs.
     fn points(&self, class: usize) -> Vec<(usize, Point)> {
         let points = (0..self.candidates.len())
             .map(|candidate| (candidate, self.estimates[class].point(candidate)));
         let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
         let raw = raw.map(|raw| self.estimates[class].point(raw).size);
-        // What hardly shrinks is not worth anybody's CPU time.
+        // A candidate that hardly shrinks the data is not worth its CPU time.
         let points = points.filter(|(candidate, point)| {
             self.candidates[*candidate].codec() == Codec::Raw
                 || raw.is_none_or(|raw| point.size < (1.0 - WORTH) * raw)
@@ -340,15 +340,15 @@ impl Inner {
         short
     }
 
-    /// What a class gets while nothing is known.
+    /// The candidate of a class while nothing is known.
     fn start(&self, class: Class) -> usize {
         let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
         raw.filter(|_| class == Class::Dense).unwrap_or(self.start)
     }
 
     fn is_short(&self, point: Point) -> bool {
-        // Behind a QEMU that takes bytes by fits and starts, what is being encoded is what its
-        // window lacks.
+        // Behind a QEMU that takes bytes in bursts, chunks that are still being encoded are missing
+        // from its window.
         let longest =
             if self.flow.held > HELD { HURRY } else { 1.0 } * self.config.longest_encode_ns;
         point.cost * self.chunk_bytes.max(65536.0) <= longest
@@ -361,8 +361,7 @@ impl Inner {
         let mut mix = best(&hulls, &self.weights, &limits);
         let known = self.flow.link.is_some();
         if !known {
-            // Nothing was seen to be delivered yet: that takes a round trip, and a tick after some
-            // 10 ms.
+            // No delivery has been seen yet: that takes a round trip, and a tick after some 10 ms.
             mix.pairs = Class::ALL.map(|class| {
                 let start = self.start(class);
                 Pair { low: start, high: start, share: 0.0 }
@@ -371,13 +370,13 @@ impl Inner {
         for (class, plan) in plans.iter().enumerate() {
             let mut own = mix;
             if known && self.weights[class] < RARE {
-                // Beside the others' bytes its own hardly count, and anything would do: but not for
-                // all of the data.
+                // Beside the others' bytes its own hardly count, so any candidate would do: but not
+                // for all of the data.
                 let mut weights = [0.0; Class::COUNT];
                 weights[class] = 1.0;
                 own = best(&hulls, &weights, &limits);
-                // As long as it is rare its CPU time is the others': not more of it than bytes are
-                // worth to them.
+                // While it is rare it uses CPU time of the others: no more than bytes are worth to
+                // them.
                 if self.cost(class, &mix.pairs[class]) < self.cost(class, &own.pairs[class]) {
                     own = mix;
                 }
@@ -408,14 +407,14 @@ impl Inner {
         cost(pair.low) + pair.share * (cost(pair.high) - cost(pair.low))
     }
 
-    /// What the next exploring chunk of `class` is to try, and how often.
+    /// The candidate that the next exploring chunk of `class` tries, and how often.
     fn exploration(&self, class: usize, mix: &Mix, limits: &Limits) -> Option<(usize, u16)> {
         let estimates = &self.estimates[class];
         let Pair { low, high, share } = mix.pairs[class];
         let (from, to) = (estimates.point(low), estimates.point(high));
         let mean = |from: f64, to: f64| from + share * (to - from);
         let now = Point { cost: mean(from.cost, to.cost), size: mean(from.size, to.size) };
-        // A candidate can only matter if, at its best, it buys bytes below the price they have.
+        // A candidate can only matter if, at its best, it saves bytes below their current price.
         let worth = |point: Point| {
             if mix.price.is_finite() {
                 point.size + mix.price * point.cost
@@ -434,7 +433,7 @@ impl Inner {
         let rarest = useful.min_by(|&a, &b| estimates.seen(a).total_cmp(&estimates.seen(b)))?;
         let point = estimates.point(rarest);
         let time = limits.time(mix.at).max(1e-9);
-        // What it takes more of the link's and the codec threads' time than a usual chunk.
+        // The additional time of link and codec threads, compared with a usual chunk.
         let more = ((point.cost - now.cost) / (limits.workers * time))
             .max((point.size - now.size) / (limits.link * time))
             .max(0.0);
@@ -442,14 +441,14 @@ impl Inner {
         let (share, least) = if is_new {
             (4.0 * self.config.explore_share, EXPLORE_NEW)
         } else {
-            // What is well known can wait.
+            // Well-known candidates can wait.
             (self.config.explore_share, EXPLORE * (1.0 + estimates.seen(rarest) / 8.0))
         };
         Some((rarest, period((more / share).max(least))))
     }
 
-    /// For each class the candidate with which one chunk is through soonest: all codec threads at
-    /// it, and then the link. The two do not overlap, for there is not much left to overlap with.
+    /// For each class, the candidate with which one chunk is through soonest: encoded with all
+    /// codec threads, then sent. The two do not overlap, since little is left to overlap with.
     fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
         let limits = self.limits();
         let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];
@@ -459,7 +458,7 @@ impl Inner {
                 let time = |point: &Point| point.size / limits.link + point.cost / limits.workers;
                 time(a).total_cmp(&time(b))
             });
-            // Before anything of the link is known the start stands.
+            // Before anything is known of the link, the start candidate stays.
             let soonest = soonest.filter(|_| self.flow.link.is_some());
             let candidate =
                 soonest.map_or(self.start(Class::ALL[class]), |(candidate, _)| candidate);
@@ -544,7 +543,7 @@ fn number(candidate: usize) -> u8 {
     u8::try_from(candidate).unwrap_or(0)
 }
 
-/// `share` in 65536ths, all being 65535.
+/// `share` in 65536ths; all is 65535.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,29 +1,28 @@
-//! What each candidate makes of a chunk of a class: size and cost, from noisy observations that
-//! grow old.
+//! Size and cost of each candidate for a class, from noisy observations that age.
 //!
-//! Sizes vary from chunk to chunk by a fifth and more, the relation between candidates hardly. So a
-//! class has one *level*, the size and cost that zstd 1 has or would have, which every observation
-//! of any candidate moves, quickly; and each candidate a *relation* to it, learnt slowly from its
-//! own observations and starting from the prior: size = level ^ power, cost = level * multiple.
-//! When the data turns, the chunks encoded with whatever is in use move the estimates of all
-//! candidates at once.
+//! Sizes vary from chunk to chunk by a fifth and more; the relation between candidates hardly does.
+//! So a class has one *level*, the size and cost that zstd 1 has or would have, which every
+//! observation of any candidate updates quickly. Each candidate has a *relation* to the level,
+//! learnt slowly from its own observations and starting from the prior: size = level ^ power, cost
+//! = level * multiple. When the data changes, chunks encoded with the candidate in use update the
+//! estimates of all candidates at once.
 //!
-//! A level and the relations to it could drift together without any observation noticing. They are
-//! pinned: over the candidates that were seen, the relations are on (geometric) average the priors.
+//! A level and the relations to it could drift together unnoticed. So they are pinned: over the
+//! candidates observed, the relations are on (geometric) average the priors.
 
 use crate::config::{first_guess, Prior};
 use crate::Class;
 
-/// Sizes and costs outside these are somebody's mistake or a clock's, and would blind the
+/// Sizes and costs outside these ranges are an error of a caller or a clock, and would spoil the
 /// estimates.
 const SIZES: (f64, f64) = (1e-4, 1.0);
 const COSTS: (f64, f64) = (1e-4, 1e4);
-/// Chunks after which an observation counts for a third, in level and relation.
+/// Chunks after which an observation counts for a third, in level and in relation.
 const LEVEL_MEMORY: f64 = 96.0;
 const RELATION_MEMORY: f64 = 48.0;
-/// Chunks of a class after which the number of observations counts for a third: estimates grow old.
+/// Chunks of a class after which the number of observations counts for a third: estimates age.
 const AGE: f64 = 512.0;
-/// Observations that a prior is worth.
+/// The number of observations that a prior counts for.
 const PRIOR_WORTH: f64 = 3.0;
 
 /// Size and cost of a candidate; both per plain byte.
@@ -35,13 +34,13 @@ pub(crate) struct Point {
     pub(crate) size: f64,
 }
 
-/// A mean that forgets, is not thrown by a stray value, and follows a jump after three.
+/// A moving mean that resists single outliers, and follows a jump after three.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     mean: f64,
     variance: f64,
     seen: f64,
-    /// Values in a row that were far off on the same side, and their sum.
+    /// Values in a row that were outliers on the same side, and their sum.
     run: f64,
     run_sum: f64,
 }
@@ -51,7 +50,7 @@ impl Level {
         Self { mean: guess, variance: 0.0, seen: 0.0, run: 0.0, run_sum: 0.0 }
     }
 
-    /// Takes `value`, whose chunk is `weight` (0 to 1) of a full one; true if it has jumped.
+    /// Adds `value`, from a chunk of `weight` (0 to 1) of a full one; true if the mean jumped.
     fn take(&mut self, value: f64, weight: f64) -> bool {
         let far = 4.0 * self.variance.sqrt() + 0.05 * self.mean;
         let mut away = value - self.mean;
@@ -82,11 +81,11 @@ impl Level {
 #[derive(Clone, Copy, Debug)]
 struct Relation {
     prior: Prior,
-    /// Observations, old ones counting less.
+    /// Observations, weighted by age.
     seen: f64,
-    /// Size is the level to this power; of raw, the size itself.
+    /// Size is the level to this power; for raw, the size itself.
     power: f64,
-    /// Cost is this multiple of the level; of raw, the cost itself.
+    /// Cost is this multiple of the level; for raw, the cost itself.
     multiple: f64,
 }
 
@@ -102,9 +101,9 @@ pub(crate) struct Estimates {
     size: Level,
     cost: Level,
     relations: Vec<Relation>,
-    /// Observations of candidates that compress, old ones counting less.
+    /// Observations of candidates that compress, weighted by age.
     compressed: f64,
-    /// Chunks since the last of those.
+    /// Chunks since the last such observation.
     since: f64,
 }
 
@@ -125,8 +124,8 @@ impl Estimates {
         }
     }
 
-    /// Takes what `candidate` made of a chunk, `weight` (0 to 1) of a full one. True if the class's
-    /// level has jumped.
+    /// Adds an observation of `candidate`, from a chunk of `weight` (0 to 1) of a full one. True if
+    /// the class's level jumped.
     pub(crate) fn take(&mut self, candidate: usize, seen: Point, weight: f64) -> bool {
         if candidate >= self.relations.len() {
             return false;
@@ -140,7 +139,7 @@ impl Estimates {
         relation.seen += weight;
         let gain = weight / (relation.seen + PRIOR_WORTH).min(RELATION_MEMORY);
         if relation.is_raw() {
-            // Says nothing of what the others would make of it.
+            // Raw says nothing of the other candidates.
             relation.power += gain * (seen.size - relation.power);
             relation.multiple += gain * (seen.cost - relation.multiple);
             self.since += weight;
@@ -148,8 +147,8 @@ impl Estimates {
         }
         self.compressed += weight;
         self.since = 0.0;
-        // Both from what was believed before, in steps that are right on average: the mean of the
-        // sizes is sought, not of their logarithms.
+        // Both from the previous estimates, in steps that are unbiased: the goal is the mean of the
+        // sizes, not of their logarithms.
         let (level, power) = (self.size.mean, relation.power);
         let expected = level.powf(power);
         let slope = power * level.powf(power - 1.0);
@@ -159,7 +158,7 @@ impl Estimates {
         relation.power = (power + gain * off.clamp(-1.0, 1.0))
             .clamp(relation.prior.power / 3.0, relation.prior.power * 3.0);
         let off = seen.cost / (self.cost.mean * relation.multiple) - 1.0;
-        // A stretch of the machine's own making (an interrupt, a cold cache) is not the codec's.
+        // A delay caused by the machine (an interrupt, a cold cache) is not the codec's.
         relation.multiple = (relation.multiple * (1.0 + gain * off.clamp(-1.0, 2.0)))
             .clamp(relation.prior.cost / 8.0, relation.prior.cost * 8.0);
         let cost = clamp(self.cost.mean * (1.0 + off), COSTS);
@@ -168,7 +167,7 @@ impl Estimates {
         jumped
     }
 
-    /// Takes what all relations have in common into the levels.
+    /// Moves the common part of all relations into the levels.
     fn pin(&mut self) {
         let (mut weights, mut powers, mut multiples) = (1e-9, 0.0, 0.0);
         for relation in self.relations.iter().filter(|relation| !relation.is_raw()) {
@@ -188,7 +187,7 @@ impl Estimates {
         self.cost.mean = clamp(self.cost.mean * multiple, COSTS);
     }
 
-    /// What `candidate` makes of the next chunk.
+    /// The expected size and cost of `candidate` for the next chunk.
     pub(crate) fn point(&self, candidate: usize) -> Point {
         let relation = &self.relations[candidate];
         if relation.is_raw() {
@@ -200,33 +199,34 @@ impl Estimates {
         }
     }
 
-    /// The best that `candidate` may turn out to make of the next chunk, as far as is known.
+    /// The best size and cost of `candidate` that the observations so far allow.
     pub(crate) fn at_best(&self, candidate: usize) -> Point {
         let point = self.point(candidate);
         let doubt = 1.0 / (1.0 + self.seen(candidate));
-        // The whole class may have turned while it was sent raw; whoever looks will see.
+        // The whole class may have changed while it was sent raw: exploring will show.
         let level = if self.since > 24.0 { 0.1 } else { 0.04 / (1.0 + self.compressed) };
         let size = point.size.powf(1.0 + 0.25 * doubt) * (1.0 - level);
         Point { cost: point.cost * (1.0 - 0.45 * doubt), size }
     }
 
-    /// Observations of `candidate`, old ones counting less.
+    /// Observations of `candidate`, weighted by age.
     pub(crate) fn seen(&self, candidate: usize) -> f64 {
         self.relations[candidate].seen
     }
 
-    /// Observations that say what the class is like.
+    /// Observations of candidates that compress, weighted by age.
     pub(crate) fn compressed(&self) -> f64 {
         self.compressed
     }
 }
 
-/// CPU ns a plain byte that goes as it is, before it was seen: the codec thread hardly looks at it.
+/// CPU ns a plain byte for raw chunks before the first observation: the codec thread does hardly
+/// anything.
 const RAW_COST: f64 = 0.02;
 
-/// `value` within `range`; the low end for what is no number.
+/// `value` within `range`; the low end for NaN.
 fn clamp(value: f64, (low, high): (f64, f64)) -> f64 {
-    // `max` and `min` drop a NaN, `clamp` would keep it.
+    // `max` and `min` drop a NaN, `clamp` would return it.
     value.max(low).min(high)
 }
 
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_relation_is_learnt_through_the_noise_of_the_chunks() {
         let mut estimates = estimates(Class::Plain);
-        // lz4 is far better here than the prior has it: 0.4 where zstd 1 has 0.35.
+        // lz4 is far better here than its prior: 0.4 where zstd 1 has 0.35.
         for round in 0..400 {
             let noise = [0.7, 1.3, 1.1, 0.9][round % 4];
             estimates.take(ZSTD_1, Point { cost: 2.0 * noise, size: 0.35 * noise }, 1.0);
@@ -291,7 +291,7 @@ mod tests {
             let seen = Point { cost: 1.0 + wave, size: 0.2 + 0.6 * wave };
             estimates.take(ZSTD_1, seen, 1.0);
             let (zstd, lz4) = (estimates.point(ZSTD_1), estimates.point(LZ4));
-            // By the priors, of which nothing seen says that they are wrong.
+            // As the priors say: no observation contradicts them.
             assert!((lz4.size - zstd.size.powf(0.73)).abs() < 0.01, "{round} {zstd:?} {lz4:?}");
             assert!((lz4.cost - 0.71 * zstd.cost).abs() < 0.01, "{round} {zstd:?} {lz4:?}");
         }

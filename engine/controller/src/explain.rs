@@ -1,4 +1,4 @@
-//! Decisions with the figures they rest on, for `--explain`.
+//! Decisions with the figures behind them, for `--explain`.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use codec::{Codec, Settings};
 
 use crate::{Bottleneck, Class};
 
-/// A decision, and why.
+/// A decision, and its reasons.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// When, on the clock of the ticks.
     pub at: Duration,
-    /// What held the migration up at the last look.
+    /// The bottleneck at the last look.
     pub bottleneck: Bottleneck,
-    /// The VM has stopped: latency counts, and nothing changes any more.
+    /// The VM has stopped: latency counts, and the plan no longer changes.
     pub stopped: bool,
-    /// What the link is believed to take, bytes/s; `None` until it was the bottleneck once.
+    /// Estimated capacity of the link, bytes/s; `None` until the link was the bottleneck once.
     pub drain_bytes_per_s: Option<f64>,
-    /// Cores planned with.
+    /// Cores that the plan uses.
     pub cores: f64,
-    /// Share of their time that the codec threads were busy, 0 to 1; the rest is idle.
+    /// Share of their time that the codec threads were busy, 0 to 1.
     pub busy_share: f64,
-    /// Cores that they used.
+    /// Cores that the codec threads used.
     pub used_cores: f64,
-    /// CPU time they got for the time they were busy, 0 to 1: below 1, cores are short.
+    /// CPU time that the codec threads got per busy time, 0 to 1: below 1, cores are short.
     pub granted_share: f64,
-    /// What QEMU (either one) takes, plain bytes/s, while it is the bottleneck.
+    /// The rate of the QEMU that is the bottleneck, plain bytes/s.
     pub qemu_bytes_per_s: Option<f64>,
     /// Predicted for the mix: encoded bytes for a plain byte.
     pub encoded_share: f64,
@@ -36,26 +36,26 @@ pub struct Decision {
     pub link_ns: f64,
     /// Predicted for the mix: CPU time for a plain byte over the cores planned with, ns.
     pub cpu_ns: f64,
-    /// Some CPU time goes into bytes that nobody waits for.
+    /// Some CPU time is spent on saving bytes although the link is not the bottleneck.
     pub idle_used: bool,
     /// The classes with at least 1 % of the chunks.
     pub classes: Vec<ClassMix>,
 }
 
-/// What chunks of a class get.
+/// The settings for the chunks of a class.
 #[derive(Clone, Debug)]
 pub struct ClassMix {
     /// The class.
     pub class: Class,
     /// Its share of the bytes, 0 to 1.
     pub weight: f64,
-    /// What its chunks get, and how many of them; the shares add up to 1.
+    /// The settings in use and their shares, which add up to 1.
     pub parts: Vec<(Settings, f64)>,
-    /// What was known of every candidate.
+    /// The estimates of every candidate.
     pub candidates: Vec<Candidate>,
 }
 
-/// What is believed of a candidate in a class.
+/// The estimates of a candidate in a class.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     /// Codec and level.
@@ -64,14 +64,14 @@ pub struct Candidate {
     pub size: f64,
     /// CPU time for a plain byte, ns.
     pub cost_ns: f64,
-    /// Observations that this rests on, old ones counting less.
+    /// Observations behind these estimates, weighted by age.
     pub observations: f64,
-    /// Time for a plain byte, ns, if everything were like this.
+    /// Time for a plain byte, ns, if every chunk were of this class and candidate.
     pub time_ns: f64,
 }
 
 impl Decision {
-    /// Whether a mix of this size and cost, and what holds it up, is news a person should read.
+    /// Whether a mix of this size and cost, with this bottleneck, differs enough to be logged.
     pub(crate) fn differs(
         &self,
         at: Duration,
@@ -87,7 +87,7 @@ impl Decision {
                 && since >= Duration::from_millis(250)
     }
 
-    /// Why, in words.
+    /// The reason, in words.
     pub fn reason(&self) -> &'static str {
         match (self.stopped, self.bottleneck) {
             (true, _) => "the VM has stopped: what is encoded and sent soonest",
@@ -147,7 +147,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// "zstd 3"; a codec without levels, or with one, by its name alone.
+/// "zstd 3"; for a codec with at most one level, only its name.
 struct Name(Settings);
 
 impl fmt::Display for Name {

@@ -1,10 +1,9 @@
-//! What holds the migration up, and how much of it there is: the link, the codec threads, or a
-//! QEMU.
+//! Finds the bottleneck (link, codec threads or a QEMU) and estimates its capacity.
 //!
-//! Each tick looks at what happened since the last one. Only what was the bottleneck shows its
-//! capacity; of the rest it is only known that there was enough. So an estimate follows the
-//! measurement while the thing is the bottleneck, and otherwise rises, slowly first and then
-//! faster, until it is asked too much of and is measured again.
+//! Each look covers the time since the last one. Only a bottleneck shows its capacity; the others
+//! are only known to have sufficed. So an estimate follows the measurement while its resource is
+//! the bottleneck. Otherwise it rises, slowly first and then faster, until the plan demands too
+//! much of the resource and it is measured again.
 //!
 //! | codec threads busy | readers wait for credit | bytes wait for the link | bottleneck |
 //! |---|---|---|---|
@@ -16,7 +15,7 @@
 
 use std::time::Duration;
 
-/// What a controller is told at each tick. Counters are totals since the start.
+/// The input of each tick. Counters are totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Signals {
     /// Plain bytes read from QEMU.
@@ -25,57 +24,58 @@ pub struct Signals {
     pub wire_bytes: u64,
     /// Time during which at least one reader waited for credit.
     pub credit_wait: Duration,
-    /// Share of the time since the last tick, 0 to 1, in which bytes waited for the link: had they
-    /// been sent before, it would have taken them.
+    /// Share of the time since the last tick, 0 to 1, in which bytes waited for the link: sent
+    /// earlier, they would have been transmitted.
     pub link_busy: f64,
-    /// CPU time of the process besides the codec threads; `None` when nobody looked.
+    /// CPU time of the process besides the codec threads; `None` if unknown.
     pub other_cpu: Option<Duration>,
 }
 
-/// What holds the migration up.
+/// The slowest part of the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Bottleneck {
-    /// Not looked yet.
+    /// Not known yet.
     #[default]
     Unknown,
     /// The codec threads.
     Workers,
     /// The link.
     Link,
-    /// What the peer does with it: decoding, or QEMU's loading.
+    /// The peer's side: decoding, or QEMU's loading.
     Destination,
     /// The source QEMU.
     Source,
 }
 
-/// What the codec threads did since the last tick, from the observations.
+/// Work of the codec threads since the last tick, from the observations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Worked {
     pub(crate) cpu_ns: f64,
     pub(crate) wall_ns: f64,
 }
 
-/// Ticks are put together until they show this much, or last this long.
+/// Ticks are merged until they cover this much, or last this long.
 const ENOUGH: Duration = Duration::from_millis(8);
 const ENOUGH_BYTES: u64 = 2 << 20;
 const LONG: Duration = Duration::from_millis(400);
-/// The codec threads are the bottleneck from here on: some of their time goes with waking up.
+/// The codec threads are the bottleneck from this busy share on: waking up takes some of their
+/// time.
 const ALL_BUSY: f64 = 0.92;
-/// A link that is busy this much has nothing to rise to.
+/// From this busy share on, the estimate of a link does not rise.
 const NEARLY: f64 = 0.85;
-/// Readers wait for credit often from here on.
+/// From this share on, readers wait for credit often.
 const OFTEN: f64 = 0.05;
-/// Share of the codec threads' time that may save bytes nobody waits for. The rest is for when the
-/// data turns dear: until that is noticed QEMU would wait.
+/// Share of the codec threads' time that may save bytes while QEMU is the bottleneck. The rest is a
+/// reserve for data that is costlier to encode: until that is noticed, QEMU would wait.
 const IDLE_USE: f64 = 0.4;
-/// Looks in a row at which a QEMU has to be the bottleneck before it is believed to be.
+/// Consecutive looks at which a QEMU must be the bottleneck before it counts as one.
 const SURE: u32 = 3;
-/// Before the link was the bottleneck once it is taken to be this much faster than what was sent
+/// Until the link was the bottleneck once, it is assumed to be this much faster than the bytes sent
 /// over it.
 const UNSEEN: f64 = 64.0;
-/// The factor once the link is seen to take clearly more than was believed.
+/// The factor when the link clearly transmits more than estimated.
 const FASTER: f64 = 1.3;
-/// The least and the largest factor by which an estimate rises in a look.
+/// The least and the largest factor by which an estimate rises at a look.
 const RISE: (f64, f64) = (1.005, 2.0);
 
 /// The estimates.
@@ -92,25 +92,25 @@ pub(crate) struct Flow {
     /// The link was the bottleneck once.
     pub(crate) measured: bool,
     pub(crate) bottleneck: Bottleneck,
-    /// Bytes a ns that the link takes; `None` until it was seen to deliver anything.
+    /// Capacity of the link, bytes a ns; `None` until it was seen to deliver anything.
     pub(crate) link: Option<f64>,
-    /// Cores that the codec threads get when they could use all.
+    /// Cores that the codec threads would get if they used all they can.
     pub(crate) supply: f64,
-    /// ns a plain byte that a QEMU takes; 0 while it is not the bottleneck.
+    /// Time of a QEMU for a plain byte, ns; 0 while no QEMU is the bottleneck.
     pub(crate) floor: f64,
     /// CPU ns a plain byte besides encoding.
     pub(crate) other: f64,
     /// Share of their time that the codec threads were busy.
     pub(crate) busy: f64,
-    /// Cores that they used.
+    /// Cores that the codec threads used.
     pub(crate) used: f64,
-    /// CPU time for a busy codec thread's time: less than 1 when cores are short.
+    /// CPU time of the codec threads per busy time: less than 1 when cores are short.
     pub(crate) granted: f64,
-    /// Looks that went into that.
+    /// Looks that contributed to `granted`.
     grants: u32,
-    /// Looks in a row at which a QEMU was the bottleneck.
+    /// Consecutive looks at which a QEMU was the bottleneck.
     slow: u32,
-    /// Share of the last looks at which one was.
+    /// Share of the last looks at which a QEMU was the bottleneck.
     pub(crate) held: f64,
 }
 
@@ -141,7 +141,7 @@ impl Flow {
         }
     }
 
-    /// Cores that may be planned with.
+    /// Cores that the plan may use.
     pub(crate) fn cores(&self) -> f64 {
         self.supply.min(self.allowed)
     }
@@ -151,7 +151,7 @@ impl Flow {
         self.worked.wall_ns += worked.wall_ns;
     }
 
-    /// True if it came to a look, and the estimates may have changed.
+    /// True if this tick completed a look, so that the estimates may have changed.
     pub(crate) fn tick(&mut self, now: Duration, signals: &Signals) -> bool {
         let Some((since, before)) = self.last else {
             self.last = Some((now, *signals));
@@ -180,7 +180,7 @@ impl Flow {
             self.grants += 1;
         }
         if plain == 0 {
-            // QEMU has nothing for us: that says nothing.
+            // QEMU sent nothing, so there is nothing to learn.
             return true;
         }
         let plain = plain as f64;
@@ -205,22 +205,23 @@ impl Flow {
         true
     }
 
-    /// What the link takes, by `wire` bytes a ns that it took.
+    /// Updates the estimate of the link, which transmitted `wire` bytes a ns.
     fn learn_link(&mut self, wire: f64, link_busy: f64) {
-        // Until it was the bottleneck once it may be anything; what is too high is soon put right.
+        // Until the link was the bottleneck once, any capacity is possible; too high an estimate is
+        // soon corrected.
         let believed = if self.measured { self.link } else { None };
         let link = believed.unwrap_or(UNSEEN * wire).max(self.link.unwrap_or(0.0));
         if wire > 1.2 * link {
-            // Not the link that was measured any more.
+            // The link is faster than when it was measured.
             self.rise = self.rise.max(FASTER);
         }
         let link = link.max(wire);
-        // Nothing at all went out: a stall, of which the next look will tell more.
+        // Nothing was transmitted: a stall. The next look will tell more.
         let wire_seen = wire.max(1e-6);
         match self.bottleneck {
-            // It was not all the time, and what it did meanwhile is not all it can.
+            // The link was not busy all the time, so the measured rate is less than its capacity.
             Bottleneck::Link if self.measured && link_busy < NEARLY => self.link = Some(link),
-            // The first bytes are on their way.
+            // The first bytes are under way.
             Bottleneck::Link if !self.measured && wire <= 0.0 => {}
             Bottleneck::Link => {
                 self.rise = RISE.0;
@@ -228,13 +229,13 @@ impl Flow {
                 self.link = Some(link + gain * (wire_seen - link));
                 self.measured = true;
             }
-            // Both are busy: that is where we want to be.
+            // Both are busy: the desired state.
             Bottleneck::Workers if link_busy > NEARLY => {
                 self.link = Some(link);
                 self.rise = RISE.0;
             }
             Bottleneck::Workers => {
-                // Far above what it was seen to take there is nothing more to learn.
+                // Far above the measured rate there is nothing more to learn.
                 self.link =
                     Some((link * self.rise).clamp(wire_seen, 100.0 * wire_seen.max(link / 100.0)));
                 self.rise = (1.0 + 1.5 * (self.rise - 1.0)).min(RISE.1);
@@ -245,7 +246,7 @@ impl Flow {
 
     /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
     fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
-        // Where the round trip is long nothing was delivered at first, which says nothing of the
+        // On a path with a long round trip nothing is delivered at first, which says nothing of the
         // link.
         if self.link.is_some() || wire > 0.0 {
             self.learn_link(wire, link_busy);
@@ -254,7 +255,8 @@ impl Flow {
             self.supply +=
                 0.15 * (self.used.clamp(0.02 * self.threads, self.threads) - self.supply);
         } else {
-            // What they get of the time in which they have work, they would get of all time.
+            // The CPU share that they get while they have work is the share that they would always
+            // get.
             self.supply += 0.1 * (self.threads * self.granted.max(0.05) - self.supply);
         }
         let held = matches!(self.bottleneck, Bottleneck::Source | Bottleneck::Destination);
@@ -263,14 +265,14 @@ impl Flow {
         self.floor = if self.slow < SURE {
             0.0
         } else if self.floor == 0.0 || interval < self.floor {
-            // QEMU's pauses are no sign that it became slower: believe the fast looks at once.
+            // A pause of QEMU does not mean that it became slower: fast looks count at once.
             interval
         } else {
             self.floor + 0.1 * (interval.min(4.0 * self.floor) - self.floor)
         };
     }
 
-    /// Share of the floor's time that the codec threads may be busy to save bytes nobody waits for.
+    /// Share of the floor's time that the codec threads may spend on saving bytes.
     pub(crate) fn idle_use(&self) -> f64 {
         // Where codec threads wait for a core, QEMU does too.
         IDLE_USE * ((self.granted - 0.8) / 0.15).clamp(0.0, 1.0)

@@ -1,17 +1,17 @@
-//! Chooses codec and level while a migration runs (`--codec auto`): what minimises completion time.
+//! Chooses codec and level during a migration (`--codec auto`) so that it completes soonest.
 //!
 //! ```text
 //!  readers ─ Class::of(chunk), choose(class) ──► Choice ──► codec threads ──► link
 //!               ▲ plan: one word a class              │ Observation: sizes, CPU time
 //!               │                                     ▼
-//!          mix (the best mix) ◄── estimates (what each candidate makes of a class)
+//!          mix (the best mix) ◄── estimates (size and cost of each candidate for a class)
 //!               ▲
 //!               └── flow (bottleneck, drain rate, cores) ◄── tick(Signals), every 25 to 100 ms
 //! ```
 //!
-//! Logic alone: no thread, no I/O, no clock; time comes with the calls.
+//! Pure logic: no thread, no I/O, no clock; callers pass the time.
 //!
-//! # What is minimised
+//! # The function to minimise
 //!
 //! A plain byte encoded by candidate i costs c_i ns of CPU and becomes s_i bytes. With a share f_i
 //! of the chunks each, c = Σ f_i c_i and s = Σ f_i s_i, and as link and codec threads work at the
@@ -21,40 +21,39 @@
 //!  t = max( s / B,  c / W,  (c + o) / C,  1 / Q )
 //! ```
 //!
-//! for a link of B bytes/ns, W cores for the codec threads (`--max-cpu`, or what they get), C cores
-//! shared with work of o ns a byte, and QEMUs that take Q bytes/ns. t grows with c and s, so its
-//! minimum lies on the lower left of the convex hull of the points (c_i, s_i); and as a maximum of
-//! linear functions it is least either at a vertex or where two of them are equal on an edge. For
-//! link and CPU on the edge from a to b:
+//! for a link of B bytes/ns, W cores for the codec threads (`--max-cpu`, or the cores they get), C
+//! cores shared with work of o ns a byte, and QEMUs that process Q bytes/ns. t grows with c and s,
+//! so its minimum lies on the lower left of the convex hull of the points (c_i, s_i). As a maximum
+//! of linear functions it is least either at a vertex or where two of them are equal on an edge.
+//! For link and CPU on the edge from a to b:
 //!
 //! ```text
 //!  s/B = c/W   =>   f = (s_a/B - c_a/W) / (s_a/B - s_b/B + c_b/W - c_a/W)   of the chunks get b
 //! ```
 //!
-//! So the best is a mix of two neighbours, not a level. Chunks differ: each has a [`Class`] by a
-//! look that costs two microseconds, each class has its own points, and CPU time goes first where
-//! it buys most bytes.
+//! So the best is a mix of two neighbours, not a single level. Chunks differ: a probe that costs
+//! two microseconds gives each a [`Class`], each class has its own points, and CPU time goes first
+//! where it saves most bytes.
 //!
-//! Where a QEMU is the bottleneck, the time is QEMU's; up to 40 % of the codec threads' time
-//! then goes into saving bytes, less where threads wait for cores, for QEMU would wait too.
+//! Where a QEMU is the bottleneck, it determines the time. Up to 40 % of the codec threads' time is
+//! then spent on saving bytes; less where threads wait for cores, since QEMU would wait too.
 //!
-//! # Trying out
+//! # Exploring
 //!
-//! A chunk now and then gets a candidate that could, as far as is known, be better than the mix,
-//! and is sent so. What that takes more of codec threads or link than a usual chunk is held to 2 %
-//! of either (8 % for a class's first 24 chunks). What one candidate makes of a chunk tells of the
-//! others too, so a class that turns incompressible is known as such at once and tried out but
-//! rarely.
+//! Now and then a chunk gets a candidate that could, by the observations so far, be better than the
+//! mix. The additional time of codec threads and link is limited to 2 % of either (8 % for a
+//! class's first 24 chunks). An observation of one candidate also updates the others, so a class
+//! that becomes incompressible is noticed at once, and then explored only rarely.
 //!
 //! # What fails
 //!
-//! Nothing: figures that cannot be (no time, no bytes, more out than in, NaN) are bounded where
-//! they come in. The worst a wrong figure does is a slow choice; every choice is a correct one.
+//! Nothing: impossible figures (no time, no bytes, more out than in, NaN) are bounded on input. A
+//! wrong figure can only cause a slow choice; every choice is correct.
 //!
 //! # Limits
 //!
-//! It does not hold threads back: `--max-cpu` is kept by choosing cheaper candidates, so without
-//! `none` among them it is kept only as far as the cheapest allows.
+//! It does not throttle threads: it meets `--max-cpu` by choosing cheaper candidates. Without
+//! `none` among them, the cheapest candidate sets the minimum.
 
 mod config;
 mod controller;

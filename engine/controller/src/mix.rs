@@ -1,35 +1,34 @@
-//! The best mix of choices, given what each costs and saves and how much of either there is.
+//! The best mix of candidates, given each one's cost and size and the capacities available.
 //!
-//! Each chunk of class k may go with one of some candidates, points (cost, size) per plain byte. A
-//! share of the chunks each makes every point between them reachable, so what a class can have is
-//! the convex hull of its points, and of that only the lower left edge matters: from the cheapest
-//! candidate on, each step to the next vertex buys bytes for CPU time at a worse rate than the one
-//! before. What all classes together can have is the weighted (Minkowski) sum of their hulls: the
-//! same steps, sorted by what they buy. `Step`s in that order are the chain.
+//! Each chunk of class k may use any of its candidates, which are points (cost, size) per plain
+//! byte. Giving each candidate a share of the chunks reaches every point in the convex hull of
+//! these points, and only the hull's lower left edge matters: from the cheapest candidate on, each
+//! step to the next vertex trades CPU time for bytes at a worse rate than the step before. All
+//! classes together reach the weighted (Minkowski) sum of their hulls: the same steps, sorted by
+//! that rate. `Step`s in this order form the chain.
 //!
-//! Time per plain byte is the longest of what the link, the codec threads, the cores and QEMU take.
-//! Each is linear in (cost, size) and grows with both, so the minimum over all mixes lies on the
-//! chain; along it the maximum of the linear functions is convex; and its minimum is at a vertex or
-//! where two of them cross within a step. So at most one class is split, between two neighbouring
-//! vertices: the point where the link and the codec threads finish at the same time.
+//! Time per plain byte is the longest of the times of the link, the codec threads, the cores and
+//! QEMU. Each is linear in (cost, size) and grows with both, so the minimum over all mixes lies on
+//! the chain. Along the chain the maximum of the linear functions is convex, so its minimum is at a
+//! vertex or where two of them cross within a step. So at most one class is split, between two
+//! neighbouring vertices: the point where the link and the codec threads finish at the same time.
 
 use crate::estimate::Point;
 use crate::Class;
 
-/// What there is to spend, as times for a plain byte at a mix of cost c and size s.
+/// The capacities available, from which follows the time for a plain byte at a mix of cost c and
+/// size s.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes the link takes in a ns.
+    /// Bytes that the link transmits in a ns.
     pub(crate) link: f64,
-    /// Cores the codec threads have.
+    /// Cores of the codec threads.
     pub(crate) workers: f64,
-    /// Cores that everything shares, and CPU ns a plain byte that it costs besides encoding.
+    /// Cores shared by all work, and the CPU ns a plain byte of the work besides encoding.
     pub(crate) cores: Option<(f64, f64)>,
-    /// QEMU, at either end, takes this long for a plain byte whatever is done here, ns; 0: not
-    /// known.
+    /// Time that QEMU, at either end, takes for a plain byte in any case, ns; 0: not known.
     pub(crate) floor: f64,
-    /// Share of the floor's time that the codec threads may be busy to save bytes that nobody waits
-    /// for.
+    /// Share of the floor's time that the codec threads may spend on saving bytes.
     pub(crate) idle_use: f64,
 }
 
@@ -49,7 +48,7 @@ impl Limits {
         self.link_time(at).max(self.cpu_time(at)).max(self.floor)
     }
 
-    /// The share of the step from `from` to `to` where time is least; the smallest of several.
+    /// The share of the step from `from` to `to` at which time is least; the smallest of several.
     fn best_share(&self, from: Point, to: Point) -> f64 {
         let rows = |at: Point| {
             let (cores, other) = self.cores.unwrap_or((f64::INFINITY, 0.0));
@@ -63,8 +62,8 @@ impl Limits {
                 best = (time, share);
             }
         };
-        // In ascending order of share or not: the strict comparison above prefers the first of
-        // equals, and equals only occur on a plateau that the floor makes.
+        // The shares need not come in ascending order: the strict comparison above prefers the
+        // first of equals, and equals occur only on a plateau caused by the floor.
         for row in &mut [(0, 1), (0, 2)] {
             let gap = |rows: &[f64; 3]| rows[row.0] - rows[row.1];
             let share = gap(&start) / (gap(&start) - gap(&end));
@@ -89,7 +88,7 @@ fn between(from: Point, to: Point, share: f64) -> Point {
     }
 }
 
-/// Two neighbouring candidates of one class, and how many of its chunks get which.
+/// Two neighbouring candidates of one class, and how the class's chunks are divided between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pair {
     /// The cheaper one.
@@ -104,12 +103,12 @@ pub(crate) struct Pair {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Mix {
     pub(crate) pairs: [Pair; Class::COUNT],
-    /// Where it lies, over all classes.
+    /// Cost and size over all classes.
     pub(crate) at: Point,
-    /// Bytes that the next step buys for a ns of CPU time: infinite where CPU time is all that
-    /// counts, 0 where bytes are.
+    /// Bytes that the next step saves for a ns of CPU time: infinite where only CPU time counts, 0
+    /// where only bytes do.
     pub(crate) price: f64,
-    /// Only to save bytes did it go beyond the least time.
+    /// It goes beyond the least time, only to save bytes.
     pub(crate) idle_used: bool,
 }
 
@@ -123,7 +122,7 @@ pub(crate) fn hull(points: &[(usize, Point)]) -> Vec<(usize, Point)> {
             continue;
         }
         while let [.., (_, a), (_, b)] = edge[..] {
-            // b lies on or above the line from a to the new point: no mix wants it.
+            // b lies on or above the line from a to the new point: no mix needs it.
             let above = (b.size - a.size) * (point.cost - a.cost)
                 >= (point.size - a.size) * (b.cost - a.cost);
             if !above {
@@ -138,18 +137,18 @@ pub(crate) fn hull(points: &[(usize, Point)]) -> Vec<(usize, Point)> {
 
 struct Step {
     class: usize,
-    /// Vertex it starts from.
+    /// The vertex that the step starts from.
     vertex: usize,
     to_add: Point,
     buys: f64,
-    /// Share of the bytes of a chunk that it saves.
+    /// Share of the bytes of a chunk that the step saves.
     saves: f64,
 }
 
-/// A step that saves less is no use for idle CPU time.
+/// A step that saves less is not worth idle CPU time.
 const WORTH: f64 = 0.01;
-/// A class with a smaller share of the chunks has none: what its steps gain would drown in
-/// rounding, and a step that gains nothing ends the chain for all that come behind it.
+/// A class with a smaller share of the chunks counts as absent: rounding would hide the gain of its
+/// steps, and a step without gain ends the chain for all steps behind it.
 const NO_WEIGHT: f64 = 1e-6;
 
 /// Finds the best mix for classes with these hulls (none empty) and these weights (sum 1).
@@ -172,7 +171,7 @@ pub(crate) fn best(
             steps.push(Step { class, vertex, to_add, buys: -size / cost.max(1e-12), saves });
         }
     }
-    // Stable, and the steps of a hull are in descending order already: they keep their order.
+    // The sort is stable, and a hull's steps are in descending order already: they stay in order.
     steps.sort_by(|a, b| b.buys.total_cmp(&a.buys));
     let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];
     for (pair, hull) in pairs.iter_mut().zip(hulls) {
@@ -183,7 +182,7 @@ pub(crate) fn best(
     for step in &steps {
         let to = Point { cost: at.cost + step.to_add.cost, size: at.size + step.to_add.size };
         let mut share = limits.best_share(at, to);
-        // Nobody waits for the link any more: idle CPU time may save bytes.
+        // The link is not the bottleneck any more: idle CPU time may save bytes.
         if step.saves >= WORTH
             && limits.floor > 0.0
             && limits.time(between(at, to, share)) <= limits.floor * (1.0 + 1e-9)
@@ -196,7 +195,7 @@ pub(crate) fn best(
             share = more;
         }
         if share <= 0.0 {
-            // A class without chunks takes its steps for nothing, and follows the others' price.
+            // A class without chunks takes its steps at no cost, and follows the others' price.
             if step.to_add.cost > 0.0 || step.to_add.size < 0.0 {
                 break;
             }
@@ -265,7 +264,7 @@ mod tests {
         // s = 1 - f/2 = 2 f = c.
         assert!((mix.pairs[0].share - 0.4).abs() < 1e-9, "{mix:?}");
         assert!((mix.at.cost - mix.at.size).abs() < 1e-9);
-        // CPU to spare: all of it. No CPU: nothing.
+        // CPU to spare: all chunks. No CPU: none.
         assert_eq!(one(&[(0.0, 1.0), (2.0, 0.5)], &limits(0.1, 1.0)).pairs[0].share, 1.0);
         assert_eq!(one(&[(0.01, 1.0), (2.0, 0.5)], &limits(1e3, 1.0)).pairs[0].share, 0.0);
     }
@@ -277,7 +276,7 @@ mod tests {
         let other =
             hull(&[(0, Point { cost: 0.0, size: 1.0 }), (1, Point { cost: 2.0, size: 0.5 })]);
         let none = hull(&[(0, Point { cost: 0.0, size: 1.0 })]);
-        // Shares fade with each chunk of another class, and never reach 0.
+        // Shares shrink with each chunk of another class, and never reach 0.
         for gone in [0.0, 1e-300, 1e-30, 1e-14, 1e-12, 1e-9, 1e-5] {
             let hulls = [best_first.clone(), other.clone(), none.clone(), none.clone()];
             let mix = best(&hulls, &[gone, 1.0 - gone, 0.0, 0.0], &limits(0.1, 2.0));
@@ -303,14 +302,14 @@ mod tests {
         let points = [(0.0, 1.0), (1.0, 0.5), (4.0, 0.45)];
         let fast = Limits { floor: 2.0, ..limits(10.0, 1.0) };
         let mix = one(&points, &fast);
-        // 0.75 of 2 ns: all of the second, and 1/6 of the step to the third.
+        // 0.75 of 2 ns: all of the second step, and 1/6 of the step to the third.
         assert!(mix.idle_used && (mix.at.cost - 1.5).abs() < 1e-6, "{mix:?}");
         let none = Limits { floor: 0.0, ..fast };
         assert!(one(&points, &none).at.cost < 0.1);
     }
 
     proptest! {
-        /// Against a search through all pairs of points in fine steps, dominated ones included.
+        /// Against a search through all pairs of points in fine steps, including dominated points.
         #[test]
         fn nothing_else_is_faster(
             points in prop::collection::vec((0.001_f64..20.0, 0.01_f64..1.0), 1..12),

@@ -1,20 +1,20 @@
-//! A look at a chunk that costs two microseconds: what kind of bytes are these?
+//! A probe of a chunk that costs two microseconds: what kind of bytes does it hold?
 //!
-//! [`BLOCKS`] blocks of 64 bytes, spread over the chunk, are asked how many different byte values they
-//! hold. 64 random bytes hold 56.6 on average, prose about 22, most pages of a Linux guest 16 to
-//! 30, a zero page one. The mean over the blocks goes with what zstd 1 makes of the chunk: below 14
-//! it left 4 to 17 % of guest memory's chunks, from 14 to 33 16 to 51 %, from 33 to 45 61 to 64 %,
-//! at 49 92 %, and of random bytes (56) all.
+//! The probe counts the distinct byte values in each of [`BLOCKS`] blocks of 64 bytes, spread over
+//! the chunk. 64 random bytes hold 56.6 on average, prose about 22, most pages of a Linux guest 16
+//! to 30, a zero page one. The mean over the blocks predicts the size under zstd 1. On guest
+//! memory's chunks: below a mean of 14, 4 to 17 %; from 14 to 33, 16 to 51 %; from 33 to 45, 61 to
+//! 64 %; at 49, 92 %. Random bytes (56) do not shrink.
 
-/// Blocks looked at.
+/// Blocks probed.
 const BLOCKS: usize = 32;
 /// Bytes of a block.
 const BLOCK: usize = 64;
 
-/// What a chunk looks like before anything was encoded. The estimates of each class are kept apart.
+/// The kind of a chunk, found before encoding. Each class has its own estimates.
 ///
-/// A class is a guess that only has to be right most of the time: the controller trusts what the
-/// codecs then make of the chunks of a class, whatever its name.
+/// A class is a guess that only has to be right most of the time: the controller relies on what the
+/// codecs achieve on a class's chunks, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Class {
@@ -34,11 +34,11 @@ impl Class {
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [Self::Sparse, Self::Plain, Self::Rich, Self::Dense];
 
-    /// Looks at `chunk`. Allocates nothing; reads 2 KiB at most.
+    /// Probes `chunk`. Allocates nothing; reads 2 KiB at most.
     pub fn of(chunk: &[u8]) -> Self {
         let (values, blocks) = values(chunk);
         match values.checked_div(blocks) {
-            // Too short for a block, and for any of this to matter.
+            // Too short for a block, so short that the class does not matter.
             None | Some(14..=32) => Self::Plain,
             Some(0..=13) => Self::Sparse,
             Some(33..=45) => Self::Rich,
@@ -47,13 +47,13 @@ impl Class {
     }
 }
 
-/// Different values of each block of `chunk`, added up, and how many blocks that is.
+/// The distinct values of each probed block of `chunk`, summed, and the number of blocks.
 fn values(chunk: &[u8]) -> (u32, u32) {
     let all = chunk.len() / BLOCK;
     let blocks = all.min(BLOCKS);
     let mut sum = 0;
     for number in 0..blocks {
-        // Somewhere in its stretch, another place each time: data has periods too.
+        // At a different offset in each stretch, since data may be periodic.
         let (start, end) = (number * all / blocks, (number + 1) * all / blocks);
         let at = start + number * 37 % (end - start);
         sum += chunk.get(at * BLOCK..(at + 1) * BLOCK).map_or(0, distinct);
@@ -61,7 +61,7 @@ fn values(chunk: &[u8]) -> (u32, u32) {
     (sum, u32::try_from(blocks).unwrap_or(0))
 }
 
-/// How many different values `block` holds.
+/// How many distinct values `block` holds.
 fn distinct(block: &[u8]) -> u32 {
     let mut seen = [0_u64; 4];
     for byte in block {
@@ -91,7 +91,7 @@ mod tests {
         .take(1 << 19)
         .collect();
         assert_eq!(Class::of(&noise), Class::Dense);
-        // Every other page random: the mean sees it.
+        // Every other page is random: the mean shows it.
         let mixed: Vec<u8> = prose
             .chunks(4096)
             .zip(noise.chunks(4096))

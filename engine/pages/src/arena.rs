@@ -1,4 +1,4 @@
-//! The arena: one mapping, a free list, and slots that find their way back.
+//! The arena: one mapping, a free list, and slots that return to it when dropped.
 #![expect(unsafe_code, reason = "hands out disjoint parts of one mapping made with mmap")]
 
 use std::fmt;
@@ -16,12 +16,13 @@ use crate::PAGE_SIZE;
 
 /// A fixed number of equal slots of memory.
 ///
-/// Ownership rule: a slot's bytes belong to the one [`Slot`] with its number, and to nobody while
-/// the number is in `free`. The stack's own ordering hands the bytes on from one owner to the next.
+/// Ownership rule: a slot's bytes belong to the one [`Slot`] with its number, and to no thread
+/// while the number is in `free`. The stack's own ordering passes the bytes from one owner to the
+/// next.
 ///
-/// The slot freed last is given first: its bytes are still in the cache, and memory that was never
-/// needed is never touched. (In a queue every slot would be touched in turn: 1.7 of 2.4 CPU seconds
-/// a GiB in page faults.)
+/// The slot freed last is given out first: its bytes are still in the cache, and slots that were
+/// never needed are never touched. (A queue touches every slot in turn: page faults then took 1.7
+/// of 2.4 CPU seconds a GiB.)
 pub struct Arena {
     base: NonNull<u8>,
     len_bytes: usize,
@@ -54,7 +55,7 @@ impl Arena {
             .checked_mul(slots.max(1))
             .filter(|&len| isize::try_from(len).is_ok())
             .ok_or_else(too_large)?;
-        // SAFETY: a new private mapping wherever the kernel likes; no address of ours is named.
+        // SAFETY: a new private mapping at an address of the kernel's choice: it replaces no other.
         let base = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -68,17 +69,17 @@ impl Arena {
         Ok(Arc::new(Self { base, len_bytes, slot_bytes, free, freed: EventCount::new() }))
     }
 
-    /// A free slot, if there is one. Its bytes are what its last owner left, or zero.
+    /// A free slot, if there is one. It holds the bytes of its last owner, or zeros.
     #[inline]
     pub fn take(self: &Arc<Self>) -> Option<Slot> {
         let number = self.free.pop()?;
         Some(Slot { arena: Arc::clone(self), number })
     }
 
-    /// A free slot, waiting for one until `deadline` or until `stop` says so.
+    /// Waits for a free slot until `deadline`, or until `stop` returns true.
     ///
-    /// `stop` is asked each time the wait wakes: whoever makes it true calls
-    /// [`wake_all`](Self::wake_all) afterwards. A slot that is free is given even then.
+    /// `stop` is called each time the wait wakes. The thread that makes it true must call
+    /// [`wake_all`](Self::wake_all) afterwards. A slot that is free is returned even then.
     pub fn take_until(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -91,7 +92,7 @@ impl Arena {
         self.freed.wait_until(deadline, || end(self.take())).flatten()
     }
 
-    /// Makes everyone in [`take_until`](Self::take_until) ask its `stop` again.
+    /// Makes every thread in [`take_until`](Self::take_until) call its `stop` again.
     pub fn wake_all(&self) {
         self.freed.notify_all();
     }
@@ -101,7 +102,7 @@ impl Arena {
         self.slot_bytes
     }
 
-    /// How many slots are free: a rough answer while others take and free some. Walks the free
+    /// How many slots are free; approximate while other threads take and free slots. Walks the free
     /// list.
     pub fn free(&self) -> usize {
         self.free.len()
@@ -117,8 +118,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mapping; each slot holds the arena, so there is
-        // none left. Unmapping what we mapped cannot fail, and there would be no one to tell.
+        // SAFETY: base and length are those of the mapping. Each slot holds an `Arc` of the arena,
+        // so no slot is left. The result is dropped: unmapping our own mapping cannot fail.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) };
     }
 }
@@ -134,14 +135,14 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// One slot of an [`Arena`], owned: the whole of it derefs to bytes. Dropping it frees the slot.
+/// One slot of an [`Arena`]; derefs to all of its bytes. Dropping it frees the slot.
 pub struct Slot {
     arena: Arc<Arena>,
     number: u32,
 }
 
 impl Slot {
-    /// The arena it came from.
+    /// The slot's arena.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
@@ -154,8 +155,8 @@ impl Deref for Slot {
     fn deref(&self) -> &[u8] {
         let base = self.arena.slot_base(self.number);
         // SAFETY: `slot_bytes` bytes from there are in the mapping, which the kernel made readable
-        // and filled with zeros; by the ownership rule they are ours, and `&self` keeps them from
-        // being written meanwhile.
+        // and filled with zeros; by the ownership rule they are ours, and `&self` rules out a
+        // writer.
         unsafe { slice::from_raw_parts(base.as_ptr(), self.arena.slot_bytes) }
     }
 }

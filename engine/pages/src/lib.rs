@@ -1,7 +1,7 @@
 //! Preallocated page slots, and the scan for same-filled pages.
 //!
-//! An [`Arena`] is one anonymous mapping cut into slots of equal size. A thread takes a [`Slot`],
-//! fills it, hands it through rings to others, and whoever drops it gives it back:
+//! An [`Arena`] is one anonymous mapping, cut into slots of equal size. A thread takes a [`Slot`],
+//! fills it and passes it through rings to others. The thread that drops the slot frees it:
 //!
 //! ```text
 //!   Arena ── free list (a stack of slot numbers) ── take() ─► Slot ─► worker ─► ... ─► drop ─┐
@@ -10,15 +10,15 @@
 //! ```
 //!
 //! The number of slots bounds the memory in flight: a reader that finds none free waits. Nothing is
-//! allocated after [`Arena::new`], and the kernel provides a page of the mapping when it is first
-//! touched. A slot keeps what its last owner wrote: it is memory, not a message.
+//! allocated after [`Arena::new`]; the kernel provides a page of the mapping when it is first
+//! touched. A slot still holds the bytes of its last owner.
 //!
 //! [`same_filled`] and [`is_zero`] find the pages that need no codec.
 //!
 //! # What fails
 //!
-//! Only [`Arena::new`], when the mapping is refused. A slot that is leaked (`mem::forget`) is out
-//! of the arena for good.
+//! Only [`Arena::new`], when the kernel refuses the mapping. A leaked slot (`mem::forget`) is lost
+//! to the arena.
 //!
 //! # Limits
 //!
@@ -30,5 +30,6 @@ mod scan;
 pub use arena::{Arena, Slot};
 pub use scan::{is_zero, same_filled};
 
-/// The page of the hosts we run on, bytes. Guests may use larger ones; they are multiples of it.
+/// The page size of the supported hosts, in bytes. Guests may use larger pages, which are multiples
+/// of it.
 pub const PAGE_SIZE: usize = 4096;

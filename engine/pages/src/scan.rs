@@ -1,9 +1,9 @@
-//! Finding pages that are one word over and over.
+//! Finding pages that repeat one word.
 
-/// The repeated 8-byte word, read as little-endian, if `page` is nothing else.
+/// Returns the 8-byte word (little-endian) that `page` repeats, if the page is nothing else.
 ///
-/// `None` also for an empty page and for one whose length is no multiple of 8. Most pages are told
-/// apart by their first 64 bytes; a page that is same-filled is read once, at memory speed.
+/// `None` also for an empty page and for a length that is no multiple of 8. The first 64 bytes rule
+/// out most pages; a same-filled page is read once, at memory speed.
 #[inline]
 pub fn same_filled(page: &[u8]) -> Option<u64> {
     let (first, rest) = page.split_first_chunk::<8>()?;
@@ -21,7 +21,7 @@ pub fn is_zero(page: &[u8]) -> bool {
     is_repeated(0, words) && tail.iter().all(|&byte| byte == 0)
 }
 
-/// Whether `words`, a multiple of 8 bytes, is `word` all through.
+/// Whether `words`, a multiple of 8 bytes, repeats `word` throughout.
 #[inline]
 fn is_repeated(word: u64, words: &[u8]) -> bool {
     let differing = |block: &[u8]| {
@@ -29,8 +29,8 @@ fn is_repeated(word: u64, words: &[u8]) -> bool {
             block.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")));
         words.fold(0, |bits, w| bits | (w ^ word))
     };
-    // One branch per 256 bytes, four to eight vector registers' worth: pages differ at once or not
-    // at all, and a finer step costs the same-filled ones more than it saves the others.
+    // One branch per 256 bytes, four to eight vector registers' worth. Pages differ at once or not
+    // at all: a finer step costs same-filled pages more than it saves on the others.
     let mut blocks = words.chunks_exact(256);
     let first = words.get(..64).unwrap_or_default();
     differing(first) == 0

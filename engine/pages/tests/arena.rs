@@ -1,4 +1,4 @@
-//! Operation lists on an `Arena`, and slots that travel between threads.
+//! Operation lists on an `Arena`, and slots passed between threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,4 +1,4 @@
-//! What a worker does.
+//! The trait of the work that a worker does.
 
 use crate::results::Results;
 use std::fmt;
@@ -6,19 +6,20 @@ use std::sync::Arc;
 
 /// A piece of work for one worker.
 pub trait Job: Sized + Send + 'static {
-    /// What it gives back.
+    /// The result of the work.
     type Output: Send + 'static;
-    /// What a worker owns and lends to each job in turn: codec contexts, scratch.
+    /// State that a worker owns and lends to each job in turn: codec contexts, scratch buffers.
     type Context: Send + 'static;
 
-    /// Does the work. It must not wait for another job of the same lanes, and must not panic.
+    /// Does the work. It must not wait for another job of the same worker threads, and must not
+    /// panic.
     fn run(self, context: &mut Self::Context) -> Self::Output;
 
-    /// Begins the work of a job whose context may hand it to a device. Gives the output where it is
-    /// there at once, with the ticket; else the context keeps the ticket, and [`poll`](Self::poll)
-    /// gives both back.
+    /// Begins a job whose context may submit it to a device. If the output is ready at once,
+    /// returns it with the ticket. Otherwise the context holds the ticket, and [`poll`](Self::poll)
+    /// returns both later.
     ///
-    /// Unless a type of job says otherwise, [`run`](Self::run) does the work here.
+    /// The default calls [`run`](Self::run).
     fn start(
         self,
         context: &mut Self::Context,
@@ -27,20 +28,20 @@ pub trait Job: Sized + Send + 'static {
         Some((ticket, self.run(context)))
     }
 
-    /// Jobs that `context` keeps: their tickets have not come back.
+    /// Number of jobs in flight in `context`: their tickets have not been returned.
     fn kept(_context: &Self::Context) -> usize {
         0
     }
 
-    /// Whether `context` can be given another job. It may say no only while it keeps one.
+    /// Whether `context` can accept another job. It may return false only while a job is in flight.
     fn has_room(_context: &Self::Context) -> bool {
         true
     }
 
-    /// Looks after the jobs that `context` keeps, and gives what is finished to `done`.
+    /// Advances the jobs in flight in `context`, and passes finished ones to `done`.
     ///
-    /// With `idle` the worker has nothing else to do: this may then sleep, but not for longer than
-    /// a new job may wait (some 50 us), since nobody wakes it.
+    /// With `idle` the worker has nothing else to do. The call may then sleep, but not longer than
+    /// a new job may wait (some 50 us): no notification ends this sleep.
     fn poll(
         _context: &mut Self::Context,
         _idle: bool,
@@ -49,7 +50,7 @@ pub trait Job: Sized + Send + 'static {
     }
 }
 
-/// Where the output of a job that a device has is to go.
+/// The destination of the output of a job in flight on a device.
 pub struct Ticket<T>(pub(crate) Arc<Results<T>>);
 
 impl<T> fmt::Debug for Ticket<T> {

@@ -15,17 +15,17 @@ use crate::job::{Job, Ticket};
 use crate::results::Results;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Padded};
 
-/// How many workers, and how much each may have waiting.
+/// The number of workers, and the capacity of each worker's ring.
 #[derive(Clone, Debug)]
 pub struct LanesConfig {
     /// Worker threads, at least one.
     pub threads: usize,
-    /// Jobs that may wait in each worker's ring, besides the one it works on; a power of two.
+    /// Jobs that may wait in each worker's ring, besides the one that runs; a power of two.
     ///
-    /// Four batches keep a worker fed while the submitter is away for the time of two. More only
-    /// adds to what is in flight. Jobs of a few microseconds want more of them: see `Lanes`.
+    /// Four batches feed a worker while the submitter is off its CPU for the duration of two. More
+    /// only adds to the bytes in flight. Jobs of a few microseconds need more: see [`Lanes`].
     pub ring_capacity: usize,
-    /// What the threads are called, with a number after it; the kernel keeps 15 bytes of it.
+    /// Thread name; a number is appended, and the kernel truncates the result to 15 bytes.
     pub name: &'static str,
 }
 
@@ -37,24 +37,24 @@ impl Default for LanesConfig {
 
 /// Worker threads that run jobs of one type for any number of submitters.
 ///
-/// A submitter that waits for room is woken when a quarter of what the rings hold is left, or when
-/// a worker runs dry, not at each job: it then finds room for many, and the workers have work for
-/// as long as the wake-up takes. With jobs shorter than that (some 10 us) give the rings more
-/// capacity.
+/// A submitter that waits for room is woken when only a quarter of the rings' capacity is still in
+/// use, or when a worker has no job left, and not at each job. It then finds room for many, and the
+/// workers have work while it wakes up. With jobs shorter than the wake-up (some 10 us) give the
+/// rings more capacity.
 ///
 /// No job waits while a worker is idle. A job goes to an idle worker if there is one, and a worker
-/// that runs dry takes the oldest job from another's ring before it sleeps: jobs do not wait behind
-/// a long one, or behind a thread that the system has taken off its CPU, while another worker has
-/// nothing to do.
+/// without jobs takes the oldest job from another's ring before it sleeps. So no job waits behind a
+/// long one, or behind a preempted thread, while another worker has nothing to do.
 pub struct Lanes<J: Job> {
     shared: Arc<Shared<J>>,
-    /// Locked only to start and to join.
+    /// Locked only to start and to join the threads.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared<J: Job> {
     workers: Box<[Worker<J>]>,
-    /// Jobs that wait in all rings together when a submitter without room is woken.
+    /// A submitter that waits for room is woken when at most this many jobs wait in all rings
+    /// together.
     low: usize,
     /// Submitters that wait for room sleep here.
     room: EventCount,
@@ -62,12 +62,12 @@ struct Shared<J: Job> {
     next: Padded<AtomicUsize>,
     /// Submitters inside `try_submit`, plus `CLOSED`.
     gate: Padded<AtomicUsize>,
-    /// Set when the gate is closed and empty: no ring gets another job. Release in `close`,
-    /// Acquire in the workers, which then see every job that was queued.
+    /// Set when the gate is closed and empty: no ring gets another job. Release in `close`, Acquire
+    /// in the workers, which then see every queued job.
     sealed: AtomicBool,
 }
 
-/// High enough to leave the rest to any number of submitters.
+/// High enough to leave the lower bits to any number of submitters.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 struct Worker<J: Job> {
@@ -77,17 +77,17 @@ struct Worker<J: Job> {
     state: Padded<WorkerState>,
 }
 
-/// But for `idle`, written by the worker alone; relaxed, as it is for reports.
+/// Except for `idle`, written by the worker alone. Relaxed: the fields are for reports.
 #[derive(Default)]
 struct WorkerState {
-    /// The worker has found nothing in any ring and waits, or is about to. A submitter that gives
-    /// it a job takes the mark off first, so that the next job goes to another one. Relaxed: the
-    /// fences of `idle_wait` and `place` carry the order.
+    /// The worker found no job in any ring and waits, or is about to. A submitter that gives it a
+    /// job clears the flag first, so that the next job goes to another worker. Relaxed: the fences
+    /// of `idle_wait` and `place` provide the ordering.
     idle: AtomicBool,
     busy: AtomicBool,
-    /// The thread's id, 0 before it runs and after it has ended.
+    /// The thread's id; 0 before it starts and after it has ended.
     tid: AtomicU32,
-    /// CPU time at the end of the thread, nanoseconds.
+    /// CPU time in nanoseconds, set when the thread ends.
     cpu_ns: AtomicU64,
 }
 
@@ -97,11 +97,11 @@ struct Task<J: Job> {
 }
 
 impl<J: Job> Lanes<J> {
-    /// Starts the workers; `make_context` is called once for each, with its number.
+    /// Starts the workers. Calls `make_context` once for each, with its number.
     ///
     /// # Errors
     ///
-    /// The system's, when a thread cannot be made; those that were made are ended again.
+    /// The system's, when a thread cannot be created; the threads already created are ended.
     pub fn new(
         config: LanesConfig,
         mut make_context: impl FnMut(usize) -> J::Context,
@@ -133,14 +133,15 @@ impl<J: Job> Lanes<J> {
         Ok(Arc::new(lanes))
     }
 
-    /// Gives `job` to a worker with room, looking at all of them, from the one after the last used.
+    /// Gives `job` to a worker with room. Tries all of them, from the one after the last used.
     ///
     /// # Errors
     ///
     /// Gives the job back when no worker has room or the lanes are closed.
     pub fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         let shared = &*self.shared;
-        // Acquire and Release: what happens inside the gate happens before `close` sees it empty.
+        // Acquire and Release: everything inside the gate happens before `close` sees the gate
+        // empty.
         if shared.gate.0.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
             shared.gate.0.fetch_sub(1, Ordering::Release);
             return Err(job);
@@ -158,7 +159,7 @@ impl<J: Job> Lanes<J> {
     pub fn submit_wait(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         let mut job = Some(job);
         self.shared.room.wait_until(None, || {
-            // Read before trying, so that a refusal of the open lanes is tried again.
+            // Read before trying, so that a job refused by lanes that were open is tried again.
             let closed = self.is_closed();
             job = job.take().and_then(|job| self.try_submit(job, results).err());
             (job.is_none() || closed).then_some(())
@@ -166,12 +167,12 @@ impl<J: Job> Lanes<J> {
         job.map_or(Ok(()), Err)
     }
 
-    /// Takes no more jobs. The workers finish those that are queued, then end. Does not wait.
+    /// Accepts no more jobs. The workers finish the queued jobs, then end. Does not wait for them.
     pub fn close(&self) {
         let shared = &*self.shared;
         shared.gate.0.fetch_or(CLOSED, Ordering::Relaxed);
-        // Submitters leave the gate without sleeping, so this is a matter of a few instructions,
-        // or of one time slice when one was preempted. Pairs with the Release in `try_submit`.
+        // Submitters never sleep inside the gate, so this takes a few instructions, or one time
+        // slice when a submitter was preempted. Pairs with the Release in `try_submit`.
         while shared.gate.0.load(Ordering::Acquire) & !CLOSED != 0 {
             thread::yield_now();
         }
@@ -182,17 +183,17 @@ impl<J: Job> Lanes<J> {
         }
     }
 
-    /// Closes, and waits until the workers have finished what is queued and ended.
+    /// Closes, and waits until the workers have finished the queued jobs and ended.
     ///
-    /// Afterwards [`cpu_times`](Self::cpu_times) is exact. As with any wait for a worker, somebody
-    /// has to pop results that are full.
+    /// Afterwards [`cpu_times`](Self::cpu_times) is exact. Another thread has to pop results that
+    /// are full, as with any wait for a worker.
     pub fn join(&self) {
         self.close();
         let own = thread::current().id();
         for thread in std::mem::take(&mut *self.handles()) {
-            // A job may hold the last reference to its own lanes; it cannot wait for itself.
+            // A job may hold the last reference to its own lanes; it cannot join its own thread.
             if thread.thread().id() != own {
-                // Only a panic is an error, and `AbortOnPanic` has ended the process then.
+                // Only a panic is an error, and then `AbortOnPanic` has already ended the process.
                 let _ = thread.join();
             }
         }
@@ -208,7 +209,7 @@ impl<J: Job> Lanes<J> {
         self.shared.workers.len()
     }
 
-    /// How many workers are running a job, or have one with a device, at this moment.
+    /// How many workers run a job, or have one in flight on a device, at this moment.
     pub fn busy_workers(&self) -> usize {
         let busy = |worker: &&Worker<J>| worker.state.0.busy.load(Ordering::Relaxed);
         self.shared.workers.iter().filter(busy).count()
@@ -219,20 +220,20 @@ impl<J: Job> Lanes<J> {
         self.shared.waiting()
     }
 
-    /// How many jobs fit into the lanes at once: waiting in rings and being run.
+    /// How many jobs fit at once: in the rings and running.
     pub fn depth(&self) -> usize {
         self.shared.workers.iter().map(|worker| worker.ring.capacity() + 1).sum()
     }
 
     /// CPU time of each worker so far.
     ///
-    /// Costs the workers nothing: the kernel is asked about each thread. For one that runs at this
-    /// moment the answer may be as old as the last tick of the scheduler, some milliseconds.
+    /// Costs the workers nothing: the kernel is asked about each thread. For a running thread the
+    /// answer may be as old as the scheduler's last tick, some milliseconds.
     pub fn cpu_times(&self) -> Vec<Duration> {
         self.shared.workers.iter().map(|worker| worker.state.0.cpu_time()).collect()
     }
 
-    /// Futex system calls made so far for room and for work; those for results are counted there.
+    /// Futex system calls made so far for room and for work; [`Results`] counts its own.
     pub fn futex_calls(&self) -> u64 {
         let work = self.shared.workers.iter().map(|worker| worker.work.futex_calls());
         self.shared.room.futex_calls() + work.sum::<u64>()
@@ -271,7 +272,7 @@ impl<J: Job> Shared<J> {
         let mut job = Some(job);
         for number in idle.into_iter().chain(from_start) {
             let worker = &self.workers[number];
-            // A look before the leap: when all are full this is all that is done.
+            // A cheap check first: when all rings are full, nothing else is done.
             if !worker.ring.has_room() {
                 continue;
             }
@@ -284,17 +285,18 @@ impl<J: Job> Shared<J> {
                     self.next.0.store(number + 1, Ordering::Relaxed);
                     let fence = Fenced::new();
                     worker.work.notify_one_after(&fence);
-                    // Of two things one is first: the push above, or the mark that a worker sets
-                    // before it looks into all rings for the last time. That look finds the job, or
-                    // the mark is found here.
+                    // Either the push above comes first, or the worker's store to `idle` before its
+                    // last look into all rings. In the first case that look finds the job, in the
+                    // second the flag is found here.
                     match idle {
-                        // It may have found another job meanwhile, and is busy then.
+                        // The chosen worker may have found another job meanwhile, and is then busy.
                         Some(chosen) if chosen == number => {
                             if worker.state.0.busy.load(Ordering::Relaxed) {
                                 self.wake_idle(&fence);
                             }
                         }
-                        // It had no room after all. It looks into all rings and marks itself again.
+                        // The chosen worker had no room after all. It looks into all rings and
+                        // marks itself idle again.
                         Some(chosen) => self.workers[chosen].work.notify_one_after(&fence),
                         None => self.wake_idle(&fence),
                     }
@@ -304,7 +306,7 @@ impl<J: Job> Shared<J> {
             }
         }
         if let Some(chosen) = idle {
-            // As above.
+            // As above: it looks into all rings and marks itself idle again.
             self.workers[chosen].work.notify_one();
         }
         match task {
@@ -316,15 +318,15 @@ impl<J: Job> Shared<J> {
         }
     }
 
-    /// Has an idle worker, if there is one, look into all rings, as there is a job in one since
-    /// before the fence.
+    /// Wakes an idle worker, if there is one. It looks into all rings and finds the job that was
+    /// pushed before the fence.
     fn wake_idle(&self, fence: &Fenced) {
         if let Some(worker) = self.workers.iter().find(|worker| worker.state.0.claim()) {
             worker.work.notify_one_after(fence);
         }
     }
 
-    /// The life of worker `number`.
+    /// The main loop of worker `number`.
     fn work(&self, number: usize, mut context: J::Context) {
         let _abort = AbortOnPanic;
         let worker = &self.workers[number];
@@ -333,7 +335,7 @@ impl<J: Job> Shared<J> {
         loop {
             let kept = J::kept(&context);
             let task = if kept == 0 {
-                // Nothing to look after: this may sleep.
+                // No job is in flight: this may sleep.
                 let Some(task) = self.next_task(number) else { break };
                 Some(task)
             } else if J::has_room(&context) {
@@ -343,15 +345,17 @@ impl<J: Job> Shared<J> {
             };
             let idle = task.is_none();
             if let Some(Task { job, results }) = task {
-                // When several workers count at the same moment each may miss what the others took,
-                // and nobody notifies; then more jobs follow, and at the last `next_task` does.
+                // When several workers count at the same moment, each may miss the jobs that the
+                // others took, and none notifies. Then more jobs follow, and `next_task` notifies
+                // at the last.
                 if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
                     self.room.notify_one();
                 }
                 state.busy.store(true, Ordering::Relaxed);
                 let finished = job.start(&mut context, Ticket(results));
                 if J::kept(&context) == 0 {
-                    // Before the output can be seen: who has all outputs finds no worker busy.
+                    // Before the output is visible: a thread that has all outputs finds no worker
+                    // busy.
                     state.busy.store(false, Ordering::Relaxed);
                 }
                 if let Some((Ticket(results), output)) = finished {
@@ -360,7 +364,7 @@ impl<J: Job> Shared<J> {
             }
             if J::kept(&context) > 0 {
                 if idle {
-                    // As the last `next_task` before a sleep does.
+                    // As `next_task` does before it sleeps.
                     self.room.notify_one();
                 }
                 J::poll(&mut context, idle, &mut |Ticket(results), output| {
@@ -377,13 +381,13 @@ impl<J: Job> Shared<J> {
         state.tid.store(0, Ordering::Relaxed);
     }
 
-    /// A job that waits: for worker `number`, or else for another.
+    /// A waiting job: from the ring of worker `number`, or else from another's.
     fn waiting_task(&self, number: usize) -> Option<Task<J>> {
         let (before, from) = self.workers.split_at(number);
         from.iter().chain(before).find_map(|worker| worker.ring.pop())
     }
 
-    /// The next job for worker `number`; `None` when there will never be one.
+    /// The next job for worker `number`; `None` once the lanes are closed and all rings are empty.
     fn next_task(&self, number: usize) -> Option<Task<J>> {
         if let Some(task) = self.waiting_task(number) {
             return Some(task);
@@ -392,19 +396,19 @@ impl<J: Job> Shared<J> {
         self.idle_wait(number)
     }
 
-    /// Waits until there is a job in any ring; `None` when there will never be one.
+    /// Waits until any ring has a job; `None` once the lanes are closed and all rings are empty.
     fn idle_wait(&self, number: usize) -> Option<Task<J>> {
         let worker = &self.workers[number];
         let state = &worker.state.0;
         let next = worker.work.wait_until(None, || {
             if !state.idle.load(Ordering::Relaxed) {
-                // At first, and when another worker was quicker to take the job that this one was
-                // woken for.
+                // On the first pass, and when another worker took the job that this one was woken
+                // for.
                 state.idle.store(true, Ordering::Relaxed);
                 // Pairs with the fence in `place`.
                 let _ = Fenced::new();
             }
-            // Before the look: sealed rings that are empty stay empty.
+            // Read before looking: sealed rings that are empty stay empty.
             let sealed = self.sealed.load(Ordering::Acquire);
             match self.waiting_task(number) {
                 Some(task) => Some(Some(task)),
@@ -412,9 +416,10 @@ impl<J: Job> Shared<J> {
             }
         });
         if !state.claim() && next.is_some() {
-            // A submitter has chosen this worker, and its job may be another one than that found.
+            // A submitter has chosen this worker, and its job may be another one than the job
+            // found.
             state.busy.store(true, Ordering::Relaxed);
-            // Either the submitter sees the mark above, or the job is seen here.
+            // Either the submitter sees `busy` set above, or the job is seen here.
             let fence = Fenced::new();
             if !worker.ring.is_empty() {
                 self.wake_idle(&fence);
@@ -429,16 +434,16 @@ impl<J: Job> Shared<J> {
 }
 
 impl WorkerState {
-    /// Takes the mark of an idle worker off; false when there is none.
+    /// Clears the `idle` flag; false when it was not set.
     fn claim(&self) -> bool {
-        // Looked at first: a line that all submitters read stays in all caches.
+        // The load comes first: a cache line that all submitters only read stays shared.
         self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed)
     }
 
     fn cpu_time(&self) -> Duration {
         let tid = self.tid.load(Ordering::Relaxed);
         let running = || {
-            // First word: nanoseconds on a CPU.
+            // The first field is nanoseconds on a CPU.
             let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
             text.split(' ').next()?.parse().ok()
         };
@@ -447,7 +452,7 @@ impl WorkerState {
     }
 }
 
-/// Ends the process when a job panics; the panic's own message has been printed by then.
+/// Aborts the process when a job panics. The panic's message has been printed by then.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

@@ -1,18 +1,18 @@
-//! Restoring a sequence from results that come as they finish.
+//! Restores the sequence of results that arrive in any order.
 
-/// Holds items back until all before them have come. For one thread.
+/// Holds items back until all items before them have arrived. For one thread.
 ///
-/// Sequence numbers start at 0. The window bounds what is held: an item further ahead is refused,
-/// and one that was there before is an error of whoever numbered it.
+/// Sequence numbers start at 0. The window bounds the number of items held: an item beyond it is
+/// refused. A number that was used before is an error too.
 #[derive(Debug)]
 pub struct Reorder<T> {
-    /// Number `n` waits in cell `n % window`.
+    /// Item `n` waits in cell `n % window`.
     window: Box<[Option<T>]>,
     next: u64,
     waiting: usize,
 }
 
-/// Why an item was not taken. The numbers are made by our own submitters, so this is a bug of ours.
+/// Why an item was refused. Our own submitters make the numbers, so this is a bug of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReorderError {
@@ -43,7 +43,7 @@ impl<T> Reorder<T> {
         Self { window, next: 0, waiting: 0 }
     }
 
-    /// Takes item number `seq`.
+    /// Accepts item number `seq`.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl<T> Reorder<T> {
         Ok(())
     }
 
-    /// The next item in sequence, if it has come.
+    /// The next item in sequence, if it has arrived.
     pub fn pop(&mut self) -> Option<T> {
         let item = self.window[self.cell(self.next)].take()?;
         self.next += 1;

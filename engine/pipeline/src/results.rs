@@ -1,4 +1,4 @@
-//! The ring of results: where the outputs of one submitter's jobs arrive.
+//! The ring of results: the outputs of one submitter's jobs.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,33 +7,33 @@ use ring::{EventCount, Fenced, Ring};
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded};
 
-/// One submitter's results, in the order in which workers finished.
+/// One submitter's results, in the order in which the workers finished them.
 ///
 /// Any number of threads may push and pop.
 #[derive(Debug)]
 pub struct Results<T> {
     ring: Ring<T>,
-    /// Poppers sleep here.
+    /// Threads that pop sleep here.
     items: EventCount,
-    /// Pushers sleep here.
+    /// Threads that push sleep here.
     room: EventCount,
-    /// Flushers sleep here.
-    settled: EventCount,
-    /// Release in `close`, Acquire wherever it is read.
+    /// Threads that flush sleep here.
+    finished: EventCount,
+    /// Release in `close`, Acquire in every load.
     closed: AtomicBool,
-    /// Jobs handed to the lanes with these results. Written by submitters.
+    /// Jobs submitted with these results. Incremented by submitters.
     queued: Padded<AtomicU64>,
-    /// Jobs among them that have been dealt with. Written by workers, with Release: what they
-    /// pushed before is seen by whoever reads it with Acquire.
+    /// The number of these jobs that are finished or could not be queued. Incremented with Release:
+    /// a thread that reads it with Acquire sees the outputs pushed before.
     done: Padded<AtomicU64>,
 }
 
-/// What [`Results::pop_until`] came to.
+/// The result of [`Results::pop_until`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Popped<T> {
     /// The oldest result.
     Item(T),
-    /// The deadline passed with nothing there.
+    /// The deadline passed without a result.
     Timeout,
     /// Closed, and nothing is left.
     Closed,
@@ -46,18 +46,18 @@ impl<T> Results<T> {
             ring: Ring::new(capacity),
             items: EventCount::new(),
             room: EventCount::new(),
-            settled: EventCount::new(),
+            finished: EventCount::new(),
             closed: AtomicBool::new(false),
             queued: Padded::default(),
             done: Padded::default(),
         })
     }
 
-    /// Puts `item` in, waiting while there is no room.
+    /// Adds `item`; waits while there is no room.
     ///
     /// # Errors
     ///
-    /// Gives it back when the results are closed.
+    /// Returns the item when the results are closed.
     #[inline]
     pub fn push(&self, item: T) -> Result<(), T> {
         self.put(item)?;
@@ -96,10 +96,10 @@ impl<T> Results<T> {
         Some(item)
     }
 
-    /// The oldest result, waiting for one until `deadline`.
+    /// The oldest result; waits for one until `deadline`.
     pub fn pop_until(&self, deadline: Option<Instant>) -> Popped<T> {
         let popped = self.items.wait_until(deadline, || {
-            // Read before looking: what was pushed before closing is then seen by the look.
+            // Read before looking: the pop then finds every item that was pushed before `close`.
             let closed = self.is_closed();
             match self.pop() {
                 Some(item) => Some(Popped::Item(item)),
@@ -109,10 +109,11 @@ impl<T> Results<T> {
         popped.unwrap_or(Popped::Timeout)
     }
 
-    /// Ends it: pushers get their items back, poppers get what is left and then `Closed`.
+    /// Closes the ring: threads that push get their items back; threads that pop get the remaining
+    /// items and then `Closed`.
     ///
-    /// A push that runs at the same time may still succeed after a popper was told `Closed`; its
-    /// item goes with the ring. Close when no results are under way, or none are wanted.
+    /// A concurrent push may still succeed after a pop has returned `Closed`; its item is dropped
+    /// with the ring. Close when no results are under way, or none are wanted.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.items.notify_all();
@@ -136,21 +137,21 @@ impl<T> Results<T> {
 
     /// Futex system calls made at this ring so far.
     pub fn futex_calls(&self) -> u64 {
-        self.items.futex_calls() + self.room.futex_calls() + self.settled.futex_calls()
+        self.items.futex_calls() + self.room.futex_calls() + self.finished.futex_calls()
     }
 
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// A job with these results is about to be queued.
+    /// Counts a job with these results that is about to be queued.
     pub(crate) fn expect_one(&self) {
-        // Relaxed: ordered before the worker's `finish_one` by the request ring, and before a flush
-        // by being in the thread that flushes.
+        // Relaxed: the request ring orders this before the worker's `finish_one`, and program order
+        // puts it before a flush by the same thread.
         self.queued.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The job that was expected has been finished. Closed results drop its output.
+    /// Pushes the output of a counted job. Closed results drop it.
     #[inline]
     pub(crate) fn finish_one(&self, output: T) {
         let pushed = self.put(output).is_ok();
@@ -159,20 +160,20 @@ impl<T> Results<T> {
         if pushed {
             self.items.notify_one_after(&fence);
         }
-        self.settled.notify_all_after(&fence);
+        self.finished.notify_all_after(&fence);
     }
 
-    /// The job that was expected could not be queued after all.
+    /// A counted job could not be queued after all.
     pub(crate) fn give_up_one(&self) {
         self.done.0.fetch_add(1, Ordering::Release);
-        self.settled.notify_all();
+        self.finished.notify_all();
     }
 
-    /// Returns at a moment when every job that was queued is settled.
-    pub(crate) fn wait_settled(&self) {
-        self.settled.wait_until(None, || {
-            // `done` first: it never exceeds `queued`, so equality means that at the moment of this
-            // first read nothing was under way. Pairs with the Release in `finish_one`.
+    /// Waits for a moment at which every counted job is finished.
+    pub(crate) fn wait_finished(&self) {
+        self.finished.wait_until(None, || {
+            // `done` first: it never exceeds `queued`, so if the two are equal, no job was under
+            // way at the moment of this first read. Pairs with the Release in `finish_one`.
             let done = self.done.0.load(Ordering::Acquire);
             (done == self.queued.0.load(Ordering::Relaxed)).then_some(())
         });

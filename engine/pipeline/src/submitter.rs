@@ -1,4 +1,4 @@
-//! QEMU's scheme on top of the lanes: `compress-wait-thread` on or off, and its counters.
+//! QEMU's scheme for submitting: `compress-wait-thread` on or off, and its counters.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use crate::lanes::Lanes;
 use crate::results::Results;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Submits jobs, and counts them as QEMU does. One per front door; usable from several threads.
+/// Submits jobs, and counts them as QEMU does. May be shared by several threads.
 #[derive(Debug)]
 pub struct Submitter<J: Job> {
     lanes: Arc<Lanes<J>>,
@@ -21,23 +21,25 @@ pub struct Submitter<J: Job> {
     last: Mutex<Counters>,
 }
 
-/// What became of a job.
+/// The outcome of [`Submitter::submit`].
 #[derive(Debug)]
 pub enum Submitted<J> {
-    /// It waits for a worker; its output will be in the results.
+    /// A worker's ring has it; its output will be in the results.
     Queued,
-    /// No worker has room, and the submitter does not wait: send or store it as it is.
+    /// No worker has room, and the submitter does not wait: the caller sends or stores the pages as
+    /// they are.
     Busy(J),
-    /// The lanes are closed.
+    /// The worker threads are closed.
     Closed(J),
 }
 
-/// Totals since the start, by QEMU's names in `query-migrate`.
+/// Totals since the start, named as in `query-migrate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// `compression.pages`: pages given to workers.
     pub pages: u64,
-    /// `compression.busy`: times no worker had room. Without batches, as in QEMU, one is one page.
+    /// `compression.busy`: how often no worker had room. Without batches, as in QEMU, each is one
+    /// page.
     pub busy: u64,
     /// Pages in the jobs counted by `busy`.
     pub busy_pages: u64,
@@ -46,12 +48,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All pages that came by, whatever became of them: QEMU's target page count.
+    /// All pages submitted or passed by: QEMU's target page count.
     pub fn target_pages(&self) -> u64 {
         self.pages + self.busy_pages + self.passed_by
     }
 
-    /// `compression.busy-rate` between `earlier` and this: the share of pages that found no room.
+    /// `compression.busy-rate` from `earlier` to `self`: the share of pages that found no room.
     pub fn busy_rate_since(&self, earlier: &Self) -> f64 {
         let pages = self.target_pages().saturating_sub(earlier.target_pages());
         let busy = self.busy_pages.saturating_sub(earlier.busy_pages);
@@ -63,9 +65,9 @@ impl Counters {
 }
 
 impl<J: Job> Submitter<J> {
-    /// A submitter to `lanes` whose outputs go to `results`.
+    /// A submitter to `lanes`; the outputs go to `results`.
     ///
-    /// With `compress_wait_thread` a job that finds no room waits for it; without, it comes back.
+    /// With `compress_wait_thread` a job that finds no room waits for it; otherwise it is returned.
     pub fn new(
         lanes: Arc<Lanes<J>>,
         results: Arc<Results<J::Output>>,
@@ -112,10 +114,10 @@ impl<J: Job> Submitter<J> {
 
     /// Returns when the output of every queued job has been pushed to the results.
     ///
-    /// It does not pop them: there must be room, or another thread that pops. Other threads that go
-    /// on submitting to the same results can keep it waiting.
+    /// It does not pop them: they must have room, or another thread must pop them. Threads that go
+    /// on submitting to the same results can delay its return.
     pub fn flush(&self) {
-        self.results.wait_settled();
+        self.results.wait_finished();
     }
 
     /// The totals so far.
@@ -128,8 +130,8 @@ impl<J: Job> Submitter<J> {
         }
     }
 
-    /// Ends a period, as QEMU does at each bitmap sync, and gives its busy-rate: 0 to 1, and 0 when
-    /// no page came by.
+    /// Ends a period, as QEMU does at each bitmap sync. Returns its busy-rate, 0 to 1; 0 when the
+    /// period had no pages.
     pub fn period(&self) -> f64 {
         let now = self.counters();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,12 +140,12 @@ impl<J: Job> Submitter<J> {
         rate
     }
 
-    /// The lanes it submits to.
+    /// The worker threads.
     pub fn lanes(&self) -> &Arc<Lanes<J>> {
         &self.lanes
     }
 
-    /// Where the outputs arrive.
+    /// The results that receive the outputs.
     pub fn results(&self) -> &Arc<Results<J::Output>> {
         &self.results
     }

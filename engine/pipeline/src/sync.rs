@@ -2,7 +2,7 @@
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Two cache lines, for what one side writes often and the other side should not miss on.
+/// Two cache lines: a counter that one side writes often must not cost the other side cache misses.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);

@@ -10,8 +10,8 @@ use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results, Submitted, Sub
 use proptest::prelude::*;
 use rustix::time::{clock_gettime, ClockId};
 
-/// Doubles a number; waits at a barrier or for a latch first where it has one, so that tests decide
-/// which workers are busy.
+/// Doubles a number. First waits at its barrier or latch, if it has one, so that tests decide which
+/// workers are busy.
 struct Double {
     number: u64,
     gate: Option<Arc<Barrier>>,
@@ -29,7 +29,7 @@ impl Latch {
     }
 }
 
-/// Opens a latch when it is dropped, so that a test that fails ends.
+/// Opens a latch when dropped, so that a failing test ends.
 struct Opener(Arc<Latch>);
 
 impl Drop for Opener {
@@ -85,7 +85,7 @@ fn ran(contexts: &[Arc<AtomicU64>]) -> u64 {
     contexts.iter().map(|ran| ran.load(Ordering::Relaxed)).sum()
 }
 
-/// Lets the jobs held at `gate` go, `rounds` times.
+/// Releases the jobs held at `gate`, `rounds` times.
 fn open(gate: &Barrier, rounds: usize) {
     for _ in 0..rounds {
         gate.wait();
@@ -99,13 +99,13 @@ fn soon() -> Option<Instant> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is submitted comes back once, or is refused; nothing is invented.
+    /// Every submitted job comes back once, or is refused; no output is invented.
     #[test]
     fn every_job_gives_one_output(
         threads in 1usize..5,
         ring_capacity in 1usize..9,
         wait in any::<bool>(),
-        // `true` submits, `false` pops what is there.
+        // `true` submits; `false` pops a result if there is one.
         ops in prop::collection::vec(prop::bool::weighted(0.7), 1..300),
     ) {
         let (lanes, contexts) = lanes(threads, ring_capacity);
@@ -149,7 +149,7 @@ proptest! {
         prop_assert_eq!(counters.pages, ran(&contexts) * 3);
     }
 
-    /// Against the plain definition: what has come, and all of what came before it.
+    /// Against the definition: an item comes out once it and all items before it have arrived.
     #[test]
     fn reorder_gives_the_sequence(
         window in 1usize..12,
@@ -184,7 +184,7 @@ proptest! {
     }
 }
 
-/// All workers at a barrier, their rings full: the one state in which there is no room.
+/// All workers at a barrier, their rings full: the only state without room.
 fn fill(lanes: &Lanes<Double>, results: &Arc<Results<(u64, u64)>>, gate: &Arc<Barrier>) -> u64 {
     let mut number = 0;
     let began = Instant::now();
@@ -219,7 +219,7 @@ fn room_is_found_in_any_worker_and_busy_is_counted() {
     assert_eq!(submitter.counters().busy, 2);
     assert_eq!(submitter.period(), 0.25);
     assert_eq!(submitter.period(), 0.0, "a period starts where the last one ended");
-    // All jobs are held, so the workers go through the barrier together, five times.
+    // All jobs are held, so the workers pass the barrier together, five times.
     open(&gate, 5);
     submitter.flush();
     assert_eq!(results.len() as u64, filled);
@@ -234,7 +234,7 @@ fn a_job_reaches_an_idle_worker_while_another_is_held() {
     let opener = Opener(Arc::default());
     assert!(lanes.try_submit(Double::held_until(0, &opener), &held).is_ok());
     for number in 1..=1000 {
-        // Often enough the idle worker has gone to sleep.
+        // Long enough, now and then, for the idle worker to go to sleep.
         if number % 10 == 0 {
             thread::sleep(Duration::from_millis(1));
         }
@@ -314,7 +314,7 @@ fn closing_finishes_what_is_queued_and_refuses_the_rest() {
                             Submitted::Closed(_) => break,
                         }
                     }
-                    // Also after the end: what was accepted has been run, or will be.
+                    // Also after the close: every accepted job has run, or will.
                     submitter.flush();
                 });
             }
@@ -401,7 +401,7 @@ fn closed_results_give_what_is_left_and_free_their_workers() {
     for number in 0..4 {
         assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
     }
-    // The worker is, or soon will be, waiting for room with the third output.
+    // The worker waits for room for the third output, or soon will.
     results.close();
     assert_eq!(results.push((0, 0)), Err((0, 0)));
     let submitter = Submitter::new(lanes, Arc::clone(&results), true);
@@ -419,7 +419,7 @@ fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
         type Output = ();
         type Context = ();
         fn run(self, _: &mut ()) {
-            // By its own clock: a busy machine may give it little of the time that passes.
+            // Thread CPU time: on a busy machine the thread may get little of the wall time.
             let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
             let until = used() + Duration::from_millis(30);
             while used() < until {
@@ -433,7 +433,7 @@ fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
     let submitter = Submitter::new(Arc::clone(&lanes), results, true);
     assert!(matches!(submitter.submit(Spin, 1), Submitted::Queued));
     submitter.flush();
-    // The kernel's account while it runs, the thread's own when it has ended; either holds the job.
+    // The kernel's figure while the thread runs, its own when it has ended: both include the job.
     let total = |lanes: &Lanes<Spin>| lanes.cpu_times().iter().sum::<Duration>();
     let running = total(&lanes);
     lanes.join();
@@ -446,13 +446,12 @@ fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
     assert!(total(&lanes) < Duration::from_secs(5), "{:?}", lanes.cpu_times());
 }
 
-/// Work that a device does: it finishes in the order in which `finish` says, some time later.
+/// A job of a device: the device finishes jobs later, in the order that `finish` decides.
 struct Slow {
     number: u64,
 }
 
-/// A worker with a device that holds a few jobs and answers the youngest first, a random few at a
-/// time.
+/// A worker's device. It holds a few jobs and finishes the youngest first, a random few at a time.
 struct Device {
     kept: Vec<(u64, Ticket<(u64, u64)>)>,
     depth: usize,
@@ -481,7 +480,7 @@ impl Job for Slow {
         ticket: Ticket<(u64, u64)>,
     ) -> Option<(Ticket<(u64, u64)>, (u64, u64))> {
         assert!(device.kept.len() < device.depth, "a job came without room");
-        // The device refuses some, which are done at once.
+        // The device refuses some jobs; these run at once.
         if device.random().is_multiple_of(7) {
             return Some((ticket, self.run(device)));
         }
@@ -510,7 +509,7 @@ impl Job for Slow {
     }
 }
 
-/// Lanes whose workers each own a device of `depth`, and the most that one kept.
+/// Lanes whose workers each own a device of `depth`, and the most jobs that a device held.
 fn devices(threads: usize, depth: usize) -> (Arc<Lanes<Slow>>, Arc<AtomicU64>) {
     let most = Arc::new(AtomicU64::new(0));
     let config = LanesConfig { threads, ring_capacity: 4, name: "device" };
@@ -546,8 +545,8 @@ fn jobs_on_devices_come_back_exactly_once_to_their_own_submitter() {
                     let mut job = Slow { number: who * EACH + number };
                     while let Err(back) = lanes.try_submit(job, &results) {
                         job = back;
-                        // Not a wait: the rings may be full of the others' jobs, and none of this
-                        // one out.
+                        // No wait here: the rings may be full of other threads' jobs while none of
+                        // this thread's is out.
                         match results.pop() {
                             Some(output) => {
                                 take(output);

@@ -1,4 +1,4 @@
-//! The event count: sleeping until something that lock-free threads do has happened.
+//! The event count: threads sleep until lock-free code has made their condition true.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,22 +15,22 @@ use crate::sync::{fence_seq_cst, spins, step, Futex, Ordering, Site};
 ///  ├─── epoch ──────┼─── sleepers ─────┼ waking ┤
 /// ```
 ///
-/// `sleepers` counts the threads between their registering and their leaving. `waking` says that a
-/// wake-up of one is under way and its receiver has not looked yet: further notifications rest on
-/// that look, and cost no system call. `epoch` counts the wake-ups of all. Either changes the word,
-/// so that a waiter which saw it before does not sleep.
+/// `sleepers` counts the registered waiters. `waking` says that a wake-up of one waiter is under
+/// way and that this waiter has not checked its condition yet: further notifications rely on that
+/// check and make no system call. `epoch` counts the wake-ups of all waiters. Both `waking` and
+/// `epoch` change the word, so that a waiter that read it before does not sleep.
 ///
-/// No wake-up is lost, by four rules that the loom models hold us to:
+/// Four rules, checked by the loom models, make sure that no wake-up is lost:
 /// 1. The notifier changes the condition, then fences, then reads the word; the waiter registers in
-///    the word, then fences, then reads the condition. Of two `SeqCst` fences one is first, so
+///    the word, then fences, then reads the condition. One of two `SeqCst` fences comes first, so
 ///    either the notifier sees the sleeper or the sleeper sees the change.
-/// 2. A waiter that runs takes `waking` off *before* its fence and its look. A notifier that saw
-///    the mark comes before that look by the same argument.
-/// 3. A waiter sleeps only on a word without the mark, read before its look.
-/// 4. Several notifications may have melted into one mark while one receiver takes one item; so a
-///    receiver that took a mark off or slept wakes the next sleeper when it leaves content.
+/// 2. A running waiter clears `waking` *before* its fence and its check. By the same argument, a
+///    notifier that saw `waking` set comes before that check.
+/// 3. A waiter sleeps only on a word without `waking`, read before its check.
+/// 4. One `waking` bit may stand for several notifications, while one waiter takes one item. So a
+///    waiter that cleared the bit or slept wakes the next sleeper when it returns with an item.
 ///
-/// The accesses to the word are relaxed: the fences carry all order.
+/// The accesses to the word are relaxed: the fences provide all the ordering.
 pub struct EventCount {
     futex: Futex,
 }
@@ -41,17 +41,16 @@ const SLEEPERS: u32 = ((1 << 16) - 1) & !WAKING;
 const EPOCH: u32 = 1 << 16;
 
 impl EventCount {
-    /// One that nobody waits on.
+    /// An event count without waiters.
     pub fn new() -> Self {
         Self { futex: Futex::new() }
     }
 
     /// Says that the condition may have become true for one waiter.
     ///
-    /// Call it after the change. It costs a fence and a load when nobody sleeps or a wake-up is
-    /// under way already. All waiters of one event count must wait for the same kind of thing, as
-    /// any one of them may be the one who is woken; where they do not, use
-    /// [`notify_all`](Self::notify_all).
+    /// Call it after the change. It costs a fence and a load when no thread sleeps or a wake-up is
+    /// already under way. All waiters of one event count must wait for the same kind of condition,
+    /// since any of them may be the one to wake; otherwise use [`notify_all`](Self::notify_all).
     #[inline]
     pub fn notify_one(&self) {
         self.notify_one_after(&Fenced::new());
@@ -80,19 +79,19 @@ impl EventCount {
         }
     }
 
-    /// Whether anyone sleeps, or is about to and may have missed changes made before the fence.
+    /// Whether a thread sleeps, or is about to and may have missed changes made before the fence.
     ///
-    /// For a change that is worth a notification only now and then: look closer, or notify, when
-    /// somebody is there.
+    /// For a change that rarely needs a notification: check further, or notify, only when this is
+    /// true.
     #[inline]
     pub fn has_sleepers_after(&self, fence: &Fenced) -> bool {
         self.word_after(fence) & SLEEPERS != 0
     }
 
-    /// Runs `ready` until it gives `Some`, sleeping between notifications, and gives that.
+    /// Calls `ready` until it returns `Some`, sleeping between notifications, and returns that.
     ///
-    /// `ready` is called at least once, and once more after the deadline; `None` means that it had
-    /// nothing even then. It spins briefly before it sleeps.
+    /// `ready` is called at least once, and once more after the deadline; `None` means that this
+    /// last call returned `None` too. It spins briefly before it sleeps.
     #[inline]
     pub fn wait_until<R>(
         &self,
@@ -130,7 +129,7 @@ impl EventCount {
     ) -> Option<R> {
         let futex_word = self.futex.word();
         let mut word = futex_word.fetch_add(SLEEPER, Ordering::Relaxed).wrapping_add(SLEEPER);
-        // Whether a notification may have ended in us (rule 4).
+        // Whether a notification may have been meant for this waiter (rule 4).
         let mut received = false;
         let found = loop {
             // Rule 2.
@@ -188,18 +187,18 @@ impl EventCount {
 
 /// A sequentially consistent fence that this thread has executed.
 ///
-/// A notifier of several event counts makes its changes, then one fence, then notifies them all
-/// after it: the fence is most of what a notification costs. Changes made after it need another.
+/// A notifier of several event counts makes its changes, then one fence, then all notifications:
+/// the fence is most of a notification's cost. Changes made after the fence need another.
 #[derive(Debug)]
 pub struct Fenced {
-    /// Of this thread only, and not to be made otherwise.
+    /// Not `Send`, and made by `new` only: the fence orders this thread's accesses.
     _here: PhantomData<*const ()>,
 }
 
 impl Fenced {
     /// Executes the fence.
     #[inline]
-    #[expect(clippy::new_without_default, reason = "a fence that nobody sees is a fence missed")]
+    #[expect(clippy::new_without_default, reason = "a fence has to be visible in the code")]
     pub fn new() -> Self {
         // Rule 1; pairs with the fence in `wait_registered`.
         fence_seq_cst(Site::NotifyFence);

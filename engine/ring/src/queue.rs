@@ -14,8 +14,9 @@ use crate::sync::{strong, AtomicUsize, Ordering, Site, UnsafeCell};
 /// `p + 1`; when it has taken the item out it numbers the cell `p + capacity`, for the next lap.
 /// Only the owner touches the value, and only the owner changes the number.
 pub struct Ring<T> {
-    /// Next position to write. Relaxed: it only shares out positions, the cell's number carries
-    /// the order. On a cache line of its own, as producers and consumers would fight over it.
+    /// Next position to write. Relaxed: it only assigns positions; the cell's number provides the
+    /// ordering. Padded, because producers and consumers would otherwise contend for one cache
+    /// line.
     tail: Padded<AtomicUsize>,
     /// Next position to read; as `tail`.
     head: Padded<AtomicUsize>,
@@ -54,17 +55,18 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Puts `item` in.
+    /// Adds `item`.
     ///
     /// # Errors
     ///
-    /// Gives it back when the ring is full, or when the cell it needs is still being emptied.
+    /// Returns the item when the ring is full, or when a consumer has not finished with the cell
+    /// that it needs.
     #[inline]
     pub fn push(&self, item: T) -> Result<(), T> {
         let mut position = self.tail.0.load(Ordering::Relaxed);
         loop {
             let cell = &self.cells[position & self.mask];
-            // Pairs with the Release in `pop`: the consumer has finished with the item before.
+            // Pairs with the Release in `pop`: the consumer has taken the previous item out.
             let number = cell.number.load(strong(Site::PushAcquire, Ordering::Acquire));
             if number == position {
                 let claim = self.tail.0.compare_exchange_weak(
@@ -88,23 +90,23 @@ impl<T> Ring<T> {
                     Err(now) => position = now,
                 }
             } else if is_before(number, position) {
-                // The item of the lap before is still in it.
+                // The cell still holds the item of the previous lap.
                 return Err(item);
             } else {
-                // Another producer was quicker.
+                // Another producer claimed this position.
                 position = self.tail.0.load(Ordering::Relaxed);
             }
         }
     }
 
-    /// Takes the oldest item out; `None` when the ring is empty or that item is still being put in.
+    /// Removes the oldest item; `None` when the ring is empty or that item is still being written.
     #[inline]
     pub fn pop(&self) -> Option<T> {
         let mut position = self.head.0.load(Ordering::Relaxed);
         loop {
             let cell = &self.cells[position & self.mask];
             let full = position.wrapping_add(1);
-            // Pairs with the Release in `push`: the item is in.
+            // Pairs with the Release in `push`: the item is written.
             let number = cell.number.load(strong(Site::PopAcquire, Ordering::Acquire));
             if number == full {
                 let claim = self.head.0.compare_exchange_weak(
@@ -118,7 +120,7 @@ impl<T> Ring<T> {
                         // SAFETY: the number was `position + 1` and we moved `head` past it, so by
                         // the ownership rule the cell is full and ours until we number it.
                         let item = cell.value.with_mut(|value| unsafe { value.read() });
-                        // Pairs with the Acquire in `push`: we have finished reading.
+                        // Pairs with the Acquire in `push`: the item has been read.
                         cell.number.store(
                             position.wrapping_add(self.cells.len()),
                             strong(Site::PopRelease, Ordering::Release),
@@ -132,29 +134,30 @@ impl<T> Ring<T> {
             } else if is_before(number, full) {
                 return None;
             } else {
-                // Another consumer was quicker.
+                // Another consumer claimed this position.
                 position = self.head.0.load(Ordering::Relaxed);
             }
         }
     }
 
-    /// Whether a push would have found room: a snapshot, old when it is read.
+    /// Whether a push would have found room: a snapshot, which may be stale at once.
     ///
-    /// It touches only what a push touches, so asking first costs a producer nothing; `len` reads
+    /// It reads only what a push reads, so that asking first costs a producer nothing; `len` reads
     /// what the consumers write.
     #[inline]
     pub fn has_room(&self) -> bool {
         let position = self.tail.0.load(Ordering::Relaxed);
-        // Relaxed: nothing is done on the strength of it. Behind the position when the cell is
-        // taken, ahead of it when another producer has just been quicker.
+        // Relaxed: the answer is only a hint. The number is behind the position while the cell is
+        // occupied, and ahead of it when another producer has just claimed the position.
         let number = self.cells[position & self.mask].number.load(Ordering::Relaxed);
         !is_before(number, position)
     }
 
-    /// How many items are in, or on their way in or out: a snapshot, old when it is read.
+    /// How many items are in the ring or being pushed or popped: a snapshot, which may be stale at
+    /// once.
     pub fn len(&self) -> usize {
-        // Head first: it cannot pass the tail, so the difference is not negative, and the bound
-        // holds the case that both moved between the two loads.
+        // Head first: it cannot pass the tail, so the difference is not negative. The bound below
+        // covers the case in which both moved between the two loads.
         let head = self.head.0.load(Ordering::Relaxed);
         let tail = self.tail.0.load(Ordering::Relaxed);
         if is_before(tail, head) {

@@ -1,4 +1,4 @@
-//! The stack: a free list that gives back what was freed last, while it is still in the cache.
+//! The stack: a free list that returns the number freed last, whose memory is still in the cache.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use crate::sync::{step, strong, AtomicU32, AtomicU64, Ordering, Site};
 
 /// Numbers `0..capacity`, each in the stack or out of it; lock-free, for any number of threads.
 ///
-/// Ownership rule: whoever pops a number owns what it stands for until it pushes it again.
-/// `next[n]` belongs to the owner of `n`; others read it only to throw it away when `head` has
-/// moved.
+/// Ownership rule: the thread that pops a number owns the memory behind it until it pushes the
+/// number again. `next[n]` belongs to the owner of `n`; other threads may read it, but discard the
+/// value when `head` has changed.
 pub struct Stack {
-    /// The top number plus 1 (0: empty) in the low half; the high half counts changes, so that a
-    /// number that was popped and pushed again in between is told apart (the ABA problem).
+    /// The top number plus 1 (0: empty) in the low half. The high half counts changes, so that a
+    /// number that was popped and pushed again in between is noticed (the ABA problem).
     head: AtomicU64,
     next: Box<[AtomicU32]>,
 }
@@ -42,7 +42,7 @@ impl Stack {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             next.store(top(head), Ordering::Relaxed);
-            // Pairs with the Acquire in `pop`: what the owner did to the thing, and `next`, come
+            // Pairs with the Acquire in `pop`: the owner's accesses to the memory, and `next`, come
             // before.
             let moved = self.head.compare_exchange_weak(
                 head,
@@ -57,11 +57,11 @@ impl Stack {
         }
     }
 
-    /// Takes the number that was put back last; `None` when all are out.
+    /// Pops the number that was pushed last; `None` when the stack is empty.
     #[inline]
     pub fn pop(&self) -> Option<u32> {
-        // Pairs with the Release in `push`, also of numbers further down: every change of `head` is
-        // a read-modify-write, so it carries on the release of those before it.
+        // Pairs with the Release in `push`, also for numbers further down: every change of `head`
+        // is a read-modify-write, so it continues the release sequence of those before it.
         let mut head = self.head.load(strong(Site::StackAcquire, Ordering::Acquire));
         loop {
             let number = top(head).checked_sub(1)?;
@@ -79,11 +79,12 @@ impl Stack {
         }
     }
 
-    /// How many numbers are in it: exact when nobody pushes or pops, else rough. Walks the stack.
+    /// How many numbers are in the stack: exact while no thread pushes or pops, otherwise
+    /// approximate. Walks the stack.
     pub fn len(&self) -> usize {
         let mut count = 0;
         let mut at = top(self.head.load(Ordering::Relaxed));
-        // Bounded, as others may be changing it under us.
+        // Bounded, since other threads may change the list during the walk.
         while at != 0 && count < self.next.len() {
             count += 1;
             at = self.next[at as usize - 1].load(Ordering::Relaxed);
@@ -91,7 +92,7 @@ impl Stack {
         count
     }
 
-    /// Whether all numbers are out.
+    /// Whether the stack is empty.
     pub fn is_empty(&self) -> bool {
         top(self.head.load(Ordering::Relaxed)) == 0
     }
@@ -103,7 +104,7 @@ fn top(head: u64) -> u32 {
     head as u32
 }
 
-/// `head` with another top, and one more change counted.
+/// `head` with another top and the change count increased.
 fn after(head: u64, top: u32) -> u64 {
     ((head >> 32).wrapping_add(u64::from(step(Site::StackCount))) << 32) | u64::from(top)
 }

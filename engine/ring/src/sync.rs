@@ -1,38 +1,39 @@
-//! The only file that names atomics, so that loom's can stand in for them.
+//! The only file that names atomics, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed` and every fence in this crate is written through a
-//! [`Site`]. In a normal build the site vanishes. Under `--cfg loom` the environment variable
-//! `WEAKEN=<site>` takes that one ordering or fence away, `WEAKEN=<site>AcqRel` leaves an acquire
-//! and release fence of it, and a model must then fail: an ordering nobody misses is either not
-//! needed or not tested.
+//! [`Site`]. In a normal build the site compiles to nothing. Under `--cfg loom` the environment
+//! variable `WEAKEN=<site>` removes that one ordering or fence, and `WEAKEN=<site>AcqRel` weakens
+//! it to an acquire and release fence. A model must then fail: otherwise the ordering is not needed
+//! or not tested.
 
 /// A place where the proof rests on an ordering, a fence or a step of the wake-up protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name the sites"))]
 pub enum Site {
-    /// `Ring::push` reads the cell's number: the item before has been taken out.
+    /// `Ring::push` reads the cell's number: the previous item has been taken out.
     PushAcquire,
-    /// `Ring::push` writes the cell's number: the item is in.
+    /// `Ring::push` writes the cell's number: the item is written.
     PushRelease,
-    /// `Ring::pop` reads the cell's number: the item is in.
+    /// `Ring::pop` reads the cell's number: the item is written.
     PopAcquire,
     /// `Ring::pop` writes the cell's number: the item has been taken out.
     PopRelease,
     /// `Stack::push` moves the head: the number's owner is done with it.
     StackRelease,
-    /// `Stack::pop` reads and moves the head: the owner before is done with it.
+    /// `Stack::pop` reads and moves the head: the previous owner is done with the number.
     StackAcquire,
-    /// `Stack`: the head counts its changes, so that one that came back is told apart.
+    /// `Stack`: the head counts its changes, so that a number that came back is noticed (ABA).
     StackCount,
-    /// `EventCount::wait_until`: between registering as a sleeper and looking once more.
+    /// `EventCount::wait_until`: between registering as a sleeper and checking the condition again.
     WaitFence,
-    /// `Fenced::new`: between the notifier's change and its looking for sleepers.
+    /// `Fenced::new`: between the notifier's change and its check for sleepers.
     NotifyFence,
-    /// `EventCount::notify_all`: the word changes, so that who saw it before does not sleep.
+    /// `EventCount::notify_all`: the word changes, so that a waiter that read it before does not
+    /// sleep.
     NewEpoch,
-    /// `EventCount::wait_until`: a waiter that runs takes the mark of the wake-up off.
+    /// `EventCount::wait_until`: a running waiter clears `waking`.
     ClearWaking,
-    /// `EventCount::wait_until`: one that was woken and leaves content wakes the next.
+    /// `EventCount::wait_until`: a woken waiter that returns with an item wakes the next.
     PassOn,
 }
 
@@ -74,18 +75,18 @@ mod real {
         fence(Ordering::SeqCst);
     }
 
-    /// How often a waiter looks again before it sleeps.
+    /// How often a waiter checks again before it sleeps.
     #[inline]
     pub(crate) fn spins() -> u32 {
         static SPINS: OnceLock<u32> = OnceLock::new();
         *SPINS.get_or_init(|| match std::thread::available_parallelism() {
             Ok(cpus) if cpus.get() > 1 => 64,
-            // Alone on its CPU a spinning thread only keeps away the one it waits for.
+            // On a single CPU, spinning only delays the thread that the waiter waits for.
             _ => 0,
         })
     }
 
-    /// `std`'s cell with loom's closures.
+    /// `std`'s cell with the closures of loom's.
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -117,8 +118,8 @@ mod real {
             &self.word
         }
 
-        /// Sleeps unless the word is no longer `seen`. Returns for any reason, wake-up, time-out,
-        /// signal or chance: the caller looks for itself.
+        /// Sleeps unless the word differs from `seen`. May return for any reason (wake-up,
+        /// time-out, signal, spuriously): the caller checks its condition.
         #[cold]
         pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
             self.calls.fetch_add(1, Ordering::Relaxed);
@@ -130,7 +131,7 @@ mod real {
         #[cold]
         pub(crate) fn wake(&self, sleepers: u32) {
             self.calls.fetch_add(1, Ordering::Relaxed);
-            // The word is ours and mapped, so the kernel has nothing to refuse.
+            // The word is ours and mapped, so the kernel has no reason to refuse.
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, sleepers);
         }
 
@@ -155,7 +156,7 @@ mod model {
     use super::Site;
 
     impl Site {
-        /// All of them, in the order of the table that `scripts/loom` prints.
+        /// All sites, in the order of the table that `scripts/loom` prints.
         pub const ALL: [Site; 12] = [
             Site::PushAcquire,
             Site::PushRelease,
@@ -172,7 +173,7 @@ mod model {
         ];
     }
 
-    /// What `WEAKEN` names: a site, and whether an acquire and release fence is left of it.
+    /// The site that `WEAKEN` names, and whether an acquire and release fence remains.
     fn weakened() -> Option<(Site, bool)> {
         static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
         *WEAKEN.get_or_init(|| {
@@ -210,13 +211,13 @@ mod model {
         }
     }
 
-    /// Looking again adds nothing but states.
+    /// Under loom, spinning only adds states.
     pub(crate) fn spins() -> u32 {
         0
     }
 
-    /// The kernel's promise, no more: a waiter that saw the word changed does not sleep, one that
-    /// sleeps is woken by a wake that comes after. Deadlines are not modelled.
+    /// Only what the kernel promises: a waiter that finds the word changed does not sleep, and a
+    /// sleeper is woken by a later wake. Deadlines are not modelled.
     #[derive(Debug)]
     pub(crate) struct Futex {
         word: AtomicU32,

@@ -1,6 +1,6 @@
 //! Every interleaving, and every value that a weakly ordered load may give, of small models.
 //!
-//! Run by `scripts/loom`, which also takes away one ordering after the other and wants a failure.
+//! Run by `scripts/loom`, which also removes one ordering after the other and expects a failure.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "one model writes what a stack's number stands for")]
 
@@ -17,8 +17,8 @@ fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Items are boxed: loom's cells see two owners at once, and a box seen twice or lost would show
-/// in its leak check and in Miri.
+/// Items are boxed: loom's cells detect two owners at once, and its leak check (and Miri) would
+/// report a box that is seen twice or lost.
 type Item = Box<u32>;
 
 #[test]
@@ -32,7 +32,7 @@ fn two_producers_and_a_consumer_pass_every_item_once() {
         let mut seen = Vec::new();
         seen.extend(ring.pop());
         producers.into_iter().for_each(|producer| producer.join().unwrap());
-        // Both pushes have ended, so nothing is on its way any more.
+        // Both pushes have ended, so no item is still being written.
         seen.extend(std::iter::from_fn(|| ring.pop()));
         seen.sort();
         assert_eq!(seen, [Box::new(1), Box::new(2)]);
@@ -47,7 +47,8 @@ fn cells_are_used_again_when_the_ring_wraps() {
         ring.push(Box::new(2)).unwrap();
         let producer = {
             let ring = Arc::clone(&ring);
-            // Full unless the consumer was quicker; then this writes the cell it has just read.
+            // The ring is full unless the consumer popped first; then this writes the cell just
+            // read.
             thread::spawn(move || ring.push(Box::new(3)).is_ok())
         };
         assert_eq!(ring.pop(), Some(Box::new(1)));
@@ -78,12 +79,14 @@ fn two_consumers_share_the_items() {
 #[test]
 fn what_a_stack_hands_on_is_whole_and_has_one_owner() {
     explore(3, || {
-        // What the numbers stand for: loom sees two owners at once, and one that is not done yet.
+        // The memory behind the numbers: loom detects two owners at once, and an owner that is not
+        // done.
         let things = Arc::new([(); 2].map(|()| loom::cell::UnsafeCell::new(0_u32)));
         let stack = Arc::new(Stack::full(2));
         let use_one = |stack: &Stack, things: &[loom::cell::UnsafeCell<u32>; 2]| {
             if let Some(number) = stack.pop() {
-                // SAFETY: whoever popped the number owns the thing; loom checks just that.
+                // SAFETY: the thread that popped the number owns the memory behind it; loom checks
+                // just that.
                 things[number as usize].with_mut(|thing| unsafe { *thing += 1 });
                 stack.push(number);
             }
@@ -153,7 +156,7 @@ fn both_sides_of_a_full_ring_are_woken() {
     });
 }
 
-/// Two sleepers, two items: the wake-ups may melt into one, whose receiver takes one item only.
+/// Two sleepers, two items: the wake-ups may merge into one, whose receiver takes only one item.
 #[test]
 fn two_sleepers_are_both_woken() {
     explore(3, || {
@@ -172,8 +175,8 @@ fn two_sleepers_are_both_woken() {
     });
 }
 
-/// The second item may be complete while the first is still on its way in: its consumer then finds
-/// nothing, and the first producer's notification has to serve two.
+/// The second item may be complete while the first is still being written. Its consumer then finds
+/// nothing, and the first producer's notification has to serve both consumers.
 #[test]
 fn two_producers_wake_two_sleepers() {
     explore(2, || {
@@ -198,7 +201,7 @@ fn two_producers_wake_two_sleepers() {
     });
 }
 
-/// A flag instead of a ring, for two who wait for it.
+/// A flag instead of a ring, with two waiters.
 #[test]
 fn notify_all_wakes_everyone() {
     explore(3, || {
@@ -216,7 +219,7 @@ fn notify_all_wakes_everyone() {
     });
 }
 
-/// One fence for two event counts, one of which is asked first, as the lanes' workers do.
+/// One fence for two event counts, one of which is checked first, as the pipeline's workers do.
 #[test]
 fn one_fence_serves_several_event_counts() {
     explore(3, || {

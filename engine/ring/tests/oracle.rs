@@ -22,7 +22,7 @@ proptest! {
         let ring = Ring::new(capacity);
         prop_assert_eq!(ring.capacity(), capacity.max(2).next_power_of_two());
         let mut queue = VecDeque::new();
-        // Each item is counted by its `Arc`, so that one dropped twice or never is seen.
+        // Each item holds a clone of one `Arc`: its count shows an item dropped twice or never.
         let witness = Arc::new(());
         for (number, op) in ops.iter().enumerate() {
             match op {

@@ -1,4 +1,4 @@
-//! Real threads, bounded by count: every item arrives once, and nobody sleeps for ever.
+//! Real threads, bounded by count: every item arrives once, and no thread sleeps for ever.
 #![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,7 +36,7 @@ impl Channel {
     }
 }
 
-/// Long after anything here should have happened: a wait that ends so has lost its wake-up.
+/// A deadline long after any expected event: a wait that reaches it has lost its wake-up.
 fn soon() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(200))
 }
@@ -44,7 +44,7 @@ fn soon() -> Option<Instant> {
 fn within<R>(what: &str, wait: impl FnOnce() -> Option<R>) -> R {
     let began = Instant::now();
     let found = wait().unwrap_or_else(|| panic!("{what} never came: a wake-up was lost"));
-    // `wait_until` looks once more at the deadline, so a lost wake-up may still find something.
+    // `wait_until` checks once more at the deadline, so it may find an item after a lost wake-up.
     assert!(began.elapsed() < Duration::from_secs(150), "{what} came only by the deadline");
     found
 }
@@ -128,7 +128,7 @@ fn a_deadline_ends_a_wait_and_later_ones_still_work() {
     let deadline = Instant::now() + Duration::from_millis(5);
     assert_eq!(channel.items.wait_until(Some(deadline), || channel.ring.pop()), None);
     assert!(Instant::now() >= deadline);
-    // One in the past still looks.
+    // A deadline in the past still checks once.
     channel.send(7);
     assert_eq!(channel.items.wait_until(Some(deadline), || channel.ring.pop()), Some(7));
     thread::scope(|scope| {
@@ -137,7 +137,7 @@ fn a_deadline_ends_a_wait_and_later_ones_still_work() {
     });
 }
 
-/// Time-outs and wake-ups that cross: the one who gives up must not take a wake-up with it.
+/// Time-outs and wake-ups that race: a waiter that gives up must not consume a wake-up.
 #[test]
 fn waiters_that_give_up_lose_nobody_elses_wake_up() {
     let channel = Channel::new(4);
@@ -160,7 +160,7 @@ fn waiters_that_give_up_lose_nobody_elses_wake_up() {
     assert_eq!(taken.into_inner(), ITEMS);
 }
 
-/// While both sides are busy nobody calls the kernel.
+/// While both sides are busy no thread makes a system call.
 #[test]
 fn a_notification_without_sleepers_makes_no_system_call() {
     let channel = Channel::new(4);

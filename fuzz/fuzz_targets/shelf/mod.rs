@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use store::{Block, Disk};
 
-/// All that have a copy have the same blocks.
+/// Clones share the same blocks.
 #[derive(Clone, Debug)]
 pub struct Memory(pub Arc<Mutex<Vec<Block>>>);
 
 impl Memory {
-    /// So many blocks of zeros.
+    /// A device of `blocks` blocks of zeros.
     pub fn of(blocks: usize) -> Self {
         Self(Arc::new(Mutex::new(vec![Block::ZERO; blocks])))
     }

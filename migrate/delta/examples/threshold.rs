@@ -1,8 +1,8 @@
 //! How much of a page may have changed for its difference to be cheaper than the page.
 //!
 //! `cargo run --release -p delta --example threshold -- BEFORE AFTER [CODEC LEVEL]`: two files of
-//! 4096-byte pages, the same pages at two times. Prints what 128 pages at a time become when those
-//! of which at most so many of the 512 words have changed go as their difference.
+//! 4096-byte pages, the same pages at two times. Prints the encoded size of batches of 128 pages,
+//! for several limits on the changed words (of 512) up to which a page goes as its difference.
 
 use codec::{Encoder, Settings};
 

@@ -1,18 +1,18 @@
-//! Slots of one page each, whose memory comes as they are used.
+//! Slots of one page each, whose memory is allocated on first use.
 
-/// Pages whose memory is had at once.
+/// Pages allocated at a time.
 const SEGMENT: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
-    /// Empty until one of its slots is used.
+    /// A segment is empty until one of its slots is used.
     segments: Vec<Vec<u8>>,
     slots: usize,
     page_size: usize,
 }
 
 impl Cache {
-    /// As many slots of `page_size` bytes as `bytes` has room for.
+    /// As many slots of `page_size` bytes as fit into `bytes`.
     pub(crate) fn new(bytes: u64, page_size: usize) -> Self {
         let slots = usize::try_from(bytes / page_size as u64).unwrap_or(usize::MAX);
         let slots = slots.min(u32::MAX as usize);
@@ -27,8 +27,7 @@ impl Cache {
         self.page_size
     }
 
-    /// The slot's page, zeros before it was used; `None` where there is no such slot, or no memory
-    /// for it.
+    /// The slot's page, zeros at first; `None` if there is no such slot, or no memory for it.
     #[inline]
     pub(crate) fn page(&mut self, slot: usize) -> Option<&mut [u8]> {
         if slot >= self.slots {

@@ -1,10 +1,10 @@
-//! The receiver's half. What it reads comes from a peer.
+//! The receiver's half. Its input comes from a peer.
 
 use crate::cache::Cache;
 use crate::table::Reader;
 use crate::{Counts, RECORD_HEAD};
 
-/// Why a table cannot be followed.
+/// Why a table is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
@@ -16,12 +16,12 @@ pub enum TableError {
         /// Its length.
         len: usize,
     },
-    /// A run of no pages, or of more than the chunk has.
+    /// A run without pages, or with more than the chunk has.
     #[error("delta table names {pages} pages from byte {from} of a chunk of {len}")]
     Pages {
-        /// How many.
+        /// Pages of the run.
         pages: u64,
-        /// Where the first begins.
+        /// Where the first page begins.
         from: u64,
         /// Bytes of the chunk.
         len: usize,
@@ -29,14 +29,14 @@ pub enum TableError {
     /// A slot that the cache does not have.
     #[error("delta table names {pages} slots from {slot} of {slots}")]
     Slots {
-        /// How many.
+        /// Slots of the run.
         pages: u64,
-        /// The first.
+        /// The first slot.
         slot: u32,
-        /// As many as there are.
+        /// Slots of the cache.
         slots: usize,
     },
-    /// Bits behind those of the run's pages.
+    /// Bits beyond those of the run's pages.
     #[error("delta table has bits for more than the {pages} pages of a run at {at}")]
     Bits {
         /// Pages of the run.
@@ -44,7 +44,7 @@ pub enum TableError {
         /// Offset in the table.
         at: usize,
     },
-    /// No memory for the cache, which is as large as was granted.
+    /// No memory for the cache, although its size was granted.
     #[error("no memory for slot {slot} of the delta cache")]
     NoMemory {
         /// The slot.
@@ -52,22 +52,24 @@ pub enum TableError {
     },
 }
 
-/// Of one stream, for all of its life.
+/// The receiver of one stream, for the stream's whole life.
 #[derive(Debug)]
 pub struct Receiver {
     cache: Cache,
 }
 
 impl Receiver {
-    /// With `bytes` of cache, for pages of `page_size` bytes; both as the sender's.
+    /// A receiver with `bytes` of cache, for pages of `page_size` bytes; both equal to the
+    /// sender's.
     pub fn new(bytes: u64, page_size: usize) -> Self {
         Self { cache: Cache::new(bytes, page_size) }
     }
 
-    /// Turns the differences in `plain` into pages, as `table` says.
+    /// Turns the differences in `plain` into pages, as `table` describes.
     ///
     /// # Errors
-    /// The table is none. The chunk and the cache then hold anything; the stream cannot go on.
+    /// The table is invalid. The contents of chunk and cache are then unspecified; the
+    /// stream cannot go on.
     pub fn apply(&mut self, plain: &mut [u8], table: &[u8]) -> Result<Counts, TableError> {
         let page = self.cache.page_size();
         let slots = self.cache.slots();
@@ -91,7 +93,7 @@ impl Receiver {
             if u64::from(first_slot) + pages > slots as u64 {
                 return Err(TableError::Slots { pages, slot: first_slot, slots });
             }
-            // At most a chunk's pages, as was just seen.
+            // At most the number of pages in the chunk, as checked above.
             let n = usize::try_from(pages).unwrap_or(0);
             let bits = reader.bytes(n.div_ceil(8)).ok_or(broken(begin))?;
             if n % 8 > 0 && bits[n / 8] >> (n % 8) != 0 {
@@ -114,7 +116,7 @@ impl Receiver {
             }
             counts.stored += pages;
             at = end;
-            // At most 2^32 slots, so that this is the number of one, or the one behind the last.
+            // There are at most 2^32 slots, so the result is a slot or one past the last.
             slot = first_slot.wrapping_add(u32::try_from(n).unwrap_or(0));
         }
         Ok(counts)

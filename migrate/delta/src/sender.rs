@@ -1,33 +1,33 @@
-//! The sender's half: which page goes where, and which as a difference.
+//! The sender's half: chooses each page's slot, and which pages go as a difference.
 
 use crate::cache::Cache;
 use crate::table::{Writer, RUN_HEAD};
 use crate::{Counts, RECORD_HEAD, TABLE_ROOM};
 
-/// A page goes as a difference while at most one in this many of its words has changed. Of pages
-/// that a real guest had written to within 10 s (4460) and 60 s (2048), zstd 1 makes 5.85 and 4.22
-/// MB, with differences up to a quarter 3.02 and 3.83, a half 2.77 and 3.81, all of them 2.90 and
-/// 5.25 (`examples/threshold`).
+/// A page goes as a difference while at most one in this many of its words has changed. For pages
+/// that a real guest changed within 10 s (4460 pages) and 60 s (2048 pages), zstd 1 gives 5.85 and
+/// 4.22 MB without differences. With differences for up to a quarter of the words it gives 3.02 and
+/// 3.83 MB, for a half 2.77 and 3.81, for all pages 2.90 and 5.25 (`examples/threshold`).
 const CHANGED: usize = 2;
 
-/// Of one stream, for all of its life.
+/// The sender of one stream, for the stream's whole life.
 #[derive(Debug)]
 pub struct Sender {
     cache: Cache,
-    /// Whose page is in each slot, its number plus 1: what is zero takes no memory.
+    /// The page number in each slot, plus 1: a zeroed vector takes no memory until it is used.
     owners: Vec<u64>,
 }
 
 impl Sender {
-    /// With `bytes` of cache, for pages of `page_size` bytes (a power of two, at least 8).
+    /// A sender with `bytes` of cache, for pages of `page_size` bytes (a power of two, at least 8).
     pub fn new(bytes: u64, page_size: usize) -> Self {
         let cache = Cache::new(bytes, page_size);
         let owners = vec![0; cache.slots()];
         Self { cache, owners }
     }
 
-    /// Begins with the first `len` bytes of `chunk`; the table comes to stand behind them, as far
-    /// as there is room.
+    /// Begins with the first `len` bytes of `chunk`; the table is written behind them, as far as
+    /// there is room.
     pub fn begin<'a>(&'a mut self, chunk: &'a mut [u8], len: usize) -> Pass<'a> {
         let (plain, table) = chunk.split_at_mut(len);
         Pass {
@@ -41,21 +41,21 @@ impl Sender {
     }
 }
 
-/// One chunk on its way through.
+/// The processing of one chunk.
 pub struct Pass<'a> {
     sender: &'a mut Sender,
     plain: &'a mut [u8],
     table: Writer<'a>,
-    /// Behind the last page of the table.
+    /// Offset behind the last page in the table.
     at: usize,
-    /// The slot behind that of the last page.
+    /// The slot behind the last page's.
     slot: usize,
     counts: Counts,
 }
 
 impl Pass<'_> {
-    /// `count` records from byte `at` on, each [`RECORD_HEAD`] bytes and a page, the pages at
-    /// ascending addresses from `address` on. Records come in the order of the chunk.
+    /// Adds `count` records from byte `at` on. Each is [`RECORD_HEAD`] bytes and a page; the pages
+    /// have consecutive addresses from `address` on. Records come in the order of the chunk.
     pub fn records(&mut self, at: usize, address: u64, count: usize) {
         let page = self.sender.cache.page_size();
         let slots = self.sender.cache.slots();
@@ -76,7 +76,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A run of pages; false when there is no memory for it, and then nothing of it has happened.
+    /// Adds a run of pages; false, and without effect, when there is no memory for it.
     fn run(&mut self, at: usize, address: u64, slot: usize, n: usize) -> bool {
         let page = self.sender.cache.page_size();
         if (slot..slot + n).any(|slot| self.sender.cache.page(slot).is_none()) {
@@ -86,7 +86,7 @@ impl Pass<'_> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         self.table.varint(number(body - self.at));
         self.table.varint(number(n));
-        // Both are below 2^32, and so is the distance once it wraps.
+        // Both are below 2^32, and so is their difference modulo 2^32.
         let step = number(slot).wrapping_sub(number(self.slot)).cast_signed();
         self.table.signed(step);
         let bits = self.table.reserve(n.div_ceil(8));
@@ -111,18 +111,18 @@ impl Pass<'_> {
         true
     }
 
-    /// The table's length, and what is in it.
+    /// Returns the table's length and its counts.
     pub fn finish(self) -> (usize, Counts) {
         (self.table.len(), self.counts)
     }
 }
 
-/// Words that are not the same.
+/// Number of words that differ.
 fn changed(new: &[u8], old: &[u8]) -> usize {
     new.chunks_exact(8).zip(old.chunks_exact(8)).filter(|(new, old)| new != old).count()
 }
 
-/// Leaves the difference in `new`, and `new` in `old`.
+/// Puts the difference into `new`, and `new` into `old`.
 fn difference(new: &mut [u8], old: &mut [u8]) {
     for (new, old) in new.iter_mut().zip(old) {
         let difference = *new ^ *old;

@@ -1,4 +1,4 @@
-//! The table's parts: numbers of 32 bits ([`varint`]), and bits.
+//! The parts of a table: numbers of 32 bits ([`varint`]), and bits.
 
 use crate::TABLE_ROOM;
 
@@ -11,7 +11,7 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Into the first [`TABLE_ROOM`] bytes of `out`, or what there is.
+    /// A table in the first [`TABLE_ROOM`] bytes of `out`, or fewer if `out` is shorter.
     pub(crate) fn new(out: &'a mut [u8]) -> Self {
         let room = out.len().min(TABLE_ROOM);
         Self { out: &mut out[..room], len: 0 }
@@ -25,18 +25,18 @@ impl<'a> Writer<'a> {
         self.out.len() - self.len
     }
 
-    /// There has to be [room](Self::room) for it.
+    /// Requires [room](Self::room) for the number.
     pub(crate) fn varint(&mut self, value: u32) {
         let len = varint::put(value.into(), &mut self.out[self.len..]);
         self.len += len.expect("a run begins where there is room for it");
     }
 
     pub(crate) fn signed(&mut self, value: i32) {
-        // Of 32 bits again.
+        // zigzag of 32 bits fits 32 bits.
         self.varint(u32::try_from(varint::zigzag(value.into())).unwrap_or(u32::MAX));
     }
 
-    /// Where the next `n` bytes are, zeros for now.
+    /// Reserves the next `n` bytes, zeroed, and returns their offset.
     pub(crate) fn reserve(&mut self, n: usize) -> usize {
         let at = self.len;
         self.out[at..at + n].fill(0);
@@ -49,7 +49,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Reads a table; what cannot be read is `None`.
+/// Reads a table; `None` at an unreadable number or past the end.
 pub(crate) struct Reader<'a> {
     table: &'a [u8],
     pub(crate) at: usize,

@@ -1,5 +1,4 @@
-//! What the receiver makes of chunk and table is what the sender was given, whatever has gone
-//! before.
+//! The receiver restores the sender's chunks, whatever came before.
 
 use delta::{Counts, Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
 use proptest::prelude::*;
@@ -7,12 +6,13 @@ use proptest::prelude::*;
 const PAGE: usize = 64;
 const RECORD: usize = RECORD_HEAD + PAGE;
 
-/// A stretch of a chunk.
+/// A part of a chunk.
 #[derive(Debug, Clone)]
 enum Part {
-    /// Bytes that are no page.
+    /// Bytes outside any page.
     Other(Vec<u8>),
-    /// Pages from this number on, each a seed and how many of its words have the changing value.
+    /// Pages from this number on; for each a seed, and how many of its words hold the changing
+    /// value.
     Pages(u64, Vec<(u8, usize)>),
 }
 
@@ -21,13 +21,13 @@ fn part() -> impl Strategy<Value = Part> {
         proptest::collection::vec(any::<u8>(), 1..40).prop_map(Part::Other),
         (0_u64..40, proptest::collection::vec((0_u8..3, 0_usize..=PAGE / 8), 1..12))
             .prop_map(|(first, pages)| Part::Pages(first, pages)),
-        // Far apart, and where page numbers end.
+        // Page numbers that differ widely, up to the largest.
         (any::<u64>(), proptest::collection::vec((0_u8..3, 0_usize..=PAGE / 8), 1..3))
             .prop_map(|(first, pages)| Part::Pages(first / PAGE as u64, pages)),
     ]
 }
 
-/// The chunk, and where its runs of records are: offset, address, count.
+/// The chunk, and its runs of records: offset, address, count.
 fn build(parts: &[Part], version: u8) -> (Vec<u8>, Vec<(usize, u64, usize)>) {
     let (mut chunk, mut runs) = (Vec::new(), Vec::new());
     for part in parts {
@@ -68,7 +68,7 @@ proptest! {
 
     #[test]
     fn both_ends_agree_on_every_chunk(
-        // Some go without a table, as while the sender does not want any.
+        // Some chunks go without a table, as while the sender makes none.
         chunks in proptest::collection::vec(
             (proptest::collection::vec(part(), 0..8), proptest::bool::weighted(0.7)), 1..12),
         slots in 0_u64..70,
@@ -106,7 +106,7 @@ proptest! {
     }
 }
 
-/// `count` pages from number `first` on, all of their bytes `fill`.
+/// `count` pages from number `first` on, filled with `fill`.
 fn pages(first: u64, count: usize, fill: u8) -> (Vec<u8>, Vec<(usize, u64, usize)>) {
     build(&[Part::Pages(first, vec![(fill, 0); count])], 0)
 }
@@ -145,7 +145,7 @@ fn a_page_that_lost_its_slot_goes_as_it_is() {
 fn a_table_that_is_full_leaves_the_rest_alone() {
     let mut sender = Sender::new(1 << 20, PAGE);
     let mut receiver = Receiver::new(1 << 20, PAGE);
-    // None of these pages has to do with the next, so that each is a run of its own.
+    // No two of these pages are consecutive, so that each is a run of its own.
     let parts: Vec<Part> =
         (0..1000).map(|n| Part::Pages(n * 37 % 4099 * 3, vec![(1, 0)])).collect();
     for _ in 0..3 {

@@ -1,52 +1,52 @@
-//! Why the monitor could not be used, in words that say what to do.
+//! Errors of the monitor's client. Each message says what to do.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a monitor cannot be talked to, or what it refused.
+/// Why a monitor cannot be used, or the command that it refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QmpError {
-    /// Nothing at the path.
+    /// No file at the path.
     #[error("no monitor socket at {path}; start QEMU with -qmp unix:{path},server=on,wait=off", path = path.display())]
     Missing {
-        /// Where it was looked for.
+        /// The path.
         path: PathBuf,
     },
-    /// Something else than a socket at the path.
+    /// A file at the path that is not a socket.
     #[error("{path} is not a socket; give the path that QEMU got with -qmp unix:PATH,server=on,wait=off", path = path.display())]
     NotASocket {
-        /// What was given.
+        /// The path given.
         path: PathBuf,
     },
-    /// A socket that could not be connected to.
+    /// A socket that refuses the connection.
     #[error("cannot connect to the monitor at {path}; is that QEMU still running, and may this user open the socket?", path = path.display())]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Connected or queued, but not served.
+    /// Connected or queued, but no greeting arrived.
     #[error("no QMP greeting from {path} within {seconds} s; a monitor serves one client at a time, so close the other one, or give QEMU a second -qmp", path = path.display())]
     NoGreeting {
         /// The socket.
         path: PathBuf,
-        /// How long was waited.
+        /// The time waited.
         seconds: f64,
     },
-    /// Connected and hung up on.
+    /// Connected, then closed before a greeting.
     #[error("{path} closed the connection before greeting; is that QEMU shutting down?", path = path.display())]
     ClosedAtOnce {
         /// The socket.
         path: PathBuf,
     },
-    /// Something else than QMP speaks there, such as the human monitor or a serial port.
+    /// The socket speaks another protocol, such as the human monitor or a serial port.
     #[error("{path} does not speak QMP (it says {got}); give the socket of -qmp, not that of -monitor or -serial", path = path.display())]
     NotQmp {
         /// The socket.
         path: PathBuf,
-        /// The beginning of what it said.
+        /// The beginning of the text received.
         got: String,
     },
     /// No reply in time: QEMU's main loop is stuck, or stopped.
@@ -54,10 +54,10 @@ pub enum QmpError {
     TimedOut {
         /// The command.
         command: String,
-        /// How long was waited.
+        /// The time waited.
         seconds: f64,
     },
-    /// QEMU said no. The words are its own.
+    /// QEMU refused the command, for the reason that it gives.
     #[error("QEMU refused {command}: {desc} ({class})")]
     Refused {
         /// The command.
@@ -67,43 +67,43 @@ pub enum QmpError {
         /// QEMU's description.
         desc: String,
     },
-    /// The connection ended: QEMU exited, or its monitor was taken away.
+    /// The connection ended: QEMU exited or closed its monitor.
     #[error("QEMU closed its monitor during {during}")]
     Closed {
-        /// What was going on.
+        /// The operation under way.
         during: String,
     },
     /// A line that is not QMP.
     #[error("QEMU's monitor sent what is not QMP during {during}: {got}")]
     Garbage {
-        /// What was going on.
+        /// The operation under way.
         during: String,
-        /// The beginning of it.
+        /// The beginning of the line.
         got: String,
     },
     /// A line longer than any that QEMU sends.
     #[error("QEMU's monitor sent a line of more than {limit} bytes during {during}")]
     LineTooLong {
-        /// What was going on.
+        /// The operation under way.
         during: String,
         /// The limit in bytes.
         limit: usize,
     },
-    /// An earlier command ran out of time half sent, so that nothing can follow it.
+    /// An earlier command timed out partly sent, so that no other can follow it.
     #[error("cannot send {command}: an earlier command was sent in part only before its time was up; connect to the monitor again")]
     Torn {
         /// The command.
         command: String,
     },
-    /// The socket failed.
+    /// I/O on the socket failed.
     #[error("QEMU's monitor failed during {during}")]
     Io {
-        /// What was going on.
+        /// The operation under way.
         during: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A capability that is needed is not there.
+    /// QEMU lacks a required capability.
     #[error("QEMU {version} has no migration capability \"{capability}\"; use a newer QEMU, or leave out what needs it")]
     NoCapability {
         /// The version of this QEMU.
@@ -111,17 +111,17 @@ pub enum QmpError {
         /// The capability.
         capability: String,
     },
-    /// A reply that lacks what it must have.
+    /// A reply without a required field, or with a wrong one.
     #[error("QEMU's reply to {command} cannot be read: {reason}")]
     Reply {
         /// The command.
         command: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         reason: String,
     },
 }
 
-/// The beginning of a line, fit to print whatever is in it.
+/// The beginning of a line, made printable.
 pub(crate) fn excerpt(line: &[u8]) -> String {
     let shown = &line[..line.len().min(80)];
     format!("\"{}\"{}", shown.escape_ascii(), if shown.len() < line.len() { "..." } else { "" })

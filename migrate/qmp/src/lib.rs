@@ -1,4 +1,4 @@
-//! A small client of QEMU's monitor protocol (QMP), with what driving a migration needs.
+//! A small client of QEMU's monitor protocol (QMP), with the commands that drive a migration.
 //!
 //! QMP is JSON, one object a line, over a unix socket: QEMU greets, the client negotiates
 //! (`qmp_capabilities`), then sends commands and gets one reply each, with events between them.
@@ -9,12 +9,16 @@
 //!        queue     ◄── {"event", "data", "timestamp"}  ◄──      read by poll_event
 //! ```
 //!
-//! What fails: every call has a deadline, so that a frozen QEMU is an error that names the command
-//! and the seconds and not a hang; a late reply to a command given up is recognised by its id and
-//! dropped. What QEMU refuses comes back word for word as [`QmpError::Refused`].
+//! # What fails
 //!
-//! Limits: a line of at most 16 MiB, events of at most 16 MiB and 1024 in number waiting; beyond
-//! that the oldest are dropped and counted. One monitor serves one client at a time.
+//! Every call has a deadline. A frozen QEMU causes an error that names the command and the seconds,
+//! not a hang; a late reply to a command that timed out is recognised by its id and dropped. A
+//! refusal by QEMU is returned verbatim as [`QmpError::Refused`].
+//!
+//! # Limits
+//!
+//! A line of at most 16 MiB. At most 1024 waiting events, of at most 16 MiB together; beyond that
+//! the oldest are dropped and counted. One monitor serves one client at a time.
 
 mod error;
 mod line;
@@ -51,18 +55,18 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// No socket there, nobody listening, no greeting in time (one client at a time is served, so
-    /// another may hold the monitor), or a greeting that is not QMP.
+    /// No socket, no listener, no greeting in time (a monitor serves one client at a time, so
+    /// another may be connected), or a greeting that is not QMP.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let deadline = Instant::now() + timeout;
         Self::negotiate(LineSocket::connect(path, deadline, timeout)?, path, deadline, timeout)
     }
 
-    /// As [`Qmp::connect`], over a connection to a monitor that there is already.
+    /// As [`Qmp::connect`], over an existing connection to a monitor.
     ///
     /// # Errors
     ///
-    /// As for [`Qmp::connect`]; the path that they name is `connection`.
+    /// As for [`Qmp::connect`], with `connection` as the path.
     pub fn over(stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
         let (socket, deadline) = (LineSocket::over(stream), Instant::now() + timeout);
         Self::negotiate(socket, Path::new("connection"), deadline, timeout)
@@ -94,20 +98,19 @@ impl Qmp {
         self.version
     }
 
-    /// Runs `command` and returns what it returns, within the timeout given to
-    /// [`Qmp::connect`].
+    /// Runs `command` and returns its result, within the timeout given to [`Qmp::connect`].
     ///
-    /// Events that arrive meanwhile are kept for [`Qmp::poll_event`].
+    /// Events that arrive meanwhile are queued for [`Qmp::poll_event`].
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] with QEMU's words; [`QmpError::TimedOut`], after which the connection is
-    /// still good; [`QmpError::Closed`] when QEMU is gone.
+    /// [`QmpError::Refused`] with QEMU's words; [`QmpError::TimedOut`], after which the connection
+    /// is still usable; [`QmpError::Closed`] when QEMU has exited.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, QmpError> {
         self.execute_within(command, arguments, self.timeout)
     }
 
-    /// As [`Qmp::execute`], with a timeout of its own for a command that is known to take long.
+    /// As [`Qmp::execute`], with its own timeout, for a command that is known to take long.
     ///
     /// # Errors
     ///
@@ -121,11 +124,11 @@ impl Qmp {
         self.execute_by(command, arguments, Instant::now() + timeout, timeout)
     }
 
-    /// The oldest event not yet seen, waiting up to `timeout` for one; `None` if none came.
+    /// The oldest event not yet returned; waits up to `timeout` for one; `None` if none arrived.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Closed`] when QEMU is gone and no event is left, and lines that are not QMP.
+    /// [`QmpError::Closed`] when QEMU has exited and no event is left, and lines that are not QMP.
     pub fn poll_event(&mut self, timeout: Duration) -> Result<Option<Event>, QmpError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -133,8 +136,8 @@ impl Qmp {
                 return Ok(Some(event));
             }
             match self.receive(deadline) {
-                // A reply to a command that was given up. A peer that sends nothing else must not
-                // keep us beyond the deadline.
+                // A reply to a command that timed out. A peer that sends only such replies must not
+                // delay the return beyond the deadline.
                 Ok(Some(_)) if Instant::now() >= deadline => return Ok(None),
                 Ok(_) => {}
                 Err(ReadFailure::TimedOut) => return Ok(None),
@@ -143,7 +146,7 @@ impl Qmp {
         }
     }
 
-    /// How many events were dropped because nobody polled for them.
+    /// How many events were dropped because the queue was full.
     pub fn events_dropped(&self) -> u64 {
         self.events.dropped
     }
@@ -165,12 +168,13 @@ impl Qmp {
         self.socket.write_line(request.to_string(), deadline).map_err(failed)?;
         loop {
             let reply = self.receive(deadline).map_err(failed)?;
-            // An error without an id is QEMU's answer to a line it could not read at all: ours.
+            // QEMU answers a line that it could not parse with an error without an id: that line
+            // was ours.
             let ours = |reply: &Reply| {
                 reply.id == Some(id) || (reply.id.is_none() && reply.error.is_some())
             };
             let Some(reply) = reply.filter(ours) else {
-                // A flood of events must not keep us beyond the deadline.
+                // A flood of events must not delay the return beyond the deadline.
                 if Instant::now() >= deadline {
                     return Err(failed(ReadFailure::TimedOut));
                 }
@@ -191,7 +195,7 @@ impl Qmp {
         }
     }
 
-    /// Reads one line: an event is queued and gives `None`.
+    /// Reads one line. Queues an event and returns `None` for it.
     fn receive(&mut self, deadline: Instant) -> Result<Option<Reply>, ReadFailure> {
         let line = self.socket.read_line(deadline)?;
         let garbage = || ReadFailure::Garbage(error::excerpt(&line));
@@ -201,7 +205,8 @@ impl Qmp {
             self.events.push(event, line.len());
             return Ok(None);
         }
-        // `return` may be null, and a missing field is not the same: so not by derive alone.
+        // `return` may be null, which differs from a missing field: `derive` cannot tell the two
+        // apart.
         let returned = value.get("return").cloned();
         let mut reply: Reply = serde_json::from_value(value).map_err(|_| garbage())?;
         if returned.is_none() && reply.error.is_none() {
@@ -229,18 +234,18 @@ impl fmt::Display for Version {
     }
 }
 
-/// Something QEMU reports unasked, such as `MIGRATION` or `STOP`.
+/// A report that QEMU sends unasked, such as `MIGRATION` or `STOP`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Event {
     /// The event's name.
     #[serde(rename = "event")]
     pub name: String,
-    /// What it carries; null for nothing.
+    /// The event's data; null without any.
     #[serde(default)]
     pub data: Value,
 }
 
-/// Events not yet asked for, bounded in number and bytes.
+/// Events not yet polled, bounded in number and bytes.
 #[derive(Debug, Default)]
 struct Events {
     queue: VecDeque<(Event, usize)>,
@@ -297,6 +302,6 @@ struct ReplyError {
     desc: String,
 }
 
-/// A migration has some 20 events; a guest in trouble can make QEMU send thousands.
+/// A migration causes some 20 events; a guest in trouble can make QEMU send thousands.
 const MAX_EVENTS: usize = 1024;
 const MAX_EVENT_BYTES: usize = line::MAX_LINE;

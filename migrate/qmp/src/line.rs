@@ -1,4 +1,4 @@
-//! Lines over a unix socket, with a deadline for everything and a bound on their length.
+//! Lines over a unix socket, with a deadline for every operation and a limit on their length.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -12,21 +12,21 @@ use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFla
 
 use crate::QmpError;
 
-/// The longest line taken. QEMU's own largest (`query-qmp-schema`) has about 200 KiB.
+/// The longest line accepted. QEMU's longest (`query-qmp-schema`) has about 200 KiB.
 pub(crate) const MAX_LINE: usize = 16 << 20;
 
-/// A connected socket and the bytes read from it that are not yet lines.
+/// A connected socket and the bytes read from it that do not make a line yet.
 #[derive(Debug)]
 pub(crate) struct LineSocket {
     stream: UnixStream,
     buffer: Vec<u8>,
-    /// The front of the buffer in which there is no line end.
+    /// Length of the buffer's front that is known to hold no line end.
     searched: usize,
-    /// A command was written in part only: the next one would be read as its rest.
+    /// A command was sent in part only: QEMU would read the next one as its rest.
     torn: bool,
 }
 
-/// Why there is no line, before it is known what it was for.
+/// Why no line was read, before the operation under way is known.
 #[derive(Debug)]
 pub(crate) enum ReadFailure {
     TimedOut,
@@ -65,8 +65,8 @@ impl From<io::Error> for ReadFailure {
 }
 
 impl LineSocket {
-    /// Connects to the socket at `path`. Its backlog may be full (one client at a time is served):
-    /// a blocking connect would then wait for ever, so this one tries again until the deadline.
+    /// Connects to the socket at `path`. Its backlog may be full, since one client at a time is
+    /// served. A blocking connect would then wait for ever, so this one retries until the deadline.
     pub(crate) fn connect(
         path: &Path,
         deadline: Instant,
@@ -107,12 +107,12 @@ impl LineSocket {
         Ok(Self::over(stream))
     }
 
-    /// Over a connection that there is already.
+    /// Uses an existing connection.
     pub(crate) fn over(stream: UnixStream) -> Self {
         Self { stream, buffer: Vec::new(), searched: 0, torn: false }
     }
 
-    /// The next line without its end; empty lines are skipped.
+    /// Reads the next line, without its end; skips empty lines.
     pub(crate) fn read_line(&mut self, deadline: Instant) -> Result<Vec<u8>, ReadFailure> {
         let mut tried = false;
         loop {
@@ -132,7 +132,7 @@ impl LineSocket {
             if self.buffer.len() > MAX_LINE {
                 return Err(ReadFailure::TooLong);
             }
-            // What has arrived is read even when there is no time to wait for more.
+            // Bytes that have arrived are read even when there is no time to wait for more.
             let wait = match left(deadline) {
                 Ok(left) => left,
                 Err(_) if !tried => MOMENT,
@@ -176,7 +176,7 @@ impl LineSocket {
     }
 }
 
-/// The time left; a timeout of zero would mean none to the socket.
+/// The time left; the socket takes a timeout of zero as no timeout.
 fn left(deadline: Instant) -> Result<Duration, ReadFailure> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(ReadFailure::TimedOut),

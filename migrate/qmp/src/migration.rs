@@ -1,4 +1,4 @@
-//! Migration by QMP: capabilities, parameters, start, cancel, and what QEMU says of it.
+//! Migration over QMP: capabilities, parameters, start, cancel, and the status.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{json, Value};
@@ -8,11 +8,11 @@ use crate::{Qmp, QmpError};
 impl Qmp {
     /// Switches migration capabilities on and off, all in one command.
     ///
-    /// What is to be off and does not exist in this QEMU is off already, and passed over.
+    /// A capability that this QEMU lacks counts as off: switching it off is skipped.
     ///
     /// # Errors
     ///
-    /// [`QmpError::NoCapability`] for one that is to be on and does not exist; nothing is set then.
+    /// [`QmpError::NoCapability`] for one to be switched on that QEMU lacks; nothing is set then.
     pub fn set_capabilities(&mut self, wanted: &[(&str, bool)]) -> Result<(), QmpError> {
         const QUERY: &str = "query-migrate-capabilities";
         let known: Vec<Capability> = read(QUERY, self.execute(QUERY, None)?)?;
@@ -38,7 +38,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] for one that QEMU lacks or a value it does not take.
+    /// [`QmpError::Refused`] for a parameter that QEMU lacks or a value that it refuses.
     pub fn set_parameters(&mut self, parameters: Value) -> Result<(), QmpError> {
         self.execute("migrate-set-parameters", Some(parameters)).map(drop)
     }
@@ -52,7 +52,7 @@ impl Qmp {
         self.execute("query-migrate-parameters", None)
     }
 
-    /// How the migration stands.
+    /// The migration's status and counters.
     ///
     /// # Errors
     ///
@@ -62,30 +62,30 @@ impl Qmp {
         read(QUERY, self.execute(QUERY, None)?)
     }
 
-    /// Starts the migration out to `uri`, such as `unix:/run/platen.sock`. Returns when QEMU has
-    /// begun, not when it has finished.
+    /// Starts the outgoing migration to `uri`, such as `unix:/run/platen.sock`. Returns when QEMU
+    /// has started, not when it has finished.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] if it does not begin.
+    /// [`QmpError::Refused`] if it does not start.
     pub fn migrate(&mut self, uri: &str) -> Result<(), QmpError> {
         self.execute("migrate", Some(json!({ "uri": uri }))).map(drop)
     }
 
-    /// Lets a QEMU started with `-incoming defer` listen at `uri`.
+    /// Makes a QEMU started with `-incoming defer` listen at `uri`.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] if it was not started so, or cannot listen.
+    /// [`QmpError::Refused`] if QEMU was not started so, or cannot listen.
     pub fn migrate_incoming(&mut self, uri: &str) -> Result<(), QmpError> {
         self.execute("migrate-incoming", Some(json!({ "uri": uri }))).map(drop)
     }
 
-    /// Asks for the migration to be given up; the status tells when it is.
+    /// Asks QEMU to cancel the migration; the status shows when it has.
     ///
     /// # Errors
     ///
-    /// As for [`Qmp::execute`]. Without a migration QEMU takes it as done.
+    /// As for [`Qmp::execute`]. Without a migration QEMU reports success.
     pub fn migrate_cancel(&mut self) -> Result<(), QmpError> {
         self.execute("migrate_cancel", None).map(drop)
     }
@@ -122,7 +122,7 @@ impl Qmp {
     }
 }
 
-/// Whether the guest runs, and why not.
+/// Whether the guest runs, and the reason if it does not.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct RunStatus {
     /// QEMU's run state: running, paused, inmigrate, postmigrate, finish-migrate, ...
@@ -131,8 +131,8 @@ pub struct RunStatus {
     pub running: bool,
 }
 
-/// What `query-migrate` says. All of it is optional: QEMU leaves out what does not apply, and
-/// versions differ. A number that is negative is left out too.
+/// The reply to `query-migrate`. Every field is optional: QEMU omits those that do not apply, and
+/// versions differ. A negative number counts as absent.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct MigrationInfo {
@@ -140,16 +140,16 @@ pub struct MigrationInfo {
     /// postcopy-active and more; absent when there never was a migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
-    /// Milliseconds since the start, or in all.
+    /// Milliseconds since the start, or of the whole migration.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub total_time: Option<u64>,
     /// Milliseconds of set-up.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub setup_time: Option<u64>,
-    /// Milliseconds the guest was stopped, known at the end.
+    /// Milliseconds for which the guest was stopped; known at the end.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub downtime: Option<u64>,
-    /// Milliseconds the guest would be stopped if it were now.
+    /// Milliseconds for which the guest would be stopped if QEMU stopped it now.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub expected_downtime: Option<u64>,
     /// Percentage by which auto-converge slows the guest.
@@ -175,7 +175,7 @@ impl MigrationInfo {
         self.status.as_deref().unwrap_or("none")
     }
 
-    /// Whether it is over, well or not.
+    /// Whether the migration has ended, in success or not.
     pub fn is_over(&self) -> bool {
         matches!(self.status(), "completed" | "failed" | "cancelled")
     }
@@ -191,7 +191,7 @@ pub struct RamStats {
     /// Bytes of dirty memory left to send.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u64>,
-    /// Bytes of memory in all.
+    /// Total bytes of memory.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
     /// Zero pages.
@@ -200,7 +200,7 @@ pub struct RamStats {
     /// Whole pages sent.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub normal: Option<u64>,
-    /// Their bytes, before any compression.
+    /// Bytes of these pages, before any compression.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub normal_bytes: Option<u64>,
     /// Pages dirtied per second.
@@ -209,7 +209,7 @@ pub struct RamStats {
     /// Throughput in 10^6 bit/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mbps: Option<f64>,
-    /// How often the dirty bitmap was read: the number of passes.
+    /// How often the dirty bitmap was synchronised: the number of passes.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub dirty_sync_count: Option<u64>,
     /// Pages the destination asked for (postcopy).
@@ -227,7 +227,7 @@ pub struct RamStats {
     /// Bytes sent while the guest ran.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub precopy_bytes: Option<u64>,
-    /// Bytes sent while the guest stood.
+    /// Bytes sent while the guest was stopped.
     #[serde(deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub downtime_bytes: Option<u64>,
     /// Bytes sent while the guest ran on the destination.
@@ -235,7 +235,7 @@ pub struct RamStats {
     pub postcopy_bytes: Option<u64>,
 }
 
-/// The counters `compression` of `query-migrate`, there while QEMU's own `compress` is on.
+/// The counters `compression` of `query-migrate`, present while QEMU's own `compress` is on.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct CompressionStats {
@@ -272,7 +272,7 @@ fn read<T: for<'de> Deserialize<'de>>(command: &'static str, value: Value) -> Re
         .map_err(|error| QmpError::Reply { command, reason: error.to_string() })
 }
 
-/// A count. QEMU's are signed, and a negative one is no reason to lose the whole reply.
+/// A count. QEMU's are signed; a negative one must not cost the whole reply.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     Ok(Value::deserialize(deserializer)?.as_u64())
 }

@@ -1,4 +1,4 @@
-//! The client against a scripted monitor: what it sends, and what it makes of all that can come.
+//! The client against a scripted monitor: the lines it sends, and its handling of every reply.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,7 +13,7 @@ const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2,
 const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A socket in a directory of its own, and the thread that plays QEMU on it.
+/// A socket in its own directory, and the thread that acts as QEMU on it.
 struct Fake {
     path: PathBuf,
     thread: JoinHandle<()>,
@@ -181,7 +181,7 @@ fn a_flood_of_events_neither_holds_a_command_nor_fills_memory() {
     assert!(matches!(error, QmpError::TimedOut { .. }), "{error}");
     assert!(qmp.events_dropped() > 0);
     let mut waiting = 0;
-    // The queue alone: no more than 1024 can be had without reading on.
+    // Only the queue: at most 1024 can be returned without reading on.
     while waiting < 1024 && qmp.poll_event(Duration::ZERO).unwrap().is_some() {
         waiting += 1;
     }
@@ -274,7 +274,7 @@ fn a_line_without_end_is_cut_off() {
     drop(qmp);
     fake.thread.join().unwrap();
 
-    // Deep nesting within the limit is refused by the JSON reader, not by the stack.
+    // The JSON reader refuses deep nesting within the limit, before it exhausts the stack.
     let fake = Fake::negotiated(|mut peer| {
         peer.hear();
         peer.say(&"[".repeat(1 << 20));
@@ -291,7 +291,7 @@ fn a_silent_peer_is_told_from_a_missing_one() {
     assert!(error.contains("no QMP greeting") && error.contains("one client at a time"), "{error}");
     fake.thread.join().unwrap();
 
-    // Nobody accepts, and the queue of the socket fills: connecting must not hang either.
+    // No process accepts, and the socket's backlog fills: connecting must not hang either.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full.sock");
     let _listener = UnixListener::bind(&path).unwrap();
@@ -363,7 +363,7 @@ fn capabilities_are_checked_before_any_is_set() {
         ]);
         assert_eq!(set["arguments"]["capabilities"], expected);
         peer.answer(&set, json!({}));
-        // One that is missing and wanted, one that is missing and unwanted: nothing is set.
+        // A missing capability to be switched on, and one to be switched off: nothing is set.
         for _ in 0..2 {
             let (query, _) = peer.hear();
             assert_eq!(query["execute"], "query-migrate-capabilities");
@@ -392,7 +392,7 @@ fn capabilities_are_checked_before_any_is_set() {
 fn a_command_that_does_not_fit_the_socket_times_out_and_is_not_continued() {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let fake = Fake::negotiated(move |_peer| {
-        // Reads nothing, and stays until the client has given up.
+        // Reads nothing, and stays connected until the client has timed out.
         wait.recv().unwrap_err();
     });
     let mut qmp = fake.connect(LONG).unwrap();

@@ -1,4 +1,4 @@
-//! The client against the QEMU that is installed, if one is.
+//! The client against the installed QEMU, if there is one.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,12 +10,12 @@ use serde_json::json;
 
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Ends QEMU whatever becomes of the test.
+/// Ends QEMU, whatever the outcome of the test.
 struct Guest(Child);
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if QEMU has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -77,7 +77,7 @@ fn a_real_monitor_is_driven() {
     let error = qmp.set_parameters(json!({ "downtime-limit": -1 })).unwrap_err();
     assert!(matches!(error, QmpError::Refused { .. }), "{error}");
 
-    // One client at a time: a second one is queued and never greeted.
+    // One client at a time: a second one is queued and gets no greeting.
     let error = Qmp::connect(&socket, Duration::from_millis(300)).unwrap_err();
     assert!(matches!(error, QmpError::NoGreeting { .. }), "{error}");
 
@@ -85,7 +85,7 @@ fn a_real_monitor_is_driven() {
     assert_eq!(qmp.poll_event(TIMEOUT).unwrap().map(|event| event.name).as_deref(), Some("STOP"));
     assert!(!qmp.query_status().unwrap().running);
 
-    // A frozen QEMU is an error within the time given, and one that recovers is usable again.
+    // A frozen QEMU causes an error within the given time; once it resumes, it is usable again.
     let pid = rustix::process::Pid::from_child(&guest.0);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     let error = qmp.execute_within("query-status", None, Duration::from_millis(200)).unwrap_err();
@@ -138,7 +138,7 @@ fn a_migration_is_started_and_its_failure_told() {
     };
     assert_eq!(info.status(), "completed", "{info:?}");
     assert!(info.total_time.is_some() && info.downtime.is_some() && info.ram.is_some(), "{info:?}");
-    // QEMU may have answered a moment before it says so of itself.
+    // QEMU may have answered a moment before it sends the event.
     let mut seen = Vec::new();
     while !seen.iter().any(|status| status == "completed") {
         let event = source.poll_event(TIMEOUT).unwrap().unwrap_or_else(|| panic!("only {seen:?}"));

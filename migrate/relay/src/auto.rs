@@ -1,9 +1,10 @@
-//! `--codec auto` in a source relay: each chunk its codec and level, the controller its figures.
+//! `--codec auto` in a source relay: gives each chunk its codec and level, and the controller its
+//! measurements.
 //!
 //! ```text
-//!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► what became of it ─► controller
-//!  auto (a thread): every 5 ms, do bytes wait for a link? what did it take?
-//!                   every 25 ms: those, waits for credit, CPU time ─► controller
+//!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► outcome ─► controller
+//!  auto (a thread): every 5 ms: do bytes wait for a link? bytes delivered
+//!                   every 25 ms: these, waits for credit, CPU time ─► controller
 //! ```
 
 use crate::counters::Counters;
@@ -16,67 +17,68 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the links are looked at.
+/// The interval at which the links are checked.
 const LOOK: Duration = Duration::from_millis(5);
-/// Looks to a tick of the controller.
+/// Checks per tick of the controller.
 const LOOKS: u32 = 5;
-/// To the first one: until then nothing is known.
+/// Checks before the first tick: until then nothing is known.
 const FIRST_LOOKS: u32 = 2;
-/// What a link took for this long it takes.
+/// The time over which a link's peak rate is measured.
 const LASTING: Duration = Duration::from_millis(200);
 
-/// As much more link time than CPU time there has to be in a byte for pages to be kept and
-/// compared: both together cost each end a copy of every page.
+/// How many times as long the link takes for a byte as the CPU before deltas pay: storing and
+/// comparing pages costs each end a copy of every page.
 const ROOM_FOR_DELTAS: f64 = 1.5;
 
-/// What `--codec auto` is told.
+/// Options of `--codec auto`.
 #[derive(Debug, Clone, Default)]
 pub struct AutoConfig {
     /// Cores that the relay may use on average; `None`: all that the process may run on.
     pub max_cpu: Option<f64>,
-    /// Gets each decision as it is made.
+    /// Receives each decision as it is made.
     pub explain: Option<Sender<Decision>>,
 }
 
-/// What was sent with a codec and level.
+/// The bytes sent with one codec and level.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
-    /// Which.
+    /// Codec and level.
     pub settings: Settings,
     /// Plain bytes.
     pub plain: u64,
-    /// What they became.
+    /// Bytes sent for them.
     pub sent: u64,
 }
 
-/// How `--codec auto` went.
+/// The results of `--codec auto`.
 #[derive(Debug, Clone)]
 pub struct AutoReport {
-    /// What was sent how. What no codec made smaller is under none, whatever was tried on it.
+    /// The bytes by codec and level. Those that no codec made smaller count as none, whatever was
+    /// tried.
     pub parts: Vec<Part>,
-    /// What held the migration up for the longest time.
+    /// The bottleneck for most of the time.
     pub bottleneck: Bottleneck,
-    /// What was chosen before the VM stopped, and why.
+    /// The last decision before the VM stopped.
     pub last: Decision,
-    /// The most that the links took for 200 ms, bytes/s.
+    /// The highest rate of the links over 200 ms, bytes/s.
     pub link_peak: f64,
-    /// Plain bytes/s that got through, over the time in which any did.
+    /// Plain bytes/s, over the time in which any were sent.
     pub plain_rate: f64,
-    /// The links were seen to take more than the plain bytes that got through, and were not what
-    /// held the migration up: QEMU alone would have been at least as fast.
+    /// The links have transmitted more than the plain rate without being the bottleneck: QEMU alone
+    /// would have been at least as fast.
     pub link_too_fast: bool,
 }
 
 pub(crate) struct Auto {
     controller: Controller,
     waits: Mutex<Waits>,
-    /// Plain bytes and what they became, for each candidate.
+    /// Plain bytes, and the bytes sent for them, for each candidate.
     made: Box<[(AtomicU64, AtomicU64)]>,
-    /// Bytes that went as they were.
+    /// Bytes sent raw without a choice.
     as_they_were: AtomicU64,
-    /// When the first bytes came.
+    /// When the first bytes arrived.
     started: OnceLock<Instant>,
-    /// The link is what holds the migration up, and there is CPU time to spare.
+    /// The link is the bottleneck, and CPU time is left.
     wants_deltas: AtomicBool,
     seen: Mutex<Seen>,
 }
@@ -88,12 +90,12 @@ struct Waits {
     total: Duration,
 }
 
-/// What the ticks saw.
+/// Statistics of the ticks.
 struct Seen {
-    /// Time in which bytes passed, by bottleneck: codec threads, link, destination, source.
+    /// Time in which bytes were sent, by bottleneck: codec threads, link, destination, source.
     time: [Duration; 4],
     before: Option<(Instant, u64)>,
-    /// Where the stretch for `link_peak` began, and the bytes sent until then.
+    /// The start of the interval for `link_peak`, and the bytes sent until then.
     stretch: Option<(Instant, u64)>,
     link_peak: f64,
     plain: u64,
@@ -101,7 +103,8 @@ struct Seen {
     told: u64,
 }
 
-/// What the links have delivered, by what the peer's kernel acknowledges on those that are up.
+/// The bytes that the links have delivered, as acknowledged by the peer's kernel on the links that
+/// are up.
 #[derive(Debug, Default)]
 struct Delivered {
     before: u64,
@@ -110,13 +113,14 @@ struct Delivered {
 
 impl Delivered {
     fn look(&mut self, acked: u64) {
-        // Less is a link that has gone, and took its count with it.
+        // A smaller count means that a link was lost, and its count with it.
         self.bytes += acked.saturating_sub(self.before);
         self.before = acked;
     }
 
-    /// All so far; `written`, of which a part may stand in a queue, where the kernel does not say.
-    /// Where it does, it has acknowledged the session's beginning before QEMU's first byte.
+    /// All bytes delivered. If the kernel does not report them, `written`, part of which may still
+    /// wait in a queue. If it does, it has acknowledged the session's hellos before QEMU's first
+    /// byte.
     fn bytes(&self, written: u64) -> u64 {
         if self.bytes > 0 {
             self.bytes
@@ -126,7 +130,7 @@ impl Delivered {
     }
 }
 
-/// A reader that waits for credit; until it is dropped.
+/// A reader that waits for credit, until this is dropped.
 pub(crate) struct Waiting<'a>(&'a Auto);
 
 impl Drop for Waiting<'_> {
@@ -141,7 +145,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Auto {
-    /// `settings` is what there is to choose from, `threads` how many codec threads.
+    /// `settings` are the candidates, `threads` the number of codec threads.
     pub(crate) fn new(config: &AutoConfig, candidates: Vec<Settings>, threads: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let controller = Controller::new(Config {
@@ -170,23 +174,23 @@ impl Auto {
         }
     }
 
-    /// What to do with `chunk`.
+    /// Chooses codec and level for `chunk`.
     pub(crate) fn choose(self: &Arc<Self>, chunk: &[u8]) -> Assigned {
         let choice = self.controller.choose(Class::of(chunk));
         Assigned { auto: self.clone(), choice }
     }
 
-    /// The VM has stopped.
+    /// Says that the VM has stopped.
     pub(crate) fn stopped(&self) {
         self.controller.stopped();
     }
 
-    /// Whether pages that were sent before should go as differences.
+    /// Whether pages that were sent before should be sent as differences.
     pub(crate) fn wants_deltas(&self) -> bool {
         self.wants_deltas.load(Ordering::Relaxed)
     }
 
-    /// A reader is about to ask for credit.
+    /// Counts a reader that is about to wait for credit.
     pub(crate) fn waiting(&self) -> Waiting<'_> {
         let mut waits = lock(&self.waits);
         if waits.readers == 0 {
@@ -201,12 +205,12 @@ impl Auto {
         waits.total + if waits.readers > 0 { waits.since.elapsed() } else { Duration::ZERO }
     }
 
-    /// Bytes went as they were without a choice: too few, or no codec thread was free.
+    /// Counts bytes sent raw without a choice: too few to compress, or no codec thread was free.
     pub(crate) fn as_it_was(&self, len: usize) {
         self.as_they_were.fetch_add(len as u64, Ordering::Relaxed);
     }
 
-    /// Looks at the flow until `is_over`; `worker_cpu` gives the CPU time of the codec threads.
+    /// Measures the flow until `is_over`; `worker_cpu` returns the CPU time of the codec threads.
     pub(crate) fn watch(
         &self,
         session: &Session,
@@ -220,14 +224,14 @@ impl Auto {
         while !is_over() {
             let plain = counters.plain.load(Ordering::Relaxed);
             if plain == 0 {
-                // QEMU has not begun; that may take hours.
+                // QEMU has not started; that may take hours.
                 std::thread::sleep(2 * LOOK);
                 continue;
             }
             let (waits, acked) = session.link_progress();
             waited += u32::from(waits);
             delivered.look(acked);
-            // The first bytes are where the controller counts from.
+            // The controller counts time from the first bytes.
             if looks == wanted || self.started.get().is_none() {
                 wanted = if looks == 0 { FIRST_LOOKS } else { LOOKS };
                 let wire = delivered.bytes(session.bytes_out.load(Ordering::Relaxed));
@@ -288,9 +292,9 @@ impl Auto {
         self.tell(explain);
     }
 
-    /// Deltas are begun only where there is clearly more link time than CPU time in a byte, and
-    /// ended where there is clearly less: the mix tends to where both are the same, and what goes
-    /// while there are none is not kept.
+    /// Deltas start only when the link clearly takes longer for a byte than the CPU, and stop only
+    /// when it clearly takes less: the mix tends towards equality, and pages sent while deltas are
+    /// off do not enter the cache.
     pub(crate) fn judge_deltas(&self, bottleneck: Bottleneck, link: f64, cpu: f64) {
         match bottleneck {
             Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
@@ -308,7 +312,7 @@ impl Auto {
         let (told, decisions) = self.controller.explain_after(seen.told);
         seen.told = told;
         for decision in decisions {
-            // Nobody listens any more: fine.
+            // The receiver is gone, which is no error.
             let _ = explain.send(decision);
         }
     }
@@ -352,7 +356,7 @@ impl Auto {
     }
 }
 
-/// What a chunk is to be encoded with.
+/// The codec and level for one chunk.
 pub(crate) struct Assigned {
     auto: Arc<Auto>,
     choice: Choice,
@@ -363,8 +367,8 @@ impl Assigned {
         self.auto.controller.settings(&self.choice)
     }
 
-    /// A codec thread begins. Chunks that waited while the VM stopped go with the fastest choice as
-    /// well.
+    /// A codec thread begins. After the VM has stopped, chunks that waited also get the fastest
+    /// choice.
     pub(crate) fn begin(&mut self) -> Begun {
         if self.auto.controller.is_stopped() {
             self.choice = self.auto.controller.choose(self.choice.class());
@@ -372,14 +376,15 @@ impl Assigned {
         Begun { cpu: thread_cpu(), at: Instant::now() }
     }
 
-    /// A codec thread has made `outgoing` of `plain` bytes.
+    /// Records that a codec thread has made `outgoing` from `plain` bytes.
     pub(crate) fn done(&self, plain: usize, outgoing: &Outgoing, begun: &Begun) {
         let cpu = thread_cpu().saturating_sub(begun.cpu);
         self.observe(plain, outgoing, cpu, begun.at.elapsed());
     }
 
-    /// A device has made `outgoing` of `plain` bytes, with `depth` chunks in flight for a codec
-    /// thread. What counts is for how long a thread's place with the device is taken.
+    /// Records that a device has made `outgoing` from `plain` bytes, with `depth` chunks in flight
+    /// for a codec thread. The time that counts is for how long the chunk occupied one of the
+    /// thread's places on the device.
     pub(crate) fn done_by_device(
         &self,
         plain: usize,
@@ -391,7 +396,7 @@ impl Assigned {
         self.observe(plain, outgoing, taken, taken);
     }
 
-    /// It goes past the codec threads.
+    /// Records that the chunk bypassed the codec threads.
     pub(crate) fn past(&self, plain: usize, outgoing: &Outgoing) {
         self.observe(plain, outgoing, Duration::ZERO, Duration::ZERO);
     }
@@ -416,7 +421,7 @@ impl Assigned {
     }
 }
 
-/// When a codec thread took a chunk.
+/// The times at which a codec thread began a chunk.
 pub(crate) struct Begun {
     cpu: Duration,
     at: Instant,
@@ -437,7 +442,7 @@ fn cpu_time(clock: ClockId) -> Duration {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whole after each statement: figures for reports.
+    // Consistent after each statement: these are figures for reports.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -450,7 +455,7 @@ mod tests {
         let mut delivered = Delivered::default();
         assert_eq!(delivered.bytes(77), 77, "the kernel does not say");
         let mut before = 0;
-        // The handshake, data, one of two links gone, data, all gone, a new one.
+        // The handshake, data, one of two links lost, data, all lost, a new one.
         for (acked, all) in [(3, 3), (1000, 1000), (400, 1000), (500, 1100), (0, 1100), (9, 1109)] {
             delivered.look(acked);
             assert_eq!(delivered.bytes(1 << 20), all);

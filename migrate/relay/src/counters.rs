@@ -1,4 +1,4 @@
-//! What a relay counts, by QEMU's names where QEMU has one.
+//! Counters of a relay, named as in QEMU where QEMU has them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,13 +16,13 @@ pub struct Counters {
     pub compressed_pages: AtomicU64,
     /// Plain bytes of those chunks.
     pub compressed_plain: AtomicU64,
-    /// What they became.
+    /// Bytes sent for those chunks.
     pub compressed_size: AtomicU64,
-    /// Pages that went into the delta cache.
+    /// Pages stored in the delta cache.
     pub delta_stored: AtomicU64,
-    /// Of these, those that went as their difference from what was sent before.
+    /// Of these, the pages sent as a difference.
     pub delta_pages: AtomicU64,
-    /// Plain bytes of chunks sent as they were.
+    /// Plain bytes of chunks sent raw.
     pub raw_bytes: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong at a relay, apart from the session itself.
+//! The errors of a relay, apart from the session's.
 
 use session::SessionError;
 use std::io;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
-    /// A path where a socket was expected.
+    /// The path of a file that is not a socket.
     #[error("{address} is not a socket: give the path that QEMU listens on, or one that does not exist yet")]
     NotASocket {
         /// As given.
         address: String,
     },
-    /// A path to listen on where something else is.
+    /// A path to listen on at which another file exists.
     #[error(
         "{address} is there already, and is not a socket: give a path that does not exist yet"
     )]
@@ -22,7 +22,7 @@ pub enum RelayError {
         /// As given.
         address: String,
     },
-    /// A listening socket could not be made.
+    /// A listening socket could not be created.
     #[error("cannot listen on {address}")]
     Listen {
         /// As given.
@@ -30,13 +30,13 @@ pub enum RelayError {
         /// The cause.
         source: io::Error,
     },
-    /// The relay's socket is another process's now.
+    /// The relay's socket path now leads to another process.
     #[error("{address} does not lead to this relay any more: another process has removed it or listens there. Nothing was migrated; start the relay again, with a path that nobody else uses")]
     Displaced {
         /// As given.
         address: String,
     },
-    /// The destination QEMU does not take connections.
+    /// The destination QEMU refuses connections.
     #[error("cannot connect to the destination QEMU at {address}: is it running with -incoming {address} (or -incoming defer and --qmp here)?")]
     Deliver {
         /// As given.
@@ -47,77 +47,77 @@ pub enum RelayError {
     /// The session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The session failed, as seen by several threads.
+    /// The session failed; shared by several threads.
     #[error("{0}")]
     Ended(Arc<SessionError>),
-    /// The destination QEMU left bytes unread, without a return path to say why.
+    /// The destination QEMU left bytes unread, and there is no return path to say why.
     #[error("the destination QEMU closed its migration socket with bytes of the stream unread: it refused the stream or ended (see its log)")]
     Unread,
     /// The source QEMU ended the migration.
     #[error("the source QEMU ended the migration before the destination had confirmed it: it was cancelled, failed or ended (see its query-migrate). The destination does not run the VM")]
     SourceEnded,
-    /// The source QEMU ended the migration when the destination might already have the VM.
+    /// The source QEMU ended the migration when the destination might already have had the VM.
     #[error("the source QEMU closed its migration socket when the end of its stream had gone out, before it heard of success: the destination QEMU may run the VM. Look at both: if the VM runs twice, quit one QEMU at once")]
     SourceGone,
-    /// The stream broke off, of a source without a return path.
+    /// The stream of a source without a return path ended too early.
     #[error("the source QEMU's stream broke off before its end: it was cut, or the source QEMU failed (see its query-migrate). Without a return path the destination QEMU may have been given what starts the VM: look there")]
     Truncated,
     /// The destination QEMU ended the migration.
     #[error("the destination QEMU closed its migration socket before it confirmed: it refused the stream or ended (see its log). query-status of each QEMU tells whether it runs the VM")]
     DestinationEnded,
-    /// The destination QEMU said that it failed.
+    /// The destination QEMU reported a failure.
     #[error("the destination QEMU reports that loading failed (SHUT {code}, see its log). The destination does not run the VM; query-status of the source QEMU tells whether that does")]
     DestinationRefused {
         /// QEMU's value.
         code: u32,
     },
-    /// The destination QEMU said that it failed, when the source was in postcopy.
+    /// The destination QEMU reported a failure when the source was in postcopy.
     #[error("the destination QEMU reports that loading failed (SHUT {code}, see its log) when the source QEMU was in postcopy, in which it does not run its VM again. query-status of both QEMUs tells what is left")]
     PostcopyRefused {
         /// QEMU's value.
         code: u32,
     },
-    /// The link was lost when the destination may already have been running.
+    /// The peer was lost when the destination may already have been running.
     #[error("the peer was lost after the end of the stream may have reached the destination QEMU ({cause}). The source VM is stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit the source QEMU; if not, quit the destination QEMU first (it may still be loading), then cancel the migration on the source (migrate_cancel) and end this relay, and the source VM goes on")]
     InDoubt {
         /// Why the peer is lost.
         cause: Arc<SessionError>,
     },
-    /// Told to end while in doubt.
+    /// The relay was told to end while in doubt.
     #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source QEMU goes on with it. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
     LeftInDoubt,
-    /// The destination has the VM, and the source may not know.
+    /// The destination has the VM, and the source may not know it.
     #[error("the destination QEMU has confirmed and has the VM: leave it running. The source has not heard of it ({cause}): if its QEMU is still there, quit that one")]
     Unheard {
-        /// Why nobody could tell the source.
+        /// Why the source could not be told.
         cause: Arc<SessionError>,
     },
-    /// The peer was lost in doubt, could be asked, and has not brought the VM to life.
+    /// The peer was lost in doubt, answered later, and has not started the VM.
     #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU. The destination does not run the VM; query-status of the source QEMU tells whether that does")]
     NeverCommitted,
     /// A migration in postcopy was interrupted.
     #[error("the migration was interrupted in postcopy ({cause}): both QEMUs pause it. Where the destination QEMU says postcopy-paused, the VM is there, with nothing lost. To take it up again start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]
     Paused {
-        /// What interrupted it.
+        /// The cause of the interruption.
         cause: String,
     },
-    /// A migration was interrupted on its way into postcopy, too late for the one QEMU and too
-    /// early for the other.
+    /// A migration was interrupted while switching to postcopy: too late for the source QEMU, too
+    /// early for the destination QEMU.
     #[error("the migration was interrupted as it turned to postcopy ({cause}): the source QEMU has gone over to postcopy and keeps its VM stopped, but the state that starts the VM never reached the destination QEMU. It runs nowhere, and no recovery can take it up")]
     Stranded {
-        /// What interrupted it.
+        /// The cause of the interruption.
         cause: String,
     },
-    /// What this version does not carry.
+    /// A migration that this version does not support.
     #[error("{what}")]
     Unsupported {
-        /// What and what to do.
+        /// The unsupported thing, and how to avoid it.
         what: String,
     },
-    /// Threads, sockets, memory.
+    /// The system refused threads, sockets or memory.
     #[error("{what}")]
     Resource {
-        /// What was wanted.
+        /// The action that failed.
         what: String,
         /// The cause.
         source: io::Error,

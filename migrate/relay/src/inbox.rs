@@ -1,28 +1,28 @@
-//! The receiving half of one stream and direction: frames come in any order, leave in the order of
-//! `seq`, are compared with the sender's running hash (W12) and acknowledged (W14).
+//! The receiving half of one stream and direction: puts frames into the order of `seq`, compares
+//! them with the sender's running hash (W12) and acknowledges them (W14).
 
 use pages::Slot;
 use pipeline::{Popped, Reorder, Results};
 use session::{Header, RunningHash, Session, SessionError};
 use std::sync::Arc;
 
-/// Frames of one stream that may wait here, out of order or in order. The links refuse more than
-/// 1024 (W11).
+/// Frames of one stream that may wait here, in or out of order. The links refuse more than 1024
+/// (W11).
 const WINDOW: usize = 2048;
 
 /// A sequenced frame, decoded.
 pub(crate) struct Arrived {
     pub(crate) header: Header,
-    /// DATA: the chunk in the first `plain_len` bytes, or why it cannot be decoded.
+    /// DATA: the chunk in the first `plain_len` bytes, or the error from decoding it.
     pub(crate) chunk: Option<Result<Slot, SessionError>>,
 }
 
-/// Where a stream's frames wait for the thread that writes them to QEMU.
+/// The queue of a stream's frames for the thread that writes them to QEMU.
 pub(crate) fn queue() -> Arc<Results<Arrived>> {
     Results::new(WINDOW)
 }
 
-/// What an ACK says once a frame was written to QEMU.
+/// The content of an ACK once a frame was written to QEMU.
 #[derive(Clone, Copy)]
 pub(crate) struct Receipt {
     /// Frames below this one were written.
@@ -33,13 +33,13 @@ pub(crate) struct Receipt {
     hash: u64,
 }
 
-/// The frames of one stream, in order. One thread has it.
+/// The frames of one stream, in order. Owned by one thread.
 pub(crate) struct Inbox<'a> {
     stream: u16,
     queue: &'a Results<Arrived>,
     reorder: Reorder<Arrived>,
     hash: RunningHash,
-    /// Plain bytes so far, by this end's count.
+    /// Plain bytes so far, as counted here.
     offset: u64,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// The next frame; `None` when the queue was closed.
+    /// The next frame; `None` once the queue is closed.
     ///
     /// # Errors
     /// A frame comes twice, or too far ahead of the others.
@@ -73,11 +73,11 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Compares the running hash after a DATA frame's `bytes` with the sender's. The receipt is to
-    /// be acknowledged once the bytes were written.
+    /// Compares the running hash after a DATA frame's `bytes` with the sender's. Acknowledge the
+    /// receipt once the bytes are written.
     ///
     /// # Errors
-    /// They differ: none of these bytes may be written.
+    /// The hashes differ: none of these bytes may be written.
     pub(crate) fn check(&mut self, header: &Header, bytes: &[u8]) -> Result<Receipt, SessionError> {
         let (stream, seq) = (self.stream, header.seq);
         if header.offset != self.offset {
@@ -96,12 +96,12 @@ impl<'a> Inbox<'a> {
         Ok(self.receipt(header))
     }
 
-    /// The receipt of the frame that came last.
+    /// The receipt of the frame of `header`, the latest in order.
     pub(crate) fn receipt(&self, header: &Header) -> Receipt {
         Receipt { seq: header.seq + 1, offset: self.offset, hash: self.hash.value() }
     }
 
-    /// Has the session tell the sender that the frame of `receipt` was written, and all before it.
+    /// Acknowledges the frame of `receipt` and all frames before it.
     pub(crate) fn acknowledge(&self, session: &Session, receipt: Receipt) {
         session.delivered(self.stream, receipt.seq, receipt.offset, receipt.hash);
     }

@@ -11,56 +11,55 @@
 //!  source QEMU ◄─ hand_back ─┘ (SHUT last)              └─ read_back ◄─ destination QEMU
 //! ```
 //!
-//! [`Source`] and [`Destination`] each have one thread that decides (`run`). All other threads tell
-//! it what they saw, and it alone ends a migration, so that the rules on who is told what
-//! (`docs/wire.md`, W18 to W28) stand in two places.
+//! [`Source`] and [`Destination`] each have one deciding thread (`run`). All other threads send it
+//! events, and it alone ends a migration, so that the rules on telling either QEMU of success or
+//! failure (`docs/wire.md`, W18 to W28) are in two places only.
 //!
 //! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both
-//! sides: the source QEMU goes on with its VM, the destination QEMU gives up. After it, only the
-//! destination relay's answer or a person decides, also when the source relay is killed
-//! ([`Keeper`]). In postcopy every failure ends with both QEMUs paused, and new relays can take the
-//! migration up again.
+//! sides: the source VM goes on, and the destination QEMU gives up. After it, only the destination
+//! relay's answer or a person decides, even when the source relay is killed ([`Keeper`]). In
+//! postcopy every failure ends with both QEMUs paused, and new relays can recover the migration.
 //!
-//! **Limits.** Those of the session; one chunk is at most `chunk-bytes` long.
+//! **Limits.** Those of the session; a chunk has at most `chunk-bytes` bytes.
 //!
-//! # What belongs to whom
+//! # Threads and ownership
 //!
 //! The codec threads of a [`Server`] serve all its sessions; every other thread belongs to one
-//! session. `accept` takes QEMU's connections at the source, `hello` each new TCP connection at the
-//! destination. With a QAT device a codec thread keeps 8 chunks, 72 pieces of 64 KiB, in flight,
-//! submits and polls by itself, and redoes in software what the device refuses, fails or is late
-//! with (crates `offload`, `qat`). With a postcopy preempt channel one link carries that stream's
-//! frames and nothing else.
+//! session. `accept` accepts QEMU's connections at the source, `hello` handles each new TCP
+//! connection at the destination. With a QAT device a codec thread has 8 chunks (72 pieces of 64
+//! KiB) in flight, submits and polls by itself, and repeats in software what the device refuses,
+//! fails or delays (crates `offload`, `qat`). With a postcopy preempt channel one link carries that
+//! stream's frames and nothing else.
 //!
-//! # Why it is built so
+//! # Design decisions
 //!
-//! * **`deliver` runs the tokeniser too.** Barriers, SYNCs and the place of the end-of-stream tag
-//!   are then facts of the bytes about to be written, not claims of the peer. The number of
-//!   channels alone is the peer's claim.
+//! * **`deliver` runs the tokeniser too.** So barriers, SYNCs and the position of the end-of-stream
+//!   tag come from the bytes about to be written, not from the peer. Only the number of channels is
+//!   the peer's claim.
 //! * **Chunks, not batches of 1 to 128 pages.** A chunk is what the socket held. Main channel,
 //!   multifd channel, device state and unknown bytes take the same path, and none of them waits for
 //!   a batch to fill.
 //! * **A chunk that is not full may wait 1 ms for QEMU's next write, 5 ms in all.** QEMU writes
 //!   about 130 KB at a time, and chunks of that size cost ratio and wake-ups. Once the VM has
-//!   stopped nothing waits.
-//! * **The results ring is the links' outbox.** Workers push where the link writers pop; no thread
-//!   stands between.
+//!   stopped, no chunk waits.
+//! * **The results ring is the links' outbox.** Workers push into the ring that the link writers
+//!   pop from; no thread is in between.
 //! * **Hashes run at the edges**: over the bytes as read from QEMU, and as about to be written to
-//!   QEMU. Everything between is covered, this code included. ACKs carry the receiver's value, so
-//!   that no final comparison can be forgotten.
+//!   QEMU. They cover everything in between, including this code. ACKs carry the receiver's hash,
+//!   so that no final comparison can be forgotten.
 //! * **Blocking threads instead of tokio.** CPU per GiB is the figure that counts. Threads that
-//!   block on a socket or a ring measured 0.75 CPU seconds per GiB for both relays together, codec
-//!   `none`, hashes included.
-//! * **`--codec auto` assumes no bottleneck.** `intake` asks for a choice by the kind of data (two
-//!   atomic operations) and passes raw chunks by the codec threads; the codec threads report what
-//!   became of each chunk. A thread of its own looks every 5 ms whether bytes wait for a link
-//!   (TCP_INFO: unsent, or a round trip longer than the shortest) and every 25 ms at bytes, CPU time
-//!   and waits for credit. Crate `controller` computes the optimum from these figures.
-//! * **Deltas are of the main stream alone.** `intake` looks each page's address up, with the RAM
-//!   blocks one behind the other; `deliver` follows the table beside the chunk and knows no
-//!   addresses. Packing, codecs, devices, links and frames waiting for an ACK see a chunk like any
-//!   other. Multifd channels have no order among them that both ends know before SYNC, so their
-//!   pages go whole.
+//!   block on a socket or a ring took 0.75 CPU seconds per GiB for both relays together, with codec
+//!   `none` and hashes.
+//! * **`--codec auto` assumes no bottleneck.** `intake` requests a choice by the kind of data (two
+//!   atomic operations) and sends raw chunks past the codec threads; the codec threads report the
+//!   outcome of each chunk. A separate thread checks every 5 ms whether bytes wait for a link
+//!   (TCP_INFO: unsent, or a round trip longer than the shortest), and every 25 ms reads bytes, CPU
+//!   time and waits for credit. Crate `controller` computes the optimum from these figures.
+//! * **Only the main stream has deltas.** `intake` looks up each page's address, with the RAM
+//!   blocks concatenated; `deliver` follows the table beside the chunk and knows no addresses.
+//!   Packing, codecs, devices, links and unacknowledged frames treat such a chunk like any other.
+//!   Multifd channels have no common order that both ends know before SYNC, so their pages are sent
+//!   whole.
 
 mod auto;
 mod counters;

@@ -1,20 +1,20 @@
-//! The point from which a source QEMU is in postcopy for good, as its main stream shows it.
+//! The point from which a source QEMU is in postcopy for good, derived from its main stream.
 //!
-//! QEMU writes the packaged device state, which starts the destination's VM, then a PING, and the
-//! first byte behind the PING shows that it is in postcopy: it then starts its own VM no more. Up
-//! to that byte a source whose socket closes fails and runs its VM again.
+//! QEMU writes the packaged device state, which starts the destination's VM, then a PING. The first
+//! byte behind the PING shows that QEMU is in postcopy: it then no longer starts its own VM. Up to
+//! that byte, a source whose socket closes fails and runs its VM again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the PING behind the packaged state.
 const PING: u64 = 9;
-/// On the wire to the keeper and in [`SharedSwitchover`]: no packaged state was seen.
+/// No packaged state was seen; in the message to the keeper and in [`SharedSwitchover`].
 const NONE: u64 = u64::MAX;
 
 /// How far the main stream is from the switch to postcopy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Switchover {
-    /// Bytes of the packaged state and the PING that are still to come.
+    /// Bytes of the packaged state and the PING still to come.
     left: u64,
 }
 
@@ -29,8 +29,8 @@ impl Switchover {
         self.left <= PING
     }
 
-    /// The place behind `bytes` more of the stream; `None` when they show that the source QEMU is
-    /// in postcopy.
+    /// The state after `bytes` more of the stream; `None` once they show that the source QEMU is in
+    /// postcopy.
     pub(crate) fn pass(self, bytes: u64) -> Option<Self> {
         self.left.checked_sub(bytes).map(|left| Self { left })
     }
@@ -40,13 +40,13 @@ impl Switchover {
         switchover.map_or(NONE, |there| there.left)
     }
 
-    /// What [`Switchover::encode`] made.
+    /// The inverse of [`Switchover::encode`].
     pub(crate) fn decode(number: u64) -> Option<Self> {
         (number != NONE).then_some(Self { left: number })
     }
 }
 
-/// The same for several threads; none without postcopy.
+/// A [`Switchover`] shared by several threads; none without postcopy.
 pub(crate) struct SharedSwitchover(AtomicU64);
 
 impl SharedSwitchover {

@@ -1,23 +1,23 @@
 //! The return path, of which only SHUT matters here (u16 type, u16 length, body; type 1 is SHUT
-//! with a u32, 0 for success). Everything else is followed just far enough not to take other bytes
-//! for it: a postcopy that goes on after a pause sends RECV_BITMAP (type 5), behind which a bitmap
-//! stands without any frame.
+//! with a u32, 0 for success). Everything else is parsed just far enough not to mistake other bytes
+//! for SHUT: a postcopy that is recovered sends RECV_BITMAP (type 5), followed by a bitmap without
+//! a frame.
 
 const SHUT: u16 = 1;
 const RECV_BITMAP: u16 = 5;
-/// QEMU's own limit of a frame's body.
+/// QEMU's own limit on a frame's body.
 const MAX_BODY: usize = 512;
 
-/// What ends the bitmap that follows a RECV_BITMAP frame.
+/// The end mark of the bitmap behind a RECV_BITMAP frame.
 const BITMAP_END: u64 = 0x0123_4567_89ab_cdef;
-/// Largest bitmap believed, in bytes: one bit a page of 4 KiB for 2^51 bytes of RAM.
+/// Largest bitmap accepted, in bytes: one bit a page of 4 KiB for 2^51 bytes of RAM.
 const MAX_BITMAP: u64 = 1 << 36;
 
-/// Finds SHUT in the bytes of a return path, cut anywhere.
+/// Finds SHUT in the bytes of a return path, which may be split anywhere.
 #[derive(Debug, Default)]
 pub struct ReturnPath {
     state: State,
-    /// The frame header and body, or the field, gathered so far.
+    /// The bytes so far of the frame's header and body, or of the field.
     gathered: Vec<u8>,
 }
 
@@ -31,13 +31,13 @@ enum State {
         left: u64,
     },
     BitmapEnd,
-    /// What cannot be followed is not looked at any more.
+    /// Bytes that cannot be parsed: nothing more is.
     Blind,
 }
 
 impl ReturnPath {
-    /// Looks at more bytes. Gives SHUT's value and the number of bytes of `bytes` before the frame
-    /// that holds it, if one ends here.
+    /// Parses more bytes. If they complete a SHUT, returns its value and the number of bytes of
+    /// `bytes` before its frame.
     pub fn feed(&mut self, bytes: &[u8]) -> Option<(u32, usize)> {
         let (mut begin, mut at) = (0, 0);
         while let Some(byte) = bytes.get(at) {
@@ -46,7 +46,7 @@ impl ReturnPath {
                 State::Bitmap { left } => {
                     let here = (bytes.len() - at) as u64;
                     let taken = left.min(here);
-                    // No more than `bytes` has.
+                    // At most the length of `bytes`.
                     at += usize::try_from(taken).unwrap_or(usize::MAX);
                     let left = left - taken;
                     self.state = if left == 0 { State::BitmapEnd } else { State::Bitmap { left } };
@@ -66,7 +66,7 @@ impl ReturnPath {
         None
     }
 
-    /// Judges what is gathered. SHUT's value when that is what it is.
+    /// Evaluates the gathered bytes; returns SHUT's value if they are a SHUT.
     fn gathered_byte(&mut self) -> Option<u32> {
         if self.state != State::Frame {
             let field = u64::from_be_bytes(self.gathered[..].try_into().ok()?);
@@ -127,7 +127,7 @@ mod tests {
         let mut path = ReturnPath::default();
         assert_eq!(path.feed(&[0, 9, 0xff, 0xff]), None);
         assert_eq!(path.feed(&SHUT_OK), None);
-        // A bitmap whose length is no multiple of 8, and one that does not end where it says.
+        // A bitmap whose length is no multiple of 8, and bitmaps that do not end where they should.
         for wrong in [bitmap(7, 7, BITMAP_END), bitmap(8, 16, BITMAP_END), bitmap(8, 8, 1)] {
             let mut path = ReturnPath::default();
             assert_eq!(path.feed(&wrong), None);
@@ -135,10 +135,10 @@ mod tests {
         }
     }
 
-    /// RECV_BITMAP of block "ab", with a bitmap of `has` bytes that says it has `says`.
+    /// RECV_BITMAP of block "ab", with a bitmap of `has` bytes and a stated length of `says`.
     fn bitmap(says: u64, has: usize, end: u64) -> Vec<u8> {
         let frame = [0, 5, 0, 3, 2, b'a', b'b'];
-        // The bytes of SHUT, over and over: in a bitmap they mean nothing.
+        // The bytes of SHUT, repeated: inside a bitmap they mean nothing.
         let map = SHUT_OK.iter().cycle().take(has).copied().collect::<Vec<_>>();
         [&frame[..], &says.to_be_bytes(), &map, &end.to_be_bytes()].concat()
     }

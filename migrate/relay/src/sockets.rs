@@ -1,10 +1,10 @@
-//! What poll(2) says of a connection of QEMU.
+//! The state of QEMU's connections, by poll(2).
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Waits until `socket` is readable or ended; false when `timeout` is over first.
+/// Waits until `socket` is readable or at its end; false when `timeout` passes first.
 pub(crate) fn wait_readable(socket: &UnixStream, timeout: Option<Duration>) -> bool {
     let timeout = timeout.map(|left| Timespec {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -14,7 +14,7 @@ pub(crate) fn wait_readable(socket: &UnixStream, timeout: Option<Duration>) -> b
     matches!(poll(&mut fds, timeout.as_ref()), Ok(n) if n > 0)
 }
 
-/// Whether QEMU still has its end open, now, with everything it wrote read or readable.
+/// Whether QEMU has its end open at this moment. Bytes that it wrote before may still be unread.
 pub(crate) fn is_open(socket: &UnixStream) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));

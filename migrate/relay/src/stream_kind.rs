@@ -8,7 +8,7 @@ const OTHER: u8 = 2;
 const PREEMPT: u8 = 3;
 const RECOVERY: u8 = 4;
 
-/// The flags that state `kind`.
+/// The flags for `kind`.
 pub(crate) fn to_flags(kind: Kind) -> u8 {
     match kind {
         Kind::Main => MAIN,
@@ -19,7 +19,7 @@ pub(crate) fn to_flags(kind: Kind) -> u8 {
     }
 }
 
-/// The kind that `flags` state.
+/// The kind for `flags`.
 pub(crate) fn of_flags(flags: u8) -> Kind {
     match flags {
         MAIN => Kind::Main,

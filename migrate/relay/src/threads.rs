@@ -5,7 +5,7 @@ use crate::error::RelayError;
 /// Starts a detached thread.
 ///
 /// # Errors
-/// The system has no thread to give.
+/// The system refuses the thread.
 pub(crate) fn spawn(
     name: &'static str,
     body: impl FnOnce() + Send + 'static,
@@ -15,11 +15,11 @@ pub(crate) fn spawn(
     })
 }
 
-/// Drops a delta cache on a thread of its own: the kernel takes milliseconds to unmap it, and a VM
+/// Drops a delta cache on a separate thread: the kernel takes milliseconds to unmap it, and a VM
 /// may be stopped meanwhile.
 pub(crate) fn drop_aside(cache: Option<impl Send + 'static>) {
     if let Some(cache) = cache {
-        // Where no thread can be had, the closure is dropped here, and the cache with it.
+        // If the system refuses the thread, the closure, and with it the cache, is dropped here.
         let _ = spawn("release", move || drop(cache));
     }
 }

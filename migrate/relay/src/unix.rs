@@ -1,4 +1,4 @@
-//! Unix sockets by QEMU's notation, `unix:PATH`.
+//! Unix sockets in QEMU's notation, `unix:PATH`.
 
 use crate::error::RelayError;
 use rustix::fs::{fchmod, flock, open, FlockOperation, Mode, OFlags};
@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// Linux keeps 108 bytes for the path, the closing NUL included.
+/// Linux has 108 bytes for the path, including the closing NUL.
 const MAX_PATH: usize = 107;
-/// How often a connect is tried again while the destination QEMU is not listening yet.
+/// How often a connect is retried while the destination QEMU does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long the folder's lock is waited for: whoever has it does a few system calls.
+/// How long to wait for the folder's lock: its holder makes only a few system calls.
 const LOCKED: Duration = Duration::from_secs(2);
 
 /// `unix:PATH`, as QEMU writes it.
@@ -56,13 +56,13 @@ impl From<PathBuf> for UnixAddress {
 }
 
 impl UnixAddress {
-    /// The path alone.
+    /// The path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Refuses a path where something other than a socket lives. Nothing there is fine: QEMU may
-    /// not be up yet.
+    /// Refuses a path at which a file other than a socket exists. A path without a file is
+    /// accepted: QEMU may not be up yet.
     ///
     /// # Errors
     /// The path names a file, a directory, ... .
@@ -75,12 +75,12 @@ impl UnixAddress {
         }
     }
 
-    /// Listens, for the owner alone (mode 0600). A socket that a dead process left behind is
-    /// replaced. Never waits for whoever listens there already.
+    /// Listens, for the owner alone (mode 0600). Replaces a socket that a dead process left behind.
+    /// Never waits for a process that already listens there.
     ///
     /// # Errors
-    /// Somebody listens there, something other than a socket lives there, or the path cannot be
-    /// made.
+    /// A process listens there, a file other than a socket exists there, or the socket cannot be
+    /// created.
     pub fn listen(&self) -> Result<Listening, RelayError> {
         let failed = |source| RelayError::Listen { address: self.to_string(), source };
         let len = self.0.as_os_str().len();
@@ -102,7 +102,7 @@ impl UnixAddress {
                     let what = "another process listens there, and takes no connections";
                     return Err(failed(in_use(what)));
                 }
-                // Whose it was has removed it meanwhile.
+                // Its owner has removed it meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -111,10 +111,10 @@ impl UnixAddress {
         Ok(Listening { listener, place: Place::of(&self.0), path: self.0.clone() })
     }
 
-    /// Connects at once or not at all.
+    /// Connects without waiting.
     ///
     /// # Errors
-    /// The kernel's; `WouldBlock` if as many connections wait as may, which nobody takes.
+    /// The kernel's; `WouldBlock` if the backlog is full.
     pub fn connect_now(&self) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -124,11 +124,11 @@ impl UnixAddress {
         Ok(stream)
     }
 
-    /// Connects, trying again for `patience` while nobody listens or accepts. Does not connect once
-    /// `stop` says so.
+    /// Connects; retries for `patience` while no process listens or accepts. Does not connect once
+    /// `stop` returns true.
     ///
     /// # Errors
-    /// Nobody listens or accepts in time, or the path is no socket.
+    /// No process listens or accepts in time, or the path is not a socket.
     pub fn connect(
         &self,
         patience: Duration,
@@ -162,8 +162,8 @@ impl UnixAddress {
 }
 
 /// Binds and listens, for the owner alone from the first moment: the path gets its mode from the
-/// socket's own, which is set before there is a path (unix(7) has Linux's rule; a mode set behind
-/// `bind` would come too late for somebody).
+/// socket, whose mode is set before the path exists (unix(7) describes Linux's rule). A mode set
+/// after `bind` would leave a moment in which other users could connect.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -177,10 +177,10 @@ fn in_use(what: &str) -> io::Error {
     io::Error::new(ErrorKind::AddrInUse, what)
 }
 
-/// Keeps others of ours from listening in the folder of `path` and from removing what is there,
-/// until dropped: between looking at a socket and removing it somebody else could have taken its
-/// place. It leaves no file behind. `None` where that cannot be had: a folder that may not be read,
-/// or one that somebody else has locked for some time.
+/// Prevents other platen processes from listening in the folder of `path` and from removing files
+/// there, until dropped: between checking a socket and removing it another process could have
+/// replaced it. Leaves no file behind. `None` if the folder cannot be read, or another process
+/// holds the lock for too long.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -197,8 +197,8 @@ fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// What a path is, as long as it is that: device and inode. A socket that is open keeps its inode
-/// from being another's.
+/// The identity of the file at a path: device and inode. While a socket is open, its inode is not
+/// reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     device: u64,
@@ -211,7 +211,7 @@ impl Place {
         Some(Self { device: found.dev(), inode: found.ino() })
     }
 
-    /// Removes `path` if it is still this.
+    /// Removes `path` if it still leads to this file.
     fn remove(self, path: &Path) -> io::Result<()> {
         if Self::of(path) == Some(self) {
             fs::remove_file(path)
@@ -221,7 +221,7 @@ impl Place {
     }
 }
 
-/// A listening socket; its path goes when it does, unless that is somebody else's by then.
+/// A listening socket. Dropping it removes its path, unless the path leads to another file by then.
 #[derive(Debug)]
 pub struct Listening {
     /// The socket.
@@ -231,12 +231,13 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Where it listens.
+    /// The address of the socket.
     pub fn address(&self) -> UnixAddress {
         UnixAddress(self.path.clone())
     }
 
-    /// Whether the path still leads here: another process may have removed it or bound it over.
+    /// Whether the path still leads to this socket: another process may have removed or replaced
+    /// it.
     pub fn is_ours(&self) -> bool {
         self.place.is_some_and(|place| Place::of(&self.path) == Some(place))
     }
@@ -245,7 +246,7 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         let _lock = lock_folder_of(&self.path);
-        // Somebody else may have removed it; nothing is lost either way.
+        // Another process may have removed it; nothing is lost either way.
         let _ = self.place.map(|place| place.remove(&self.path));
     }
 }
@@ -290,7 +291,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// A server that was stopped, with as many connections waiting as may.
+    /// A stopped server with a full backlog.
     #[test]
     fn one_that_takes_no_connections_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
@@ -325,7 +326,7 @@ mod tests {
         assert!(said.contains("nobody accepts them"), "{said}");
     }
 
-    /// A destination QEMU that comes up when the session is over must get no connection of it.
+    /// A destination QEMU that comes up after the session has ended must not get a connection.
     #[test]
     fn nobody_is_connected_to_once_it_is_over() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,15 +1,15 @@
-//! Which frames of one stream and direction have come off the links (W11): each is taken once,
-//! from the first link that has brought it in full.
+//! The frames of one stream and direction that have arrived (W11): each is accepted once, from the
+//! first link that delivers it in full.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 
-/// Frames that may be ahead of what was written to QEMU (W11).
+/// How far a frame may be ahead of the bytes written to QEMU (W11).
 pub(crate) const WINDOW: u64 = 1024;
 
-/// A frame has the cell `seq % WINDOW`, which holds one more than the sequence number that was last
-/// taken there, or 0. A lap later its successor has the cell: by then the frame itself was written
-/// to QEMU, so nobody looks for it in its cell any more.
+/// Frame `seq` uses cell `seq % WINDOW`, which holds one more than the sequence number last
+/// accepted there, or 0. One lap later another frame uses the cell: by then the first was written
+/// to QEMU, so nothing looks it up any more.
 ///
 /// The cells are allocated with the first frame: most sessions use few of their 264 streams.
 #[derive(Debug, Default)]
@@ -28,8 +28,8 @@ impl Arrivals {
         seq >= written && self.cell(seq).load(Ordering::Relaxed) <= seq
     }
 
-    /// Takes note of `seq`; false when another link has brought it before. Relaxed: one exchange
-    /// decides between two links, and what follows from it goes by the sink's own queues.
+    /// Records `seq`; false when another link delivered it first. Relaxed: one exchange decides
+    /// between two links, and the sink's own queues order everything that follows.
     pub(crate) fn take(&self, seq: u64, written: u64) -> bool {
         let newer = |last: u64| (last <= seq).then_some(seq + 1);
         seq >= written
@@ -48,7 +48,7 @@ mod tests {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let arrivals = Arrivals::default();
         let mut model = HashSet::new();
-        // What was written never passes what has arrived, and may be behind it.
+        // Writing never passes arriving, and may lag behind it.
         let (mut arrived, mut written) = (0, 0);
         for _ in 0..40_000 {
             state ^= state << 13;

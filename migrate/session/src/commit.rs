@@ -2,14 +2,14 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// No such byte was written yet.
+/// No such byte has been written yet.
 const OPEN: u8 = 0;
-/// Some may have been: an ABORT says so.
+/// Some may have been written: an ABORT says so.
 const PASSED: u8 = 1;
-/// None was and none will be: the peer may have been told, or QEMU has gone.
+/// None was written and none will be: the peer may have been told so, or QEMU has ended.
 const CLOSED: u8 = 2;
 
-/// Passed once or closed once, never both: one exchange decides.
+/// Either passed or closed, never both: one exchange decides.
 #[derive(Debug)]
 pub(crate) struct CommitGate(AtomicU8);
 
@@ -27,7 +27,7 @@ impl CommitGate {
         matches!(self.exchange(PASSED), Ok(_) | Err(PASSED))
     }
 
-    /// Closes the gate; true when it was passed before and is not closed.
+    /// Closes the gate; true when it had been passed, and then it stays passed.
     pub(crate) fn close(&self) -> bool {
         self.exchange(CLOSED) == Err(PASSED)
     }
@@ -37,7 +37,7 @@ impl CommitGate {
         self.0.load(Ordering::Acquire) == PASSED
     }
 
-    /// Takes back that it was passed, and closes it.
+    /// Takes back the pass, and closes the gate.
     pub(crate) fn revoke(&self) {
         self.0.store(CLOSED, Ordering::Release);
     }

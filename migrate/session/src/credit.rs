@@ -1,5 +1,5 @@
-//! The sender's books: what is in flight on each stream, what may follow, and what the peer says it
-//! has (W13 to W16).
+//! The sender's accounts: the bytes in flight on each stream, the permits to send more, and the
+//! peer's acknowledgements (W13 to W16).
 
 use crate::error::SessionError;
 use crate::frame::{AckEntry, Header, MAX_STREAMS};
@@ -12,25 +12,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Sequenced frames of one stream and direction that may be in flight (W13 and W11 leave room for
-/// both sides).
+/// Sequenced frames of one stream and direction that may be in flight (W13; less than W11's
+/// window).
 pub const MAX_FRAMES_IN_FLIGHT: usize = 512;
-/// Never read less than this from QEMU at once, or headers cost more than they carry.
+/// The least to read from QEMU at once: with smaller chunks the headers cost too much.
 const LEAST_CHUNK: u64 = 64 << 10;
 
-/// What the receiver grants (W3).
+/// The receiver's grants (W3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grants {
     /// Bytes of one buffer, the largest chunk.
     pub chunk_bytes: usize,
-    /// Buffers each stream owns.
+    /// Buffers that each stream owns.
     pub stream_frames: u32,
-    /// Buffers all streams share.
+    /// Buffers that all streams share.
     pub shared_frames: u32,
 }
 
 impl Grants {
-    /// Buffers a receiver must have for `MAX_STREAMS` streams.
+    /// Buffers that a receiver needs for `MAX_STREAMS` streams.
     pub fn buffers(&self) -> usize {
         MAX_STREAMS * self.stream_frames as usize + self.shared_frames as usize
     }
@@ -38,8 +38,8 @@ impl Grants {
 
 impl Default for Grants {
     /// 544 KiB: one multifd packet of 128 pages with its header, or 128 page records, and room to
-    /// end on a record. Two buffers a stream: one being written to QEMU, one behind it. 120 shared:
-    /// 64 MiB, what 25 Gbit/s needs.
+    /// end on a record. Two buffers a stream: one being written to QEMU, one waiting. 120 shared:
+    /// 64 MiB, enough for 25 Gbit/s.
     fn default() -> Self {
         Self { chunk_bytes: 557_056, stream_frames: 2, shared_frames: 120 }
     }
@@ -61,7 +61,7 @@ struct Outbound {
     hash: RunningHash,
     acked_seq: u64,
     acked_bytes: u64,
-    /// DATA frames in flight, the one being read included.
+    /// DATA frames in flight, including the one being read.
     data_frames: u32,
     /// Invariant: one record per frame in `acked_seq..next_seq`.
     records: VecDeque<Record>,
@@ -72,11 +72,11 @@ struct Ledger {
     /// Plain bytes in flight over all streams.
     in_flight: u64,
     pacing: Pacing,
-    /// From the reading of the DATA frame that was acknowledged last to that.
+    /// From the reading of the DATA frame acknowledged last to its acknowledgement.
     last_delay: Duration,
 }
 
-/// The books of one direction of a session.
+/// The accounts of one direction of a session.
 pub struct Credits {
     ledger: Mutex<Ledger>,
     returned: EventCount,
@@ -84,9 +84,9 @@ pub struct Credits {
     grants: Grants,
 }
 
-/// Leave to read up to `bytes` from QEMU and send them as one DATA frame; taken when QEMU's socket
-/// has bytes, so that an idle stream holds none. Give it to [`Credits::issue_data`] or
-/// [`Credits::give_back`].
+/// Permission to read up to `bytes` from QEMU and send them as one DATA frame. Request it when
+/// QEMU's socket has bytes, so that an idle stream holds none. Pass it to [`Credits::issue_data`]
+/// or [`Credits::give_back`].
 #[derive(Debug)]
 #[must_use]
 pub struct Permit {
@@ -102,7 +102,7 @@ impl std::fmt::Debug for Credits {
 }
 
 impl Credits {
-    /// Books for a receiver that grants `grants`.
+    /// Accounts for a receiver that grants `grants`.
     pub fn new(grants: Grants) -> Self {
         let cap = grants.shared_frames as u64 * grants.chunk_bytes as u64;
         let pacing = Pacing::new(Instant::now(), cap.max(LEAST_CHUNK));
@@ -121,8 +121,8 @@ impl Credits {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledger> {
-        // A panic aborts the process in release builds; in tests the books of a poisoned lock are
-        // still whole.
+        // A panic aborts the process in release builds; in tests the accounts under a poisoned lock
+        // are still consistent.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,8 +132,7 @@ impl Credits {
         self.permit_by(stream, None).flatten()
     }
 
-    /// The same for a while: `Some(None)` once closed, `None` when nothing has changed by
-    /// `deadline`.
+    /// The same with a deadline: `Some(None)` once the session is closed, `None` at `deadline`.
     pub fn permit_by(&self, stream: u16, deadline: Option<Instant>) -> Option<Option<Permit>> {
         let mut first = true;
         self.returned.wait_until(deadline, || {
@@ -152,7 +151,7 @@ impl Credits {
         })
     }
 
-    /// Nothing was read after all.
+    /// Returns a permit with which nothing was read.
     pub fn give_back(&self, permit: Permit) {
         let mut ledger = self.lock();
         ledger.streams[usize::from(permit.stream)].data_frames -= 1;
@@ -160,8 +159,8 @@ impl Credits {
         self.returned.notify_all();
     }
 
-    /// Books `plain_len` bytes with checksum `checksum` against the permit. The header still lacks
-    /// payload length and flags.
+    /// Charges `plain_len` bytes with checksum `checksum` to the permit, and returns the frame's
+    /// header, which still lacks payload length and flags.
     pub fn issue_data(
         &self,
         permit: Permit,
@@ -179,7 +178,7 @@ impl Credits {
         header
     }
 
-    /// Books a sequenced frame without payload; waits while too many are in flight. `None` once
+    /// Charges a sequenced frame without payload; waits while too many are in flight. `None` once
     /// closed.
     pub fn issue(&self, stream: u16, kind: FrameType, flags: u8) -> Option<Header> {
         self.returned.wait_until(None, || {
@@ -197,10 +196,10 @@ impl Credits {
         })?
     }
 
-    /// The peer's word on what it has written.
+    /// Processes the peer's acknowledgement of bytes written.
     ///
     /// # Errors
-    /// It acknowledges what was not sent, or its hash is not ours (W15).
+    /// It acknowledges frames that were not sent, or its hash is not ours (W15).
     pub fn acknowledge(&self, entry: &AckEntry, now: Instant) -> Result<(), SessionError> {
         let mut ledger = self.lock();
         let out = &mut ledger.streams[usize::from(entry.stream)];
@@ -208,7 +207,7 @@ impl Credits {
             let (stream, seq, sent) = (entry.stream, entry.seq, out.next_seq);
             return Err(SessionError::AckBeyond { stream, seq, sent });
         }
-        // Links overtake each other: an ACK older than the last one says nothing new.
+        // Links overtake each other: an ACK older than the last one adds nothing.
         if entry.seq <= out.acked_seq {
             return Ok(());
         }
@@ -264,14 +263,14 @@ impl Credits {
         (ledger.in_flight, ledger.pacing.rate())
     }
 
-    /// How long the bytes that were delivered last were on their way, from their reading here to
-    /// the peer's word that QEMU's socket there has them. Once all is drained: what the relays and
-    /// the link added to the downtime, at most.
+    /// How long the bytes delivered last were under way: from their reading here to the peer's
+    /// report that QEMU's socket there has them. Once everything is acknowledged, this is the most
+    /// that the relays and the link added to the downtime.
     pub fn last_delay(&self) -> Duration {
         self.lock().last_delay
     }
 
-    /// Wakes everybody who waits; they get `None`.
+    /// Wakes all waiting threads; they get `None`.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.returned.notify_all();
@@ -279,7 +278,7 @@ impl Credits {
 }
 
 impl Ledger {
-    /// Bytes `stream` may read now for one more DATA frame, if any.
+    /// Bytes that `stream` may read now for one more DATA frame; `None` without room.
     fn room(&self, stream: u16, grants: &Grants) -> Option<usize> {
         let out = &self.streams[usize::from(stream)];
         if out.records.len() >= MAX_FRAMES_IN_FLIGHT {
@@ -294,8 +293,8 @@ impl Ledger {
         if out.data_frames >= grants.stream_frames && shared >= grants.shared_frames {
             return None;
         }
-        // The window is a wish for low downtime; the stream's own share of it keeps streams from
-        // blocking each other.
+        // The window keeps downtime low and is not a limit of the receiver. A stream's own share of
+        // it keeps streams from blocking each other.
         let window = self.pacing.window();
         let in_flight_here = out.sent_bytes - out.acked_bytes;
         let of_all = window.saturating_sub(self.in_flight);
@@ -303,8 +302,8 @@ impl Ledger {
         let chunks = self.pacing.chunks();
         let chunk = (window / active.max(chunks)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
         let room = of_all.max(of_own);
-        // Whole chunks only, unless nothing is in flight here: crumbs would cost ratio and never
-        // end.
+        // Whole chunks only, unless the stream has nothing in flight: small chunks would cost
+        // ratio, and would go on for ever.
         if room < chunk && out.data_frames > 0 {
             return None;
         }
@@ -389,7 +388,7 @@ mod tests {
         assert_eq!((header2.seq, header2.offset), (2, 1000));
         credits.acknowledge(&ack(&header), Instant::now()).unwrap();
         assert_eq!(credits.flow().0, 500);
-        // Late and out of order: nothing new.
+        // Late and out of order: adds nothing.
         credits
             .acknowledge(&AckEntry { stream: 0, seq: 1, offset: 9, hash: 9 }, Instant::now())
             .unwrap();
@@ -427,7 +426,7 @@ mod tests {
         assert!((hours(2)..hours(3)).contains(&credits.last_delay()));
         credits.acknowledge(&ack(&second), Instant::now() + hours(5)).unwrap();
         assert!((hours(5)..hours(6)).contains(&credits.last_delay()));
-        // What carries no bytes has nothing to say.
+        // A frame without bytes does not change the delay.
         let eof = credits.issue(0, FrameType::Eof, 0).unwrap();
         credits.acknowledge(&ack(&eof), Instant::now() + hours(9)).unwrap();
         assert!((hours(5)..hours(6)).contains(&credits.last_delay()));

@@ -1,4 +1,4 @@
-//! How a client makes a link: connect, TLS, hello and welcome (W1 to W6).
+//! The client's side of opening a link: connect, TLS, hello and welcome (W1 to W6).
 
 use crate::error::SessionError;
 use crate::frame::MAX_CHUNK_BYTES;
@@ -8,13 +8,13 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tls::Connector;
 
-/// How long the client waits for the welcome of link 0: the server prepares its QEMU meanwhile.
+/// How long the client waits for the welcome of link 0: the server meanwhile prepares its QEMU.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How a dial is done.
+/// Parameters of one attempt to connect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attempt {
-    /// Where, when it need not be looked up: the resolver may be as lost as the peer.
+    /// The peer's address, if it need not be resolved: during an outage the resolver may fail too.
     pub(crate) address: Option<SocketAddr>,
     /// How long each step may take.
     pub(crate) connect: Duration,
@@ -22,11 +22,11 @@ pub(crate) struct Attempt {
     pub(crate) welcome: Duration,
 }
 
-/// Connects one link, secures it unless `connector` is none, and exchanges hello and welcome.
+/// Connects one link, secures it unless `connector` is `None`, and exchanges hello and welcome.
 ///
 /// # Errors
-/// The peer cannot be reached, is no platen, is not whom it should be, or refuses; the message says
-/// which.
+/// The peer cannot be reached, speaks another protocol, has the wrong identity, or refuses. The
+/// message says which.
 pub fn dial(
     peer: &str,
     connector: Option<&Connector>,
@@ -75,7 +75,7 @@ pub(crate) fn dial_as(
     let written = write_preamble(&mut link, peer, hello);
     let welcome: Welcome = match (read_preamble(&mut link, peer, attempt.welcome), written) {
         (Ok(welcome), _) => welcome,
-        // Why a hello could not be written may be there to be read.
+        // The peer's answer may say why the hello could not be written.
         (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {
             return Err(error)
         }

@@ -1,14 +1,14 @@
-//! Everything that can go wrong between two relays.
+//! The errors of a session between two relays.
 
 use crate::frame_type::FrameType;
 use std::io;
 
-/// Why a session could not start or had to end. Unless said otherwise the peer (or the network) is
-/// at fault.
+/// Why a session could not start or had to end. The fault is the peer's or the network's unless a
+/// variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// A link could not be made.
+    /// A link could not be opened.
     #[error("cannot connect to {peer}: is `platen receive` running there and the port open?")]
     Connect {
         /// The address tried.
@@ -21,10 +21,10 @@ pub enum SessionError {
     LinkLost {
         /// The other end.
         peer: String,
-        /// What the socket said.
+        /// The socket's error.
         detail: String,
     },
-    /// Nothing was heard from the peer for too long.
+    /// Nothing was received from the peer for too long.
     #[error("{peer} has been silent for {seconds} s: its relay is stopped or the network is down")]
     Silent {
         /// The other end.
@@ -32,10 +32,10 @@ pub enum SessionError {
         /// For how long.
         seconds: u64,
     },
-    /// The link could not be secured, or the peer is not whom it should be.
+    /// TLS failed, or the peer has the wrong identity.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// The first bytes are not ours.
+    /// The first bytes are not the protocol's.
     #[error(
         "{peer} does not speak the platen protocol{} (its first bytes are {first:02x?})",
         tls_hint(first)
@@ -43,7 +43,7 @@ pub enum SessionError {
     Magic {
         /// The other end.
         peer: String,
-        /// What came.
+        /// The bytes received.
         first: [u8; 8],
     },
     /// Another version of the protocol.
@@ -56,23 +56,23 @@ pub enum SessionError {
         /// Ours.
         ours: u16,
     },
-    /// The hello was cut, too long, corrupt or not understood.
+    /// The hello was cut short, too long, corrupt or not understood.
     #[error("the hello of {peer} cannot be used: {detail}")]
     Hello {
         /// The other end.
         peer: String,
-        /// What is wrong with it.
+        /// The defect.
         detail: String,
     },
-    /// The peer read our hello and refuses.
+    /// The peer read our hello and refused.
     #[error("{peer} refuses: {reason}")]
     Refused {
         /// The other end.
         peer: String,
-        /// Its words.
+        /// The reason, in the peer's words.
         reason: String,
     },
-    /// The header's CRC does not fit.
+    /// The header's CRC is wrong.
     #[error("frame header has checksum {got:#010x}, computed {computed:#010x}")]
     HeaderChecksum {
         /// As stated.
@@ -102,7 +102,7 @@ pub enum SessionError {
         /// As agreed.
         limit: usize,
     },
-    /// A place in the stream that no stream has.
+    /// An offset beyond the end of any stream.
     #[error("frame states {plain} plain bytes at offset {got}: no stream is that long")]
     Offset {
         /// As stated.
@@ -110,7 +110,7 @@ pub enum SessionError {
         /// Plain bytes of the frame, as stated.
         plain: u32,
     },
-    /// Flags that frames of this type do not have.
+    /// Flags that this type of frame does not have.
     #[error("{kind:?} frame with flags {got:#x}")]
     Flags {
         /// The frame.
@@ -128,14 +128,14 @@ pub enum SessionError {
         /// As agreed.
         limit: usize,
     },
-    /// A delta table that has no room, or on a frame that has no chunk.
+    /// A delta table that does not fit, or on a frame without a chunk.
     #[error("{kind:?} frame states a delta table of {got} bytes, limit {limit}")]
     TableLength {
         /// The frame.
         kind: FrameType,
         /// As stated.
         got: usize,
-        /// What payload, buffer and protocol leave.
+        /// The room that payload, buffer and protocol allow.
         limit: usize,
     },
     /// Too many channels.
@@ -162,7 +162,7 @@ pub enum SessionError {
         /// As sent.
         sent: u64,
     },
-    /// The peer acknowledges another number of bytes than was sent.
+    /// The peer acknowledges a number of bytes that was not sent.
     #[error("stream {stream}: the other end says that {theirs} bytes were written up to frame {seq}, but {ours} were sent; the migration is stopped before a wrong byte can count")]
     AckOffset {
         /// The stream.
@@ -186,14 +186,14 @@ pub enum SessionError {
         /// The peer's.
         theirs: u64,
     },
-    /// A frame twice, or too far ahead.
+    /// A frame sent twice, or too far ahead.
     #[error("stream {stream}: frame {seq} does not fit, {detail}")]
     Sequence {
         /// The stream.
         stream: u16,
         /// The frame.
         seq: u64,
-        /// What is wrong.
+        /// The defect.
         detail: String,
     },
     /// More in flight than the credits allow.
@@ -209,30 +209,30 @@ pub enum SessionError {
         stream: u16,
         /// The frame.
         seq: u64,
-        /// The codec's or unpacker's words.
+        /// The message of the codec or unpacker.
         detail: String,
     },
-    /// Every link was lost, and none came back in time.
+    /// Every link was lost, and none was replaced in time.
     #[error("{lost}, and did not come back within {seconds} s")]
     NotResumed {
         /// How the last link was lost.
         lost: String,
-        /// How long was waited.
+        /// The time waited.
         seconds: u64,
     },
-    /// The peer's session has ended, and it says how far it had come.
+    /// The peer's session has ended; the peer reports how far it got.
     #[error("{peer} has ended the migration: {reason}")]
     Over {
         /// The other end.
         peer: String,
-        /// Its words.
+        /// The reason, in the peer's words.
         reason: String,
         /// It had written bytes that may hold the end-of-stream tag (W20).
         committed: bool,
         /// Its QEMU had confirmed that the VM is loaded.
         confirmed: bool,
     },
-    /// The peer's FINISH where it cannot be.
+    /// A FINISH of the peer before the migration is over.
     #[error("{peer} says that the migration is over, which it is not")]
     EarlyFinish {
         /// The other end.
@@ -243,7 +243,7 @@ pub enum SessionError {
     Aborted {
         /// The other end.
         peer: String,
-        /// Its words.
+        /// The reason, in the peer's words.
         reason: String,
         /// It had written bytes that may hold the end-of-stream tag (W20).
         committed: bool,
@@ -251,13 +251,13 @@ pub enum SessionError {
     /// This end ended the session.
     #[error("{reason}")]
     Local {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A thread, a socket option or memory could not be had.
+    /// The system refused a thread, a socket option or memory.
     #[error("{what}")]
     Resource {
-        /// What was wanted.
+        /// The action that failed.
         what: String,
         /// The cause.
         source: io::Error,
@@ -265,13 +265,13 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether only a link is concerned, so that others or a new one can go on.
+    /// Whether the error ends only a link, so that other links, or a new one, can go on.
     pub(crate) fn is_of_link(&self) -> bool {
         matches!(self, Self::LinkLost { .. } | Self::Silent { .. } | Self::Tls(_))
     }
 }
 
-/// A TLS ClientHello where plain bytes were expected.
+/// A hint when a TLS ClientHello came instead of plain bytes.
 fn tls_hint(first: &[u8; 8]) -> &'static str {
     match first {
         [22, 3, ..] => " without TLS, and this end was started with --insecure: leave it out here, or give it there",

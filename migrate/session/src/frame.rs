@@ -3,8 +3,8 @@
 use crate::error::SessionError;
 use crate::frame_type::FrameType;
 
-/// Streams a session can hold: 255 multifd channels, the main channel, the preempt channel, and a
-/// few to spare.
+/// Streams that a session can hold: 255 multifd channels, the main channel, the preempt channel,
+/// and a few spare.
 pub const MAX_STREAMS: usize = 264;
 /// Bytes of a frame header.
 pub const HEADER_BYTES: usize = 48;
@@ -12,7 +12,7 @@ pub const HEADER_BYTES: usize = 48;
 pub(crate) const ACK_ENTRY_BYTES: usize = 26;
 /// The largest payload of a free frame (ACK, ABORT, FINISH).
 pub const MAX_FREE_PAYLOAD: usize = 16384;
-/// The largest `chunk-bytes` either side accepts.
+/// The largest `chunk-bytes` that either side accepts.
 pub(crate) const MAX_CHUNK_BYTES: usize = 1 << 20;
 
 /// DATA: the unit holds a packed chunk.
@@ -21,7 +21,7 @@ pub const FLAG_PACKED: u8 = 1;
 /// A frame header; the fields are those of W7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is.
+    /// The type of frame.
     pub kind: FrameType,
     /// OPEN: the kind of stream. DATA: [`FLAG_PACKED`].
     pub flags: u8,

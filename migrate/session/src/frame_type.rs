@@ -1,6 +1,6 @@
 //! The types of frames (W9).
 
-/// What a frame is (W9).
+/// The type of a frame (W9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameType {
@@ -10,13 +10,13 @@ pub enum FrameType {
     Data = 2,
     /// QEMU's socket was still open after all bytes before this frame (W20).
     StillOpen = 3,
-    /// QEMU's socket has ended.
+    /// QEMU has closed its socket, or shut down its side of it.
     Eof = 4,
-    /// What was written to QEMU, per stream.
+    /// Bytes written to QEMU, per stream.
     Ack = 5,
-    /// Nothing, to show life.
+    /// No payload; shows that the link works.
     Heartbeat = 6,
-    /// The session is over, and why.
+    /// The session has ended early; carries the reason.
     Abort = 7,
     /// The sender's report; the migration is over.
     Finish = 8,

@@ -1,4 +1,4 @@
-//! What both ends say when a link opens: preamble, hello and welcome (W1 to W5).
+//! The exchange that opens a link: preamble, hello and welcome (W1 to W5).
 
 use crate::error::SessionError;
 use crate::transport::Link;
@@ -9,7 +9,7 @@ use tls::TlsError;
 
 /// The protocol version of this build (W1).
 pub const VERSION: u16 = 1;
-/// How long a peer may take over its half of the hello (W5).
+/// How long a peer may take for its half of the hello (W5).
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAGIC: [u8; 8] = *b"PLATEN\r\n";
 const MAX_JSON: usize = 8192;
@@ -19,7 +19,7 @@ const CLOSED: &str = "closed during the hello";
 /// The most links a session has.
 pub const MAX_LINKS: u16 = 64;
 
-/// What the destination QEMU's monitor is to be told, so that both QEMUs agree.
+/// Settings for the destination QEMU's monitor, so that both QEMUs agree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Setup {
@@ -37,26 +37,26 @@ pub struct Hello {
     pub session: String,
     /// This link's number.
     pub link: u16,
-    /// How many there will be.
+    /// The number of links of the session.
     pub links: u16,
-    /// The server's secret; none on link 0.
+    /// The server's secret; `None` on link 0.
     #[serde(default)]
     pub token: Option<String>,
     /// Page size of the guest, bytes.
     pub page_size: u32,
-    /// Which of the server's targets.
+    /// The name of the server's target.
     #[serde(default)]
     pub name: Option<String>,
-    /// What to tell the destination's monitor.
+    /// Settings for the destination QEMU's monitor.
     #[serde(default)]
     pub setup: Option<Setup>,
     /// Codecs the client may use, by name.
     pub codecs: Vec<String>,
-    /// Bytes of delta cache that the client would use (W29).
+    /// Bytes of delta cache that the client requests (W29).
     #[serde(default)]
     pub delta_cache: u64,
-    /// Not a link: the client's session is over without an answer, and this asks how far the
-    /// server's has come (W28).
+    /// Opens no link: the client's session has ended without an answer, and this asks how far the
+    /// server's session got (W28).
     #[serde(default)]
     pub ask: bool,
 }
@@ -65,31 +65,30 @@ pub struct Hello {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Welcome {
-    /// Why not, if not.
+    /// The reason for a refusal.
     pub error: Option<String>,
-    /// With an error, of a session that has ended: bytes of W20 were written.
+    /// With an error, if the session has ended: whether bytes of W20 were written.
     pub committed: Option<bool>,
-    /// With `committed`: QEMU had confirmed.
+    /// With `committed`: whether QEMU confirmed.
     pub confirmed: bool,
-    /// The secret further links must show.
+    /// The secret that further links must show.
     pub token: String,
     /// The largest chunk, bytes.
     pub chunk_bytes: u32,
-    /// DATA frames each stream may have in flight of its own.
+    /// DATA frames that each stream may have in flight on its own.
     pub stream_frames: u32,
-    /// DATA frames all streams share beyond that.
+    /// DATA frames that all streams share beyond that.
     pub shared_frames: u32,
     /// Codecs the server decodes.
     pub codecs: Vec<String>,
-    /// Bytes of delta cache at either end, at most what the client asked for; 0 where there are no
-    /// deltas (W29).
+    /// Bytes of delta cache at either end, at most the client's request; 0 without deltas (W29).
     pub delta_cache: u64,
 }
 
 /// 128 random bits as 32 hex digits.
 ///
 /// # Errors
-/// The system has no random bytes to give.
+/// The system provides no random bytes.
 pub fn random_id() -> Result<String, SessionError> {
     let mut bytes = [0u8; 16];
     std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(
@@ -101,7 +100,7 @@ pub fn random_id() -> Result<String, SessionError> {
 /// A preamble and its JSON (W1).
 ///
 /// # Errors
-/// The JSON is longer than a peer takes.
+/// The JSON is longer than a peer accepts.
 pub fn encode_preamble<T: Serialize>(peer: &str, body: &T) -> Result<Vec<u8>, SessionError> {
     let unusable = |detail: String| SessionError::Hello { peer: peer.into(), detail };
     let json = serde_json::to_vec(body).map_err(|error| unusable(error.to_string()))?;
@@ -157,10 +156,10 @@ fn decode_json<T: DeserializeOwned>(
         .map_err(|error| SessionError::Hello { peer: peer.into(), detail: error.to_string() })
 }
 
-/// Reads a preamble and its JSON from the beginning of `bytes`; what follows is left alone.
+/// Reads a preamble and its JSON from the front of `bytes`; ignores the bytes behind it.
 ///
 /// # Errors
-/// As [`read_preamble`]; and `bytes` end too soon.
+/// As [`read_preamble`]; and `bytes` that end too soon.
 pub fn decode_preamble<T: DeserializeOwned>(peer: &str, bytes: &[u8]) -> Result<T, SessionError> {
     let cut = || SessionError::LinkLost { peer: peer.into(), detail: CLOSED.into() };
     check_magic(peer, *bytes.first_chunk().ok_or_else(cut)?)?;
@@ -172,7 +171,7 @@ pub fn decode_preamble<T: DeserializeOwned>(peer: &str, bytes: &[u8]) -> Result<
 /// Writes a preamble and its JSON in one piece.
 ///
 /// # Errors
-/// The link is lost, or the JSON is longer than a peer takes.
+/// The link is lost, or the JSON is longer than a peer accepts.
 pub fn write_preamble<T: Serialize>(
     link: &mut Link,
     peer: &str,
@@ -182,10 +181,10 @@ pub fn write_preamble<T: Serialize>(
     link.write_all(&bytes).map_err(|error| lost(peer, &error))
 }
 
-/// Reads a preamble and its JSON; the whole must arrive within `timeout`.
+/// Reads a preamble and its JSON; all of it must arrive within `timeout`.
 ///
 /// # Errors
-/// Anything that is not a preamble of our version with JSON we understand.
+/// Anything other than a preamble of our version with valid JSON.
 pub fn read_preamble<T: DeserializeOwned>(
     link: &mut Link,
     peer: &str,
@@ -193,7 +192,7 @@ pub fn read_preamble<T: DeserializeOwned>(
 ) -> Result<T, SessionError> {
     let deadline = Instant::now() + timeout;
     let mut head = [0; PREAMBLE_BYTES];
-    // The magic alone first: a port scanner that sends eight wrong bytes is told apart at once.
+    // The magic first, on its own: a port scanner that sends eight wrong bytes is refused at once.
     let (first, rest) = head.split_at_mut(MAGIC.len());
     read_by(link, peer, first, deadline)?;
     check_magic(peer, *first.first_chunk().expect("as long as the magic"))?;
@@ -229,14 +228,14 @@ fn read_by(
     Ok(())
 }
 
-/// Whether a read or write only ran into its timeout.
+/// Whether a read or write only reached its timeout.
 pub(crate) fn would_block(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
 }
 
 pub(crate) fn lost(peer: &str, error: &std::io::Error) -> SessionError {
-    // The server looks at a client's certificate when the client already believes all is well.
+    // The server checks a client's certificate after the handshake is over for the client.
     if let Some(TlsError::Broken { reason }) = TlsError::of(error) {
         return TlsError::Refused { peer: peer.into(), reason: reason.clone() }.into();
     }
@@ -263,10 +262,10 @@ mod tests {
         }
     }
 
-    /// Bytes of a hello that ends in the middle and goes on with silence.
+    /// Length of a hello that is cut short and followed by silence.
     const SILENT: usize = 30;
 
-    /// What the server makes of `bytes` sent by a client that then closes or stays silent.
+    /// The server's result for `bytes` from a client that then closes, or stays silent.
     fn served(bytes: &[u8], close: bool) -> Result<Hello, SessionError> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -275,7 +274,7 @@ mod tests {
         if close {
             client.shutdown(Shutdown::Write).unwrap();
         }
-        // A silent one is waited for.
+        // Silence ends only at the limit.
         let limit = if bytes.len() == SILENT { 300 } else { 60_000 };
         read_preamble(&mut link, "the client", Duration::from_millis(limit))
     }

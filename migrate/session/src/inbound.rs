@@ -1,22 +1,22 @@
-//! What comes in: which frames have arrived, and how far each stream was written to QEMU.
+//! The receiving half: the frames that have arrived, and how far each stream was written to QEMU.
 
 use crate::arrivals::{Arrivals, WINDOW};
 use crate::error::SessionError;
 use crate::frame::{AckEntry, Header, MAX_STREAMS};
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// How far one stream and direction was written to QEMU here, for the next ACK.
+/// How far one stream and direction was written to QEMU, for the next ACK.
 #[derive(Debug, Default)]
 struct Progress {
     seq: AtomicU64,
     offset: AtomicU64,
     hash: AtomicU64,
-    /// Odd while [`Inbound::delivered`] writes; the three fields are one value (a sequence lock
+    /// Odd while [`Inbound::delivered`] writes: the three fields form one value (a sequence lock
     /// with one writer).
     version: AtomicU32,
-    /// The last ACK that was collected said this sequence number.
+    /// The sequence number in the last ACK collected.
     acked: AtomicU64,
-    /// Sequenced frames taken off the links.
+    /// Sequenced frames that have arrived.
     arrivals: Arrivals,
 }
 
@@ -24,7 +24,7 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     streams: Box<[Progress]>,
-    /// An ACK is on its way to be collected.
+    /// An ACK is queued and not collected yet.
     ack_is_queued: AtomicBool,
 }
 
@@ -36,13 +36,13 @@ impl Inbound {
         }
     }
 
-    /// Everything below `seq` of `stream` was written to QEMU here. One writer per stream. True
-    /// when the caller has to queue an ACK.
+    /// Records that everything below `seq` of `stream` was written to QEMU. One writer per stream.
+    /// True when the caller has to queue an ACK.
     #[must_use]
     pub(crate) fn delivered(&self, stream: u16, seq: u64, offset: u64, hash: u64) -> bool {
         let state = &self.streams[usize::from(stream)];
-        // A sequence lock: Release on the way in would let the stores move up, so a full fence
-        // follows the odd version.
+        // A sequence lock. A Release store of the odd version would allow the stores below to move
+        // before it, so a full fence follows it.
         let version = state.version.load(Ordering::Relaxed);
         state.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -53,8 +53,8 @@ impl Inbound {
         !self.ack_is_queued.swap(true, Ordering::AcqRel)
     }
 
-    /// Has the next ACK name everything that was written to QEMU once more. True when the caller
-    /// has to queue one.
+    /// Makes the next ACK repeat everything written to QEMU. True when the caller has to queue an
+    /// ACK.
     #[must_use]
     pub(crate) fn acknowledge_again(&self) -> bool {
         for state in &self.streams {
@@ -63,7 +63,7 @@ impl Inbound {
         !self.ack_is_queued.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether an arriving frame is new; one that came before is passed over (W11).
+    /// Whether an arriving frame is new; a frame that arrived before is skipped (W11).
     pub(crate) fn expects(&self, header: &Header) -> Result<bool, SessionError> {
         let state = &self.streams[usize::from(header.stream)];
         let written = state.seq.load(Ordering::Acquire);
@@ -75,17 +75,16 @@ impl Inbound {
         Ok(state.arrivals.expects(header.seq, written))
     }
 
-    /// Takes note of a frame that is here in full; false when another link has brought it
-    /// meanwhile.
+    /// Records a frame that has arrived in full; false when another link delivered it meanwhile.
     pub(crate) fn arrived(&self, header: &Header) -> bool {
         let state = &self.streams[usize::from(header.stream)];
-        // Older than at `expects`, at most: then the frame's cell decides.
+        // `seq` may only be older than it was at `expects`; then the frame's cell decides.
         state.arrivals.take(header.seq, state.seq.load(Ordering::Acquire))
     }
 
-    /// Appends an entry for every stream that has moved since the last ACK.
+    /// Appends an entry for every stream that has advanced since the last ACK.
     pub(crate) fn collect_acks(&self, out: &mut Vec<u8>) {
-        // Cleared first: a delivery from here on queues another ACK.
+        // Cleared first: any later delivery queues another ACK.
         self.ack_is_queued.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         for (stream, state) in self.streams.iter().enumerate() {

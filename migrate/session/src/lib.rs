@@ -1,5 +1,5 @@
-//! The host-to-host protocol: links, streams, credits, acknowledgements. The document is
-//! `docs/wire.md`; the code quotes its clauses as `W1` ... `W29`.
+//! The protocol between the relays: links, streams, credits, acknowledgements. `docs/wire.md`
+//! specifies it; the code quotes its rules as `W1` ... `W29`.
 //!
 //! ```text
 //!  reader of a QEMU socket                               Sink (the other relay)
@@ -10,31 +10,31 @@
 //!                       Session::delivered ◄── writer of a QEMU socket
 //! ```
 //!
-//! A link is TCP, with TLS 1.3 of crate `tls` in it unless the user has said otherwise. This crate
-//! knows links, order numbers and buffers. It does not know QEMU, and it does not compress: a DATA
-//! frame carries a unit that the relay has encoded and the other relay decodes.
+//! A link is TCP, with TLS 1.3 of crate `tls` inside unless the user chose otherwise. This crate
+//! handles links, sequence numbers and buffers. It knows nothing of QEMU and does not compress: one
+//! relay encodes the unit in a DATA frame, and the other decodes it.
 //!
-//! **Modules**, each of which knows only those above it:
+//! **Modules**. Each depends only on those above it:
 //!
 //! | | |
 //! |---|---|
-//! | `frame_type`, `error`, `frame`, `hash` | what goes over the wire |
-//! | `transport`, `hello`, `dial`, `redial` | how a link is made, and made again |
-//! | `pacing`, `credit` | how much the sender may have in flight |
-//! | `outgoing`, `unacked`, `links`, `outbound` | what goes out, by which link |
-//! | `sink`, `arrivals`, `inbound` | what comes in |
-//! | `commit`, `session` | what the links share, and how a session ends |
+//! | `frame_type`, `error`, `frame`, `hash` | the wire format |
+//! | `transport`, `hello`, `dial`, `redial` | opening and reopening a link |
+//! | `pacing`, `credit` | the limit on bytes in flight |
+//! | `outgoing`, `unacked`, `links`, `outbound` | the sending half |
+//! | `sink`, `arrivals`, `inbound` | the receiving half |
+//! | `commit`, `session` | the state that the links share, and the end of a session |
 //! | `writer`, `reader`, `link` | the two threads of a link |
-//! | `resume` | the thread that makes lost links anew |
+//! | `resume` | the thread that reopens lost links |
 //!
-//! **What fails.** A link that is lost is no failure: what it had written and nobody acknowledged
-//! goes over the others, or waits until a new link is there (`unacked`, `resume`). Everything else
-//! ends the session ([`Session::fail`]), and so does a time without links that is too long: every
-//! waiting thread wakes, the peer is told why, and the relay decides what that means for QEMU.
-//! Bytes from the peer are hostile: every length is bounded before anything is allocated or read,
-//! and an honest sender's credit is exactly what the buffers hold.
+//! **What fails.** The loss of a link is no failure: frames written to it and not acknowledged go
+//! over the other links, or wait for a new link (`unacked`, `resume`). Everything else ends the
+//! session ([`Session::fail`]), and so does too long a time without links: every waiting thread
+//! wakes, the peer is told the reason, and the relay decides how to close QEMU's sockets. Bytes
+//! from the peer are hostile: every length is bounded before anything is allocated or read, and an
+//! honest sender's credit is exactly the capacity of the buffers.
 //!
-//! **Limits.** See section 6 of the document.
+//! **Limits.** See section 6 of `docs/wire.md`.
 
 mod arrivals;
 mod commit;

@@ -1,4 +1,4 @@
-//! A link becomes part of a session: its socket's options and its two threads.
+//! Adds a link to a session: sets its socket's options and starts its two threads.
 
 use crate::error::SessionError;
 use crate::links::LinkState;
@@ -11,19 +11,20 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often a thread that waits for its socket looks whether the session goes on.
+/// How often a thread that waits for its socket checks whether the session has ended.
 const WAKE_INTERVAL: Duration = Duration::from_millis(500);
-/// Unsent bytes the kernel may hold per link; a link counts as writable below half of it. Room for
-/// a whole frame, so that writing one to a writable link does not wait. The credits, not this,
-/// bound what is in flight.
+/// Unsent bytes that the kernel may hold per link; a link counts as writable below half of it.
+/// Large enough for a whole frame, so that writing one to a writable link does not wait. The
+/// credits, not this, limit the bytes in flight.
 const NOTSENT_LOWAT: u32 = 1 << 20;
 
 impl Session {
-    /// Starts the two threads of link `number`, on which hellos were exchanged; a link of that
-    /// number that is still there is replaced (W26).
+    /// Starts the two threads of link `number`, after the exchange of hellos. Replaces an existing
+    /// link of that number (W26).
     ///
     /// # Errors
-    /// The socket or the threads cannot be had; or links come and go faster than their threads.
+    /// The system refuses socket options or threads; or links come and go faster than their threads
+    /// end.
     pub fn add_link(self: &Arc<Self>, number: u16, link: Link) -> Result<(), SessionError> {
         let socket = prepare(link.socket())?;
         self.check_threads()?;
@@ -45,12 +46,13 @@ impl Session {
     }
 }
 
-/// Sets a link's socket options and gives a second handle to shut it with.
+/// Sets a link's socket options and returns a second handle for shutting it down.
 fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
     let failed =
         |source| SessionError::Resource { what: "cannot set up a link's socket".into(), source };
     socket.set_nodelay(true).map_err(failed)?;
-    // Both threads wake up now and then: to look whether the session ended, and to notice silence.
+    // Both threads wake up regularly: to check whether the session has ended, and to notice
+    // silence.
     socket.set_read_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
     socket.set_write_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
     let options = SockRef::from(socket);
@@ -156,7 +158,7 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(session.links.links_up(), 1);
-        // All but one are shut, and the count follows the last one.
+        // All but one are shut down, and the count follows the last one.
         let is_shut = |socket: &TcpStream| {
             socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
             (&*socket).read_to_end(&mut Vec::new()).is_ok()

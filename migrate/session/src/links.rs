@@ -1,5 +1,5 @@
-//! Which links a session has, what each of them is to carry, and when the last one was lost
-//! (W25, W26).
+//! The links of a session, the role of each, and the outage that starts with the loss of the last
+//! one (W25, W26).
 
 use crate::error::SessionError;
 use crate::sync::lock;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A link that is lost sooner than this did not stay: the next one is not made at once.
+/// A link lost sooner than this counts as flapping: it is not reopened at once.
 const STAYED: Duration = Duration::from_secs(1);
 
-/// What the two threads of a link and the session know of it.
+/// The state of a link that its two threads and the session share.
 #[derive(Debug)]
 pub(crate) struct LinkState {
     /// Unique in the session, never 0.
@@ -24,54 +24,54 @@ pub(crate) struct LinkState {
 }
 
 impl LinkState {
-    /// It was lost: nothing more is to be written to it.
+    /// The link is lost: nothing more may be written to it.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// True for the first call.
+    /// Marks the link as lost; true for the first call.
     pub(crate) fn mark_dead(&self) -> bool {
         !self.dead.swap(true, Ordering::AcqRel)
     }
 }
 
-/// What remains when a link is lost.
+/// The state after the loss of a link.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Remaining {
     pub(crate) links: usize,
-    /// The loss deserves a notice: there was none yet of this link, or of all of them, since they
-    /// were last back for good.
+    /// The loss deserves a notice: it is the first of this link, or of all links, since they last
+    /// stayed up.
     pub(crate) is_news: bool,
 }
 
-/// From the loss of the last link until something moves again. Links that come back and bring
-/// nothing do not end it.
+/// The time from the loss of the last link until there is progress. Links that come back without
+/// progress do not end it.
 #[derive(Debug, Clone)]
 pub(crate) struct Outage {
-    /// When the last link was given up.
+    /// When the last link was lost.
     pub(crate) began: Instant,
-    /// When something was last received.
+    /// When bytes were last received.
     last_received: Instant,
-    /// When a link was last made.
+    /// When a link was last opened.
     back: Option<Instant>,
     /// How the last link was lost.
     pub(crate) cause: String,
 }
 
-/// The link of one number.
+/// The link with one number.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Place {
     link: Option<Arc<LinkState>>,
-    /// Since when none has stayed.
+    /// The time since which no link has stayed up.
     pub(crate) gone: Option<Instant>,
-    /// The last one did not stay.
+    /// The last link did not stay up.
     pub(crate) flaps: bool,
 }
 
 #[derive(Debug)]
 struct Table {
     last_id: u64,
-    /// By number.
+    /// Indexed by the link's number.
     places: Vec<Place>,
     /// When a link was last lost.
     last_loss: Instant,
@@ -85,7 +85,7 @@ impl Table {
         self.places.iter().filter_map(|place| place.link.as_ref())
     }
 
-    /// The outage, while there is no link.
+    /// The outage, while no link is up.
     fn outage(&self) -> Option<&Outage> {
         self.outage.as_ref().filter(|_| self.links().next().is_none())
     }
@@ -94,21 +94,21 @@ impl Table {
 /// No stream has priority.
 const UNWANTED: u64 = u64::MAX;
 
-/// What a link has to write.
+/// A link's share of the frames to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It empties the outbox, and without a priority link what has priority before that.
+    /// It empties the outbox; without a priority link, the priority queue first.
     First,
-    /// It carries what has priority, and nothing else of any stream.
+    /// It carries frames with priority, and nothing else of any stream.
     Priority,
-    /// It takes what the first one would have to wait for.
+    /// It carries the overflow of the first link.
     Other,
 }
 
-/// What a thread that makes links anew has to know.
+/// The state that the thread for lost links acts on.
 #[derive(Debug)]
 pub(crate) struct Missing {
-    /// While there is no link.
+    /// The outage, while no link is up.
     pub(crate) outage: Option<Outage>,
     /// When a link was last lost.
     pub(crate) last_loss: Instant,
@@ -122,17 +122,17 @@ pub(crate) struct Links {
     /// How long the session outlives its last link.
     timeout: Duration,
     began: Instant,
-    /// Milliseconds from `began` to the last byte of any link. Relaxed: a time for people.
+    /// Milliseconds from `began` to the last byte of any link. Relaxed: only reports use it.
     received: AtomicU64,
     /// The link that empties the outbox; 0 for none.
     first: AtomicU64,
-    /// The link that carries what has priority and nothing else; 0 for none, [`UNWANTED`] as long
-    /// as no stream has priority.
+    /// The link that carries only frames with priority; 0 for none, [`UNWANTED`] while no stream
+    /// has priority.
     priority: AtomicU64,
-    /// How many links the table has; the lock is not needed to read it.
+    /// How many links the table has; readable without the lock.
     up: AtomicUsize,
     table: Mutex<Table>,
-    /// The table has changed, or the session is over.
+    /// Notified when the table changes, or the session ends.
     changed: EventCount,
 }
 
@@ -159,7 +159,7 @@ impl Links {
         }
     }
 
-    /// Whether a lost link is replaced at all.
+    /// Whether lost links are replaced.
     pub(crate) fn resumes_lost(&self) -> bool {
         !self.timeout.is_zero()
     }
@@ -172,30 +172,30 @@ impl Links {
         self.up.load(Ordering::Acquire)
     }
 
-    /// Links that take what the first one would have to wait for.
+    /// The number of links that carry the overflow of the first one.
     pub(crate) fn spare_links(&self) -> usize {
-        // None at all counts as one: the next to come is the first.
+        // Without any link, the next one becomes the first: count it.
         (self.links_up().max(1) - 1).saturating_sub(usize::from(self.has_priority_link()))
     }
 
-    /// Looks at each link that is up.
+    /// Calls `look` for each link that is up.
     pub(crate) fn each(&self, look: impl FnMut(&Arc<LinkState>)) {
         lock(&self.table).links().for_each(look);
     }
 
-    /// Outages that have ended, and for how long nothing came in all of them.
+    /// How many outages have ended, and for how long nothing was received in them, in total.
     pub(crate) fn resumes(&self) -> (u32, Duration) {
         let table = lock(&self.table);
         (table.resumes, table.silent)
     }
 
-    /// Bytes came.
+    /// Records that bytes were received.
     pub(crate) fn note_received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.began).as_millis();
         self.received.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// A link begins; gives its state, and that of the one that had its number until now.
+    /// Adds a link; returns its state, and that of the link that had its number before.
     pub(crate) fn add(
         &self,
         number: u16,
@@ -217,11 +217,11 @@ impl Links {
         (link, replaced)
     }
 
-    /// A link has brought something that shows that the session goes on: how long nothing was
-    /// received, if this ends an outage.
+    /// Records that a link has shown progress. If this ends an outage, returns for how long nothing
+    /// was received.
     pub(crate) fn note_progress(&self, link: &LinkState) -> Option<Duration> {
         let mut table = lock(&self.table);
-        // What a link brought before it was lost is no sign of life of those that follow.
+        // Progress of a link that has been lost since says nothing of the links after it.
         table.links().find(|there| there.id == link.id)?;
         let outage = table.outage.take()?;
         let back = outage.back.unwrap_or_else(Instant::now);
@@ -231,7 +231,7 @@ impl Links {
         Some(silent)
     }
 
-    /// A link is lost.
+    /// Removes a lost link.
     pub(crate) fn lose(&self, link: &LinkState, why: &SessionError) -> Remaining {
         let mut table = lock(&self.table);
         let now = Instant::now();
@@ -258,7 +258,7 @@ impl Links {
         Remaining { links, is_news }
     }
 
-    /// A link has ended as it should; true for the last one.
+    /// Removes a link that has ended in order; true for the last one.
     pub(crate) fn end(&self, link: &LinkState) -> bool {
         self.remove(&mut lock(&self.table), link) == 0
     }
@@ -271,17 +271,17 @@ impl Links {
         self.count(table)
     }
 
-    /// Counts the links of a table that has changed. Nothing else knows how many there are: a link
-    /// may be taken out by its own threads and replaced by another at once.
+    /// Counts the links of a changed table. The table is the only source: a link may be removed by
+    /// its own threads and replaced by another at once.
     fn count(&self, table: &Table) -> usize {
         let up = table.links().count();
         self.up.store(up, Ordering::Release);
         up
     }
 
-    /// The role of link `id` now. A role that no link has goes to the first link to ask.
+    /// The role of link `id` now. A vacant role goes to the first link that asks.
     pub(crate) fn role(&self, id: u64) -> Role {
-        // The priority link does not take the first one's role while there are others.
+        // The priority link does not take the first link's role while there are other links.
         if self.priority.load(Ordering::Acquire) == id && self.links_up() > 1 {
             return Role::Priority;
         }
@@ -295,30 +295,30 @@ impl Links {
         Role::Other
     }
 
-    /// A stream has priority; true for the first call.
+    /// Records that a stream has priority; true for the first call.
     pub(crate) fn want_priority_link(&self) -> bool {
         self.priority.compare_exchange(UNWANTED, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Whether a link carries what has priority and nothing else.
+    /// Whether a link carries only frames with priority.
     pub(crate) fn has_priority_link(&self) -> bool {
         !matches!(self.priority.load(Ordering::Acquire), 0 | UNWANTED)
     }
 
-    /// Link `id` has no role any more.
+    /// Link `id` gives up its roles.
     pub(crate) fn release_roles(&self, id: u64) {
         release(&self.first, id);
         release(&self.priority, id);
     }
 
-    /// Shuts every link at once.
+    /// Shuts down every link at once.
     pub(crate) fn cut(&self) {
         for link in lock(&self.table).links() {
             let _ = link.socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// What is missing; of several numbers without a link the first from `turn` on, in a circle.
+    /// The missing links; of several numbers without a link the first from `turn` on, cyclically.
     pub(crate) fn missing(&self, turn: usize) -> Missing {
         let table = lock(&self.table);
         let count = table.places.len();
@@ -330,7 +330,7 @@ impl Links {
         Missing { outage: table.outage().cloned(), last_loss: table.last_loss, place }
     }
 
-    /// Waits until `deadline`, until `is_over`, or until something else is missing than in `known`.
+    /// Waits until `deadline`, until `is_over`, or until the missing links differ from `known`.
     pub(crate) fn wait_for_change(
         &self,
         deadline: Option<Instant>,
@@ -351,19 +351,19 @@ impl Links {
         self.changed.wait_until(Some(deadline), || is_over().then_some(()));
     }
 
-    /// Has those who wait look again.
+    /// Wakes the waiting threads.
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
 }
 
-/// Whether link `id` has this role, or gets it here as no link had it.
+/// Whether link `id` has this role; takes the role if it is vacant.
 fn claim(role: &AtomicU64, id: u64) -> bool {
     let taken = role.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
     taken.is_ok() || taken == Err(id)
 }
 
-/// Link `id` does not have this role any more, if it had.
+/// Vacates the role if link `id` has it.
 fn release(role: &AtomicU64, id: u64) {
     let _ = role.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
 }
@@ -396,15 +396,15 @@ mod tests {
         );
         assert_eq!(roles(), [Role::First, Role::Priority, Role::Other]);
         let why = SessionError::Local { reason: "the test".into() };
-        // The priority link is lost: another takes the role.
+        // The priority link is lost: another link takes the role.
         links.lose(&b, &why);
         assert!(!links.has_priority_link());
         assert_eq!([&a, &c].map(|link| links.role(link.id)), [Role::First, Role::Priority]);
-        // The first one is lost: the priority link leaves that role to the new one.
+        // The first link is lost: the priority link does not take its role, the new link does.
         links.lose(&a, &why);
         let b = links.add(1, socket()).0;
         assert_eq!([&c, &b].map(|link| links.role(link.id)), [Role::Priority, Role::First]);
-        // A single link is no priority link; with the next one there is one again.
+        // A single link is no priority link; when the next one opens there is one again.
         links.lose(&b, &why);
         assert_eq!(links.role(c.id), Role::First);
         assert!(!links.has_priority_link());
@@ -419,7 +419,7 @@ mod tests {
         let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let why = SessionError::Local { reason: "the test".into() };
         let old = links.add(0, socket()).0;
-        // Its reader has marked it, and has not taken it out yet when the new one comes.
+        // Its reader has marked it, but not removed it yet when the new one opens.
         assert!(old.mark_dead());
         let (new, replaced) = links.add(0, socket());
         assert_eq!(replaced.map(|link| link.id), Some(old.id));

@@ -1,9 +1,8 @@
-//! What goes out: the queues that the links' writers empty, and the frames that are not yet
-//! acknowledged.
+//! The sending half: the queues that the links' writers empty, and the unacknowledged frames.
 //!
-//! The first link empties the outbox. What it would have to wait for goes to the overflow queue,
-//! which the other links empty. The DATA of a stream with priority has a queue of its own: one link
-//! carries it and nothing else, or the first link empties it before the outbox.
+//! The first link empties the outbox. Frames for which it would have to wait go to the overflow
+//! queue, which the other links empty. The DATA of a stream with priority has its own queue: one
+//! link carries that and nothing else, or the first link empties it before the outbox.
 
 use crate::credit::{Credits, Grants};
 use crate::frame::MAX_STREAMS;
@@ -14,8 +13,7 @@ use pipeline::Results;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Frames that may wait for a link: every buffer there is, and the frames without payload of every
-/// stream.
+/// Frames that may wait for a link: every buffer, and the frames without payload of every stream.
 const OUTBOX_FRAMES: usize = 4096;
 /// Frames that may wait for the links other than the first.
 const OVERFLOW_FRAMES: usize = 128;
@@ -24,14 +22,14 @@ const OVERFLOW_FRAMES: usize = 128;
 pub(crate) struct Outbound {
     pub(crate) credits: Credits,
     pub(crate) outbox: Arc<Results<Outgoing>>,
-    /// What the first link would have to wait for.
+    /// Frames for which the first link would have to wait.
     pub(crate) overflow: Arc<Results<Outgoing>>,
-    /// What goes before everything else.
+    /// Frames that go before all others.
     pub(crate) priority: Arc<Results<Outgoing>>,
-    /// By stream: whether its DATA goes by `priority`.
+    /// By stream: whether its DATA uses `priority`.
     has_priority: Box<[AtomicBool]>,
     pub(crate) unacked: Unacked,
-    /// The payload of our FINISH: sent again on each new link.
+    /// The payload of our FINISH: repeated on each new link.
     finish: OnceLock<Vec<u8>>,
     links: Arc<Links>,
 }
@@ -50,12 +48,12 @@ impl Outbound {
         }
     }
 
-    /// Queues a frame. After the session has ended it goes nowhere, which is no error.
+    /// Queues a frame. After the end of the session the frame is dropped, which is no error.
     pub(crate) fn send(&self, frame: Outgoing) {
         let _ = self.outbox.push(frame);
     }
 
-    /// Queues a frame ahead of all that [`Outbound::send`] has queued.
+    /// Queues a frame ahead of all those queued with [`Outbound::send`].
     pub(crate) fn send_first(&self, frame: Outgoing) {
         let _ = self.priority.push(frame);
         if !self.links.has_priority_link() {
@@ -64,7 +62,7 @@ impl Outbound {
         }
     }
 
-    /// Queues a frame again that a lost link had taken.
+    /// Queues the frame of a lost link again.
     pub(crate) fn requeue(&self, frame: Outgoing) {
         let first = match &frame {
             Outgoing::Unit { header, .. } => {
@@ -79,7 +77,7 @@ impl Outbound {
         }
     }
 
-    /// The DATA of `stream` has priority from now on.
+    /// Gives the DATA of `stream` priority from now on.
     pub(crate) fn prioritise(&self, stream: u16) {
         self.has_priority[usize::from(stream)].store(true, Ordering::Release);
         if self.links.want_priority_link() {
@@ -87,12 +85,12 @@ impl Outbound {
         }
     }
 
-    /// Wakes a link other than the first, which then looks at its role.
+    /// Wakes a link other than the first, to check its role.
     pub(crate) fn wake_others(&self) {
         let _ = self.overflow.push(Outgoing::Acks);
     }
 
-    /// Wakes whichever links can take over the work of one that is gone.
+    /// Wakes the links that can take over the work of a lost one.
     pub(crate) fn wake_successors(&self) {
         self.wake_others();
         if !self.priority.is_empty() {
@@ -100,33 +98,33 @@ impl Outbound {
         }
     }
 
-    /// Wakes the link that carries what has priority, which may be the only one left.
+    /// Wakes the priority link, which may be the only one left.
     pub(crate) fn wake_priority_link(&self) {
         if self.links.has_priority_link() {
             let _ = self.priority.push(Outgoing::Acks);
         }
     }
 
-    /// Moves what was meant for the other links to the outbox.
+    /// Moves the overflow back to the outbox.
     pub(crate) fn reclaim_overflow(&self) {
         while let Some(frame) = self.overflow.pop() {
             self.send(frame);
         }
     }
 
-    /// No more frames; what is queued still goes out unless the session has failed.
+    /// Accepts no more frames; queued frames still go out unless the session has failed.
     pub(crate) fn close(&self) {
         self.outbox.close();
         self.overflow.close();
         self.priority.close();
     }
 
-    /// Takes note of the payload of our FINISH.
+    /// Stores the payload of our FINISH.
     pub(crate) fn set_finish(&self, report: Vec<u8>) {
         let _ = self.finish.set(report);
     }
 
-    /// The payload of our FINISH, once it was sent.
+    /// The payload of our FINISH, once it has been sent.
     pub(crate) fn finish(&self) -> Option<&Vec<u8>> {
         self.finish.get()
     }

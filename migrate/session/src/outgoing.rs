@@ -1,4 +1,4 @@
-//! A frame on its way out.
+//! A frame to be sent.
 
 use crate::frame::Header;
 use crate::frame_type::FrameType;

@@ -1,4 +1,4 @@
-//! The reading thread of a link: it checks frames and hands them to the sink.
+//! The reading thread of a link: it checks frames and passes them to the sink.
 
 use crate::error::SessionError;
 use crate::frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES};
@@ -16,21 +16,21 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A link that brought nothing for this long is lost (W24): three heartbeats. The reader looks
-/// every half second, so a dead peer is found within 4 s.
+/// A link without bytes for this long is lost (W24): three heartbeats. The reader checks every half
+/// second, so a dead peer is found within 4 s.
 pub const SILENCE: Duration = Duration::from_secs(3);
-/// Bytes of a frame that is not wanted, read at once.
+/// Bytes of a duplicate frame to read at once.
 const SCRATCH: usize = 16 << 10;
 
 /// Reads frames until the link or the session ends.
 pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkReader) {
     let result = read_frames(session, state, &mut link);
     match result {
-        // Fine when both are leaving.
+        // No error: both ends are closing.
         Ok(()) | Err(SessionError::LinkLost { .. })
             if session.may_end() && !session.has_failed() =>
         {
-            // The writer may still have something to say.
+            // The writer may still have frames to send.
             if session.links.end(state) {
                 session.outbound.close();
             }
@@ -50,7 +50,7 @@ fn read_frames(
     let chunk_bytes = session.grants().chunk_bytes;
     let mut raw = [0; HEADER_BYTES];
     let mut free = Vec::new();
-    // What a new link brings in any case shows nothing: a hello, and an ACK of what is known.
+    // Every new link delivers a hello and an ACK, which show no progress.
     let (mut progress, mut noted) = (false, false);
     loop {
         if progress && !noted {
@@ -71,8 +71,8 @@ fn read_frames(
                 FrameType::Data => Some(read_unit(session, link, &header)?),
                 _ => None,
             };
-            // Only now: a link that is lost in the middle of a frame must not keep another from
-            // bringing it.
+            // Recorded only when complete: a link lost in the middle of a frame must not prevent
+            // another from delivering that frame.
             if session.inbound.arrived(&header) {
                 progress = true;
                 session.sink.frame(Incoming { header, unit })?;
@@ -114,7 +114,7 @@ fn read_frames(
     }
 }
 
-/// Reads and drops the payload of a frame that another link has brought.
+/// Reads and drops the payload of a frame that has arrived over another link.
 fn skip(session: &Session, link: &mut LinkReader, mut length: usize) -> Result<(), SessionError> {
     let mut scratch = [0; SCRATCH];
     while length > 0 {
@@ -125,7 +125,7 @@ fn skip(session: &Session, link: &mut LinkReader, mut length: usize) -> Result<(
     Ok(())
 }
 
-/// Reads the unit of a DATA frame into a buffer: a plain one when the payload is the chunk itself.
+/// Reads the unit of a DATA frame into a buffer: a plain one if the payload is the chunk itself.
 fn read_unit(
     session: &Session,
     link: &mut LinkReader,
@@ -153,7 +153,7 @@ fn read_unit(
         )));
     }
     let mut slot = if is_chunk && unit.codec == Codec::Raw {
-        // An honest peer stays within its credit, and then there is always one free (W13).
+        // An honest peer does not exceed its credit, so a buffer is always free (W13).
         session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?
     } else {
         let closed = || session.link_lost("the session has ended");

@@ -1,4 +1,4 @@
-//! A client's way back to its server: links made again, and the question of W28.
+//! Reopening a client's links to its server, and the question of W28.
 
 use crate::dial::{dial_as, Attempt};
 use crate::error::SessionError;
@@ -8,12 +8,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tls::Connector;
 
-/// How long an attempt may take to connect: as long again as has passed, in these bounds. The
-/// kernel repeats a lost SYN only after a second, so short attempts find a link that is back
-/// sooner; long ones come in time for slow links.
+/// How long an attempt may take to connect: the time since the loss, within these bounds. The
+/// kernel repeats a lost SYN only after a second, so short attempts find a link sooner once it is
+/// back; long ones suffice for slow links.
 const CONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// What a client needs to make a link again.
+/// The data that a client needs to reopen a link.
 #[derive(Debug, Clone)]
 pub struct Redial {
     peer: String,
@@ -22,23 +22,23 @@ pub struct Redial {
     hello: Hello,
 }
 
-/// What a peer says of its session, when ours is over.
+/// A peer's report on its session, after ours has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
-    /// Bytes of W20 may have been written to QEMU. If not, none ever will be.
+    /// Whether bytes of W20 may have been written to QEMU. If not, none ever will be.
     pub committed: bool,
-    /// QEMU has said that it runs the VM.
+    /// Whether QEMU has confirmed that it runs the VM.
     pub confirmed: bool,
 }
 
 impl Redial {
     /// `peer` as it was dialled for `first`; `hello` with the token.
     pub fn new(peer: String, first: &Link, connector: Option<Connector>, hello: Hello) -> Self {
-        // The address, not the name: while the network is down the resolver may be as well.
+        // The address, not the name: while the network is down the resolver may fail too.
         Self { peer, address: first.socket().peer_addr().ok(), connector, hello }
     }
 
-    /// Makes link `number`, which has been gone for `passed`.
+    /// Opens link `number` again, `passed` after its loss.
     pub(crate) fn link(&self, number: u16, passed: Duration) -> Result<Link, SessionError> {
         self.attempt(&Hello { link: number, ..self.hello.clone() }, passed)
     }
@@ -50,10 +50,10 @@ impl Redial {
         dial_as(&self.peer, self.connector.as_ref(), hello, attempt).map(|(link, _)| link)
     }
 
-    /// Asks a peer that has not answered how far it has come; its session is over then (W28).
+    /// Asks a peer that has not answered how far its session got; this ends that session (W28).
     ///
     /// # Errors
-    /// It cannot be reached, or knows nothing of this session.
+    /// The peer cannot be reached, or does not know this session.
     pub fn ask(&self) -> Result<Verdict, SessionError> {
         let hello = Hello { ask: true, link: 0, ..self.hello.clone() };
         match self.attempt(&hello, CONNECT.0) {

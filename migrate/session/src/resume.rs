@@ -1,4 +1,4 @@
-//! The thread that makes lost links anew, and ends a session that none comes back to (W26).
+//! The thread that reopens lost links, and ends a session whose links all stay lost (W26).
 
 use crate::error::SessionError;
 use crate::links::Missing;
@@ -7,19 +7,19 @@ use crate::session::Session;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two attempts: a twentieth of the time that has passed, in these bounds. A peer that
-/// comes back after 5 s is found within 250 ms.
+/// Pause between two attempts: a twentieth of the time since the loss, within these bounds. A peer
+/// that is back after 5 s is found within 250 ms.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Once our FINISH is sent, links end because the peer leaves, and its FINISH may still be on its
-/// way over another: a new link is made only after this.
+/// Once our FINISH is sent, links end because the peer closes them, and the peer's FINISH may still
+/// be under way on another: a new link is opened only after this time.
 const FINISH_GRACE: Duration = Duration::from_millis(300);
 
 impl Session {
-    /// Starts the thread that ends the session when its last link stays away, and with `redial`
-    /// makes lost links anew.
+    /// Starts the thread that ends the session when all its links stay lost, and with `redial`
+    /// reopens lost links.
     ///
     /// # Errors
-    /// The thread cannot be had.
+    /// The system refuses the thread.
     pub fn supervise_links(self: &Arc<Self>, redial: Option<Redial>) -> Result<(), SessionError> {
         if !self.links.resumes_lost() {
             return Ok(());
@@ -45,7 +45,7 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
     let timeout = links.timeout();
     let is_over = || session.needs_no_link();
     let mut turn = 0;
-    // The last attempt: when it ended, and whether it made a link.
+    // The last attempt: when it ended, and whether it opened a link.
     let mut last: Option<(Instant, bool)> = None;
     loop {
         let missing = links.missing(turn);
@@ -79,7 +79,7 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
                     return session.fail(error);
                 }
             }
-            // The server answers and has no such session: no attempt will change that.
+            // The server answers, but does not have the session: further attempts cannot succeed.
             Err(error @ (SessionError::Over { .. } | SessionError::Refused { .. }))
                 if missing.outage.is_some() =>
             {
@@ -90,8 +90,8 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
     }
 }
 
-/// Until when the next attempt has to wait, if it has to. `last`: when the last one ended, and
-/// whether it made a link; `passed`: how long the link has been gone.
+/// The time until which the next attempt has to wait; `None` if it need not. `last`: when the last
+/// attempt ended, and whether it opened a link. `passed`: time since the loss of the link.
 fn not_before(
     session: &Session,
     missing: &Missing,
@@ -100,7 +100,7 @@ fn not_before(
 ) -> Option<Instant> {
     let flaps = missing.place.as_ref().is_some_and(|(_, place)| place.flaps);
     let finish = session.outbound.finish().map(|_| missing.last_loss + FINISH_GRACE);
-    // An attempt that failed, and one that made a link that did not stay, are not repeated at once.
+    // A failed attempt is not repeated at once, nor is one whose link was soon lost.
     let again = last.filter(|(_, made)| !made || flaps);
     let pause = again.map(|(at, _)| at + (passed / 20).clamp(PAUSE.0, PAUSE.1));
     finish.max(pause).filter(|until| *until > Instant::now())

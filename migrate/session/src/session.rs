@@ -1,4 +1,4 @@
-//! One session: what its links share, and how it ends.
+//! One session: the state that its links share, and its end.
 
 use crate::commit::CommitGate;
 use crate::credit::{Credits, Grants};
@@ -21,9 +21,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a peer that has nothing more to say may take to close its links.
+/// How long a peer without more to send may take to close its links.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
-/// Threads of links that are there or on their way out.
+/// Threads of links that are up or about to end.
 const MAX_THREADS: usize = 8 * MAX_LINKS as usize;
 /// The longest reason that an ABORT carries, bytes.
 const MAX_REASON: usize = 4096;
@@ -36,9 +36,9 @@ pub(crate) struct AbortNote {
     pub(crate) committed: bool,
 }
 
-/// One migration between two relays. The relay and the threads of the links share it.
+/// One migration between two relays. The relay and the links' threads share it.
 pub struct Session {
-    /// The other end, for messages.
+    /// The other end's name, for messages.
     pub peer: String,
     grants: Grants,
     pub(crate) outbound: Outbound,
@@ -50,13 +50,13 @@ pub struct Session {
     pub(crate) sink: Arc<dyn Sink>,
     failure: OnceLock<Arc<SessionError>>,
     failed: AtomicBool,
-    /// The peer's FINISH has come, or ours is all that is left to send: a link that ends is no
+    /// The peer's FINISH has arrived, or only ours remains to be sent: the end of a link is not a
     /// loss.
     finishing: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Bytes given to the links, headers and those of TLS included.
+    /// Bytes written to the links, including headers and TLS.
     pub bytes_out: AtomicU64,
-    /// Bytes taken from the links, likewise.
+    /// Bytes read from the links, including headers and TLS.
     pub bytes_in: AtomicU64,
 }
 
@@ -70,10 +70,12 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// A session that will have `links` links. `payload_slots`: buffers for compressed payloads. A
-    /// receiver waits for them, so any number from (links + codec threads x 5) up works; a sender
-    /// holds unacknowledged frames in them. `resume`: how long the session outlives its last link;
-    /// zero ends it with the first link that is lost.
+    /// A session of `links` links.
+    ///
+    /// `payload_slots` is the number of buffers for compressed payloads. A receiver waits for them,
+    /// so any number from (links + codec threads x 5) up works; a sender stores unacknowledged
+    /// frames in them. `resume` is how long the session outlives its last link; zero ends the
+    /// session with the first link that is lost.
     ///
     /// # Errors
     /// The buffers cannot be mapped.
@@ -98,9 +100,8 @@ impl Session {
             inbound: Inbound::new(),
             links,
             commit: CommitGate::new(),
-            // Both directions draw on it; twice the credit keeps each direction's promise. A lost
-            // link and the one in its place may both be reading a frame that the other has brought
-            // or will bring.
+            // Both directions use it, so it has twice the credit. In addition, a lost link and its
+            // replacement may each be reading a frame that another link delivers as well.
             plain: arena(2 * (grants.buffers() + usize::from(MAX_LINKS)))?,
             payload: arena(payload_slots)?,
             sink,
@@ -113,17 +114,17 @@ impl Session {
         }))
     }
 
-    /// The sender's books.
+    /// The sender's accounts.
     pub fn credits(&self) -> &Credits {
         &self.outbound.credits
     }
 
-    /// What the receiver grants.
+    /// The receiver's grants.
     pub fn grants(&self) -> Grants {
         self.grants
     }
 
-    /// Buffers for plain chunks. The holder of a permit finds one free.
+    /// Buffers for plain chunks. The owner of a permit always finds one free.
     pub fn plain(&self) -> &Arc<Arena> {
         &self.plain
     }
@@ -138,23 +139,23 @@ impl Session {
         &self.outbound.outbox
     }
 
-    /// Queues a frame. After the session has ended it goes nowhere, which is no error.
+    /// Queues a frame. After the end of the session the frame is dropped, which is no error.
     pub fn send(&self, frame: Outgoing) {
         self.outbound.send(frame);
     }
 
-    /// Queues a frame ahead of all that [`Session::send`] has queued.
+    /// Queues a frame ahead of all those queued with [`Session::send`].
     pub fn send_first(&self, frame: Outgoing) {
         self.outbound.send_first(frame);
     }
 
-    /// Gives the DATA of `stream` priority: one link, other than the first, is to carry it and
-    /// nothing else. A single link sends it ahead of everything else.
+    /// Gives the DATA of `stream` priority: one link other than the first carries it and nothing
+    /// else. A single link sends it ahead of everything else.
     pub fn prioritise(&self, stream: u16) {
         self.outbound.prioritise(stream);
     }
 
-    /// Books and queues a sequenced frame without payload; false once the session has ended.
+    /// Charges and queues a sequenced frame without payload; false once the session has ended.
     pub fn send_bare(&self, stream: u16, kind: FrameType, flags: u8) -> bool {
         self.credits()
             .issue(stream, kind, flags)
@@ -162,21 +163,22 @@ impl Session {
             .is_some()
     }
 
-    /// Everything below `seq` of `stream` was written to QEMU here. One writer per stream.
+    /// Records that everything below `seq` of `stream` was written to QEMU. One writer per stream.
     pub fn delivered(&self, stream: u16, seq: u64, offset: u64, hash: u64) {
         if self.inbound.delivered(stream, seq, offset, hash) {
             self.send(Outgoing::Acks);
         }
     }
 
-    /// Has everything that was written to QEMU acknowledged once more.
+    /// Acknowledges everything written to QEMU once more.
     pub(crate) fn acknowledge_again(&self) {
         if self.inbound.acknowledge_again() {
             self.send(Outgoing::Acks);
         }
     }
 
-    /// How often all links were lost and one came back, and for how long nothing came in all.
+    /// How many outages of all links have ended, and for how long nothing was received in them, in
+    /// total.
     pub fn resumes(&self) -> (u32, Duration) {
         self.links.resumes()
     }
@@ -191,8 +193,8 @@ impl Session {
         self.links.links_up() > 0
     }
 
-    /// Whether bytes wait for a link now (the bottleneck is the way to the peer), and the bytes
-    /// that the peer's kernel has acknowledged on the links that are up. One system call per link.
+    /// Whether bytes wait for a link now (the path to the peer is the bottleneck), and how many
+    /// bytes the peer's kernel has acknowledged on the links that are up. One system call per link.
     pub fn link_progress(&self) -> (bool, u64) {
         let (mut waits, mut acked) = (false, 0);
         self.links.each(|link| {
@@ -203,7 +205,7 @@ impl Session {
         (waits, acked)
     }
 
-    /// Whether the threads of another link may be started.
+    /// Checks that another link's threads may be started.
     pub(crate) fn check_threads(&self) -> Result<(), SessionError> {
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());
@@ -215,21 +217,21 @@ impl Session {
         Ok(())
     }
 
-    /// Leaves threads of a link to [`Session::join`].
+    /// Passes the threads of a link to [`Session::join`].
     pub(crate) fn adopt_threads(&self, threads: impl IntoIterator<Item = JoinHandle<()>>) {
         lock(&self.threads).extend(threads);
     }
 
-    /// The error of a link that is lost.
+    /// The error for a lost link.
     pub(crate) fn link_lost(&self, detail: &str) -> SessionError {
         SessionError::LinkLost { peer: self.peer.clone(), detail: detail.into() }
     }
 
-    /// A link is of no more use. What it had written and nobody has acknowledged goes over the
-    /// others, or waits for the next (W25).
+    /// Removes a failed link. Frames written to it and not acknowledged go over the other links, or
+    /// wait for the next one (W25).
     pub(crate) fn lose(&self, link: &Arc<LinkState>, error: SessionError) {
         if self.has_failed() {
-            // Its writer still has to say why.
+            // Its writer still has to send the reason.
             return;
         }
         let Some(unacked) = self.outbound.unacked.take(link.id, || link.mark_dead()) else {
@@ -241,8 +243,8 @@ impl Session {
         }
         let Remaining { links: others, is_news } = self.links.lose(link, &error);
         if self.outbound.finish().is_some() || !is_news {
-            // Only the peer's report is missing, which may come over another link; or the link was
-            // made again and again and did not stay. Neither is worth a notice.
+            // Either only the peer's report is missing, which may come over another link, or the
+            // link was reopened again and again and did not stay up. Neither is worth a notice.
         } else if others == 0 {
             let seconds = self.links.timeout().as_secs();
             self.sink.notice(&format!("{error}; waiting up to {seconds} s for it to come back"));
@@ -255,14 +257,14 @@ impl Session {
         if self.links.spare_links() == 0 {
             self.outbound.reclaim_overflow();
         }
-        // The link may have lost an ACK as well. And other links take over its role.
+        // The link may have lost an ACK too. Other links take over its role.
         self.acknowledge_again();
         self.outbound.wake_priority_link();
         self.outbound.wake_successors();
     }
 
-    /// A link has brought what only a session that goes on brings; a link that is made and lost
-    /// again is no more than a part of an outage.
+    /// Records that a link has brought something only a live session sends. A link that is opened
+    /// and lost again is part of the outage.
     pub(crate) fn note_progress(&self, link: &LinkState) {
         if let Some(silent) = self.links.note_progress(link) {
             let seconds = silent.as_secs_f64();
@@ -270,9 +272,9 @@ impl Session {
         }
     }
 
-    /// Asks to write bytes that may hold the end-of-stream tag to QEMU (W20). False once the
-    /// session has failed or an ABORT may have told the peer that none was written: the source VM
-    /// may be running again.
+    /// Asks for permission to write bytes of W20, which may hold the end-of-stream tag, to QEMU.
+    /// False once the session has failed, or an ABORT may have told the peer that none were
+    /// written: the source VM may be running again.
     #[must_use]
     pub fn commit(&self) -> bool {
         !self.has_failed() && self.commit.pass()
@@ -283,26 +285,26 @@ impl Session {
         self.commit.is_passed()
     }
 
-    /// QEMU took bytes of W20 but has ended without running its VM.
+    /// Records that QEMU took bytes of W20 but ended without running its VM.
     pub fn revoke_commit(&self) {
         self.commit.revoke();
     }
 
-    /// Whether bytes of W20 may have been written to QEMU; after false none will be: a session that
-    /// has not ended fails when it gets there.
+    /// Whether bytes of W20 may have been written to QEMU. After false none will be: a session
+    /// still running fails when it is about to.
     pub fn close_commit(&self) -> bool {
         self.commit.close()
     }
 
-    /// Ends the session if it has not ended, and tells whether bytes of W20 may have been written
-    /// to QEMU: after false none will be (W28).
+    /// Ends the session if it has not ended, and returns whether bytes of W20 may have been written
+    /// to QEMU. After false none will be (W28).
     pub fn end_and_close_commit(&self, reason: &str) -> bool {
         self.fail(SessionError::Local { reason: reason.into() });
         self.close_commit()
     }
 
-    /// Ends the session before its time: wakes every waiting thread, tells the peer if it can be
-    /// told. The first reason counts.
+    /// Ends the session early: wakes every waiting thread, and tells the peer if possible. Only the
+    /// first error counts.
     pub fn fail(&self, error: SessionError) {
         let error = Arc::new(error);
         if self.failure.set(error.clone()).is_err() {
@@ -317,7 +319,7 @@ impl Session {
         self.sink.closed(&error);
     }
 
-    /// Why the session ended before its time, if it did.
+    /// Why the session ended early, if it did.
     pub fn failure(&self) -> Option<&Arc<SessionError>> {
         self.failure.get()
     }
@@ -326,7 +328,7 @@ impl Session {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The payload of an ABORT, when this end is the one that ended the session.
+    /// The payload of an ABORT, if this end ended the session.
     pub(crate) fn abort_note(&self) -> Option<Vec<u8>> {
         let error = self.failure.get()?;
         if matches!(
@@ -345,30 +347,30 @@ impl Session {
         serde_json::to_vec(&note).ok()
     }
 
-    /// Sends the final report: now, and again on each new link until the peer's has come (W27).
+    /// Sends the final report: now, and again on each new link until the peer's has arrived (W27).
     pub fn send_finish(&self, report: Vec<u8>) {
         self.outbound.set_finish(report.clone());
         self.send(Outgoing::Free(FrameType::Finish, report));
     }
 
-    /// The peer's FINISH has come.
+    /// Records that the peer's FINISH has arrived.
     pub(crate) fn note_peer_finished(&self) {
         self.finishing.store(true, Ordering::Release);
         self.links.wake();
     }
 
-    /// A link that ends is no loss.
+    /// Whether the end of a link is not a loss.
     pub(crate) fn may_end(&self) -> bool {
         self.is_finishing() || (self.outbound.finish().is_some() && !self.links.resumes_lost())
     }
 
-    /// Nobody needs a new link any more.
+    /// Whether no thread needs a new link any more.
     pub(crate) fn is_finishing(&self) -> bool {
         self.finishing.load(Ordering::Acquire)
     }
 
-    /// Ends the links (what is queued still goes out when the session ended well) and waits for
-    /// their threads. A peer that never closes its half is cut off.
+    /// Ends the links and waits for their threads; after a success, queued frames still go out.
+    /// Cuts off a peer that never closes its half.
     pub fn join(&self) {
         self.finishing.store(true, Ordering::Release);
         self.links.wake();
@@ -383,7 +385,7 @@ impl Session {
         }
         loop {
             let Some(thread) = lock(&self.threads).pop() else { break };
-            // A thread that panicked has aborted the process in release builds.
+            // In release builds a panic has aborted the process.
             let _ = thread.join();
         }
     }

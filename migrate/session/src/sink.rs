@@ -1,4 +1,4 @@
-//! The relay's side of a session: what takes the frames that arrive.
+//! The relay's side of a session: the receiver of arriving frames.
 
 use crate::error::SessionError;
 use crate::frame::Header;
@@ -6,7 +6,7 @@ use codec::UnitHeader;
 use pages::Slot;
 use std::sync::Arc;
 
-/// A sequenced frame as it came off a link, in no particular order.
+/// A sequenced frame as it arrived on a link, in no particular order.
 #[derive(Debug)]
 pub struct Incoming {
     /// Its header.
@@ -15,30 +15,30 @@ pub struct Incoming {
     pub unit: Option<(UnitHeader, Slot)>,
 }
 
-/// Takes what comes off the links. The links' threads call it: it may wait for the codec threads,
+/// Receives the frames of all links. The links' threads call it: it may wait for the codec threads,
 /// never for a stream (W17).
 pub trait Sink: Send + Sync + 'static {
     /// A sequenced frame arrived.
     ///
     /// # Errors
-    /// It cannot be taken; the session ends with this error.
+    /// The frame is unacceptable; the session ends with this error.
     fn frame(&self, frame: Incoming) -> Result<(), SessionError>;
     /// The peer's final report arrived.
     fn finish(&self, report: &[u8]);
-    /// Whether the peer sends FINISH first (W24): a server says true. On a client a FINISH that
-    /// comes before its own ends the session.
+    /// Whether the peer sends FINISH first (W24): true on a server. On a client a FINISH that comes
+    /// before its own ends the session.
     fn answers_finish(&self) -> bool {
         false
     }
-    /// The session has ended before its time. Called once.
+    /// The session has ended early. Called once.
     fn closed(&self, error: &Arc<SessionError>);
-    /// Whether a STILL_OPEN of `stream` is true now, just before it goes out, for the first time or
-    /// again (W20, W25). After false it never goes.
+    /// Whether a STILL_OPEN of `stream` is true, asked just before it is sent, for the first time
+    /// or again (W20, W25). After false it is never sent.
     fn still_open(&self, stream: u16) -> bool {
         let _ = stream;
         true
     }
-    /// Links were lost or have come back: a sentence for a person.
+    /// Links were lost or have come back: a message for the user.
     fn notice(&self, text: &str) {
         let _ = text;
     }

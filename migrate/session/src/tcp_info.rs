@@ -1,39 +1,39 @@
-//! What a link has delivered and whether bytes wait for it, by what the kernel says of its socket.
+//! A link's progress, and whether bytes wait for it, from the kernel's `TCP_INFO`.
 //!
-//! Two things can hold bytes up. Where the peer's window or congestion control does not let them
-//! go, they are *not sent*. Where the narrow place is in the network, they are sent and stand in a
-//! queue there, for which the round trip is longer than the shortest one seen.
+//! Bytes can wait in two places. When the peer's window or congestion control holds them back, they
+//! are *not sent*. When the bottleneck is in the network, they are sent and wait in a queue there,
+//! which makes the round trip longer than the shortest one seen.
 
 #![expect(unsafe_code, reason = "nothing safe wraps TCP_INFO")]
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 
-/// Bytes that a writer has only just put there say nothing; a frame of half a chunk does.
+/// Less than this may just have been written by a writer; half a chunk shows waiting.
 const NOT_SENT: u32 = 64 << 10;
-/// A round trip longer than the shortest by this, us, is a queue: the session keeps 15 ms of bytes
-/// on their way beyond what the pipe holds, and they stand where it is narrow.
+/// A round trip that exceeds the shortest by this many us means a queue: the session has 15 ms of
+/// bytes in flight beyond the pipe's capacity, and they wait at the bottleneck.
 const QUEUE_US: u32 = 4000;
 
-/// What the kernel says of a link.
+/// The kernel's report on a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Whether bytes wait for it now.
+    /// Whether bytes wait for the link now.
     pub(crate) waits: bool,
-    /// Bytes that the peer's kernel has acknowledged. Unlike what was written, none of them stand
-    /// in a queue.
+    /// Bytes that the peer's kernel has acknowledged. Unlike bytes written, none of them wait in a
+    /// queue.
     pub(crate) acked: u64,
 }
 
-/// How the link of `socket` is doing; nothing when the kernel does not say.
+/// The progress of the link of `socket`; zero if the kernel does not report it.
 pub(crate) fn progress(socket: &TcpStream) -> Progress {
-    // SAFETY: `tcp_info` is integers alone, for which zeros are a value.
+    // SAFETY: `tcp_info` consists of integers, for which zeros are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let size = std::mem::size_of_val(&info);
     let Ok(mut len) = libc::socklen_t::try_from(size) else { return Progress::default() };
-    // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel writes at most
-    // `len` bytes to `info`, which has as many, and how many it wrote to `len`. An older kernel
-    // writes fewer, and zeros stay in what it lacks.
+    // SAFETY: the descriptor is open while `socket` is borrowed. The kernel writes at most `len`
+    // bytes to `info`, which has as many, and the number written to `len`. An older kernel writes
+    // fewer; the other fields stay zero.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -78,10 +78,10 @@ mod tests {
             full.waits && full.acked < 6 + sent as u64,
             "{sent} bytes are on their way: {full:?}"
         );
-        // All that is there is read: nothing waits any more, once that is acknowledged.
+        // All bytes are read: once that is acknowledged, nothing waits any more.
         peer.read_exact(&mut vec![0; sent]).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
-        // The first of a connection's sequence numbers counts as well.
+        // The SYN takes one sequence number, which counts too.
         while progress(&socket) != (Progress { waits: false, acked: 7 + sent as u64 }) {
             assert!(Instant::now() < until, "after {sent} bytes: {:?}", progress(&socket));
             std::thread::yield_now();

@@ -1,15 +1,15 @@
-//! One connection between the relays, secured or not; the rest of the crate need not know.
+//! One connection between the relays, with or without TLS; hides the difference from the crate.
 
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use tls::{Channel, Peer};
 
-/// A connection on which hellos are exchanged, and that then becomes a link.
+/// A connection that exchanges hellos and then becomes a link.
 #[derive(Debug)]
 pub struct Link {
     socket: TcpStream,
-    /// Boxed, as its halves hold the cipher's state.
+    /// Boxed, since its halves hold the cipher's state.
     channel: Option<Box<Channel>>,
 }
 
@@ -21,22 +21,22 @@ impl From<TcpStream> for Link {
 }
 
 impl Link {
-    /// A link over `socket`, on which `channel` was made.
+    /// A link over `socket`, which `channel` secures.
     pub fn secured(socket: TcpStream, channel: Channel) -> Self {
         Self { socket, channel: Some(Box::new(channel)) }
     }
 
-    /// The socket, for its options and to shut it.
+    /// The socket, for setting options and shutting it down.
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    /// Who is at the other end, if that was proved.
+    /// The authenticated identity of the other end; `None` without TLS.
     pub fn peer(&self) -> Option<&Peer> {
         self.channel.as_ref().map(|channel| &channel.peer)
     }
 
-    /// For the two threads of a link.
+    /// Splits the link for its two threads.
     pub(crate) fn split(self) -> io::Result<(LinkReader, LinkWriter)> {
         let socket = self.socket.try_clone()?;
         let (reader, writer) = match self.channel {
@@ -75,7 +75,7 @@ impl Write for Link {
     }
 }
 
-/// What the reading thread of a link holds.
+/// The reading half of a link.
 #[derive(Debug)]
 pub(crate) struct LinkReader {
     pub(crate) socket: TcpStream,
@@ -84,8 +84,8 @@ pub(crate) struct LinkReader {
 }
 
 impl LinkReader {
-    /// Like a socket's; 0 once the other end has closed in order. `Interrupted` says that something
-    /// came, but not enough to be read yet.
+    /// Reads as a socket does; 0 once the other end has closed in order. `Interrupted` means that
+    /// bytes arrived, but not enough to be decrypted yet.
     pub(crate) fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match &mut self.secured {
             None => {
@@ -101,13 +101,13 @@ impl LinkReader {
         }
     }
 
-    /// Bytes taken from the socket so far.
+    /// Bytes read from the socket so far.
     pub(crate) fn wire(&self) -> u64 {
         self.wire
     }
 }
 
-/// What the writing thread of a link holds.
+/// The writing half of a link.
 #[derive(Debug)]
 pub(crate) struct LinkWriter {
     pub(crate) socket: TcpStream,
@@ -121,8 +121,8 @@ impl AsFd for LinkWriter {
 }
 
 impl LinkWriter {
-    /// Sends all of up to three `parts`; gives the number of bytes on the wire. `go_on` says
-    /// whether an error of the socket (a timeout) is no reason to stop.
+    /// Sends all of up to three `parts`; returns the number of bytes on the wire. `go_on` decides
+    /// whether to continue after an error of the socket (a timeout).
     pub(crate) fn write_all(
         &mut self,
         parts: [&[u8]; 3],
@@ -149,7 +149,7 @@ impl LinkWriter {
         Ok(total)
     }
 
-    /// Says that nothing more comes, where the transport has words for it.
+    /// Announces the end of the data, if the transport can.
     pub(crate) fn close(&mut self) {
         if let Some(writer) = &mut self.secured {
             writer.close(&self.socket);

@@ -1,9 +1,9 @@
-//! The frames that a link has written and the peer has not acknowledged (W25): they go again when
-//! the link is lost.
+//! Frames written to a link and not acknowledged yet (W25): they are sent again when the link is
+//! lost.
 //!
-//! A sequenced frame has one owner at a time: a queue, the writer of a link, or this list. It
-//! leaves the list for good when the peer has acknowledged it, and its buffer is free again. The
-//! credits bound the length of the list.
+//! A sequenced frame has one owner at a time: a queue, the writer of a link, or this list. Once the
+//! peer has acknowledged it, it is removed from the list and its buffer is freed. The credits limit
+//! the length of the list.
 
 use crate::frame::{Header, MAX_STREAMS};
 use crate::outgoing::Outgoing;
@@ -12,26 +12,26 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
-/// The unacknowledged frames of one stream, at index `seq - first`, each with the link that has
-/// written it. At most as many as may be in flight.
+/// The unacknowledged frames of one stream, at index `seq - first`, each with the link that wrote
+/// it. Their number is at most the frames that may be in flight.
 #[derive(Debug, Default)]
 struct Frames {
-    /// Everything below was acknowledged; the same as `Stream::acked`.
+    /// Everything below is acknowledged; equal to `Stream::acked`.
     first: u64,
     frames: VecDeque<Option<(u64, Outgoing)>>,
 }
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// Everything below was written to QEMU over there. Written under the lock.
+    /// The peer has written everything below to its QEMU. Written under the lock.
     acked: AtomicU64,
     frames: Mutex<Frames>,
 }
 
 /// The frames in flight of all streams of one direction.
 ///
-/// A frame costs the lock of its stream once, when a link has written it, and no allocation: the
-/// rings keep what they have grown to.
+/// A frame takes the lock of its stream once, after a link has written it, and causes no
+/// allocation: the deques retain their capacity.
 #[derive(Debug)]
 pub(crate) struct Unacked(Box<[Stream]>);
 
@@ -40,9 +40,9 @@ impl Unacked {
         Self(std::iter::repeat_with(Stream::default).take(MAX_STREAMS).collect())
     }
 
-    /// Holds a frame that link `link` has written, unless `is_dead` says that the link was lost
-    /// since: the frame comes back then. A frame that is acknowledged already is dropped, and one
-    /// that is not sequenced as well.
+    /// Stores a frame that link `link` has written. If `is_dead` says that the link has been lost
+    /// since, returns the frame instead. Drops a frame that is already acknowledged or has no
+    /// sequence number.
     pub(crate) fn hold(
         &self,
         link: u64,
@@ -51,7 +51,7 @@ impl Unacked {
     ) -> Option<Outgoing> {
         let (stream, seq) = frame.header().map(place)?;
         let mut frames = lock(&self.0[stream].frames);
-        // Asked under the lock: `take` marks the link before it locks any stream.
+        // Checked under the lock: `take` marks the link before it locks any stream.
         if is_dead() {
             return Some(frame);
         }
@@ -64,8 +64,8 @@ impl Unacked {
         None
     }
 
-    /// Marks a link by `mark`, which says false when it was marked before, and gives what it had
-    /// written.
+    /// Marks a link with `mark`, which returns false if the link was already marked. Returns the
+    /// frames written to it.
     pub(crate) fn take(&self, link: u64, mark: impl FnOnce() -> bool) -> Option<Vec<Outgoing>> {
         if !mark() {
             return None;
@@ -81,8 +81,8 @@ impl Unacked {
         Some(taken)
     }
 
-    /// The peer has written everything of `stream` below `seq`; whether that is new. The caller has
-    /// checked that so many were sent.
+    /// Removes everything of `stream` below `seq`, which the peer has written; returns whether that
+    /// is new. The caller has checked that so many frames were sent.
     pub(crate) fn release(&self, stream: u16, seq: u64) -> bool {
         let stream = &self.0[usize::from(stream)];
         let mut frames = lock(&stream.frames);
@@ -97,7 +97,7 @@ impl Unacked {
         true
     }
 
-    /// Whether the peer has had this frame: it need not go again.
+    /// Whether the peer has acknowledged this frame, so that it need not be sent again.
     pub(crate) fn is_acked(&self, frame: &Outgoing) -> bool {
         let Some((stream, seq)) = frame.header().map(place) else { return false };
         seq < self.0[stream].acked.load(Ordering::Acquire)
@@ -131,7 +131,8 @@ mod tests {
         assert!(unacked.is_acked(&frame(3, 2)) && !unacked.is_acked(&frame(3, 3)));
         assert_eq!(seqs(&unacked.take(1, || true).unwrap()), [3, 5]);
         assert!(unacked.take(1, || false).is_none(), "lost once");
-        // Written to a link that was lost meanwhile, and acknowledged before it could be unacked.
+        // Written to a link that was lost meanwhile, and a frame acknowledged before it could be
+        // stored.
         assert!(unacked.hold(1, frame(3, 7), || true).is_some());
         assert!(unacked.hold(0, frame(3, 1), || false).is_none());
         assert_eq!(seqs(&unacked.take(0, || true).unwrap()), [4]);

@@ -1,10 +1,9 @@
 //! The writing thread of a link.
 //!
-//! The first link carries everything as long as it takes it; what it would have to wait for goes
-//! to the others. DATA with priority has a link of its own, or goes ahead of the rest on a single
-//! link. Frames dealt round instead make four connections that each send now and then, and
-//! congestion control takes each for a slow one: 37 s instead of 14 for 310 MB at 200 Mbit/s under
-//! BBR.
+//! The first link carries everything as long as it does not have to wait; the other links carry the
+//! overflow. DATA with priority has a link of its own, or goes ahead of the rest on a single link.
+//! With frames dealt round robin, four connections each send intermittently, and congestion control
+//! takes each for a slow one: 37 s instead of 14 for 310 MB at 200 Mbit/s under BBR.
 
 use crate::error::SessionError;
 use crate::frame::Header;
@@ -24,10 +23,10 @@ use std::time::{Duration, Instant};
 
 /// A link idle for this long sends a HEARTBEAT (W24).
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long the ABORT of a session may take.
+/// How long sending the ABORT of a session may take.
 const ABORT_TIME: Duration = Duration::from_secs(1);
 
-/// Writes what the queues hold until the link or the session ends.
+/// Writes the queued frames until the link or the session ends.
 pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWriter) {
     if let Err(error) = write_frames(session, state, &mut link) {
         session.lose(state, error);
@@ -35,13 +34,13 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
     // Another link takes over this one's role.
     session.links.release_roles(state.id);
     session.outbound.wake_successors();
-    // An ACK may have been collected for it after `lose` had everything acknowledged again.
+    // It may have collected an ACK after `lose` had everything acknowledged again.
     session.acknowledge_again();
     if let (true, Some(note)) = (session.has_failed(), session.abort_note()) {
         let length = u32::try_from(note.len()).unwrap_or(0);
         let _ = link.socket.set_write_timeout(Some(ABORT_TIME));
         let header = Header::free(FrameType::Abort, length).to_bytes();
-        // The peer may be gone; it will notice by itself.
+        // The peer may be gone; then it needs no ABORT.
         let _ = link.write_all([&header, &note, &[]], |_| false);
     }
     link.close();
@@ -55,14 +54,14 @@ fn write_frames(
     link: &mut LinkWriter,
 ) -> Result<(), SessionError> {
     let mut acks = Vec::new();
-    // What this end has and says, which a link before this one may have taken with it (W26, W27).
+    // This end's ACK and FINISH, which an earlier link may have lost (W26, W27).
     session.acknowledge_again();
     send(session, state, link, &Outgoing::Acks, &mut acks)?;
     if let Some(report) = session.outbound.finish() {
         send(session, state, link, &Outgoing::Free(FrameType::Finish, report.clone()), &mut acks)?;
     }
     let mut had_priority = false;
-    // What is popped need not come to anything: a link is idle when it has written nothing.
+    // A popped frame may need no writing: a link is idle when it has written nothing.
     let mut wrote = Instant::now();
     while !state.is_dead() {
         if wrote.elapsed() >= HEARTBEAT {
@@ -78,10 +77,10 @@ fn write_frames(
             prefer(&link.socket, priority);
         }
         if (first || (turned && priority)) && session.links.spare_links() == 0 {
-            // Meant for a link that is no more, or is the priority link now.
+            // These frames were meant for a link that is lost, or is the priority link now.
             session.outbound.reclaim_overflow();
         }
-        // Without a priority link what has priority goes ahead here.
+        // Without a priority link, frames with priority go first here.
         let ahead =
             (first && !session.links.has_priority_link()).then(|| session.outbound.priority.pop());
         let ahead = ahead.flatten();
@@ -93,7 +92,7 @@ fn write_frames(
         };
         let popped = ahead.map_or_else(|| queue.pop_until(Some(wrote + HEARTBEAT)), Popped::Item);
         let frame = match popped {
-            // A session that failed drops what it holds (W21).
+            // A failed session drops its queued frames (W21).
             Popped::Item(_) if session.has_failed() => continue,
             Popped::Item(frame) => frame,
             Popped::Timeout => continue,
@@ -114,7 +113,7 @@ fn write_frames(
             Ok(true) => wrote = Instant::now(),
             Ok(false) => {}
             Err(error) => {
-                // The list of unacknowledged frames does not have it yet.
+                // The list of unacknowledged frames does not hold it yet.
                 session.outbound.requeue(frame);
                 return Err(error);
             }
@@ -126,7 +125,8 @@ fn write_frames(
     Ok(())
 }
 
-/// Whether a frame need not go, as the peer has had it, or must not, as it is no longer true.
+/// Whether a frame need not be sent, since the peer has it, or must not, since it is no longer
+/// true.
 fn is_stale(session: &Session, frame: &Outgoing) -> bool {
     match frame.header() {
         Some(_) if session.outbound.unacked.is_acked(frame) => true,
@@ -137,19 +137,20 @@ fn is_stale(session: &Session, frame: &Outgoing) -> bool {
     }
 }
 
-/// Has the kernel and the network prefer a link, where they care, or no longer.
+/// Requests preference for a link from the kernel and the network, or withdraws it.
 fn prefer(socket: &TcpStream, preferred: bool) {
-    /// Interactive, the most that needs no privilege (socket(7)); and low delay, by RFC 1349.
+    /// Interactive, the highest priority without privilege (socket(7)); and low delay, by RFC 1349.
     const PRIORITY: u32 = 6;
     const LOW_DELAY: u32 = 0x10;
     let options = SockRef::from(socket);
-    // A wish: over IPv6 the first does not apply. In this order, as it sets a priority of its own.
+    // Best effort: TOS does not apply to IPv6. In this order, since setting TOS changes the
+    // priority.
     let _ = options.set_tos_v4(if preferred { LOW_DELAY } else { 0 });
     let _ = options.set_priority(if preferred { PRIORITY } else { 0 });
 }
 
-/// Passes a frame with a payload on to the other links when the first one would have to wait; gives
-/// it back if they have as much as they can do.
+/// Passes a frame with a payload on to the other links if the first would have to wait; returns the
+/// frame if they are fully loaded.
 fn pass_on(session: &Session, link: &LinkWriter, frame: Outgoing) -> Option<Outgoing> {
     let others = session.links.spare_links();
     if others == 0
@@ -165,7 +166,7 @@ fn pass_on(session: &Session, link: &LinkWriter, frame: Outgoing) -> Option<Outg
     }
 }
 
-/// Writes a frame; false for ACKs that have nothing to say.
+/// Writes a frame; false if an ACK would be empty.
 fn send(
     session: &Session,
     state: &LinkState,
@@ -207,7 +208,7 @@ fn write_frame(
     header: &Header,
     [first, second]: [&[u8]; 2],
 ) -> Result<(), SessionError> {
-    // Back-pressure. A peer that never takes anything is found by its silence, not here.
+    // Back-pressure. The reader's silence limit, not this, detects a peer that reads nothing.
     let go_on =
         |error: &std::io::Error| would_block(error) && !session.has_failed() && !state.is_dead();
     let sent = link
@@ -257,7 +258,7 @@ mod tests {
         let state = session.links.add(0, ours.try_clone().unwrap()).0;
         let (_, writer) = Link::from(ours).split().unwrap();
         session.delivered(3, 1, 0, 0);
-        // The reader is faster: all that follows of the writer comes too late.
+        // The reader is faster: everything that the writer does afterwards is too late.
         session.lose(&state, session.link_lost("the test"));
         run(&session, &state, writer);
         let mut acks = Vec::new();
@@ -270,7 +271,7 @@ mod tests {
     #[test]
     fn a_link_whose_queue_brings_nothing_to_send_sends_heartbeats() {
         let session = session();
-        // Another link has the role of the first one.
+        // Another link has the role of the first link.
         assert_eq!(session.links.role(u64::MAX - 1), Role::First);
         let (ours, mut theirs) = pair();
         session.add_link(0, Link::from(ours)).unwrap();
@@ -284,8 +285,8 @@ mod tests {
                 }
             })
         };
-        // Many times what it may take: a busy machine is late, but what puts a heartbeat off puts
-        // it off for ever.
+        // Many times the usual time: on a busy machine a heartbeat may be late, but a bug that
+        // delays one delays it for ever.
         theirs.set_read_timeout(Some(10 * crate::reader::SILENCE)).unwrap();
         let mut frame = [0; HEADER_BYTES];
         for _ in 0..2 {

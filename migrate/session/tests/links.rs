@@ -1,5 +1,5 @@
-//! Two sessions over loopback TCP without relays: links that are lost, silent, or bring what is no
-//! longer true.
+//! Two sessions over loopback TCP without relays: links that are lost, silent, or deliver stale
+//! frames.
 
 use pages::Slot;
 use session::{
@@ -83,7 +83,7 @@ impl End {
         self.seen.recv_timeout(LIMIT).expect("something is seen")
     }
 
-    /// The sequence number of the next frame.
+    /// The stream and sequence number of the next frame.
     fn frame(&self) -> (u16, u64) {
         loop {
             match self.next() {
@@ -126,7 +126,7 @@ fn pair() -> (TcpStream, TcpStream) {
     (one, listener.accept().unwrap().0)
 }
 
-/// Joins both by a link of this number; gives a handle to cut it with.
+/// Joins both by a link of this number; returns a handle for cutting it.
 fn join(one: &End, other: &End, number: u16) -> TcpStream {
     let (a, b) = pair();
     let handle = a.try_clone().unwrap();
@@ -138,7 +138,7 @@ fn join(one: &End, other: &End, number: u16) -> TcpStream {
 #[test]
 fn a_link_that_nobody_serves_is_lost_and_what_it_took_goes_over_another() {
     let (one, other) = (End::new("other", 2, RESUME), End::new("one", 2, RESUME));
-    // The kernel takes everything, nobody ever answers.
+    // The kernel accepts every byte, but no process answers.
     let (a, _held) = pair();
     one.session.add_link(0, Link::from(a)).unwrap();
     for stream in 0..5 {
@@ -159,7 +159,7 @@ fn a_link_that_nobody_serves_is_lost_and_what_it_took_goes_over_another() {
 
 #[test]
 fn a_peer_found_dead_within_5_s() {
-    // Looked at every half second; the sum is what wire.md promises.
+    // The reader checks every half second; wire.md promises the sum.
     const { assert!(session::SILENCE.as_millis() + 1000 < 5000) };
     let one = End::new("nobody", 1, Duration::ZERO);
     let (a, _held) = pair();
@@ -171,7 +171,7 @@ fn a_peer_found_dead_within_5_s() {
 fn an_acknowledgement_that_a_lost_link_took_with_it_is_said_again() {
     let (one, other) = (End::new("other", 1, RESUME), End::new("one", 1, RESUME));
     assert!(one.session.send_bare(0, FrameType::Open, 0));
-    // Written to QEMU over there, and said so to a link whose other end reads nothing.
+    // Written to QEMU at the other end, and acknowledged to a link whose other end reads nothing.
     other.session.delivered(0, 1, 0, 0);
     let (a, held) = pair();
     other.session.add_link(0, Link::from(a)).unwrap();
@@ -224,7 +224,7 @@ fn links_that_come_and_go_faster_than_their_threads_are_refused() {
         held.push(b);
         one.session.add_link(0, Link::from(a)).err()
     });
-    // Fast threads may keep up with us; then they are bounded all the same.
+    // Threads that end quickly may keep up; their number is bounded all the same.
     if let Some(error) = refused {
         assert!(error.to_string().contains("come and go"), "{error}");
     }
@@ -243,8 +243,8 @@ fn frames_wait_for_the_first_link() {
     assert_eq!(other.frame(), (3, 0));
 }
 
-/// A server that welcomes every link, serves link 0 by `end` if there is one, and closes all others
-/// at once. Gives its address and how many it has closed.
+/// A server that welcomes every link, serves link 0 with `end` if given, and closes all others at
+/// once. Returns its address and how many it has closed.
 fn flapping(end: Option<Arc<Session>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -333,7 +333,7 @@ fn a_link_that_is_lost_whenever_it_is_made_is_made_less_often_and_said_once() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let closed = closed.load(Ordering::SeqCst);
-    // A machine that is slow makes fewer.
+    // A slow machine makes fewer.
     let most = usize::try_from(begin.elapsed().as_secs()).unwrap() * 20;
     assert!(closed <= most, "{closed} links in {:?}", begin.elapsed());
     assert!(one.notice().contains("1 others go on"));

@@ -1,4 +1,4 @@
-//! Speed of the tokeniser and of packing, and what the structure costs, by kind of stream.
+//! Speed of the tokeniser and of packing, and the cost of the structure, by kind of stream.
 //!
 //! `cargo bench -p stream`. One thread; best of several rounds, in GB of plain bytes a second.
 

@@ -1,8 +1,8 @@
-//! Reading position in one feed, and the few bytes of a field that feeds may cut.
+//! The reading position in one feed, and a buffer for fields that feeds may split.
 
 use crate::token::Token;
 
-/// The bytes of one feed, how far they were read, and how far tokens cover them.
+/// The bytes of one feed, the reading position, and the position up to which tokens cover them.
 pub(crate) struct Feed<'a> {
     bytes: &'a [u8],
     pos: usize,
@@ -15,7 +15,7 @@ impl<'a> Feed<'a> {
         Feed { bytes, pos: 0, covered: 0, tokens }
     }
 
-    /// What was not read yet.
+    /// The bytes not read yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         &self.bytes[self.pos..]
     }
@@ -24,13 +24,13 @@ impl<'a> Feed<'a> {
         self.pos
     }
 
-    /// Reads over `n` bytes, which must be there; they are `Raw` unless a token takes them.
+    /// Skips `n` bytes, which must be present; they become `Raw` unless a token covers them.
     pub(crate) fn advance(&mut self, n: usize) {
         debug_assert!(n <= self.rest().len());
         self.pos += n;
     }
 
-    /// Reads over up to `left` bytes and takes them off `left`; true when none are left.
+    /// Skips up to `left` bytes and subtracts them from `left`; true when it is zero.
     pub(crate) fn skip(&mut self, left: &mut u64) -> bool {
         let n = usize::try_from(*left).unwrap_or(usize::MAX).min(self.rest().len());
         self.pos += n;
@@ -38,7 +38,7 @@ impl<'a> Feed<'a> {
         *left == 0
     }
 
-    /// Covers the next `n` bytes, which must be there, by `token`, and reads over them.
+    /// Covers the next `n` bytes, which must be present, by `token`, and skips them.
     pub(crate) fn take(&mut self, token: Token, n: usize) {
         self.cut();
         self.advance(n);
@@ -46,14 +46,14 @@ impl<'a> Feed<'a> {
         self.covered = self.pos;
     }
 
-    /// Covers the last `n` bytes read, none of which a token has, by `token`.
+    /// Covers the last `n` bytes read, none of which belong to a token yet, by `token`.
     pub(crate) fn take_back(&mut self, token: Token, n: usize) {
         self.raw_up_to(self.pos - n);
         self.tokens.push(token);
         self.covered = self.pos;
     }
 
-    /// Makes a token begin at the reading position.
+    /// Makes a token boundary at the reading position.
     pub(crate) fn cut(&mut self) {
         self.raw_up_to(self.pos);
     }
@@ -67,7 +67,7 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// Collects a field of known length that feeds may cut anywhere.
+/// Collects a field of known length, which feeds may split anywhere.
 #[derive(Debug)]
 pub(crate) struct Gather {
     // Invariant: `len <= buf.len()`; the bytes before `len` are the stream's last `len` bytes.
@@ -88,8 +88,8 @@ impl Gather {
         self.len == 0
     }
 
-    /// Reads until the field has `want` bytes (at most `ROOM`) and gives them; `None` while they
-    /// are not there. May be asked for more of the same field until [`Gather::done`].
+    /// Reads until the field has `want` bytes (at most `ROOM`) and returns them; `None` while some
+    /// are missing. May be called with a larger `want` for the same field until [`Gather::done`].
     pub(crate) fn field(&mut self, feed: &mut Feed<'_>, want: usize) -> Option<&[u8]> {
         let missing = want.saturating_sub(self.len);
         let n = missing.min(feed.rest().len());
@@ -99,18 +99,18 @@ impl Gather {
         (n == missing).then(|| &self.buf[..want])
     }
 
-    /// The field is read; the next one starts.
+    /// Ends the field; the next one starts.
     pub(crate) fn done(&mut self) {
         self.len = 0;
     }
 }
 
-/// The big-endian `u64` at the start of `bytes`, which must be there.
+/// The big-endian `u64` at the start of `bytes`, which must be present.
 pub(crate) fn be64(bytes: &[u8]) -> u64 {
     u64::from_be_bytes(bytes[..8].try_into().expect("8 bytes"))
 }
 
-/// The big-endian `u32` at `at`, which must be there.
+/// The big-endian `u32` at `at`, which must be present.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }

@@ -1,9 +1,9 @@
-//! What a tokeniser learnt of its connection.
+//! The facts that a tokeniser learns about its connection.
 
-/// What one connection told about itself so far; see each field for when it changes.
+/// The facts about one connection so far; each field says when it changes.
 ///
-/// Facts are hints from bytes, except where the relays stand on them: `barriers`, `syncs`, `tail`.
-/// Those three err on the harmless side, as said on each.
+/// Facts are hints derived from bytes, except for the three that the relays rely on: `barriers`,
+/// `syncs`, `tail`. These err on the safe side, as each of them says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Facts {
@@ -20,15 +20,15 @@ pub struct Facts {
     pub ignore_shared: bool,
     /// Main: OPEN_RETURN_PATH (command 1) was seen.
     pub return_path: bool,
-    /// Main: POSTCOPY_ADVISE (command 3) was seen: the migration may turn to postcopy.
+    /// Main: POSTCOPY_ADVISE (command 3) was seen: the migration may switch to postcopy.
     pub postcopy: bool,
-    /// Main: POSTCOPY_LISTEN, POSTCOPY_RUN or PACKAGED was seen: it has turned.
+    /// Main: POSTCOPY_LISTEN, POSTCOPY_RUN or PACKAGED was seen: the migration has switched.
     pub postcopy_running: bool,
-    /// Main: offset behind the PACKAGED state that starts the destination's VM in postcopy; 0 while
-    /// there is none.
+    /// Main: offset behind the PACKAGED state that starts the destination's VM in postcopy; 0
+    /// without one.
     pub switch_end: u64,
-    /// Main: a section begins behind PACKAGED, or the connection takes up a paused postcopy. The
-    /// source QEMU is in postcopy for good and starts its own VM no more, whatever happens.
+    /// Main: a section begins behind PACKAGED, or the connection recovers a paused postcopy. The
+    /// source QEMU is in postcopy for good and no longer starts its own VM.
     pub switched: bool,
     /// Main: ENABLE_COLO (command 8) was seen.
     pub colo: bool,
@@ -37,32 +37,32 @@ pub struct Facts {
     pub vm_stopped_hint: bool,
     /// Main: barrier markers seen completely, one per [`crate::Token::Barrier`].
     ///
-    /// The marker is the FLUSH record when the START section of RAM had one before its EOS, and
-    /// the EOS record of every RAM section otherwise (which says nothing of whether multifd is on:
-    /// a relay without multifd channels ignores markers).
+    /// The marker is the FLUSH record when the START section of RAM had one before its EOS, and the
+    /// EOS record of every RAM section otherwise. (That does not show whether multifd is on: a
+    /// relay without multifd channels ignores markers.)
     ///
-    /// Undercounts rather than overcounts, because a relay waits for SYNC number `barriers`: a
-    /// marker only counts inside a RAM section reached by grammar alone from the file header.
-    /// Nothing counts once the tokeniser had to resume after opaque bytes (`resyncs`), nor in
-    /// postcopy, nor the other kind of marker than the one chosen in START. Each counted marker is
-    /// thus one that a destination QEMU would wait at, had it read the same bytes.
+    /// Undercounts rather than overcounts, because a relay waits for SYNC number `barriers`. A
+    /// marker only counts inside a RAM section that the grammar reached from the file header
+    /// without a gap. Nothing counts after the tokeniser has resumed behind opaque bytes
+    /// (`resyncs`), nor in postcopy, nor the kind of marker that START did not choose. So a
+    /// destination QEMU that reads the same bytes waits at each counted marker.
     pub barriers: u64,
     /// Multifd: packets with SYNC seen completely, payload included.
     ///
-    /// When `opaque` is set on any multifd channel this number is no longer to be waited for.
+    /// Once `opaque` is set on a multifd channel, do not wait for this number any more.
     pub syncs: u64,
-    /// Main: the end of RAM, an end-of-stream tag, a PACKAGED state, or opaque bytes were reached:
-    /// what starts the destination's VM (the 0x00 end-of-stream tag, or the last byte of PACKAGED)
-    /// may be at `tail_at` or behind it. Taken back by `switched` alone: the destination's VM is
-    /// then the only one that can run.
+    /// Main: the end of RAM, an end-of-stream tag, a PACKAGED state, or opaque bytes were reached.
+    /// The byte that starts the destination's VM (the 0x00 end-of-stream tag, or the last byte of
+    /// PACKAGED) may be at `tail_at` or behind it. Only `switched` takes this back: then only the
+    /// destination's VM can run.
     pub tail: bool,
-    /// Offset in the stream at which `tail` became true: nothing that starts a VM stands before it.
-    /// A token begins there. Meaningless while `tail` is false.
+    /// Offset in the stream at which `tail` became true: no byte before it starts a VM. A token
+    /// begins there. Meaningless while `tail` is false.
     pub tail_at: u64,
-    /// The bytes are not understood at present. Normal on main in the device state; on a multifd
-    /// channel it stays.
+    /// The bytes are not understood at present. Normal on main in the device state; permanent on a
+    /// multifd channel.
     pub opaque: bool,
-    /// Main: times the tokeniser found its way back from opaque bytes.
+    /// Main: how often the tokeniser resumed behind opaque bytes.
     pub resyncs: u64,
     /// Multifd: channel id of the init packet.
     pub channel: Option<u8>,

@@ -1,12 +1,12 @@
-//! Bodies of the other iterative handlers that may stand between the sections of RAM.
+//! Bodies of the other iterative handlers whose sections may occur between those of RAM.
 //!
-//! They are passed over by count so that the parser keeps its way (and barrier markers keep
-//! counting) in guests with VFIO devices, persistent dirty bitmaps or old block migration. Any
-//! surprise is reported as such, and the main channel looks for RAM again.
+//! They are skipped by length, so that the parser stays in step (and barrier markers keep counting)
+//! in guests with VFIO devices, persistent dirty bitmaps or old block migration. Unexpected bytes
+//! are reported, and the main channel then looks for RAM again.
 
 use crate::cursor::{be64, Feed, Gather};
 
-/// Who writes a section.
+/// The handler that writes a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handler {
     DirtyBitmap,
@@ -16,7 +16,7 @@ pub(crate) enum Handler {
 }
 
 impl Handler {
-    /// The handler of a section's id string.
+    /// The handler for a section's id string.
     pub(crate) fn of(name: &[u8]) -> Option<Handler> {
         match name {
             b"dirty-bitmap" => Some(Handler::DirtyBitmap),
@@ -26,7 +26,7 @@ impl Handler {
     }
 }
 
-/// Where in a body the parser is.
+/// The parser's position in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Record,
@@ -38,19 +38,19 @@ pub(crate) enum At {
     BlockData,
 }
 
-/// What a step of a body came to.
+/// The result of parsing one field of a body.
 pub(crate) enum Step {
-    /// On to there, after `skip` bytes.
+    /// Continue at `at`, after `skip` bytes.
     Go { at: At, skip: u64 },
     /// The body ended.
     End,
-    /// Not a body of this handler.
+    /// The bytes are not a body of this handler.
     Surprise,
 }
 
-/// Longest piece of VFIO data or of a bitmap believed.
+/// Longest piece of VFIO data or of a bitmap accepted.
 const MAX_DATA: u64 = 1 << 30;
-/// A block of block migration.
+/// The length of a block in block migration.
 const BLOCK_LEN: u64 = 1 << 20;
 
 const BITMAP_EOS: u8 = 0x01;
@@ -70,10 +70,10 @@ const BLOCK_DEVICE: u64 = 0x01;
 const BLOCK_EOS: u64 = 0x02;
 const BLOCK_PROGRESS: u64 = 0x04;
 const BLOCK_ZERO: u64 = 0x08;
-/// Flags stand below the sector number.
+/// The flags are below the sector number.
 const BLOCK_FLAGS: u64 = 0x1ff;
 
-/// Reads one field of a body; `None` when it needs bytes of the next feed.
+/// Parses one field of a body; `None` when it needs bytes of the next feed.
 pub(crate) fn step(
     handler: Handler,
     at: At,
@@ -85,7 +85,7 @@ pub(crate) fn step(
         (At::Record, Handler::DirtyBitmap) => match gather.field(feed, 1)?[0] {
             BITMAP_EOS => Step::End,
             flags if flags & 0x80 == 0 => go(At::BitmapNode { flags }),
-            // Flags of two or four bytes, which no QEMU writes.
+            // Flags of two or four bytes: no QEMU writes these.
             _ => Step::Surprise,
         },
         (At::BitmapNode { flags }, _) if flags & BITMAP_NODE == 0 => go(At::BitmapName { flags }),

@@ -1,4 +1,4 @@
-//! QEMU's migration stream as lossless tokens, and the packed form they travel in. No I/O.
+//! QEMU's migration stream as lossless tokens, and their packed form for the wire. No I/O.
 //!
 //! ```text
 //!  bytes of one     ┌───────────┐ tokens + the  ┌──────┐   codec, link,   ┌────────┐
@@ -7,27 +7,27 @@
 //!                         └──► Facts: barriers, SYNCs, tail, page size, ...
 //! ```
 //!
-//! * [`Tokeniser`] reads a connection in whatever pieces the socket gives and says what each byte
-//!   belongs to. Tokens cover every feed exactly, whatever the bytes are and wherever they were
-//!   cut: what is not understood is [`Token::Raw`]. A wrong guess costs ratio, never a byte.
-//! * [`pack`] rewrites one feed as structure, then literals, then page bodies, leaving out what can
-//!   be said shorter (zero runs, same-filled pages, multifd headers); [`unpack`] gives back the
-//!   identical bytes. One packed chunk needs no other: the format is in `PACKED.md`.
-//! * [`Facts`] is what the relays must know to keep a VM single and alive: barrier markers on the
-//!   main channel, SYNC packets on multifd channels, where the end-of-stream tag may be.
+//! * [`Tokeniser`] reads a connection in whatever pieces the socket returns and classifies every
+//!   byte. Tokens cover every feed exactly, whatever the bytes are and wherever they were split;
+//!   unknown bytes become [`Token::Raw`]. A wrong guess costs ratio, never a byte.
+//! * [`pack`] rewrites one feed as structure, then literals, then page bodies, and shortens zero
+//!   runs, same-filled pages and multifd headers; [`unpack`] restores the identical bytes. A packed
+//!   chunk depends on no other: `PACKED.md` specifies the format.
+//! * [`Facts`] hold what the relays must know to keep a VM single and alive: barrier markers on the
+//!   main channel, SYNC packets on multifd channels, and where the end-of-stream tag may be.
 //!
 //! # What fails
 //!
 //! The tokeniser never fails: it turns opaque ([`Facts::opaque`]) and, before the end of RAM, looks
-//! for a place to resume. `pack` answers `None` when the result has no room in the output, or when
-//! tokens and bytes do not belong together. `unpack` reads bytes of a peer: every count is checked
-//! against the room left, errors say what was wrong and at which offset.
+//! for a place to resume. `pack` returns `None` when the result does not fit into the output, or
+//! when tokens and bytes do not belong together. `unpack` reads bytes of a peer: it checks every
+//! count against the room left, and its errors state the defect and the offset.
 //!
 //! # Limits
 //!
-//! Page sizes of 1 KiB to 64 KiB. A chunk is at most [`MAX_CHUNK`] bytes when packed. The tokeniser
-//! keeps about 1 KiB of state and never a copy of page data. Streams under TLS, RDMA and
-//! mapped-ram files are opaque. Structure is understood as QEMU 7.2 to 10.x write it.
+//! Page sizes of 1 KiB to 64 KiB. A packed chunk stands for at most [`MAX_CHUNK`] bytes. The
+//! tokeniser has about 1 KiB of state and never copies page data. Streams under TLS, RDMA and
+//! mapped-ram files are opaque. The grammar is that of QEMU 7.2 to 10.x.
 
 mod blocks;
 mod cursor;

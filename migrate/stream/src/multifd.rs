@@ -1,8 +1,8 @@
 //! Grammar of a multifd channel: init packet, then packets of a header and a payload.
 //!
-//! The header of a RAM packet has one length per migration, which `pages_alloc` of the first
-//! packet tells. The payload's length never comes from `next_packet_size` alone: QEMU up to 8.1
-//! leaves a stale value there when a packet carries no page.
+//! The header of a RAM packet has one length per migration, which follows from `pages_alloc` in the
+//! first packet. The payload's length is never derived from `next_packet_size` alone: QEMU up to
+//! 8.1 leaves a stale value there in packets without pages.
 
 use crate::cursor::{be32, Feed, Gather};
 use crate::facts::Facts;
@@ -19,22 +19,22 @@ const FLAG_SYNC: u32 = 0x01;
 const METHOD_MASK: u32 = 0x3e;
 const FLAG_DEVICE: u32 = 0x40;
 
-/// Most a compressed payload may have: twice the pages, more than any method's bound.
+/// The most bytes of a compressed payload: twice the pages, more than any method's bound.
 const MAX_PAYLOAD: u32 = 2 * 512 * 1024;
-/// Most a device-state packet may have; VFIO sends at most 1 MiB.
+/// The most bytes of a device-state packet; VFIO sends at most 1 MiB.
 const MAX_DEVICE_STATE: u32 = 64 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Channel {
     state: State,
     gather: Gather,
-    /// Bytes to pass over before `state` goes on.
+    /// Bytes to skip before `state` continues.
     skip: u64,
-    /// The header length is settled.
+    /// The header length is known.
     sized: bool,
-    /// The packet under way carries SYNC.
+    /// The current packet has SYNC set.
     sync: bool,
-    /// Ends of the SYNC packets completed in this feed, from its first byte.
+    /// Ends of the SYNC packets completed in this feed, counted from its first byte.
     sync_ends: Vec<usize>,
 }
 
@@ -141,7 +141,7 @@ impl Channel {
         self.packet(packet, facts)
     }
 
-    /// Goes on behind the header of `packet`, or behind what `skip` has of it.
+    /// Continues behind the header of `packet`, or behind the part that `skip` covers.
     fn packet(&mut self, packet: Packet, facts: &mut Facts) -> Option<()> {
         self.sized = true;
         self.sync = packet.sync;
@@ -163,7 +163,7 @@ impl Channel {
         self.next(State::End)
     }
 
-    /// Payload of method none: whole bodies, and the parts of those that feeds cut.
+    /// The payload of method none: whole bodies, and parts of bodies that feeds split.
     fn pages(&mut self, mut left: u64, feed: &mut Feed<'_>, facts: &Facts) -> Option<()> {
         let size = facts.page_size as u64;
         let mut cut = left % size;
@@ -179,7 +179,7 @@ impl Channel {
             left -= u64::from(count) * size;
         }
         if left > 0 {
-            // The first part of a body: fewer bytes than it has are here, the next feed goes on.
+            // The first part of a body: the rest comes with the next feed.
             feed.skip(&mut left);
             self.state = State::Pages { left };
             return None;
@@ -188,7 +188,7 @@ impl Channel {
     }
 }
 
-/// The fields of a RAM packet header that say what follows.
+/// The fields of a RAM packet header that determine the payload.
 struct Packet {
     sync: bool,
     method: u32,
@@ -199,8 +199,8 @@ struct Packet {
 }
 
 impl Packet {
-    /// Reads at least [`FIELDS_LEN`] bytes; `None` when no QEMU writes this, or it is a
-    /// device-state packet. `sized`: the page size is settled.
+    /// Parses at least [`FIELDS_LEN`] bytes; `None` for a header that no QEMU writes, or a
+    /// device-state packet. `sized`: the page size is known.
     fn parse(b: &[u8], sized: bool, page_size: usize) -> Option<Packet> {
         if b[..8] != MAGIC_AND_VERSION {
             return None;

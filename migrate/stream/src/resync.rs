@@ -1,11 +1,11 @@
-//! Finding the way back into a main channel whose bytes stopped making sense before RAM ended.
+//! Resumes parsing in a main channel whose bytes stopped being understood before RAM ended.
 
 use crate::cursor::{be32, Feed};
 
-/// Where a RAM section body begins, behind what the scan recognised.
+/// The start of a RAM section body, behind the pattern found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Behind `01 id 03 "ram" 0 4`; looked for while the RAM section's id is unknown.
+    /// Behind `01 id 03 "ram" 0 4`; searched for while the RAM section's id is unknown.
     Start { id: u32 },
     /// Behind a footer and `02 id` (or `03 id`, the END section) of the known RAM section.
     Section { end: bool },
@@ -13,10 +13,10 @@ pub(crate) enum Found {
 
 const PART_LEN: usize = 10;
 const START_LEN: usize = 17;
-/// What may have to be kept of one feed to recognise a pattern that the next one completes.
+/// The most bytes of one feed that the start of a pattern can occupy; the next feed completes it.
 const KEEP: usize = START_LEN - 1;
 
-/// One scan for the start of a RAM section; state is the last few bytes seen.
+/// A scan for the start of a RAM section; its state is the last few bytes seen.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     kept: [u8; KEEP],
@@ -28,14 +28,14 @@ impl Scan {
     /// known.
     pub(crate) fn run(&mut self, feed: &mut Feed<'_>, ram: Option<u32>) -> Option<Found> {
         let rest = feed.rest();
-        // A match that began in an earlier feed: kept bytes and the first few new ones, together.
+        // For a match that began in an earlier feed: the stored bytes and the first few new ones.
         let mut joint = [0; 2 * KEEP];
         let fresh = rest.len().min(KEEP);
         joint[..self.len].copy_from_slice(&self.kept[..self.len]);
         joint[self.len..self.len + fresh].copy_from_slice(&rest[..fresh]);
         let joint = &joint[..self.len + fresh];
         if let Some((at, len, found)) = find(joint, ram).filter(|&(at, ..)| at < self.len) {
-            // It ends in the new bytes: else the last feed would have found it.
+            // The match ends in the new bytes: otherwise the last feed would have found it.
             feed.advance((at + len).saturating_sub(self.len));
             return Some(found);
         }
@@ -52,7 +52,7 @@ impl Scan {
     }
 }
 
-/// The first match that lies whole in `bytes`: its offset, its length, what it is.
+/// The first match that is complete in `bytes`: its offset, its length, its kind.
 fn find(bytes: &[u8], ram: Option<u32>) -> Option<(usize, usize, Found)> {
     let mut at = 0;
     loop {

@@ -1,15 +1,15 @@
-//! What the tokeniser says about a stretch of bytes.
+//! The tokeniser's classification of bytes.
 
 use crate::layout::multifd_header_len;
 
-/// What a stretch of the stream is. The tokens of one feed cover its bytes exactly and in order.
+/// A run of bytes of one kind. The tokens of one feed cover its bytes exactly and in order.
 ///
-/// Counts are never zero, lengths neither. `first` is the whole first `u64` of the first record
-/// (address and flags); record `i` of the run has `first + i * page_size` (wrapping).
+/// Counts and lengths are never zero. `first` is the whole first `u64` of the first record (address
+/// and flags); record `i` of the run has `first + i * page_size` (wrapping).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Token {
-    /// `len` bytes as they are.
+    /// `len` bytes without known structure.
     Raw {
         /// Length in bytes.
         len: u32,
@@ -33,12 +33,12 @@ pub enum Token {
         /// Number of records.
         count: u32,
     },
-    /// One whole multifd RAM packet header of [`multifd_header_len`] bytes with sane fields.
+    /// One whole multifd RAM packet header of [`multifd_header_len`] bytes with plausible fields.
     MultifdHeader,
     /// Main channel: the last `len` (1 to 8) bytes of one multifd barrier marker.
     ///
-    /// `len` is 8 unless the marker was cut by the end of a feed: its first bytes then ended that
-    /// feed as `Raw`, and this token opens the next one. One token is one marker.
+    /// `len` is 8 unless the end of a feed split the marker: its first bytes then ended that feed
+    /// as `Raw`, and this token opens the next one. One token is one marker.
     Barrier {
         /// Bytes of the marker in this feed.
         len: u8,
@@ -46,7 +46,7 @@ pub enum Token {
 }
 
 impl Token {
-    /// Bytes of the stream this token covers, in a stream of such pages.
+    /// Bytes that this token covers, in a stream with pages of `page_size` bytes.
     pub fn len(&self, page_size: usize) -> usize {
         let times = |count: u32, unit: usize| (count as usize).saturating_mul(unit);
         match *self {

@@ -1,4 +1,4 @@
-//! Every recorded stream, whole: facts as an independent parser reported them, bytes identical.
+//! Every recorded stream, whole: facts as an independent parser reported them, and identical bytes.
 
 mod common;
 
@@ -49,8 +49,8 @@ const fn postcopy(name: &'static str, machine: &'static str, main: (u64, u64, u6
     Want { return_path: true, postcopy: true, ..want(name, machine, main, 7) }
 }
 
-/// Unpacks one archive to where tests keep such things; `None`, with the reason printed, when the
-/// recordings are not here.
+/// Unpacks one archive into the tests' folder; without the recordings prints the reason and returns
+/// `None`.
 fn recording(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let archive = root.join("../shared/captures").join(format!("{name}.tar.zst"));
@@ -70,7 +70,7 @@ fn recording(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Runs of cuts: whole, chunks as the relay makes them, odd small ones, single bytes.
+/// Piece sizes: whole, chunks as the relay makes them, odd small ones, single bytes.
 const CUTS: [&[usize]; 5] =
     [&[1 << 20], &[512 * 1024], &[65536, 1, 4096], &[4103, 9, 1], &[1, 2, 3, 5, 7, 8, 13]];
 
@@ -149,7 +149,7 @@ fn check_main(want: &Want, bytes: &[u8], outcome: &Outcome) {
     assert!(facts.opaque && facts.vm_stopped_hint);
     let tail = usize::try_from(facts.tail_at).unwrap();
     if want.postcopy {
-        // The blob of PACKAGED was it, behind the command and its length.
+        // The tail was the blob of PACKAGED, behind the command and its length.
         assert!(facts.switched && !facts.tail);
         assert_eq!(bytes[tail - 9..tail - 4], [8, 0, 7, 0, 4], "{}", want.name);
         return;

@@ -1,5 +1,5 @@
-//! The packed format itself, byte by byte as `PACKED.md` states it, and everything a reader
-//! refuses.
+//! The packed format itself, byte by byte as `PACKED.md` specifies it, and everything that
+//! unpacking refuses.
 
 use stream::{pack, unpack, Kind, Token, Tokeniser, UnpackError};
 
@@ -18,7 +18,7 @@ fn records(flags: u64, first: u64, bodies: &[Vec<u8>]) -> Vec<u8> {
     (0..).zip(bodies).flat_map(record).collect()
 }
 
-/// A body that is not one word.
+/// A body that does not repeat one word.
 fn body(seed: u8) -> Vec<u8> {
     (0..PAGE).map(|i| (i / 3).to_le_bytes()[0] ^ seed).collect()
 }
@@ -101,7 +101,7 @@ fn a_multifd_header_unpacks_from_the_documented_code() {
     unpack(&chunk(&structure, &[], &[]), &mut back).expect("a documented chunk");
     let differs = back.iter().zip(&plain).position(|(a, b)| a != b);
     assert_eq!(differs, None);
-    // And packing the same bytes says it in as few.
+    // Packing the same bytes takes no more bytes.
     let mut tokens = vec![Token::MultifdHeader; 2];
     let mut out = vec![0; 4096];
     assert_eq!(pack(&plain, &tokens, PAGE, &mut out), Some(12 + structure.len()));
@@ -146,7 +146,7 @@ fn everything_else_is_refused_by_name_and_place() {
     assert_eq!(code(&[2 << 3 | 7], 5000), E::Varint { at: 0 });
     assert_eq!(code(&[1 << 3 | 7], 5000), E::Starved { op: 7, at: 0, len: 1344, left: 2 });
 
-    // Headers: bits, too many pages, a long id, a header before that is none, runs, a longer code.
+    // Headers: bits, too many pages, a long id, a missing previous header, runs, too long a code.
     let header = |code_bytes: &[u8]| {
         let n = u8::try_from(code_bytes.len()).unwrap();
         assert!(n < 16);
@@ -166,7 +166,7 @@ fn everything_else_is_refused_by_name_and_place() {
     let wide = [6, 0x80, 0x80, 0x80, 0x80, 0x10];
     assert_eq!(header(&wide), E::Varint { at: 1 });
 
-    // Left over.
+    // Unused bytes.
     let over = |plain, literals, bodies| E::LeftOver { plain, literals, bodies };
     assert_eq!(code(&[2 << 3], 5), over(3, 0, PAGE));
     assert_eq!(code(&[1 << 3, 1 << 3 | 3], 4097), over(0, 1, 0));
@@ -194,7 +194,7 @@ fn tokens_that_lie_about_the_bytes_are_refused() {
     let mut other = pages.clone();
     other[2 * 4104 + 7] ^= 0x20;
     assert!(lies(&other, Token::Pages { first: 0x5028, count: 3 }));
-    // Other flags than the run's.
+    // Flags that differ from the run's.
     let compressed = records(0x120, 5, &[body(1)]);
     assert!(lies(&compressed, Token::Pages { first: 0x5120, count: 1 }));
 }

@@ -77,7 +77,8 @@ fn multifd_channels() {
             assert_eq!((facts.channel, facts.multifd_method), (Some(channel), method), "{name}");
             assert!(!facts.opaque, "{name}");
         }
-        // Whole, every header is told by its fields: what is left is bodies and a little structure.
+        // In one piece, every header is encoded by its fields: the rest is bodies and a little
+        // structure.
         let whole = check(Kind::Multifd, 4096, &bytes, &[1 << 20]);
         let budget = 64 + 12 * 8 + usize::try_from(packets).unwrap() * 100;
         assert!(whole.structure < budget, "{name}: {} > {budget}", whole.structure);

@@ -1,4 +1,4 @@
-//! Byte identity for any input whatever: random bytes, grammar soup, mutated streams, any cuts.
+//! Byte identity for any input: random bytes, random grammar, mutated streams, any pieces.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
     ]
 }
 
-/// Pieces that make the parser walk: tags, records, headers, and noise between them.
+/// Pieces that drive the parser: tags, records, headers, and noise between them.
 fn soup() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just(b"QEVM\0\0\0\x03".to_vec()),
@@ -67,7 +67,7 @@ fn soup() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
 }
 
-/// A multifd header, mostly sane, with offsets in QEMU's order or none.
+/// A multifd header, mostly valid, with offsets in QEMU's order or in none.
 fn multifd_header() -> impl Strategy<Value = Vec<u8>> {
     let fields = (0u32..0x42, 0u32..130, 0u32..130, any::<bool>(), any::<u64>(), any::<u64>());
     fields.prop_map(|(flags, normal, zero, sane, number, start)| {
@@ -115,7 +115,7 @@ proptest! {
     fn tokens_of_other_bytes_never_pack_to_other_bytes(
         a in soup(), b in soup(), kind in kinds(),
     ) {
-        // Tokens of `a` on `b`: refused, or packed into exactly `b`.
+        // Tokens of `a` on `b`: refused, or packed to exactly `b`.
         let b = &b[..b.len().min(a.len())];
         let mut tokens = Vec::new();
         stream::Tokeniser::new(kind, 4096).feed(&a[..b.len()], &mut tokens);
@@ -144,7 +144,7 @@ proptest! {
         let _ = unpack(packed, &mut plain);
         let mut plain = vec![0; len];
         let _ = unpack(packed, &mut plain);
-        // Cut short it can never be whole: some region ends early.
+        // A truncated chunk is never whole: some region ends early.
         let cut = cut.index(packed.len());
         let mut plain = vec![0; bytes.len()];
         let _ = unpack(&packed[..cut], &mut plain);

@@ -1,4 +1,4 @@
-//! Both sides of a handshake: the protocol versions, and which certificates are taken.
+//! The two sides of a handshake: protocol versions, and the certificates accepted.
 
 use crate::error::TlsError;
 use crate::files::Credentials;
@@ -29,10 +29,10 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Links to a server that must prove to be `name` (a host name or an address).
+    /// Links to a server that must authenticate as `name` (a host name or an address).
     ///
     /// # Errors
-    /// `name` can be in no certificate.
+    /// `name` cannot be in a certificate.
     pub fn new(credentials: &Credentials, name: &str) -> Result<Self, TlsError> {
         let name = parse_name(name)?;
         let refused = |error: Error| TlsError::Broken { reason: error.to_string() };
@@ -42,16 +42,16 @@ impl Connector {
             .with_root_certificates(credentials.roots.clone())
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(credentials.key.clone())));
         config.resumption = Resumption::disabled();
-        // Lets `handshake` take the keys out of rustls.
+        // Allows `handshake` to take the keys out of rustls.
         config.enable_secret_extraction = true;
         Ok(Self { config: Arc::new(config), name })
     }
 
-    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for
+    /// Runs the handshake on a new connection; all of it must finish by `deadline`. `peer` is for
     /// messages.
     ///
     /// # Errors
-    /// The peer speaks no TLS, is not whom it should be, or the connection ends.
+    /// The peer does not speak TLS, has the wrong identity, or closes the connection.
     pub fn connect(
         &self,
         socket: &TcpStream,
@@ -61,7 +61,7 @@ impl Connector {
         let failed = |error: Error| TlsError::Broken { reason: error.to_string() };
         let connection = UnbufferedClientConnection::new(self.config.clone(), self.name.clone());
         handshake::run(connection.map_err(failed)?, socket, peer, deadline, |error| {
-            crate::error::words(error)
+            crate::error::describe(error)
         })
     }
 }
@@ -76,11 +76,11 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Takes clients with a certificate of the CA: any, or when `allowed` is not empty one for a
-    /// name in it.
+    /// Accepts clients with a certificate of the CA: all of them, or if `allowed` is not empty
+    /// those whose certificate has a name in it.
     ///
     /// # Errors
-    /// A name can be in no certificate.
+    /// A name cannot be in a certificate.
     pub fn new(credentials: &Credentials, allowed: &[String]) -> Result<Self, TlsError> {
         let provider = Arc::new(provider());
         let roots = credentials.roots.clone();
@@ -92,12 +92,12 @@ impl Acceptor {
         Ok(Self { provider, resolver, chain, allowed: allowed?.into() })
     }
 
-    /// Shakes hands over a fresh connection; the whole must be done by `deadline`. `peer` is for
+    /// Runs the handshake on a new connection; all of it must finish by `deadline`. `peer` is for
     /// messages.
     ///
     /// # Errors
-    /// The peer speaks no TLS 1.3, shows no certificate or none that is allowed, or the connection
-    /// ends.
+    /// The peer does not speak TLS 1.3, shows no certificate or one that is not allowed, or closes
+    /// the connection.
     pub fn accept(
         &self,
         socket: &TcpStream,
@@ -105,7 +105,7 @@ impl Acceptor {
         deadline: Instant,
     ) -> Result<Channel, TlsError> {
         let failed = |error: Error| TlsError::Broken { reason: error.to_string() };
-        // A verifier for this handshake alone, so that it can say what it saw.
+        // A verifier for this handshake alone, so that it can store the reason of a refusal.
         let verifier = Arc::new(NamedClients {
             chain: self.chain.clone(),
             allowed: self.allowed.clone(),
@@ -120,12 +120,12 @@ impl Acceptor {
         config.enable_secret_extraction = true;
         let connection = UnbufferedServerConnection::new(Arc::new(config)).map_err(failed)?;
         handshake::run(connection, socket, peer, deadline, |error| {
-            verifier.refused.get().cloned().unwrap_or_else(|| crate::error::words(error))
+            verifier.refused.get().cloned().unwrap_or_else(|| crate::error::describe(error))
         })
     }
 }
 
-/// A chain to the CA, and a name that is allowed.
+/// Requires a chain to the CA, and an allowed name.
 #[derive(Debug)]
 struct NamedClients {
     chain: Arc<dyn ClientCertVerifier>,
@@ -136,7 +136,8 @@ struct NamedClients {
 
 impl ClientCertVerifier for NamedClients {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // With hints a client whose certificate is of another CA would send none, and be told less.
+        // With hints, a client whose certificate is from another CA would send none, and get a less
+        // precise error.
         &[]
     }
 

@@ -1,4 +1,4 @@
-//! Everything that can go wrong, in words for the person who has to mend it.
+//! The errors of this crate, worded for the person who has to mend them.
 
 use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
@@ -7,18 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use time::OffsetDateTime;
 
-/// Why a certificate cannot be used or made, or why a link could not be secured.
+/// Why a certificate cannot be used or created, or why a link could not be secured.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file that is needed does not exist.
+    /// A required file does not exist.
     #[error("there is no {what} at {}: make one with `platen cert`, or say where it is with {flag}", path.display())]
     Missing {
-        /// What it should hold.
+        /// The contents expected.
         what: &'static str,
-        /// Where it was looked for.
+        /// The path tried.
         path: PathBuf,
-        /// The flag that names another place.
+        /// The flag that sets another path.
         flag: &'static str,
     },
     /// A file cannot be read or written.
@@ -31,21 +31,21 @@ pub enum TlsError {
         /// The cause.
         source: Arc<io::Error>,
     },
-    /// A file does not hold what it should.
+    /// A file has unexpected contents.
     #[error("{} cannot be used: {detail}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         detail: String,
     },
-    /// Something is there already.
+    /// The file exists already.
     #[error("{} exists: nothing is overwritten without --force", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// A name that no certificate can hold.
+    /// A name that cannot be in a certificate.
     #[error("'{name}' is neither a host name nor an IP address")]
     Name {
         /// As given.
@@ -62,13 +62,13 @@ pub enum TlsError {
     Refused {
         /// The other end.
         peer: String,
-        /// What was seen, or what the peer says.
+        /// The reason seen here, or reported by the peer.
         reason: String,
     },
-    /// A secured link ended by something other than its end.
+    /// A secured link ended without close_notify, or by bytes that are not TLS.
     #[error("TLS: {reason}")]
     Broken {
-        /// What came.
+        /// The reason.
         reason: String,
     },
 }
@@ -82,7 +82,7 @@ impl TlsError {
         move |source| Self::File { action, path, source: Arc::new(source) }
     }
 
-    /// As an error of a socket, from which [`TlsError::of`] finds it again.
+    /// Wraps the error in an `io::Error`, from which [`TlsError::of`] retrieves it.
     pub(crate) fn into_io(self) -> io::Error {
         let kind = match self {
             Self::Broken { .. } => io::ErrorKind::InvalidData,
@@ -91,15 +91,15 @@ impl TlsError {
         io::Error::new(kind, self)
     }
 
-    /// The TLS error behind an error of [`Reader`](crate::Reader) or [`Writer`](crate::Writer), if
-    /// that is what it is.
+    /// The TLS error inside an error of [`Reader`](crate::Reader) or [`Writer`](crate::Writer), if
+    /// there is one.
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }
 
-/// What an alert of the peer means for the person on this side.
-pub(crate) fn alert_words(alert: AlertDescription) -> String {
+/// The peer's alert, worded for the person on this side.
+pub(crate) fn describe_alert(alert: AlertDescription) -> String {
     let words = match alert {
         AlertDescription::UnknownCA => {
             "it does not know the CA of this end's certificate: both hosts need certificates of the same CA"
@@ -127,12 +127,12 @@ pub(crate) fn alert_words(alert: AlertDescription) -> String {
     words.into()
 }
 
-/// What rustls found, in words.
-pub(crate) fn words(error: &Error) -> String {
+/// A rustls error in words.
+pub(crate) fn describe(error: &Error) -> String {
     match error {
-        Error::AlertReceived(alert) => alert_words(*alert),
+        Error::AlertReceived(alert) => describe_alert(*alert),
         Error::NoCertificatesPresented => "it shows no certificate".into(),
-        Error::InvalidCertificate(error) => certificate_words(error),
+        Error::InvalidCertificate(error) => describe_certificate_error(error),
         Error::InvalidMessage(InvalidMessage::InvalidContentType) => "it does not speak TLS".into(),
         Error::PeerIncompatible(rustls::PeerIncompatible::SupportedVersionsExtensionRequired)
         | Error::PeerIncompatible(rustls::PeerIncompatible::Tls13RequiredForQuic)
@@ -144,7 +144,7 @@ pub(crate) fn words(error: &Error) -> String {
     }
 }
 
-fn certificate_words(error: &CertificateError) -> String {
+fn describe_certificate_error(error: &CertificateError) -> String {
     match error {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is not signed by the CA that this end knows".into()
@@ -170,7 +170,7 @@ fn certificate_words(error: &CertificateError) -> String {
     }
 }
 
-/// The bare names of what webpki shows as `DnsName("a")` and `IpAddress(1.2.3.4)`.
+/// The bare names of webpki's `DnsName("a")` and `IpAddress(1.2.3.4)`.
 pub(crate) fn names(presented: &[String]) -> Vec<String> {
     let bare = |shown: &String| {
         let inner = shown.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
@@ -179,13 +179,13 @@ pub(crate) fn names(presented: &[String]) -> Vec<String> {
     presented.iter().map(bare).collect()
 }
 
-/// The day of a moment, as 2026-11-21.
+/// The date of a moment, as 2026-11-21.
 pub(crate) fn day(at: OffsetDateTime) -> String {
     let date = at.date();
     format!("{}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day())
 }
 
-/// The day of a moment that a certificate names.
+/// The date of a moment in a certificate.
 fn day_of(at: UnixTime) -> String {
     let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
     OffsetDateTime::from_unix_timestamp(seconds).map_or_else(|_| format!("second {seconds}"), day)

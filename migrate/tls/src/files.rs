@@ -1,6 +1,6 @@
-//! The three files a relay needs: its CA's certificate, its own, and its key.
+//! The three files of a relay: its CA's certificate, its own certificate, and its key.
 
-use crate::error::{words, TlsError};
+use crate::error::{describe, TlsError};
 use crate::provider::{check, provider};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a relay looks for its files unless told otherwise.
+/// The default folder of a relay's files.
 pub const DEFAULT_DIR: &str = "/etc/platen/tls";
 /// The CA's certificate in such a folder.
 pub const CA_FILE: &str = "ca.pem";
@@ -18,10 +18,10 @@ pub const CA_FILE: &str = "ca.pem";
 pub const CERT_FILE: &str = "cert.pem";
 /// The relay's key in such a folder.
 pub const KEY_FILE: &str = "key.pem";
-/// A PEM file larger than this is none of ours.
+/// The largest PEM file read.
 const MAX_FILE: u64 = 4 << 20;
 
-/// Who this end is and whom it believes.
+/// The identity of this end, and the CAs that it trusts.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     pub(crate) roots: Arc<RootCertStore>,
@@ -30,12 +30,12 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads PEM files: `ca` holds the certificates to believe, `cert` this end's own and any
-    /// between it and the CA, `key` its key (PKCS#8, SEC1 or PKCS#1).
+    /// Reads PEM files: `ca` holds the trusted certificates, `cert` this end's own and any
+    /// intermediate ones, `key` its key (PKCS#8, SEC1 or PKCS#1).
     ///
     /// # Errors
-    /// A file is missing, cannot be read, does not hold what it should, or the key can be read by
-    /// everybody or does not belong to the certificate.
+    /// A file is missing, cannot be read or has unexpected contents; the key is world-readable or
+    /// does not belong to the certificate.
     pub fn load(ca: &Path, cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let authorities = read(ca, "CA certificate", "--tls-ca")?;
         let chain = read(cert, "certificate of this host", "--tls-cert")?;
@@ -74,8 +74,7 @@ impl Credentials {
         check(&self.key.cert, &self.roots)
     }
 
-    /// Refuses a certificate of this end that is out of date, which every peer would refuse one by
-    /// one.
+    /// Refuses a certificate of this end that is out of date, since every peer would refuse it.
     ///
     /// # Errors
     /// It has expired, or is not valid yet.
@@ -87,7 +86,7 @@ impl Credentials {
                 | rustls::CertificateError::NotValidYet
                 | rustls::CertificateError::NotValidYetContext { .. }),
             )) => {
-                let detail = words(&rustls::Error::InvalidCertificate(error));
+                let detail = describe(&rustls::Error::InvalidCertificate(error));
                 let detail = detail.replacen("its certificate", "this host's certificate", 1);
                 Err(TlsError::Content { path: self.cert_path.clone(), detail })
             }

@@ -1,4 +1,4 @@
-//! The handshake over a blocking socket, one record at a time, until a deadline.
+//! The handshake on a blocking socket, one record at a time, until a deadline.
 
 use crate::error::TlsError;
 use crate::peer::Peer;
@@ -12,17 +12,17 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Bytes of a handshake that may wait for their rest; certificate chains are the largest part.
+/// Bytes of an incomplete handshake message; certificate chains are the largest.
 const MAX_WAITING: usize = 128 << 10;
-/// How long an alert may take to reach a peer that still sends.
+/// How long an alert may take to reach a peer that is still sending.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// What both kinds of connection can do here.
+/// The interface common to client and server connections.
 pub(crate) trait Handshake: Sized {
     type Keys: KeySource + 'static;
 
-    /// Takes as much of `incoming` as can be used; gives how much that was and what is to be done
-    /// now. Bytes for the peer are appended to `outgoing`.
+    /// Processes `incoming`; returns the number of bytes consumed and the next step. Appends bytes
+    /// for the peer to `outgoing`.
     fn step(&mut self, incoming: &mut [u8], outgoing: &mut Vec<u8>) -> (usize, Step);
     fn common(&self) -> &CommonState;
     fn take_keys(self) -> Result<(ExtractedSecrets, Self::Keys), Error>;
@@ -61,7 +61,7 @@ fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) ->
         }
         Ok(ConnectionState::BlockedHandshake) => Step::Receive,
         Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
-        // Data cannot come: nothing is read beyond the record that ends the handshake, and early
+        // No data can arrive: nothing is read beyond the record that ends the handshake, and early
         // data is off.
         Ok(_) => Step::Closed,
     };
@@ -120,7 +120,7 @@ impl KeySource for KernelConnection<ServerConnectionData> {
     }
 }
 
-/// Shakes hands and takes the keys. `explain` words what rustls found.
+/// Runs the handshake and takes the keys. `explain` words rustls's errors.
 pub(crate) fn run<C: Handshake>(
     mut connection: C,
     socket: &TcpStream,
@@ -155,7 +155,7 @@ pub(crate) fn run<C: Handshake>(
             Step::Closed => return Err(refused("it closed the handshake".into())),
             Step::Failed(error) => {
                 let reason = explain(&error);
-                say_alert(&mut connection, socket, outgoing);
+                send_alert(&mut connection, socket, outgoing);
                 return Err(refused(reason));
             }
         }
@@ -170,11 +170,11 @@ pub(crate) fn run<C: Handshake>(
         .map_err(|error| refused(error.to_string()))
 }
 
-/// Tells the peer why, and lets it hear: a socket closed with unread bytes in it is reset, and an
-/// alert on its way lost.
-fn say_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing: Vec<u8>) {
-    // Only while an alert waits to be encoded: rustls must not be made to look at what it has
-    // refused again, for which it would want the bytes it has asked to discard.
+/// Sends the alert to the peer and waits until the peer can have read it: closing a socket with
+/// unread bytes resets the connection, and an alert under way is lost.
+fn send_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing: Vec<u8>) {
+    // Only while an alert waits to be encoded: rustls must not process the refused bytes again,
+    // since it expects those that it has asked to discard.
     while connection.common().wants_write() {
         let (_, Step::Again) = connection.step(&mut [], &mut outgoing) else { break };
     }
@@ -185,10 +185,10 @@ fn say_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing:
     linger(socket, deadline);
 }
 
-/// Reads and drops what a peer still sends, until it closes.
+/// Reads and drops the peer's remaining bytes, until it closes.
 fn linger(mut socket: &TcpStream, deadline: Instant) {
     let mut rest = [0; 4096];
-    // 64 KiB at most: whoever sends more is not waiting for our alert.
+    // 64 KiB at most: a peer that sends more does not wait for our alert.
     for _ in 0..16 {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || socket.set_read_timeout(Some(left)).is_err() {
@@ -222,7 +222,7 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
 
 fn send(mut socket: &TcpStream, outgoing: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
     socket.set_write_timeout(Some(time_left(deadline)?))?;
-    // A handshake's flight always fits the socket's buffer, so one timeout bounds the whole.
+    // A handshake's flight always fits into the socket's buffer, so one timeout bounds it all.
     socket.write_all(outgoing)?;
     outgoing.clear();
     Ok(())
@@ -231,7 +231,7 @@ fn send(mut socket: &TcpStream, outgoing: &mut Vec<u8>, deadline: Instant) -> io
 enum Received {
     /// The first bytes of a platen without TLS.
     Plain,
-    /// Anything else that is no record.
+    /// Bytes that are not a TLS record.
     Foreign,
     Lost(io::Error),
 }
@@ -242,7 +242,7 @@ impl From<io::Error> for Received {
     }
 }
 
-/// Appends one record to `incoming`. No more than that, so that what follows the handshake stays in
+/// Appends one record to `incoming`, and no more, so that the bytes behind the handshake stay in
 /// the socket.
 fn receive(socket: &TcpStream, incoming: &mut Vec<u8>, deadline: Instant) -> Result<(), Received> {
     let mut head = [0; RECORD_HEADER];
@@ -303,7 +303,7 @@ mod tests {
         (folder, connector, Acceptor::new(&b, &[]).unwrap())
     }
 
-    /// Passes records on in one direction, each through `change`.
+    /// Forwards records in one direction, each through `change`.
     fn pass(mut from: TcpStream, mut to: TcpStream, mut change: impl FnMut(Vec<u8>) -> Vec<u8>) {
         let mut record = vec![0; 5];
         while from.read_exact(&mut record[..5]).is_ok() {
@@ -321,7 +321,7 @@ mod tests {
 
     type Ends = (Result<Channel, TlsError>, Result<Channel, TlsError>);
 
-    /// Both handshakes with something between them.
+    /// Both handshakes with a proxy in between.
     fn through(
         connector: &Connector,
         acceptor: &Acceptor,
@@ -370,8 +370,8 @@ mod tests {
             usize::try_from(state >> 33).unwrap() % below
         };
         for round in 0..150 {
-            // One record of the handshake, which has five or six: changed, cut, twice, or followed
-            // by noise.
+            // One record of the handshake, which has five or six, is changed, truncated, doubled,
+            // or followed by noise.
             let (which, how, seed) = (next(6), next(5), next(1 << 20));
             let mut seen = 0;
             let harm = move |mut record: Vec<u8>| {
@@ -398,8 +398,8 @@ mod tests {
                 true => through(&connector, &acceptor, harm, same, 250),
                 false => through(&connector, &acceptor, same, harm, 250),
             };
-            // A change of the outer version, or behind the handshake, may go unnoticed;
-            // disagreement about keys not.
+            // A change of the outer version, or behind the handshake, may go unnoticed; a
+            // disagreement about keys may not.
             if let (Ok(client), Ok(server)) = (client, server) {
                 assert_eq!(client.peer.names, ["b.example"], "round {round}");
                 assert_eq!(server.peer.names, ["a.example"], "round {round}");

@@ -1,4 +1,4 @@
-//! A small CA: one key that signs the certificates of the hosts between which VMs move.
+//! A small CA: one key that signs the certificates of the hosts between which VMs migrate.
 
 use crate::error::{day, TlsError};
 use crate::files::{read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
@@ -15,7 +15,7 @@ use time::{Duration, OffsetDateTime, Time};
 
 /// The CA's key, beside its certificate; it never leaves the folder.
 const CA_KEY_FILE: &str = "ca-key.pem";
-/// Ten years: a new CA means new certificates on every host at once.
+/// Ten years: a new CA requires new certificates on every host at once.
 const CA_DAYS: u32 = 3653;
 
 /// A CA in a folder: `ca.pem`, `ca-key.pem`, and a folder for each host.
@@ -29,7 +29,7 @@ pub struct Authority {
 pub struct Issued {
     /// The folder with `ca.pem`, `cert.pem` and `key.pem`.
     pub dir: PathBuf,
-    /// The day with whose beginning the certificate is no longer good, as 2026-11-21.
+    /// The certificate is valid until the beginning of this day, as 2026-11-21.
     pub until: String,
 }
 
@@ -39,11 +39,10 @@ impl Authority {
         Self { dir: dir.into() }
     }
 
-    /// Makes the CA. With `force` one that is there is replaced, and all its certificates are worth
-    /// nothing.
+    /// Creates the CA. `force` replaces an existing one and invalidates all its certificates.
     ///
     /// # Errors
-    /// One is there already, or the files cannot be written.
+    /// A CA exists, or the files cannot be written.
     pub fn init(&self, force: bool) -> Result<(), TlsError> {
         let (cert, key) = (self.dir.join(CA_FILE), self.dir.join(CA_KEY_FILE));
         refuse_existing(&[&cert, &key], force)?;
@@ -56,17 +55,17 @@ impl Authority {
         write(&cert, signed.pem().as_bytes(), 0o644)
     }
 
-    /// Signs a certificate for a host that is called by any of `names`; the first names its folder.
-    /// It is good for `days` from now, and as client and server.
+    /// Signs a certificate for a host with any of `names`; the first is the name of its folder. It
+    /// is valid for `days` from now, both as client and as server.
     ///
     /// # Errors
-    /// There is no CA, a name can be in no certificate, the host has one already (without `force`),
-    /// or the files cannot be written.
+    /// There is no CA, a name cannot be in a certificate, the host has a certificate (without
+    /// `force`), or the files cannot be written.
     pub fn issue(&self, names: &[String], days: u32, force: bool) -> Result<Issued, TlsError> {
         self.issue_between(names, -1, i64::from(days), force)
     }
 
-    /// `issue` for days counted from today, for tests.
+    /// `issue` for a range of days relative to today, for tests.
     pub(crate) fn issue_between(
         &self,
         names: &[String],
@@ -75,7 +74,7 @@ impl Authority {
         force: bool,
     ) -> Result<Issued, TlsError> {
         let first = names.first().ok_or_else(|| TlsError::Name { name: String::new() })?;
-        // No name that gets through has a slash in it, so it can name a folder.
+        // No accepted name has a slash in it, so it can be the name of a folder.
         names.iter().try_for_each(|name| parse_name(name).map(drop))?;
         let ca_path = self.dir.join(CA_FILE);
         let key_path = self.dir.join(CA_KEY_FILE);
@@ -111,8 +110,8 @@ impl Authority {
         Ok(Issued { dir, until: day(midnight(to)) })
     }
 
-    /// A certificate that does not follow from `ca.pem` would only be found out by a peer: the key
-    /// may be another CA's.
+    /// Checks the certificate against `ca.pem`: the key may be another CA's, which otherwise only a
+    /// peer would notice.
     fn check(&self, dir: &Path, cert: &Path, key: &Path, ca_key: &Path) -> Result<(), TlsError> {
         let credentials = Credentials::load(&dir.join(CA_FILE), cert, key)?;
         match credentials.check() {
@@ -125,19 +124,19 @@ impl Authority {
                 let detail = format!("it is not the key of {}", self.dir.join(CA_FILE).display());
                 Err(TlsError::Content { path: ca_key.into(), detail })
             }
-            // Out of date, when a test wants it so.
+            // Out of date, which tests ask for.
             _ => Ok(()),
         }
     }
 
-    /// The CA's certificate but for its dates: all else follows from the key, so it need not be
-    /// parsed to sign with it.
+    /// The CA's certificate except for its dates: everything else follows from the key, so signing
+    /// does not need to parse it.
     fn params(&self, key: &KeyPair) -> Result<CertificateParams, TlsError> {
         let mut params =
             CertificateParams::new(Vec::new()).map_err(|error| made(&self.dir, &error))?;
         let id: String =
             params.key_identifier(key).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-        // Two CAs with one name would be told apart by a wrong signature only.
+        // Without the id, only a wrong signature would distinguish two CAs of the same name.
         params.distinguished_name = called(&format!("platen CA {id}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -162,15 +161,15 @@ fn refuse_existing(paths: &[&Path], force: bool) -> Result<(), TlsError> {
     }
 }
 
-/// Makes a folder that only its owner enters; one that is there is left as it is.
+/// Creates a folder that only its owner may enter; an existing one remains as it is.
 fn private_folder(dir: &Path) -> Result<(), TlsError> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(TlsError::file("make", dir))
 }
 
-/// Writes a file whole or not at all, with its mode from the first moment.
+/// Writes a file atomically, with its mode from the first moment.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), TlsError> {
     let fresh = path.with_extension("new");
-    // Left behind by a run that was killed.
+    // Left by a run that was killed.
     let _ = fs::remove_file(&fresh);
     let open = File::options().write(true).create_new(true).mode(mode).open(&fresh);
     open.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
@@ -181,12 +180,13 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), TlsError> {
 /// The beginning of a day, counted from today, in UTC.
 fn midnight(day: i64) -> OffsetDateTime {
     let today = OffsetDateTime::now_utc().replace_time(Time::MIDNIGHT);
-    // Days come as 32 bits, which is too many for the calendar; its last day is good for ever.
+    // The number of days has 32 bits, which is too many for the calendar; its last day stands for
+    // ever.
     let last = OffsetDateTime::new_utc(time::Date::MAX, Time::MIDNIGHT);
     today.checked_add(Duration::days(day)).unwrap_or(last)
 }
 
-/// Sets from and until the beginning of which day, counted from today, a certificate is good.
+/// Sets the validity of a certificate from one midnight to another, relative to today.
 fn good_between(params: &mut CertificateParams, from: i64, to: i64) {
     params.not_before = midnight(from);
     params.not_after = midnight(to);
@@ -233,7 +233,7 @@ mod tests {
         for bad in ["", "a/b", "../x", ".", "a b"] {
             assert!(authority.issue(&names(&[bad]), 9, false).is_err(), "'{bad}'");
         }
-        // A CA replaced half-way is noticed, and leaves no certificate behind.
+        // A half-replaced CA is noticed, and leaves no certificate behind.
         let other = Authority::at(&folder.path().join("other"));
         other.init(false).unwrap();
         fs::copy(folder.path().join("other/ca-key.pem"), folder.path().join("ca/ca-key.pem"))
@@ -275,8 +275,8 @@ mod tests {
         assert!(said(&ca, &cert, &key).contains("chmod 600"));
     }
 
-    /// What client and server say when one of them shows a certificate good for days `from` to
-    /// `to`.
+    /// The errors of client and server when one of them shows a certificate that is valid from day
+    /// `from` to day `to`.
     fn out_of_date(from: i64, to: i64, server_is: bool) -> (String, String) {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::at(folder.path());

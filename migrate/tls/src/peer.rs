@@ -9,7 +9,7 @@ use rustls::{CertificateError, Error};
 /// The certificate at the other end of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The host names and addresses it is for.
+    /// The host names and addresses that it is for.
     pub names: Vec<String>,
     certificate: CertificateDer<'static>,
 }
@@ -29,7 +29,7 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// The names of a certificate; webpki tells them when asked for one that it does not have.
+/// The names of a certificate; webpki lists them in the error for a name that it does not have.
 pub(crate) fn presented(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return Vec::new() };
     let Ok(nobody) = ServerName::try_from("no-such-name.invalid") else { return Vec::new() };
@@ -42,7 +42,7 @@ pub(crate) fn presented(certificate: &CertificateDer<'_>) -> Vec<String> {
     }
 }
 
-/// Parses a name that a certificate can hold.
+/// Parses a name that can be in a certificate.
 pub(crate) fn parse_name(name: &str) -> Result<ServerName<'static>, TlsError> {
     ServerName::try_from(name.to_string()).map_err(|_| TlsError::Name { name: name.into() })
 }

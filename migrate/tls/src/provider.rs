@@ -6,9 +6,9 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{Error, RootCertStore};
 
-/// aws-lc by name: no default of the process decides. AES-128 first, a quarter less work than
-/// AES-256 and beyond reach all the same; the key exchange resists a quantum computer that reads
-/// today's recording, as memory holds keys.
+/// aws-lc explicitly, whatever the default of the process. AES-128 first: a quarter less work than
+/// AES-256, and still out of reach. The key exchange resists a quantum computer that decrypts
+/// today's recordings later, since guest memory holds keys.
 pub(crate) fn provider() -> CryptoProvider {
     let mut provider = suites::default_provider();
     provider.cipher_suites = vec![

@@ -1,11 +1,11 @@
-//! TLS 1.3 records (RFC 8446, section 5) of one direction each: what the two threads of a link
-//! hold.
+//! TLS 1.3 records (RFC 8446, section 5), separately for each direction: one half for each thread
+//! of a link.
 //!
 //! A record is a header of 5 bytes (23, 3, 3, length) and an AEAD ciphertext of plain bytes, their
-//! real type and a tag of 16 bytes; the header is the additional data, the nonce is the direction's
-//! IV with the record's number in it. Keys, IVs and their successors come from rustls.
+//! real type and a tag of 16 bytes. The header is the additional data; the nonce is the direction's
+//! IV combined with the record's number. Keys, IVs and their successors come from rustls.
 
-use crate::error::{alert_words, TlsError};
+use crate::error::{describe_alert, TlsError};
 use crate::peer::Peer;
 use aws_lc_rs::aead::{
     Aad, Algorithm, LessSafeKey, Nonce, UnboundKey, AES_128_GCM, AES_256_GCM, CHACHA20_POLY1305,
@@ -20,19 +20,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const RECORD_HEADER: usize = 5;
 /// The most plain bytes of a record.
 const MAX_PLAIN: usize = 1 << 14;
-/// The most bytes behind a header: plain bytes, type and padding, tag, and what the standard leaves
-/// in reserve.
+/// The most bytes behind a header: plain bytes, type and padding, tag, and the standard's reserve.
 pub(crate) const MAX_RECORD_BODY: usize = MAX_PLAIN + 256;
 const TAG: usize = 16;
-/// What a record takes on the wire beyond its plain bytes.
+/// Bytes of a record on the wire besides its plain bytes.
 const OVERHEAD: usize = RECORD_HEADER + 1 + TAG;
-/// Sealed at a time: what fits a cache, and few system calls for a frame.
+/// Bytes sealed at a time: they fit into a cache, and a frame needs few system calls.
 const OUT_BYTES: usize = 8 * (MAX_PLAIN + OVERHEAD);
-/// Read at a time. More than a record, so that there is always room for the rest of one.
+/// Bytes read at a time: more than a record, so that there is always room for the rest of one.
 const IN_BYTES: usize = 128 << 10;
-/// AES-GCM wears out after 2^24 full records (RFC 8446, section 5.5): new keys long before.
+/// AES-GCM's limit is 2^24 full records per key (RFC 8446, section 5.5); keys are renewed well
+/// before.
 const REKEY: u64 = 1 << 23;
-/// Records without data that may follow each other: an honest peer sends a key update now and then.
+/// Consecutive records without data accepted: an honest peer sends a key update now and then.
 const MAX_EMPTY: u32 = 32;
 
 const ALERT: u8 = 21;
@@ -41,16 +41,17 @@ const DATA: u8 = 23;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// Where new keys come from.
+/// The source of new keys.
 pub(crate) trait KeySource: Send {
     fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error>;
     fn next_rx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error>;
 }
 
-/// What the two directions share. The lock is held for a key derivation, never over a system call.
+/// The state that the two directions share. The lock is held for a key derivation, never during a
+/// system call.
 struct Common {
     keys: Mutex<Box<dyn KeySource>>,
-    /// The peer has new keys and wants ours to be new as well.
+    /// The peer has new keys and requests new ones of ours.
     answer: AtomicBool,
 }
 
@@ -60,7 +61,7 @@ impl Common {
     }
 }
 
-/// A secured connection: both halves, and who is at the other end.
+/// A secured connection: both halves, and the identity of the other end.
 pub struct Channel {
     /// For the thread that reads.
     pub reader: Reader,
@@ -77,7 +78,7 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// `limit`: records after which keys are worn out; `received`: records that came behind the
+    /// `limit`: records after which keys are renewed; `received`: bytes that arrived behind the
     /// handshake.
     pub(crate) fn new(
         secrets: ExtractedSecrets,
@@ -124,8 +125,8 @@ fn broken(reason: &str) -> TlsError {
 struct Half {
     key: LessSafeKey,
     iv: [u8; 12],
-    /// Records so far under this key. It is never used twice: `Writer` renews the key long before
-    /// it could come round.
+    /// Records so far under this key. A number is never used twice: `Writer` renews the key long
+    /// before the number could wrap.
     number: u64,
 }
 
@@ -152,7 +153,7 @@ impl Half {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Seals one record into the front of `out`; gives its length on the wire.
+    /// Seals one record into the front of `out`; returns its length on the wire.
     fn seal(&mut self, kind: u8, plain: &[u8], out: &mut [u8]) -> Result<usize, TlsError> {
         let body = plain.len() + 1 + TAG;
         let length = u16::try_from(body).map_err(|_| broken("a record is too long"))?.to_be_bytes();
@@ -175,14 +176,14 @@ impl Half {
     }
 }
 
-/// The half of a secured connection that writes. Use it with the socket it was made over.
+/// The writing half of a secured connection. Use it with the connection's own socket.
 pub struct Writer {
     half: Half,
     common: Arc<Common>,
     /// Plain bytes of the record being filled.
     stage: Vec<u8>,
     out: Box<[u8]>,
-    /// Sealed records in `out` that the socket has not taken yet.
+    /// Sealed records in `out` not yet written to the socket.
     unsent: Range<usize>,
     rekey_at: u64,
 }
@@ -194,12 +195,12 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// Sends all of `parts`, one after the other, and gives the number of bytes on the wire. When
-    /// the socket fails `go_on` says whether to try again (a timeout) or not; then the connection
-    /// is of no more use.
+    /// Sends all of `parts`, one after the other, and returns the number of bytes on the wire.
+    /// After an error of the socket `go_on` decides whether to retry (a timeout); if not, the
+    /// connection is unusable.
     ///
     /// # Errors
-    /// The socket's, when `go_on` does not want to; or [`TlsError`] as one.
+    /// The socket's, if `go_on` returns false; or a [`TlsError`] wrapped in one.
     pub fn write_all(
         &mut self,
         socket: &TcpStream,
@@ -241,18 +242,17 @@ impl Writer {
         self.half.number
     }
 
-    /// Says that nothing more comes (close_notify). Best effort: one try, bounded by the socket's
-    /// timeout.
+    /// Sends close_notify. Best effort: one try, limited by the socket's timeout.
     pub fn close(&mut self, socket: &TcpStream) {
         const CLOSE_NOTIFY: [u8; 2] = [1, 0];
         let sealed = self.seal(socket, ALERT, Some(&CLOSE_NOTIFY), &mut |_| false);
         if sealed.is_ok() {
-            // A peer that takes no more finds its end cut, which is what it is then.
+            // A peer that reads no more sees a truncated connection, which is what it is then.
             let _ = self.flush(socket, &mut |_| false);
         }
     }
 
-    /// Seals `plain`, or what is staged; sends what was sealed before when there is no room.
+    /// Seals `plain`, or the staged bytes; first sends the sealed records if there is no room.
     fn seal(
         &mut self,
         socket: &TcpStream,
@@ -272,7 +272,7 @@ impl Writer {
         Ok(sent)
     }
 
-    /// Tells the peer that new keys follow, and takes them.
+    /// Announces new keys to the peer, and switches to them.
     fn rekey(
         &mut self,
         socket: &TcpStream,
@@ -323,16 +323,16 @@ impl Writer {
     }
 }
 
-/// The half of a secured connection that reads. Use it with the socket it was made over.
+/// The reading half of a secured connection. Use it with the connection's own socket.
 pub struct Reader {
     half: Half,
     common: Arc<Common>,
     buffer: Box<[u8]>,
     /// Ciphertext in `buffer`: whole records and the beginning of one.
     records: Range<usize>,
-    /// Opened in `buffer` but not yet asked for; it lies before `records`.
+    /// Opened bytes in `buffer` that have not been returned yet; they are before `records`.
     plain: Range<usize>,
-    /// Records without data since the last one with some.
+    /// Records without data since the last one with data.
     empty: u32,
     closed: bool,
     wire_bytes: u64,
@@ -344,7 +344,7 @@ impl std::fmt::Debug for Reader {
     }
 }
 
-/// What a record turned out to be.
+/// The contents of an opened record.
 enum Opened {
     Data(usize),
     Other,
@@ -352,15 +352,13 @@ enum Opened {
 }
 
 impl Reader {
-    /// Reads plain bytes into `out`, as many as one record has for it; 0 once the peer has said
-    /// that nothing more comes. An error of the socket (a timeout) loses nothing: call again.
-    /// `Interrupted` says that bytes came, but not yet a whole record, so that the caller can look
-    /// at its deadline.
+    /// Reads plain bytes into `out`, at most one record's; 0 after the peer's close_notify. An
+    /// error of the socket (a timeout) loses nothing: call again. `Interrupted` means that bytes
+    /// arrived, but not yet a whole record, so that the caller can check its deadline.
     ///
     /// # Errors
-    /// The socket's; `UnexpectedEof` when it ends without the peer having said so; [`TlsError`] as
-    /// an error for a record that does not authenticate, an alert, or anything else that is not
-    /// data.
+    /// The socket's; `UnexpectedEof` when it ends without close_notify; a wrapped [`TlsError`] for
+    /// a record that does not authenticate, an alert, or anything else that is not data.
     pub fn read(&mut self, mut socket: &TcpStream, out: &mut [u8]) -> io::Result<usize> {
         while !out.is_empty() && !self.closed {
             if !self.plain.is_empty() {
@@ -383,7 +381,7 @@ impl Reader {
                         self.empty = 0;
                         return Ok(n);
                     }
-                    // In `plain`.
+                    // The bytes are in `plain`.
                     Opened::Data(_) => self.empty = 0,
                     Opened::Close => self.closed = true,
                 }
@@ -407,12 +405,12 @@ impl Reader {
         Ok(0)
     }
 
-    /// Bytes taken from the socket so far.
+    /// Bytes read from the socket so far.
     pub fn wire_bytes(&self) -> u64 {
         self.wire_bytes
     }
 
-    /// Where the body of the first record lies, if all of it is there.
+    /// The body of the first record, if it is complete.
     fn whole_record(&self) -> Result<Option<Range<usize>>, TlsError> {
         let Some(head) = self.buffer[self.records.clone()].first_chunk::<RECORD_HEADER>() else {
             return Ok(None);
@@ -425,7 +423,7 @@ impl Reader {
         Ok((self.records.end >= from + length).then_some(from..from + length))
     }
 
-    /// Opens the record, into `out` when it has room for all of it and else in place.
+    /// Opens the record: into `out` if it has room for all of it, otherwise in place.
     fn open(&mut self, body: Range<usize>, out: &mut [u8]) -> Result<Opened, TlsError> {
         let forged =
             || broken("a record does not authenticate: it was damaged or forged on the way");
@@ -480,14 +478,15 @@ fn alert(content: &[u8]) -> Result<Opened, TlsError> {
         [_, 0] => Ok(Opened::Close),
         [_, USER_CANCELED] => Ok(Opened::Other),
         [_, alert] => {
-            let reason = alert_words(AlertDescription::from(*alert));
+            let reason = describe_alert(AlertDescription::from(*alert));
             Err(TlsError::Broken { reason })
         }
         _ => Err(broken("an alert is damaged")),
     }
 }
 
-/// Looks at the messages of a record behind the handshake; whether the next record has new keys.
+/// Processes the messages of a record behind the handshake; returns whether the next record has new
+/// keys.
 fn handshake(mut content: &[u8], common: &Common) -> Result<bool, TlsError> {
     while let [kind, a, b, c, rest @ ..] = content {
         let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
@@ -497,7 +496,7 @@ fn handshake(mut content: &[u8], common: &Common) -> Result<bool, TlsError> {
         let (body, behind) = rest.split_at(length);
         content = behind;
         match (*kind, body) {
-            // Never used.
+            // Tickets are never used.
             (NEW_SESSION_TICKET, _) => {}
             // It must be the last of its record, or the rest would be under two keys.
             (KEY_UPDATE, [wanted @ (0 | 1)]) if behind.is_empty() => {

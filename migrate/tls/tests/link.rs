@@ -1,6 +1,6 @@
-//! Links over real sockets: what is refused and in which words on both sides, what goes through,
-//! what damage does. The record layer is held against rustls's own connections, so that both ends
-//! cannot be wrong in the same way.
+//! Links over real sockets: refusals and their messages on both sides, data that gets through, and
+//! the effect of damage. The record layer is tested against rustls's own connections, so that both
+//! ends cannot be wrong in the same way.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -57,15 +57,15 @@ fn shake(connector: Connector, acceptor: Acceptor) -> ((Shaken, TcpStream), (Sha
     ((shaken, client), serving.join().unwrap())
 }
 
-/// What both sides say when the server turns the client away, or the other way round.
+/// The errors of both sides when one refuses the other.
 fn refusal(connector: Connector, acceptor: Acceptor) -> (String, String) {
     let (client, server) = sockets();
     let serving =
         thread::spawn(move || acceptor.accept(&server, "client", soon()).unwrap_err().to_string());
     let client_says = match connector.connect(&client, "server", soon()) {
         Err(error) => error.to_string(),
-        // In TLS 1.3 a client is through before its certificate has been looked at; the alert comes
-        // with the first read.
+        // In TLS 1.3 the handshake ends for a client before its certificate has been checked; the
+        // alert arrives with the first read.
         Ok(mut channel) => {
             client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             read(&mut channel.reader, &client, &mut [0; 9]).unwrap_err().to_string()
@@ -79,7 +79,7 @@ fn both(hosts: &Hosts) -> (Connector, Acceptor) {
     (Connector::new(&a, "b.example").unwrap(), Acceptor::new(&b, &[]).unwrap())
 }
 
-/// Reads once there is something to read.
+/// Waits until something can be read, then reads.
 fn read(reader: &mut tls::Reader, socket: &TcpStream, out: &mut [u8]) -> io::Result<usize> {
     loop {
         match reader.read(socket, out) {
@@ -172,7 +172,7 @@ fn stock_client(dir: &Path) -> rustls::ClientConfig {
         .unwrap()
 }
 
-/// rustls's own client against our server, with every suite; `change` acts in the middle.
+/// rustls's own client against our server, with every suite; with `rekey` new keys in the middle.
 fn against_rustls(suite: rustls::SupportedCipherSuite, rekey: bool) {
     let hosts = Hosts::new();
     let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
@@ -187,7 +187,7 @@ fn against_rustls(suite: rustls::SupportedCipherSuite, rekey: bool) {
             done += read(&mut channel.reader, &server, &mut got[done..]).unwrap();
         }
         assert!(got == expected);
-        // And back, under new keys of ours when the client asked for them.
+        // And back, with new keys of ours if the client requested them.
         channel.writer.write_all(&server, &[&got[..5], &got[5..]], never).unwrap();
         channel.writer.close(&server);
         server.shutdown(Shutdown::Write).unwrap();
@@ -244,13 +244,13 @@ fn a_peer_that_takes_new_keys_is_followed_and_answered() {
 #[test]
 fn a_certificate_of_another_ca_is_refused_in_words_on_both_sides() {
     let (ours, theirs) = (Hosts::new(), Hosts::new());
-    // The client finds the server's wrong.
+    // The client finds the server's certificate wrong.
     let connector = Connector::new(&theirs.credentials("a.example"), "b.example").unwrap();
     let acceptor = Acceptor::new(&ours.credentials("b.example"), &[]).unwrap();
     let (client, server) = refusal(connector, acceptor);
     assert!(client.contains("not signed by the CA that this end knows"), "{client}");
     assert!(server.contains("does not know the CA of this end's certificate"), "{server}");
-    // The server finds the client's wrong.
+    // The server finds the client's certificate wrong.
     let mixed = theirs.host("a.example");
     std::fs::copy(ours.folder.path().join("ca.pem"), mixed.join("ca.pem")).unwrap();
     let connector = Connector::new(&load(&mixed), "b.example").unwrap();
@@ -340,8 +340,8 @@ fn old_client_hello() -> Vec<u8> {
     [&[22, 3, 1, length[0], length[1]][..], &message].concat()
 }
 
-/// What the server says of a peer that sends `bytes` and closes, or waits when `stay`; and what the
-/// peer gets.
+/// The server's error for a peer that sends `bytes` and closes, or waits if `stay`; and the bytes
+/// that the peer receives.
 fn stranger(bytes: &[u8], stay: bool) -> (String, Vec<u8>) {
     let hosts = Hosts::new();
     let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
@@ -375,20 +375,19 @@ fn peers_that_speak_something_else_are_named() {
     assert!(said.contains("closed the connection during the handshake"), "{said}");
     let (said, _) = stranger(b"", true);
     assert!(said.contains("did not come in time"), "{said}");
-    // A handshake message of 64 KiB, in pieces that never end.
+    // A handshake message of 64 KiB, in endless pieces.
     let piece = [&[22, 3, 1, 0x40, 0][..], &[1, 0, 0xff, 0xff], &[0; 0x4000 - 4]].concat();
     let (said, _) = stranger(&piece.repeat(12), false);
     assert!(said.contains("no TLS with client"), "{said}");
 }
 
-/// The client writes `sent` through something that changes the ciphertext; what the server makes of
-/// it.
+/// The client writes through a proxy that changes the ciphertext; returns what the server reads.
 fn damaged(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (Vec<u8>, io::Error) {
     let hosts = Hosts::new();
     let (connector, acceptor) = both(&hosts);
     let ((client, client_socket), (server, server_socket)) = shake(connector, acceptor);
     let (mut client, mut server) = (client.unwrap(), server.unwrap());
-    // What the writer puts on the wire is taken off again, changed and sent by hand.
+    // The test reads the writer's output from the wire, changes it and sends it on.
     let (mut wire, tap) = sockets();
     let len = client.writer.write_all(&tap, &[&noise(100_000)], never).unwrap();
     client.writer.close(&tap);
@@ -415,7 +414,7 @@ fn damage_and_truncation_are_found_and_nothing_behind_them_is_read() {
     let plain = noise(100_000);
     let (got, error) = damaged(|bytes| bytes);
     assert!(got == plain && error.to_string() == "a clean end", "{error}");
-    // Every kind of place in the second record: header, first and last byte, type, tag.
+    // Every kind of position in the second record: header, first and last byte, type, tag.
     for at in [0, 1, 3, 4, 5, 5 + 16_383, 5 + 16_384, RECORD - 1] {
         let (got, error) = damaged(|mut bytes| {
             bytes[RECORD + at] ^= 1;
@@ -427,7 +426,7 @@ fn damage_and_truncation_are_found_and_nothing_behind_them_is_read() {
             "{error}"
         );
     }
-    // Cut at a record's end and within one: both are no end.
+    // Truncated at a record's end and within one: neither is a regular end.
     for cut in [RECORD, RECORD + 1, 3 * RECORD - 1, 5 * RECORD + 700] {
         let (got, error) = damaged(|mut bytes| {
             bytes.truncate(cut);
@@ -436,7 +435,7 @@ fn damage_and_truncation_are_found_and_nothing_behind_them_is_read() {
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
         assert!(got == plain[..cut / RECORD * 16_384]);
     }
-    // A record twice, left out, or in another's place.
+    // A record doubled, missing, or swapped with another.
     let twice = damaged(|bytes| [&bytes[..RECORD], &bytes].concat());
     let missing = damaged(|bytes| [&bytes[..RECORD], &bytes[2 * RECORD..]].concat());
     let swapped = damaged(|bytes| {
@@ -461,7 +460,7 @@ fn a_socket_that_takes_little_at_a_time_loses_nothing() {
     let blocked = Arc::new(AtomicUsize::new(0));
     let has_blocked = blocked.clone();
     let reading = thread::spawn(move || {
-        // Until the writer runs into its timeout.
+        // Reads only after the writer has run into its timeout.
         let until = soon();
         while has_blocked.load(Ordering::SeqCst) == 0 && Instant::now() < until {
             thread::sleep(Duration::from_millis(1));
@@ -477,7 +476,7 @@ fn a_socket_that_takes_little_at_a_time_loses_nothing() {
                 Err(error) => panic!("{error}"),
             }
             if timeouts < 20 {
-                // And now and then again.
+                // Pauses a few more times.
                 thread::sleep(Duration::from_millis(5));
                 timeouts += 1;
             }

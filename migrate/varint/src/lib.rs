@@ -1,25 +1,26 @@
 //! The numbers of packed chunks and delta tables: LEB128, seven bits a byte, low ones first, the
-//! top bit set on all but the last; signed ones as zigzag (0, -1, 1, -2, ... are 0, 1, 2, 3, ...).
+//! top bit set on all but the last byte. Signed numbers use zigzag (0, -1, 1, -2, ... are 0, 1, 2,
+//! 3, ...).
 //!
-//! No state and no buffers: a number goes to the start of a slice, or comes from there.
+//! Without state or buffers: a number is written to, or read from, the start of a slice.
 //!
 //! # What fails
-//! No room; bytes that break off, or make more than 64 bits. Longer forms of a number than need be
-//! are read.
+//! Too little room to write; bytes that end inside a number, or encode more than 64 bits. Encodings
+//! longer than necessary are accepted.
 
-/// The longest a number of 64 bits gets.
+/// The most bytes of a 64-bit number.
 pub const LONGEST: usize = 10;
 
-/// Why there is no number at the start of some bytes.
+/// Why the bytes do not start with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// They end before it does.
+    /// They end inside the number.
     Ends,
-    /// It has more than 64 bits.
+    /// The number has more than 64 bits.
     TooLarge,
 }
 
-/// Writes `value` to the start of `out`; its length, or `None` when there is no room.
+/// Writes `value` to the start of `out`; returns its length, or `None` if it does not fit.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "masked to seven bits")]
 pub fn put(mut value: u64, out: &mut [u8]) -> Option<usize> {
@@ -33,10 +34,10 @@ pub fn put(mut value: u64, out: &mut [u8]) -> Option<usize> {
     Some(len + 1)
 }
 
-/// The number at the start of `bytes`, and its length.
+/// Reads the number at the start of `bytes`; returns it and its length.
 ///
 /// # Errors
-/// There is none.
+/// The bytes do not start with a number.
 #[inline]
 pub fn get(bytes: &[u8]) -> Result<(u64, usize), Broken> {
     let mut value = 0;
@@ -54,13 +55,13 @@ pub fn get(bytes: &[u8]) -> Result<(u64, usize), Broken> {
     Err(Broken::TooLarge)
 }
 
-/// A signed number as one that is not.
+/// Maps a signed number to an unsigned one.
 #[inline]
 pub fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)).cast_unsigned()
 }
 
-/// The signed number that [`zigzag`] made into `value`.
+/// The inverse of [`zigzag`].
 #[inline]
 pub fn unzigzag(value: u64) -> i64 {
     (value >> 1).cast_signed() ^ -((value & 1).cast_signed())

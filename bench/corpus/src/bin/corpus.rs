@@ -1,4 +1,4 @@
-//! Writes a file of memory pages, none of them twice: `corpus --write FILE --mib N`.
+//! Writes a file of distinct memory pages: `corpus --write FILE --mib N`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,5 +56,5 @@ fn arguments(
 }
 
 const USAGE: &str = "usage: corpus --write FILE --mib N";
-/// 255 rounds of the made data come to a little less than 16 GiB.
+/// 255 rounds of the synthetic data are slightly less than 16 GiB.
 const MOST_MIB: u64 = 12 << 10;

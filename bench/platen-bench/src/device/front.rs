@@ -1,4 +1,4 @@
-//! What is measured: anything that keeps pages compressed.
+//! The common interface of the stores of compressed pages that are measured.
 
 use anyhow::Context;
 use codec::Settings;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use store::{Keeper, Options, Store};
 
-/// Bytes: of the pages stored, of their compressed forms, of all memory for them.
+/// Bytes: plain, compressed, and of all memory used for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     pub(super) plain: u64,
@@ -23,7 +23,7 @@ pub(super) trait Front {
     /// Reads whole pages from `page` on.
     fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()>;
     fn memory(&mut self) -> anyhow::Result<Memory>;
-    /// Gives back what fragmentation holds.
+    /// Frees the memory lost to fragmentation.
     fn compact(&mut self) -> anyhow::Result<()>;
 }
 
@@ -50,9 +50,9 @@ impl Own {
         &self.device
     }
 
-    /// Writes all of `bytes` from page 0 on, `each` pages in a request, at least one request and as
-    /// many as have `under_way` pages together at a time; microseconds from submission to
-    /// completion go to `times`.
+    /// Writes all of `bytes` from page 0 on, `each` pages per request, with `under_way` pages in
+    /// flight (at least one request). Appends the microseconds from submission to completion to
+    /// `times`.
     #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
     pub(super) fn write_all(
         &mut self,
@@ -79,8 +79,8 @@ impl Own {
                 });
                 continue;
             };
-            // SAFETY: the bytes are borrowed until the last request is over, which the loop waits
-            // for; it is a write.
+            // SAFETY: the bytes are borrowed until the last request has completed, for which the
+            // loop waits; it is a write.
             let buffer = unsafe { Buffer::new(part.as_ptr().cast_mut(), part.len()) };
             let pages = u32::try_from(part.len() / PAGE)?;
             let began = now();
@@ -100,7 +100,8 @@ impl Own {
 
     #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
     fn run(&mut self, op: Op, page: u64, start: *mut u8, len: usize) -> anyhow::Result<()> {
-        // SAFETY: the callers have the bytes until this returns, and then the request is over.
+        // SAFETY: the callers hold the bytes until this returns, and then the request has
+        // completed.
         let buffer = unsafe { Buffer::new(start, len) };
         let pages = u32::try_from(len / PAGE)?;
         let mut done = self.queue.submit(0, Request { op, page, pages, buffer });
@@ -128,7 +129,7 @@ impl Front for Own {
         Ok(Memory {
             plain: stats.orig_data_size,
             compressed: stats.compr_data_size,
-            // Table and superblock are in it; what is ready for the next writes is not.
+            // Includes table and superblock, but not the memory reserved for the next writes.
             used: stats.mem_used_total - stats.mem_ready,
         })
     }

@@ -1,11 +1,10 @@
-//! platen's device through FUSE and a loop device, beside zram's disk: the same jobs on both, by
-//! way of the kernel.
+//! platen's device through FUSE and a loop device, against zram's disk: the same jobs on both,
+//! through the kernel.
 //!
-//! Real pages are written by threads of ours, one request each at a time: fio makes its own data,
-//! or the same few pages over and over. Those pages are then read by fio; and fio writes its own
-//! data last, as a second series. CPU is that of whoever submits, of the server and of the kernel's
-//! workers (the loop device's are among them), for each 4 KiB; beside it that of the whole machine,
-//! other work included.
+//! Our own threads write real pages, one request each at a time: fio generates its data, or repeats
+//! a few pages. fio then reads these pages; a second series writes fio's own data. CPU is that of
+//! the submitter, the server and the kernel's workers (including the loop device's), per 4 KiB;
+//! beside it the whole machine's, including other work.
 
 use super::zram::Zram;
 use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, Random, PAGE};
@@ -31,11 +30,11 @@ struct Job {
     name: &'static str,
     pages: usize,
     depth: usize,
-    /// What fio does; `None`: our threads, with real pages.
+    /// fio's kind of job; `None`: our threads, with real pages.
     fio: Option<&'static str>,
 }
 
-/// In this order: what is read are the real pages that the third has written.
+/// In this order: the read jobs read the real pages that the third job wrote.
 const JOBS: [Job; 8] = [
     Job { name: "write 4k, 1 on the way", pages: 1, depth: 1, fio: None },
     Job { name: "write 4k, 16", pages: 1, depth: 16, fio: None },
@@ -47,7 +46,7 @@ const JOBS: [Job; 8] = [
     Job { name: "write 512k, 1 (fio's data)", pages: LARGE, depth: 1, fio: Some("write") },
 ];
 
-/// Times in microseconds: of a request the percentiles, of a page the CPU.
+/// Times in microseconds: percentiles of a request, and CPU of a page.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Outcome {
     mb_s: f64,
@@ -57,7 +56,7 @@ struct Outcome {
     machine_cpu: f64,
 }
 
-/// Why this cannot be measured here, if it cannot.
+/// Why this cannot be measured on this host; `None` if it can.
 fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("loop devices need root".into());
@@ -162,8 +161,8 @@ fn one_run(front: &Kind, pages: &[u8], seed: u64) -> anyhow::Result<[Outcome; JO
     Ok(outcomes)
 }
 
-/// Writes page `sources[i]` to `places[i]`, or as many in order from there as the job has in a
-/// request.
+/// Writes page `sources[i]` to `places[i]`, or as many consecutive pages from there as the job's
+/// requests have.
 fn write(
     disk: &Disk,
     pages: &[u8],
@@ -233,7 +232,7 @@ fn fio(disk: &Disk, bytes: usize, job: &Job, kind: &str, folder: &Path) -> anyho
     let done = Command::new("fio")
         .args(["--name=bench", "--ioengine=libaio", "--direct=1", "--output-format=json"])
         .args(["--buffer_compress_percentage=60", "--refill_buffers", "--randrepeat=0"])
-        // From before it is submitted: zram is done when that returns.
+        // Latency from submission on: zram has completed when the submission returns.
         .args(["--clat_percentiles=0", "--lat_percentiles=1"])
         .arg(format!("--filename={}", disk.path().display()))
         .arg(format!("--rw={kind}"))
@@ -253,7 +252,7 @@ fn fio(disk: &Disk, bytes: usize, job: &Job, kind: &str, folder: &Path) -> anyho
     let job = &result["jobs"][0];
     let side = &job[if kind.contains("read") { "read" } else { "write" }];
     let number = |value: &Value| value.as_f64().context("no figure from fio");
-    // What fio itself takes before and behind the job is not in its own count.
+    // fio's own count excludes its CPU time before and after the job.
     let own = (number(&job["usr_cpu"])? + number(&job["sys_cpu"])?) / 100.0
         * number(&side["runtime"])?
         * 1e3;
@@ -296,7 +295,7 @@ impl Disk {
     }
 }
 
-/// A server with a file by FUSE, and a loop device on that.
+/// A server with a file over FUSE, and a loop device on that file.
 struct Loop {
     server: Child,
     disk: PathBuf,
@@ -354,8 +353,7 @@ impl Drop for Loop {
     }
 }
 
-/// CPU time so far, ns: of the server and of each of the kernel's workers; and of the whole
-/// machine.
+/// CPU time so far, ns: of the server, of each kernel worker, and of the whole machine.
 struct Others {
     server: u64,
     workers: HashMap<u32, u64>,
@@ -369,7 +367,7 @@ impl Others {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            // Any of them may be gone by now.
+            // Any of them may have ended by now.
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             if name.starts_with("kworker/") || name.starts_with("loop") {
                 workers.insert(pid, running(&entry.path()));
@@ -384,10 +382,10 @@ impl Others {
         Ok(Self { server, workers, machine: machine()? })
     }
 
-    /// Microseconds: what server and workers have used since, and the machine.
+    /// Microseconds used since `before`: by server and workers, and by the machine.
     fn since(&self, before: &Self) -> (f64, f64) {
         let workers = self.workers.iter().map(|(pid, now)| {
-            // One that was not there has begun since.
+            // A worker that was not listed before has started since.
             now.saturating_sub(before.workers.get(pid).copied().unwrap_or(0))
         });
         let used = self.server.saturating_sub(before.server) + workers.sum::<u64>();
@@ -395,13 +393,13 @@ impl Others {
     }
 }
 
-/// For how long a task has run, ns.
+/// A task's CPU time, ns.
 fn running(task: &Path) -> u64 {
     let text = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
     text.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Microseconds in which any CPU was not idle, to 10 ms.
+/// Microseconds in which any CPU was not idle, with a resolution of 10 ms.
 fn machine() -> anyhow::Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().and_then(|line| line.strip_prefix("cpu "));

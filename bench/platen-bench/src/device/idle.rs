@@ -1,5 +1,5 @@
-//! What the policy makes of pages that nobody touches, against zram's best: ratio in memory, and
-//! what a read costs then.
+//! Idle pages recompressed by the policy, against zram's best: ratio in memory, and the cost of
+//! reads afterwards.
 
 use super::front::{Front, Own};
 use super::{median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, Random};
@@ -25,7 +25,7 @@ pub(super) fn measure(
     for front in fronts.iter().filter(|front| matches!(front, Kind::Zram(_))) {
         let mut kept = front.open(count as u64, 0)?;
         fill(&mut *kept, pages)?;
-        settle(&mut *kept)?;
+        compact_fully(&mut *kept)?;
         let ratio = ratio(&kept.memory()?);
         println!("{front:<16} ratio {ratio:.3}");
         best = best.max(ratio);
@@ -78,7 +78,7 @@ pub(super) fn measure(
     Ok(json!({ "part": "idle", "set": name, "pages": count, "zram_best": best, "groups": rows }))
 }
 
-/// One run: ratios in memory before and after, of what is compressed alone; CPU and times in
+/// One run: ratios in memory before and after, and of the compressed data alone; CPU and times in
 /// microseconds a page.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Figures {
@@ -98,7 +98,7 @@ fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
     let count = (pages.len() / PAGE) as u64;
     let mut kept = Own::new(codec::Settings::default(), count, 0)?;
     fill(&mut kept, pages)?;
-    settle(&mut kept)?;
+    compact_fully(&mut kept)?;
     let before = ratio(&kept.memory()?);
     let mut passes = Passes::new(kept.store(), settings)?;
     (0..settings.idle).for_each(|_| passes.grow_older());
@@ -111,7 +111,7 @@ fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
         }
     }
     let recompressed = (process_cpu() - cpu) / count as f64;
-    settle(&mut kept)?;
+    compact_fully(&mut kept)?;
     let memory = kept.memory()?;
     let after = ratio(&memory);
     let coded = memory.plain as f64 / memory.compressed.max(1) as f64;
@@ -152,8 +152,8 @@ fn one(settings: &Settings, pages: &[u8]) -> anyhow::Result<Figures> {
     })
 }
 
-/// Compacts until that brings nothing more: what a device that is left alone comes to.
-fn settle(kept: &mut dyn Front) -> anyhow::Result<()> {
+/// Compacts until that frees no more: the final state of an idle device.
+fn compact_fully(kept: &mut dyn Front) -> anyhow::Result<()> {
     let mut used = u64::MAX;
     loop {
         kept.compact()?;
@@ -165,7 +165,7 @@ fn settle(kept: &mut dyn Front) -> anyhow::Result<()> {
     }
 }
 
-/// All pages in order, then each again in random order, so that memory is as after some use.
+/// Writes all pages in order, then each again in random order, so that memory is as after some use.
 fn fill(kept: &mut dyn Front, pages: &[u8]) -> anyhow::Result<()> {
     let count = (pages.len() / PAGE) as u64;
     let again = Random(3).order(count);

@@ -1,4 +1,4 @@
-//! Large requests: 512 KiB, one submitter, one on the way at a time.
+//! Large requests: 512 KiB, one submitter, one request in flight.
 
 use super::{median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, PAGE};
 use anyhow::Context;
@@ -7,8 +7,7 @@ use std::time::Instant;
 
 const PAGES: usize = 128;
 
-/// Of writes, then of reads: MB/s, CPU microseconds a page, microseconds that a request takes (p50,
-/// p99).
+/// For writes, then for reads: MB/s, CPU microseconds a page, microseconds of a request (p50, p99).
 type Run = [f64; 8];
 
 pub(super) fn measure(
@@ -21,7 +20,7 @@ pub(super) fn measure(
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); fronts.len()];
     for _ in 0..args.runs {
         for (front, runs) in fronts.iter().zip(&mut runs) {
-            // The submitter works as well.
+            // The submitter compresses too.
             runs.push(
                 one_run(front, pages, cores - 1).with_context(|| format!("{front} with {name}"))?,
             );
@@ -71,7 +70,7 @@ fn one_run(front: &Kind, pages: &[u8], workers: usize) -> anyhow::Result<Run> {
         times.clear();
         [rate, cpu, p50, p99]
     };
-    // Once for the memory.
+    // Once to allocate the memory.
     for (bytes, page) in requests() {
         kept.write(page, bytes)?;
     }

@@ -1,11 +1,10 @@
-//! `platen-bench device`: what a page costs, in CPU time and in memory, beside the kernel's zram.
+//! `platen-bench device`: the CPU time and memory of a page, against the kernel's zram.
 //!
 //! The same real pages go to both, in the same order, in turns: every page is written once in order
 //! of its number, then each is overwritten with another page in random order, then each is read in
-//! random order and compared. CPU time is the whole process's, so that threads which get memory
-//! ready are in it, and for zram the kernel's work for us, with its system call. Pages that are one
-//! word over and over are left out: neither side compresses them, and the kernel's swap never sends
-//! zeros.
+//! random order and compared. CPU time is the whole process's, so it includes threads that prepare
+//! memory; for zram it includes the kernel's work for us and the system call. Pages that repeat one
+//! word are left out: neither side compresses them, and the kernel's swap never sends zeros.
 
 mod front;
 mod fuse;
@@ -99,7 +98,7 @@ enum Part {
     Fuse,
 }
 
-/// What keeps the pages.
+/// The store that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Zram(String),
@@ -152,15 +151,15 @@ struct Figures {
     read_cpu: f64,
     read_p50: f64,
     read_p99: f64,
-    /// Plain bytes by the compressed byte.
+    /// Plain bytes per compressed byte.
     coded: f64,
-    /// Plain bytes by the byte of memory: filled, after churn, and compacted after that.
+    /// Plain bytes per byte of memory: after filling, after churn, and after compaction.
     filled: f64,
     churned: f64,
     compacted: f64,
 }
 
-/// Bytes at an address that direct I/O takes.
+/// Bytes with the alignment that direct I/O requires.
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -214,7 +213,7 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         if plain.len() < 64 * PAGE {
             continue;
         }
-        // Spread over the whole set, so that a short measurement sees all of it.
+        // Spread over the whole set, so that a short measurement covers all of it.
         let count = plain.len() / PAGE;
         let step = count.div_ceil(args.pages as usize).max(1);
         let chosen: Vec<u8> = plain.chunks_exact(PAGE).step_by(step).flatten().copied().collect();
@@ -322,7 +321,7 @@ fn single_pages(
     Ok(json!({ "part": "pages", "set": name, "pages": pages.len() / PAGE, "fronts": rows }))
 }
 
-/// The figures that count, side by side: ratio over zram's best, CPU over lzo-rle's.
+/// The important figures, side by side: ratio over zram's best, CPU over lzo-rle's.
 fn compare(fronts: &[Kind], rows: &[serde_json::Value]) {
     let value = |row: &serde_json::Value, field: &str| row["median"][field].as_f64().unwrap_or(0.0);
     let both = |row: &serde_json::Value| value(row, "write_cpu") + value(row, "read_cpu");
@@ -347,7 +346,7 @@ fn one_run(front: &Kind, pages: &[u8], seed: u64) -> anyhow::Result<Figures> {
     };
     let mut random = Random(seed);
     let order = random.order(count);
-    // What each page is overwritten with.
+    // The new contents of each page.
     let other = random.order(count);
     let mut kept = front.open(count, 0)?;
     let mut times = Vec::with_capacity(order.len() * 2);
@@ -369,7 +368,7 @@ fn one_run(front: &Kind, pages: &[u8], seed: u64) -> anyhow::Result<Figures> {
     let out = out.all();
     let mut read_cpu = 0.0;
     for numbers in random.order(count).chunks(256) {
-        // Comparing is not in the time.
+        // The time excludes the comparison.
         let cpu = process_cpu();
         for &number in numbers {
             timed(&mut times, || kept.read(number, out))?;
@@ -406,7 +405,7 @@ fn timed<R>(times: &mut Vec<f32>, run: impl FnOnce() -> anyhow::Result<R>) -> an
     Ok(result)
 }
 
-/// The middle, and what one in a hundred exceeds.
+/// The median, and the 99th percentile.
 fn percentiles(times: &mut [f32]) -> (f64, f64) {
     times.sort_unstable_by(f32::total_cmp);
     let at = |part: usize| times.get(times.len() * part / 100).copied().map_or(0.0, f64::from);
@@ -423,7 +422,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Microseconds of CPU that this process has used.
+/// Microseconds of this process's CPU time.
 pub(crate) fn process_cpu() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
@@ -439,7 +438,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// The numbers below `count`, in some order.
+    /// The numbers below `count`, in random order.
     fn order(&mut self, count: u64) -> Vec<u64> {
         let mut order: Vec<u64> = (0..count).collect();
         for last in (1..order.len()).rev() {

@@ -1,5 +1,5 @@
-//! NBD, random 4 KiB, 16 on the way: platen beside nbdkit's memory plugin with its zstd allocator.
-//! Real pages by a client of ours, and fio's engine with the data it makes.
+//! NBD, random 4 KiB, 16 in flight: platen against nbdkit's memory plugin with its zstd allocator.
+//! Real pages from our own client, and fio's engine with its generated data.
 
 use super::nbd_client::Client;
 use super::{median, percentiles, DeviceBenchArgs, Random, PAGE};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A server in a process of its own, ended when dropped.
+/// A server in a separate process, ended when dropped.
 struct Server {
     name: &'static str,
     child: Child,
@@ -20,20 +20,20 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Ended already, or not: both are fine.
+        // Both fail only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What is measured of one run: requests a second, server's CPU microseconds a page, microseconds
-/// of a request (p50, p99).
+/// The figures of one run: requests a second, the server's CPU microseconds a page, microseconds of
+/// a request (p50, p99).
 type Run = [f64; 4];
 
-/// Requests on the way.
+/// Requests in flight.
 const DEPTH: usize = 16;
 
-/// Real pages: written in order once, then in random order, then read so.
+/// Real pages: written in order once, then written in random order, then read in random order.
 pub(super) fn pages(
     args: &DeviceBenchArgs,
     name: &str,
@@ -63,7 +63,7 @@ pub(super) fn pages(
     .map(Some)
 }
 
-/// fio's data.
+/// fio's generated data.
 pub(super) fn made(args: &DeviceBenchArgs) -> anyhow::Result<Option<Value>> {
     if !is_there("nbdkit") || !is_there("fio") {
         return Ok(None);
@@ -108,7 +108,7 @@ fn in_turns(
             for (write, runs) in [true, false].into_iter().zip(runs) {
                 runs.push(run(server, write)?);
             }
-            // Resident memory, what is not data included: the only measure that both have.
+            // Resident memory, including memory that is not data: the only measure that both have.
             *ratio = pages as f64 * PAGE as f64 / resident(&server.child)?.max(1) as f64;
         }
     }
@@ -156,14 +156,14 @@ fn in_turns(
     Ok(json!({ "part": "nbd", "title": title, "servers": rows }))
 }
 
-/// Pages of the part of the device that fio uses: all are written before anything is measured.
+/// Pages of the part of the device that fio uses: all are written before the measurement.
 const PAGES: u64 = 64 << 10;
 
 fn platen(folder: &Path) -> anyhow::Result<Server> {
     let socket = folder.join("platen");
     let mut command = Command::new(program::platen()?);
     command.args(["device", "serve", "--size", "1G", "--codec", "zstd", "--level", "1"]);
-    // Its CPU time and memory are those of the process that is started.
+    // The CPU time and memory of the started process must be the server's.
     command.args(["--no-supervisor", "--nbd"]);
     command.arg(format!("unix:{}", socket.display())).arg("--run-dir").arg(folder);
     start("platen zstd 1", command, &socket)
@@ -215,29 +215,29 @@ fn fio(server: &Server, direction: &str, folder: &Path) -> anyhow::Result<Run> {
     ensure!(status.success(), "fio against {}: {status}", server.name);
     let used = cpu(&server.child)? - before;
     let text = fs::read_to_string(&output)?;
-    // Lines of the engine's come first.
+    // The engine's own lines come first.
     let text = &text[text.find('{').context("fio printed no JSON")?..];
     let result: Value = serde_json::from_str(text)?;
     let side = if direction.contains("read") { "read" } else { "write" };
     let side = &result["jobs"][0][side];
     let iops = side["iops"].as_f64().context("no figure from fio")?;
-    // In buckets of 1.5 %, nanoseconds: since it was handed to the engine.
+    // From the histogram of the time since submission to the engine: buckets of 1.5 %, nanoseconds.
     let at = |part: &str| side["clat_ns"]["percentile"][part].as_f64().unwrap_or(f64::NAN) / 1e3;
     let pages = side["total_ios"].as_f64().unwrap_or(1.0).max(1.0);
     Ok([iops, used / pages, at("50.000000"), at("99.000000")])
 }
 
-/// Microseconds of CPU that a process has used, to 10 ms.
+/// Microseconds of CPU time of a process, with a resolution of 10 ms.
 fn cpu(child: &Child) -> anyhow::Result<f64> {
     let text = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
-    // The name may have spaces in it; it ends at the last bracket.
+    // The name may contain spaces; it ends at the last bracket.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
     let all = ticks(11).zip(ticks(12)).context("/proc/PID/stat")?;
     Ok((all.0 + all.1) as f64 * 1e6 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Bytes of memory that a process has, shared memory included.
+/// Bytes of a process's resident memory, including shared memory.
 fn resident(child: &Child) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{}/statm", child.id()))?;
     let pages = text.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());

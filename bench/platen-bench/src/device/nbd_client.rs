@@ -1,5 +1,5 @@
-//! A client of NBD that keeps several requests of one page under way, with real pages: fio makes
-//! its own data.
+//! An NBD client with several single-page requests in flight, for real pages: fio generates its
+//! data.
 
 use super::PAGE;
 use anyhow::{bail, ensure, Context};
@@ -15,7 +15,7 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const REPLY: usize = 16;
 
-/// Both ends of fixed newstyle know the shorter answer.
+/// Client and server both support omitting the zeroes after the export's size.
 const NO_ZEROES: u32 = 1 << 1;
 const FIXED: u32 = 1;
 
@@ -24,7 +24,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Goes in by the oldest door, which every server has: the answers are simple ones.
+    /// Connects with the oldest handshake, which every server supports: replies are simple ones.
     pub(super) fn new(socket: &Path) -> anyhow::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -36,15 +36,15 @@ impl Client {
         ours.extend(EXPORT_NAME.to_be_bytes());
         ours.extend(0_u32.to_be_bytes());
         stream.write_all(&ours)?;
-        // Size and flags; 124 zeroes more if the server did not offer to leave them out.
+        // Size and flags, and 124 zeroes if the server cannot omit them.
         let offers = hello[17] & NO_ZEROES.to_le_bytes()[0] != 0;
         let mut export = vec![0; if offers { 10 } else { 134 }];
         stream.read_exact(&mut export)?;
         Ok(Self { stream })
     }
 
-    /// One request for each page of `order`, `depth` of them under way: writes of `pages`, or reads
-    /// that are compared with them. The time of each in microseconds.
+    /// One request for each page of `order`, `depth` of them in flight: writes of `pages`, or reads
+    /// that are compared with them. Returns the time of each in microseconds.
     pub(super) fn run(
         &mut self,
         pages: &[u8],
@@ -57,7 +57,7 @@ impl Client {
             &pages[at..at + PAGE]
         };
         let mut times = Vec::with_capacity(order.len());
-        // By cookie: the page, and when it was asked for.
+        // By cookie: the page, and the time of its request.
         let mut slots: Vec<(u64, Instant)> = vec![(0, Instant::now()); depth];
         let mut free: Vec<usize> = (0..depth).collect();
         let mut next = order.iter();

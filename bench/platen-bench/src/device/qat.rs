@@ -1,10 +1,10 @@
-//! Pages compressed by a QAT device: what a written page costs the host, and asynchronous against
+//! Pages compressed by a QAT device: the host's cost of a written page, and asynchronous against
 //! direct offload over the size of requests.
 //!
-//! Without `--qat-device` the device is the simulated one, twice: `engine deflate`, for the CPU
-//! time of the host and the ratio; and `engine stored`, which takes no CPU time worth speaking of,
-//! with a latency, for what waiting costs. A simulated device's own threads are no part of the CPU
-//! time here, and its throughput is nobody's.
+//! Without `--qat-device` the device is simulated, in two ways. `engine deflate` shows the CPU time
+//! of the host and the ratio; `engine stored`, which takes hardly any CPU time, has a latency and
+//! shows the cost of waiting. The simulated device's own threads are not in the CPU time, and its
+//! throughput is no real device's.
 
 use super::front::{Front, Memory, Own};
 use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, PAGE};
@@ -19,20 +19,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages that are under way at a time, in as many requests as that takes.
+/// Pages in flight, in as many requests as that takes.
 const UNDER_WAY: usize = 128;
 
-/// What a measurement is to show.
+/// The purpose of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Scene {
     /// A device that does deflate.
     Cpu,
-    /// A device that does nothing, and has a latency.
+    /// A device that does no work, with a latency.
     Waiting,
 }
 
 impl Scene {
-    /// What the simulated device is told.
+    /// The simulated device's script.
     fn script(self, args: &DeviceBenchArgs) -> String {
         match self {
             Self::Cpu => format!("engine deflate; latency {}", args.qat_latency),
@@ -41,7 +41,7 @@ impl Scene {
     }
 }
 
-/// Measures each scene in a process of its own, since a process has one device.
+/// Measures each scene in a separate process, since a process has one device.
 pub(super) fn measure(args: &DeviceBenchArgs) -> anyhow::Result<Value> {
     let private = tempfile::tempdir().context("cannot make a private folder")?;
     let scenes: &[Scene] =
@@ -62,7 +62,7 @@ pub(super) fn measure(args: &DeviceBenchArgs) -> anyhow::Result<Value> {
     Ok(json!({ "part": "qat", "simulated": !args.qat_device, "scenes": all }))
 }
 
-/// What writes.
+/// The way in which pages are written and compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Zram,
@@ -83,23 +83,23 @@ impl Way {
     }
 }
 
-/// One run, or the medians of several: of all that is written, microseconds and megabytes.
+/// One run, or the medians of several, over all writes; microseconds and megabytes.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Figures {
-    /// Host CPU for a page, the simulated device's threads left out.
+    /// Host CPU for a page, without the simulated device's threads.
     cpu: f64,
     /// Plain megabytes written a second.
     mb_s: f64,
     /// From submission to completion of a request.
     p50: f64,
     p99: f64,
-    /// Plain bytes by the compressed byte.
+    /// Plain bytes per compressed byte.
     coded: f64,
-    /// Of all pages.
+    /// Share of all pages.
     by_device: f64,
 }
 
-/// One scene in this process; what is printed goes to the parent's output.
+/// One scene in this process; its output is printed to the parent's.
 pub(super) fn scene(
     args: &DeviceBenchArgs,
     scene: Scene,
@@ -197,13 +197,13 @@ fn compare(rows: &[(Way, Figures)]) {
     println!("  asynchronous: {}", words.join("; "));
 }
 
-/// Writes all pages twice, the first time for the memory; `each` of them in a request.
+/// Writes all pages twice, the first time to allocate memory; `each` of them in a request.
 fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow::Result<Figures> {
     let count = (pages.len() / PAGE) as u64;
     if way == Way::Zram {
         let mut kept = Kind::Zram("lzo-rle".to_owned()).open(count, 0)?;
-        // In the kernel a write is done when it has been submitted: more of them under way change
-        // nothing.
+        // In the kernel a write has completed when its submission returns: more of them in flight
+        // make no difference.
         let mut write = |times: &mut Vec<f32>| {
             for (bytes, page) in pages.chunks(each * PAGE).zip((0..).step_by(each)) {
                 super::timed(times, || kept.write(page, bytes))?;
@@ -216,7 +216,7 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
         return Ok(figures);
     }
     let settings = Settings::new(Codec::DeflateQz, Some(1))?;
-    // As many threads for software as there are cores: what offloading is compared with.
+    // As many threads for software as there are cores: the baseline for offloading.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = if way == Way::Software { cores - 1 } else { 0 };
     let mut kept = Own::new(settings, count, workers)?;
@@ -224,7 +224,7 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
         Way::Direct | Way::Asynchronous => {
             let qat = Qat::start(libraries, &StartOptions::default())?;
             let depth = if way == Way::Direct { 1 } else { OffloadOptions::default().depth };
-            // Nothing in software, so that what is measured is the device's way and nothing else.
+            // Nothing in software, so that only the path through the device is measured.
             let deadline = Duration::from_secs(10);
             let options =
                 OffloadOptions { threads: 1, depth, share: false, deadline, ..Default::default() };
@@ -258,8 +258,7 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
     Ok(figures)
 }
 
-/// Time, and the CPU time of this process less that of the threads whose name begins with what
-/// `left_out` says.
+/// Time, and the CPU time of this process without the threads whose name begins with `left_out`.
 fn taken(
     count: u64,
     left_out: impl Fn() -> Option<&'static str>,
@@ -280,14 +279,14 @@ fn coded(memory: &Memory) -> f64 {
     memory.plain as f64 / memory.compressed.max(1) as f64
 }
 
-/// Microseconds of CPU of this process's threads whose name begins so
+/// Microseconds of CPU of this process's threads whose name begins with `name`
 /// (`/proc/PID/task/TID/schedstat`).
 fn threads_cpu(name: &str) -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
         let read = |name| std::fs::read_to_string(Path::join(&path, name));
-        // One that ends meanwhile is none of those.
+        // A thread that ends meanwhile is not one of these.
         let (Ok(comm), Ok(text)) = (read("comm"), read("schedstat")) else { continue };
         if comm.starts_with(name) {
             let first = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());

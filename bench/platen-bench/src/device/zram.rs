@@ -1,4 +1,4 @@
-//! A zram device of one's own: added, measured, removed.
+//! A private zram device: added, measured, removed.
 
 use anyhow::{bail, Context};
 use rustix::fs::OFlags;
@@ -11,14 +11,14 @@ use super::front::{Front, Memory};
 
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// A fresh device. Nobody else's is touched: it is hot-added, and hot-removed when dropped.
+/// A new device, hot-added, and hot-removed when dropped. No other device is touched.
 pub(super) struct Zram {
     number: u32,
     sys: PathBuf,
     file: Option<File>,
 }
 
-/// Why there is no zram here, if there is none.
+/// Why zram is unavailable; `None` if it is available.
 pub(super) fn missing() -> Option<String> {
     if !Path::new(CONTROL).join("hot_add").exists() {
         return Some(format!("no {CONTROL} (try modprobe zram)"));
@@ -31,7 +31,7 @@ impl Zram {
         let added = fs::read_to_string(Path::new(CONTROL).join("hot_add")).context("hot_add")?;
         let number = added.trim().parse().with_context(|| format!("hot_add says '{added}'"))?;
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
-        // From here on it is removed again.
+        // From here on, dropping removes it.
         let mut this = Self { number, sys, file: None };
         let known = fs::read_to_string(this.sys.join("comp_algorithm"))?;
         if !known.split([' ', '[', ']', '\n']).any(|one| one == algorithm) {
@@ -93,7 +93,7 @@ impl Front for Zram {
 impl Drop for Zram {
     fn drop(&mut self) {
         self.file = None;
-        // Somebody (udev) may look at it just now.
+        // Another process (udev) may have it open at this moment.
         for _ in 0..200 {
             let reset = fs::write(self.sys.join("reset"), "1");
             let removed = fs::write(Path::new(CONTROL).join("hot_remove"), self.number.to_string());

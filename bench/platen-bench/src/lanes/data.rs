@@ -1,4 +1,4 @@
-//! The pages that are compressed.
+//! The pages to compress.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,15 +7,15 @@ use std::path::Path;
 use anyhow::Context;
 use pages::PAGE_SIZE;
 
-/// Memory to compress, alive until the process ends: jobs then hold plain references, and what is
-/// measured has no reference counts that a relay would not have.
+/// Memory to compress, alive until the process ends. So jobs hold plain references, and the
+/// measurement has no reference counts that a relay would not have.
 pub(super) struct Pages {
     pub(super) name: String,
     pub(super) bytes: &'static [u8],
 }
 
 impl Pages {
-    /// The first `mib` MiB of the file, as far as it goes, or made pages.
+    /// The first `mib` MiB of the file (or all of it, if shorter), or synthetic pages.
     pub(super) fn load(path: Option<&Path>, mib: usize) -> anyhow::Result<Self> {
         let len = mib << 20;
         let (name, mut bytes) = match path {
@@ -34,9 +34,9 @@ impl Pages {
     }
 }
 
-/// Pages of three kinds, drawn anew each: records of pointers and small numbers (half of them),
-/// text (three tenths), random bytes (two tenths). About 2.0 to 1 with zlib 1, a little less than
-/// guest memory.
+/// Generated pages of three kinds: records of pointers and small numbers (half of them), text
+/// (three tenths), random bytes (two tenths). About 2.0 to 1 with zlib 1, slightly less than guest
+/// memory.
 fn make(count: usize) -> Vec<u8> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let words: Vec<Vec<u8>> = (0..600)
@@ -59,7 +59,7 @@ fn make(count: usize) -> Vec<u8> {
             }
             5..=7 => {
                 while bytes.len() < end {
-                    // The smaller of two draws: some words are common, most are not.
+                    // The smaller of two draws: some words are common, most are rare.
                     let at = random.below(600).min(random.below(600));
                     bytes.extend(&words[usize::try_from(at).expect("below 600")]);
                     bytes.push(b' ');

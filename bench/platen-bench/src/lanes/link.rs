@@ -1,22 +1,22 @@
-//! A link of a given rate: what a blocking socket does to the thread that writes to it.
+//! A link of a given rate, which blocks its writer as a socket does.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Takes bytes, copies them as the kernel would, and lets the sender sleep when it is ahead of the
-/// rate by more than a socket buffer.
+/// Copies bytes as the kernel would, and makes the sender sleep when it is ahead of the rate by
+/// more than a socket buffer.
 pub(super) struct Link {
-    /// 0 for a link that takes no time.
+    /// 0 for an infinitely fast link.
     bytes_per_second: f64,
     began: Instant,
-    /// When the last byte will have left, seconds since `began`.
+    /// When the last byte will have been sent, seconds since `began`.
     drained: f64,
     buffer: Vec<u8>,
     at: usize,
     sent: u64,
 }
 
-/// What a TCP socket of Linux grows to on such a path, about.
+/// About the size to which Linux grows a TCP socket's buffer on such a path.
 const BUFFER: usize = 1 << 20;
 
 impl Link {
@@ -43,13 +43,13 @@ impl Link {
             self.drained = self.drained.max(now) + bytes.len() as f64 / self.bytes_per_second;
             let buffered = BUFFER as f64 / self.bytes_per_second;
             if self.drained - now > buffered {
-                // A socket wakes its writer when a third of the buffer is free again.
+                // A socket wakes its writer when a third of the buffer is free.
                 thread::sleep(Duration::from_secs_f64(self.drained - now - buffered * 0.67));
             }
         }
     }
 
-    /// Waits until the last byte has left, and gives their number.
+    /// Waits until the last byte has been sent, and returns their number.
     pub(super) fn finish(self) -> u64 {
         let left = self.drained - self.began.elapsed().as_secs_f64();
         if self.bytes_per_second > 0.0 && left > 0.0 {

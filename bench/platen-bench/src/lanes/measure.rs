@@ -7,7 +7,7 @@ use pages::Slot;
 use pipeline::Job;
 use rustix::time::{clock_gettime, ClockId};
 
-/// What one run took.
+/// The figures of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Run {
     pub(super) wall: Duration,
@@ -18,11 +18,11 @@ pub(super) struct Run {
     /// Pages that found no thread free.
     pub(super) busy: u64,
     pub(super) pages: u64,
-    /// Futex system calls by the lanes' own count.
+    /// Futex system calls, as counted by the lanes.
     pub(super) futex_calls: u64,
-    /// Jobs given to workers.
+    /// Jobs submitted to workers.
     pub(super) jobs: u64,
-    /// Bytes that went over the link.
+    /// Bytes sent over the link.
     pub(super) sent: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn thread_cpu() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("clocks are not negative")
 }
 
-/// Wall and CPU time of the calling thread since it was made.
+/// Wall and CPU time of the calling thread since the creation of this.
 pub(super) struct Watch {
     began: Instant,
     cpu: Duration,
@@ -57,7 +57,7 @@ pub(super) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The middle one, or the mean of the two in the middle; 0 of nothing.
+/// The median: the middle value, or the mean of the two in the middle; 0 without values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let upper = values.len() / 2;
@@ -84,7 +84,7 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    /// What goes over the link: the payload, or the plain bytes when nothing was gained.
+    /// The bytes for the link: the payload, or the plain bytes if nothing was gained.
     pub(super) fn payload(&self) -> &[u8] {
         payload(self.unit, self.plain, &self.out)
     }
@@ -97,11 +97,11 @@ pub(super) fn payload<'a>(unit: codec::Encoded, plain: &'a [u8], out: &'a [u8]) 
     }
 }
 
-/// What a worker that compresses owns.
+/// The context of a worker that compresses.
 pub(super) struct Compressor {
     encoder: Encoder,
     /// QEMU compresses a copy, because the guest may write to the page meanwhile. Empty where the
-    /// pages are already ours, as in a relay.
+    /// pages are private, as in a relay.
     copy: Vec<u8>,
 }
 
@@ -111,7 +111,7 @@ impl Compressor {
         Self { encoder, copy: Vec::new() }
     }
 
-    /// One that copies batches of up to `batch` bytes first.
+    /// A compressor that first copies batches of up to `batch` bytes.
     pub(super) fn copying(settings: Settings, batch: usize) -> Self {
         Self { copy: vec![0; batch], ..Self::new(settings) }
     }

@@ -1,9 +1,10 @@
-//! QEMU's threads as they were before the lanes: a model of its `compress` in C, with its locks.
+//! QEMU's threads before the lanes: a model of its `compress` in C, with its locks.
 //!
-//! One request can be pending in each thread, under the thread's lock and condition. A finished
+//! Each thread can have one pending request, under the thread's lock and condition. A finished
 //! thread says so under one lock and condition that all share. The main thread holds that lock
-//! while it looks for a thread that is done; there it fetches the result of the page before, and
-//! leaves the next. Results that nobody fetches stay with their thread until the flush at the end.
+//! while it looks for a finished thread; from that thread it fetches the result of the previous
+//! page, and gives it the next page. Other results stay with their thread until the flush at the
+//! end.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -16,12 +17,12 @@ use super::link::Link;
 use super::measure::{payload, thread_cpu, Compressor, Run, Watch};
 use super::units::{Dest, Unit};
 
-/// `CompressParam` and `DecompressParam`: what the main thread and one worker share.
+/// `CompressParam` and `DecompressParam`: the state that the main thread and one worker share.
 struct Param<Q, R> {
     request: Mutex<Request<Q>>,
     wanted: Condvar,
-    /// QEMU reads and writes the result without a lock, as `done` says whose it is. Safe Rust needs
-    /// one here; it is never contended, so it costs some 20 ns a page and no system call.
+    /// QEMU accesses the result without a lock, since `done` says which thread owns it. Safe Rust
+    /// needs a lock here; it is never contended, so it costs some 20 ns a page and no system call.
     result: Mutex<R>,
 }
 
@@ -55,7 +56,7 @@ impl<Q, R> Threads<Q, R> {
         }
     }
 
-    /// `do_data_compress`, `do_data_decompress`: the life of a thread. Gives its CPU time.
+    /// `do_data_compress`, `do_data_decompress`: the main loop of a thread. Returns its CPU time.
     fn work(&self, number: usize, mut run: impl FnMut(Q, &mut R)) -> Duration {
         let param = &self.params[number];
         let mut request = lock(&param.request);
@@ -76,9 +77,9 @@ impl<Q, R> Threads<Q, R> {
         thread_cpu()
     }
 
-    /// `compress_page_with_multi_thread`, `decompress_data_with_multi_threads`: looks for a thread
-    /// that is done, lets `hand_over` fetch its last result and make the next request. `false` when
-    /// there is none and we do not wait.
+    /// `compress_page_with_multi_thread`, `decompress_data_with_multi_threads`: looks for a
+    /// finished thread, and lets `hand_over` fetch its last result and make the next request.
+    /// `false` when there is none and `wait` is not set.
     fn submit(&self, wait: bool, hand_over: impl FnOnce(&mut R) -> Q) -> bool {
         let mut done = lock(&self.done);
         loop {
@@ -97,7 +98,8 @@ impl<Q, R> Threads<Q, R> {
         }
     }
 
-    /// `flush_compressed_data`, `wait_for_decompress_done`: fetches what every thread still has.
+    /// `flush_compressed_data`, `wait_for_decompress_done`: fetches every thread's remaining
+    /// result.
     fn flush(&self, mut fetch: impl FnMut(&mut R)) {
         let all = |done: &mut Vec<bool>| done.iter().any(|&done| !done);
         drop(self.one_done.wait_while(lock(&self.done), all));
@@ -112,7 +114,7 @@ impl<Q, R> Threads<Q, R> {
     }
 }
 
-/// A page and what became of it, while it is with its thread.
+/// A page and its compressed form, while its thread has them.
 struct Compressed {
     done: Option<(&'static [u8], codec::Encoded)>,
     out: Vec<u8>,
@@ -175,7 +177,7 @@ pub(super) fn compress(
     run
 }
 
-/// A unit in the thread's own buffer, and where its page goes.
+/// A unit in the thread's own buffer, and the destination of its page.
 struct Incoming {
     buffer: Vec<u8>,
     page: Option<&'static mut [u8]>,

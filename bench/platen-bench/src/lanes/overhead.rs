@@ -12,15 +12,16 @@ use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results, Submitted, Submitte
 use super::data::Pages;
 use super::measure::{cpus, median, Compressor, Encode, Encoded, Run, Watch};
 
-/// One kind of batch and how many threads work on it.
+/// One kind of batch, and the number of threads that work on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) codec: Codec,
     pub(super) batch: usize,
-    /// Bare loops beside each other, and workers of the lanes.
+    /// Bare loops in parallel, and workers of the lanes.
     pub(super) threads: usize,
     pub(super) ring_capacity: usize,
-    /// Most CPU time that we want over the bare loop; `None` for rows that explain others.
+    /// The most CPU time relative to the bare loop that we accept; `None` for rows that only
+    /// explain others.
     pub(super) goal: Option<f64>,
 }
 
@@ -30,16 +31,16 @@ pub(super) struct Row {
     pub(super) case: Case,
     /// CPU seconds per GiB of the bare loop.
     pub(super) bare_cpu: f64,
-    /// CPU time of the lanes over that of the bare loop, each pair of neighbouring runs.
+    /// CPU time of the lanes over that of the bare loop, for each pair of neighbouring runs.
     pub(super) cpu_ratio: f64,
     pub(super) wall_ratio: f64,
     /// The submitter's share of the lanes' CPU time.
     pub(super) submitter: f64,
     /// Futex calls per 1,000 batches when a submitter without room waits.
     pub(super) futex_waiting: f64,
-    /// The same when it does something else instead, so that no side ever idles: the median, and
-    /// the least of the runs, which is without the idling that other processes cause. `None` where
-    /// there is no CPU for the submitter besides the workers'.
+    /// The same when it does other work instead, so that no side is ever idle: the median, and the
+    /// least of the runs, which lacks the idling that other processes cause. `None` if there is no
+    /// CPU for the submitter besides the workers'.
     pub(super) futex_busy: Option<(f64, f64)>,
 }
 
@@ -59,7 +60,7 @@ pub(super) fn measure(pages: &Pages, runs: u32) -> anyhow::Result<Vec<Row>> {
             cases.push(case(codec, 128 * PAGE_SIZE, threads, 4, Some(1.03)));
         }
         cases.push(case(Codec::Lz4, PAGE_SIZE, threads, 128, Some(1.10)));
-        // The default capacity is for batches; this is what it costs with single pages.
+        // The default capacity is meant for batches; this is its cost with single pages.
         cases.push(case(Codec::Lz4, PAGE_SIZE, threads, 4, None));
     }
     cases.into_iter().map(|case| row(pages, case, runs)).collect()
@@ -68,7 +69,7 @@ pub(super) fn measure(pages: &Pages, runs: u32) -> anyhow::Result<Vec<Row>> {
 fn row(pages: &Pages, case: Case, runs: u32) -> anyhow::Result<Row> {
     let settings = Settings::new(case.codec, Some(1))?;
     let engine = Engine::new(case, settings)?;
-    // The first of each is to warm up: threads start and memory is touched for the first time.
+    // The first run of each is a warm-up: threads start, and memory is touched for the first time.
     bare(pages, case, settings);
     engine.run(pages, true)?;
     let mut row = Collected::default();
@@ -110,7 +111,7 @@ struct Collected {
     busy: Vec<f64>,
 }
 
-/// Threads that share nothing, each with every n-th batch.
+/// Independent threads, each with every n-th batch.
 fn bare(pages: &Pages, case: Case, settings: Settings) -> Run {
     let bytes = pages.bytes;
     let began = Instant::now();
@@ -145,14 +146,14 @@ impl Engine {
         let config =
             LanesConfig { threads: case.threads, ring_capacity: case.ring_capacity, name: "bench" };
         let lanes = Lanes::new(config, |_| Compressor::new(settings))?;
-        // As much again as fits into the lanes: what is done waits in the window for a batch before
-        // it whose worker the system has taken off its CPU.
+        // Twice the capacity of the lanes: finished batches wait in the window for an earlier one
+        // whose worker was preempted.
         let slots = lanes.depth() * 2;
         let arena = Arena::new(slots, Encoder::roomy(case.batch))?;
         Ok(Self { case, lanes, results: Results::new(slots), arena, slots })
     }
 
-    /// All pages through the lanes, and their order restored.
+    /// Passes all pages through the lanes, and restores their order.
     fn run(&self, pages: &Pages, wait: bool) -> anyhow::Result<Run> {
         let (mut futex_before, cpu_before) = (self.futex_calls(), self.workers_cpu());
         let filled = self.lanes.depth() as u64;
@@ -183,13 +184,14 @@ impl Engine {
             match submitter.submit(Encode { seq: run.jobs, plain, out }, 1) {
                 Submitted::Queued => {
                     run.jobs += 1;
-                    // From here on the rings are full; the workers slept until the first job came.
+                    // From here on the rings are full; the workers slept until the first job
+                    // arrived.
                     if run.jobs == filled {
                         futex_before = self.futex_calls();
                     }
                     next = batches.next();
                 }
-                // In place of the work that a submitter has besides: ask again a little later.
+                // Instead of a submitter's other work: tries again a little later.
                 Submitted::Busy(_) => (0..200).for_each(|_| std::hint::spin_loop()),
                 Submitted::Closed(_) => anyhow::bail!("the lanes were closed under us"),
             }
@@ -200,7 +202,7 @@ impl Engine {
             fetched(done, &mut run)?;
         }
         (run.wall, run.submitter) = watch.stop();
-        // The kernel's account of a thread is complete once it sleeps.
+        // The kernel's account of a thread is complete once the thread sleeps.
         thread::sleep(Duration::from_millis(2));
         let cpu = self.workers_cpu().into_iter().zip(cpu_before);
         run.workers = cpu.map(|(after, before)| after.saturating_sub(before)).collect();

@@ -1,4 +1,4 @@
-//! The lanes against QEMU's old scheme: the table of the seed, in form.
+//! The lanes against QEMU's old scheme, in the form of the table of QEMU's patch series.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::measure::{median, Compressor, Encode, Encoded, Run, Watch};
 use super::old;
 use super::units::{encode_all, Dest, Unit};
 
-/// What is compared.
+/// The parameters of the comparison.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) threads: Vec<usize>,
@@ -21,14 +21,14 @@ pub(super) struct Plan {
     pub(super) runs: u32,
 }
 
-/// Who does the work.
+/// The scheme that does the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// QEMU's before the lanes.
+    /// QEMU's threads before the lanes.
     Old,
     /// The lanes, a page at a time as QEMU submits them.
     Pages,
-    /// The lanes as we use them.
+    /// The lanes with batches, as platen uses them.
     Batches,
 }
 
@@ -43,7 +43,7 @@ impl Scheme {
     }
 }
 
-/// Which way the pages go, and what happens when no thread is free.
+/// The direction of the pages, and the behaviour when no thread is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Compress { wait: bool },
@@ -62,12 +62,12 @@ pub(super) struct Row {
     pub(super) way: Way,
     pub(super) scheme: Scheme,
     pub(super) total_ms: f64,
-    /// Total time of the old scheme over this one's, each pair of neighbouring runs.
+    /// Total time of the old scheme over this one's, for each pair of neighbouring runs.
     pub(super) faster: f64,
     pub(super) busy_rate: f64,
     /// Share of one CPU, percent.
     pub(super) submitter: f64,
-    /// The same of the least and the most active worker.
+    /// The same for the least and the most active worker.
     pub(super) workers: (f64, f64),
     pub(super) cpu_ms: f64,
     pub(super) sent: f64,
@@ -158,9 +158,10 @@ fn compress(
     let slots = lanes.depth() * 2;
     let arena = Arena::new(slots, Encoder::roomy(batch))?;
     let results: Arc<Results<Encoded>> = Results::new(slots);
-    // This thread also feeds the link, which must not run dry while it waits. With pages it sleeps
-    // until there is room for many, as the link's buffer lasts for hundreds of them. A batch is a
-    // good part of that buffer: when there is no room for one, it waits for a result, and sends it.
+    // This thread also feeds the link, which must not run dry while the thread waits. With pages it
+    // sleeps until there is room for many, as the link's buffer lasts for hundreds of them. A batch
+    // is a good part of that buffer: when there is no room for a batch, the thread waits for a
+    // result, and sends it.
     let wait_for_result = wait && batch > PAGE_SIZE;
     let sleep_for_room = wait && !wait_for_result;
     let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), sleep_for_room);
@@ -207,7 +208,8 @@ fn compress(
     Ok(run)
 }
 
-/// Waits for a result and sends it. Gives how many that were: one, as nobody closes them.
+/// Waits for a result and sends it. Returns the number of results: one, as the ring is never
+/// closed.
 fn fetch(results: &Results<Encoded>, link: &mut Link) -> u64 {
     match results.pop_until(None) {
         Popped::Item(done) => {
@@ -218,7 +220,7 @@ fn fetch(results: &Results<Encoded>, link: &mut Link) -> u64 {
     }
 }
 
-/// QEMU's and the seed's: four requests a thread.
+/// As in QEMU and in the patch series: four requests a thread.
 const RING_CAPACITY: usize = 4;
 
 /// A unit to decompress.

@@ -1,10 +1,10 @@
-//! Compressed units as they come from the link, and the memory that they are decompressed to.
+//! Compressed units as received from the link, and the memory for their plain bytes.
 
 use codec::{Encoder, Settings, UnitHeader};
 
 use super::measure::{payload, Compressor};
 
-/// A unit as it comes from the link.
+/// A unit as received from the link.
 pub(super) struct Unit {
     pub(super) header: UnitHeader,
     pub(super) payload: Vec<u8>,
@@ -21,7 +21,7 @@ pub(super) fn encode_all(pages: &[u8], settings: Settings, batch: usize) -> Vec<
     pages.chunks(batch).map(unit).collect()
 }
 
-/// Where decompressed batches go. A batch is lent to one thread at a time, and comes back.
+/// The memory for decompressed batches. A batch is lent to one thread at a time, and returned.
 pub(super) struct Dest {
     want: &'static [u8],
     batch: usize,
@@ -30,7 +30,7 @@ pub(super) struct Dest {
 
 impl Dest {
     pub(super) fn new(want: &'static [u8], batch: usize) -> Self {
-        // Not zeros: a page that is never written must not look like one that was.
+        // Not zeros: a page that is never written must not look like a written one.
         let memory = vec![0xa5; want.len()].leak();
         Self { want, batch, batches: memory.chunks_mut(batch).map(Some).collect() }
     }
@@ -45,7 +45,7 @@ impl Dest {
         }
     }
 
-    /// Whether every byte is there.
+    /// Checks that every byte is right.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (index, (want, got)) in self.want.chunks(self.batch).zip(&self.batches).enumerate() {
             anyhow::ensure!(got.as_deref() == Some(want), "batch {index} came out differently");

@@ -1,7 +1,8 @@
 use super::*;
 use crate::{Decoder, Encoder, Settings};
 
-/// A page of made records: long names that all pages have, each once, and values that none has.
+/// A page of synthetic records: long names common to all pages, each once, and values unique to the
+/// page.
 fn page(number: u64) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut page = Vec::with_capacity(4200);
@@ -46,7 +47,7 @@ fn pages_come_back_at_every_level_and_size_and_get_smaller() {
                 with += encoded.len;
                 decoder.decode_with(&dictionary, &out[..encoded.len], &mut back).unwrap();
                 assert!(back == plain, "level {level}, {most} bytes");
-                // Without one in between, on the same contexts.
+                // A unit without a dictionary in between, on the same contexts.
                 let encoded = encoder.encode(&plain, &mut out);
                 decoder.decode_payload(Codec::Zstd, &out[..encoded.len], &mut back).unwrap();
                 assert!(back == plain);
@@ -152,7 +153,7 @@ fn payloads_that_nobody_made_are_errors() {
     for at in 0..encoded.len {
         let mut bent = out[..encoded.len].to_vec();
         bent[at] ^= 1 << (at % 8);
-        // Whatever it says, it says it: an error, or bytes within `back`.
+        // Either result is allowed: an error, or bytes within `back`.
         let _ = decoder.decode_with(&room, &bent, &mut back);
         assert!(decoder.decode_with(&room, &bent[..at], &mut back).is_err());
     }

@@ -1,10 +1,10 @@
-//! Plain bytes of known kinds, made from a seed, and the settings to try on them.
+//! Plain bytes of known kinds, made from a seed, and the settings to test them with.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use codec::{Codec, Settings};
 
-/// What the bytes are like.
+/// The kind of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Zero bytes.
@@ -15,11 +15,11 @@ pub(crate) enum Kind {
     Text,
     /// Pointers and small integers, as on a heap.
     Heap,
-    /// No two alike, no pattern.
+    /// Random, without a pattern.
     Random,
 }
 
-/// All of them.
+/// All kinds.
 pub(crate) fn kinds() -> [Kind; 5] {
     [Kind::Zero, Kind::Word, Kind::Text, Kind::Heap, Kind::Random]
 }
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// Each codec with its interesting levels; the slowest ones only once.
+/// Each codec with its interesting levels; the slowest levels only once.
 pub(crate) fn every_setting() -> impl Iterator<Item = Settings> {
     let zlib = (0..=9).map(|level| (Codec::Zlib, Some(level)));
     let zstd = [-5, -1, 0, 1, 2, 3, 5, 9, 19].map(|level| (Codec::Zstd, Some(level)));

@@ -25,7 +25,7 @@ const DATA: [(&str, Data); 6] = [
     ("guest", |at| &GUEST[at % GUEST.len()]),
     ("redis", |at| &REDIS[at % REDIS.len()]),
     ("random", |at| &RANDOM[at % RANDOM.len()]),
-    // Every third chunk random, the others of the guest.
+    // Every third chunk random, the others from the guest.
     ("mixed", |at| if at % 3 == 0 { &RANDOM[0] } else { &GUEST[at % GUEST.len()] }),
     // Text, random, guest, 256 MiB each in turn.
     ("phases", |at| match at / 512 % 3 {
@@ -39,13 +39,13 @@ const DATA: [(&str, Data); 6] = [
 fn compare(world: &World) -> (usize, Outcome, Outcome, Controller) {
     let auto = controller(world);
     let chosen = run(world, Chooser::Auto(&auto));
-    // Those that the controller has not got included.
+    // Includes candidates that the controller does not have.
     let fixed = (0..LEVELS.len() + 2).map(|at| (at, run(world, Chooser::Fixed(at))));
     let (at, best) = fixed.min_by(|a, b| a.1.time.total_cmp(&b.1.time)).expect("there are some");
     (at, best, chosen, auto)
 }
 
-/// About ten seconds' worth, at least a gigabyte.
+/// About ten seconds' worth, and at least a gigabyte.
 fn size(link: f64) -> f64 {
     (link * 25e9).clamp(1e9, 6e9)
 }

@@ -1,9 +1,9 @@
-//! A migration in discrete events, simulated: QEMU, readers, credit, codec threads, a link, a
+//! A discrete-event simulation of a migration: QEMU, readers, credit, codec threads, a link, a
 //! destination.
 //!
 //! The window is the session's: 15 ms of drain above the least latency, between 1 and 64 MiB,
-//! chunks a quarter of it up to 512 KiB. What is left out: how a shorter chunk compresses less
-//! well, and waking up.
+//! chunks a quarter of it up to 512 KiB. Not modelled: the worse ratio of shorter chunks, and
+//! wake-ups.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,27 +14,28 @@ use controller::{Choice, Class, Config, Controller, Observation, Signals};
 
 use crate::tables::{Row, LEVELS};
 
-/// What is migrated over what. Times are in ns, rates in bytes per ns.
+/// The simulated environment. Times are in ns, rates in bytes per ns.
 pub(crate) struct World {
     pub(crate) workers: usize,
     pub(crate) max_cpu: Option<f64>,
-    /// Rate of the link at a time.
+    /// The link's rate at a given time.
     pub(crate) link: Box<dyn Fn(f64) -> f64>,
-    /// What QEMU gives and the readers read.
+    /// Rate of the source QEMU and the readers.
     pub(crate) source: f64,
-    /// What the destination takes, in plain bytes.
+    /// Rate of the destination, in plain bytes.
     pub(crate) destination: f64,
-    /// It takes half of that time for most chunks, and eleven times as long for one in ten.
+    /// The destination takes half of that time for most chunks, and eleven times as long for one in
+    /// ten.
     pub(crate) jerky: bool,
     pub(crate) latency: f64,
     /// Bytes to migrate.
     pub(crate) bytes: f64,
     /// The chunk at a place in them.
     pub(crate) chunk: Box<dyn Fn(usize) -> &'static Row>,
-    /// Observed CPU times are the real ones by up to this share off, now and then by a factor of
-    /// 5; right on average.
+    /// Observed CPU times differ from the real ones by up to this share, and now and then by a
+    /// factor of 5; they are right on average.
     pub(crate) noise: f64,
-    /// The class is not looked at: all are `Plain`.
+    /// Classes are not probed: all chunks are `Plain`.
     pub(crate) blind: bool,
 }
 
@@ -56,14 +57,14 @@ impl World {
     }
 }
 
-/// Who chooses.
+/// The source of the choices.
 pub(crate) enum Chooser<'a> {
-    /// Always what the tables have in this column.
+    /// Always this column of the tables.
     Fixed(usize),
     Auto(&'a Controller),
 }
 
-/// How it went.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Until the last chunk was delivered.
@@ -92,7 +93,7 @@ struct Chunk {
     plain: f64,
     row: &'static Row,
     choice: Option<Choice>,
-    /// Of the tables.
+    /// Column of the tables.
     column: usize,
     issued: f64,
 }
@@ -122,7 +123,7 @@ struct Run<'a> {
     waiting_since: Option<f64>,
     credit_wait: f64,
     in_flight: f64,
-    /// Read, but no codec thread has room.
+    /// Read, while no codec thread has room.
     blocked: Option<Chunk>,
     queue: VecDeque<Chunk>,
     at_work: Vec<Option<Chunk>>,
@@ -205,7 +206,7 @@ impl Run<'_> {
         self.events.push(Reverse((time.to_bits(), self.number, event)));
     }
 
-    /// 0 to 1.
+    /// A random number, 0 to 1.
     fn random(&mut self) -> f64 {
         self.state = self
             .state
@@ -308,7 +309,7 @@ impl Run<'_> {
         }
     }
 
-    /// To the codec threads, which have room for 4 chunks each besides the one at work.
+    /// Passes chunks to the codec threads, each of which has room for 4 besides the one it encodes.
     fn feed(&mut self) {
         loop {
             if self.queue.len() < 4 * self.world.workers {
@@ -390,7 +391,7 @@ impl Run<'_> {
         let waiting = self.waiting_since.map_or(0.0, |since| self.now - since);
         let signals = Signals {
             plain_bytes: self.read as u64,
-            // What the sockets have taken: a part of what is being sent.
+            // The bytes that the sockets have accepted, a part of what is being sent.
             wire_bytes: self.sent as u64,
             credit_wait: Duration::from_nanos((self.credit_wait + waiting) as u64),
             link_busy: busy,
@@ -400,7 +401,7 @@ impl Run<'_> {
     }
 }
 
-/// Where the tables have what these settings make of a chunk.
+/// The tables' column for these settings.
 pub(crate) fn column(settings: Settings) -> usize {
     match settings.codec() {
         Codec::Raw => 0,

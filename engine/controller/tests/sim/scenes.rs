@@ -1,4 +1,4 @@
-//! Scenes beside the plain sweep: what changes on the way, what is not told, what is asked for.
+//! Scenes besides the plain sweep: changes during a migration, missing information, options.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn a_link_that_changes_midway_is_followed() {
                     ..World::new(from, data)
                 };
                 let name = format!("{name}, {from} to {to}, {workers} threads");
-                // What was not sent before the link became slow takes that much longer after it.
+                // The bytes not sent before the link became slow take that much longer afterwards.
                 let before = 0.05 * 4e9 * f64::max(from / to - 1.0, 0.0);
                 check(&name, &world, before, &mut failed);
             }
@@ -37,8 +37,8 @@ fn a_link_that_changes_midway_is_followed() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Over a long round trip nothing is delivered at first, whatever the bottleneck seems to be: that
-/// is no link of 0 bytes/s.
+/// Over a long round trip nothing is delivered at first, whatever seems to be the bottleneck: that
+/// does not make it a link of 0 bytes/s.
 #[test]
 fn until_something_was_delivered_the_start_stands() {
     for bottleneck in [Bottleneck::Source, Bottleneck::Destination, Bottleneck::Workers] {
@@ -84,8 +84,8 @@ fn noise_on_what_is_observed_does_little_harm() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// That data which is not looked at can be compressed again is only found out by trying: some ten
-/// chunks in each 2048 of a phase.
+/// Only exploring shows that unprobed data can be compressed again: some ten chunks in each 2048 of
+/// a phase.
 #[test]
 fn it_does_without_a_look_at_chunks() {
     let mut failed = Vec::new();
@@ -115,9 +115,9 @@ fn a_slow_destination_is_not_taken_for_a_slow_link() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// What a destination takes by fits and starts has to be there when it takes it: the window has no
-/// room for slow codecs then, and neither link nor codec threads may be planned to be busy all the
-/// time. 1.24 without that.
+/// A destination that accepts bytes in bursts needs them there when a burst begins: the window has
+/// no room for slow codecs then, and neither link nor codec threads may be planned to be busy all
+/// the time. 1.24 without that.
 #[test]
 fn a_slow_destination_behind_a_narrow_link_is_kept_busy() {
     let mut failed = Vec::new();
@@ -132,8 +132,7 @@ fn a_slow_destination_behind_a_narrow_link_is_kept_busy() {
                     ..World::new(0.119, data)
                 };
                 let name = format!("{name}, {destination}, {workers} threads");
-                // With 8 threads some fixed choices that are slow to encode do better by up to 10
-                // %.
+                // With 8 threads some fixed choices that encode slowly do better by up to 10 %.
                 check(&name, &world, 0.06 * world.bytes / destination, &mut failed);
             }
         }
@@ -147,7 +146,7 @@ fn where_qemu_is_slow_idle_cpu_saves_bytes() {
     let (_, best, chosen, auto) = compare(&world);
     assert_eq!(auto.current().bottleneck, Bottleneck::Source);
     assert!(chosen.time < 1.02 * best.time);
-    // 40 % of 8 threads for 0.5 bytes/ns: 6.4 ns a byte are there.
+    // 40 % of 8 threads at 0.5 bytes/ns allow 6.4 ns a byte.
     assert!(chosen.wire < 0.36 * world.bytes, "{}", chosen.wire / world.bytes);
 }
 
@@ -193,7 +192,7 @@ fn max_cpu_is_used() {
 
 #[test]
 fn a_turn_of_the_data_is_followed_within_some_ten_chunks() {
-    // Not told apart by class: text, then random, then text.
+    // Not distinguished by class: text, then random, then text.
     let world = World { blind: true, ..World::new(0.25, guest) };
     let auto = controller(&world);
     let turn = |data: &'static [crate::tables::Row], chunks: usize| {
@@ -213,7 +212,7 @@ fn a_turn_of_the_data_is_followed_within_some_ten_chunks() {
         }
         heavy
     };
-    // A link that is the bottleneck, by the signals.
+    // By its signals, the link is the bottleneck.
     let mut signals = controller::Signals { link_busy: 1.0, ..Default::default() };
     for tick in 0..20 {
         auto.tick(std::time::Duration::from_millis(50 * tick), &signals);
@@ -228,8 +227,8 @@ fn a_turn_of_the_data_is_followed_within_some_ten_chunks() {
     assert!(turn(TEXT, 100) > 90, "text goes raw\n{}", auto.current());
 }
 
-/// 10 Gbit/s and one codec thread, where a wrong choice for all chunks costs most: auto's time by
-/// the best fixed choice's.
+/// 10 Gbit/s and one codec thread, where a wrong choice for all chunks costs most: the ratio of
+/// auto's time to the best fixed choice's.
 fn with_one_thread(name: &str) -> f64 {
     let (_, data) = DATA.into_iter().find(|(known, _)| *known == name).expect("there is such data");
     let world = World { workers: 1, bytes: 6e9, ..World::new(1.25, data) };
@@ -246,7 +245,7 @@ fn a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all() {
     assert!(phases < 0.91, "{phases}");
 }
 
-/// 0.72 and 0.75 of the best fixed choice's time, and 0.75 and 0.80 if what is rare gets what is
+/// 0.72 and 0.75 of the best fixed choice's time, and 0.75 and 0.80 if a rare class gets what is
 /// best for it alone.
 #[test]
 fn what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others() {

@@ -2,7 +2,7 @@
 
 use controller::Class;
 
-/// What the chunks were encoded with: zstd of these levels after none and lz4.
+/// The settings of the columns: zstd of these levels after none and lz4.
 pub(crate) const LEVELS: [i32; 9] = [-5, -3, -1, 1, 2, 3, 5, 7, 9];
 
 /// A chunk: its class, and for none, lz4 and each of [`LEVELS`] encoded bytes of 10000 and CPU ps a

@@ -1,34 +1,34 @@
 //! W18: the destination's main channel gets its k-th barrier marker only after every multifd
-//! channel was handed its k-th SYNC. Otherwise the destination QEMU sits in its barrier with its
-//! monitor dead, for ever if a channel is lost.
+//! channel got its k-th SYNC. Otherwise the destination QEMU waits in its barrier with its monitor
+//! blocked, for ever if a channel is lost.
 
 use ring::EventCount;
 use std::sync::{Mutex, PoisonError};
 
-/// What a multifd channel has brought.
+/// A multifd channel's progress.
 struct Channel {
     stream: u16,
-    /// SYNC packets written to QEMU; `u64::MAX` once the channel is opaque and can no longer be
-    /// counted.
+    /// SYNC packets written to QEMU; `u64::MAX` once the channel is opaque, so that they can no
+    /// longer be counted.
     syncs: u64,
-    /// It will bring no more.
+    /// The channel has ended.
     ended: bool,
 }
 
-/// SYNCs handed over per multifd channel.
+/// SYNC packets written to QEMU, per multifd channel.
 #[derive(Default)]
 pub(super) struct Barriers {
     channels: Mutex<Vec<Channel>>,
     moved: EventCount,
 }
 
-/// How a wait for SYNCs ended.
+/// The result of a wait for SYNCs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     Passed,
-    /// The session is over.
+    /// The session has ended.
     Stopped,
-    /// This stream ended after so many SYNCs: the others alone are too few.
+    /// This stream ended after `syncs` SYNCs: the other channels are too few.
     Never {
         stream: u16,
         syncs: u64,
@@ -36,12 +36,12 @@ pub(super) enum Wait {
 }
 
 impl Barriers {
-    /// A channel was handed `syncs` SYNC packets so far.
+    /// Records that a channel got `syncs` SYNC packets so far.
     pub(super) fn handed(&self, stream: u16, syncs: u64) {
         self.change(stream, |channel| channel.syncs = syncs);
     }
 
-    /// A channel has ended.
+    /// Records that a channel has ended.
     pub(super) fn ended(&self, stream: u16) {
         self.change(stream, |channel| channel.ended = true);
     }
@@ -60,7 +60,7 @@ impl Barriers {
         self.moved.notify_all();
     }
 
-    /// Waits until `count` channels were handed SYNC number `marker`.
+    /// Waits until `count` channels have got SYNC number `marker`.
     pub(super) fn wait(&self, count: u32, marker: u64, stop: impl Fn() -> bool) -> Wait {
         let count = count as usize;
         if count == 0 {
@@ -75,7 +75,8 @@ impl Barriers {
             if there >= count {
                 return Some(Wait::Passed);
             }
-            // Those that can still come there, and those of `count` that have not shown up yet.
+            // Channels that can still reach the marker, and those of `count` that have not appeared
+            // yet.
             let short = |channel: &&Channel| channel.ended && channel.syncs < marker;
             let alive = channels.len() - there - channels.iter().filter(short).count();
             let unseen = count.saturating_sub(channels.len());
@@ -85,7 +86,7 @@ impl Barriers {
         passed.unwrap_or(Wait::Stopped)
     }
 
-    /// Lets everybody look at their `stop` again.
+    /// Makes every waiting thread call its `stop` again.
     pub(super) fn wake(&self) {
         self.moved.notify_all();
     }
@@ -128,7 +129,7 @@ mod tests {
         barriers.ended(1);
         barriers.ended(2);
         assert_eq!(main.join().unwrap(), Wait::Never { stream: 2, syncs: 4 });
-        // One that has not shown up yet may still come.
+        // A channel that has not appeared yet may still come.
         barriers.handed(3, 5);
         assert_eq!(barriers.wait(2, 5, || false), Wait::Passed);
     }

@@ -1,4 +1,4 @@
-//! What the codec threads of the destination do with a unit: decode and unpack it.
+//! The work of the destination's codec threads: decoding and unpacking units.
 
 use crate::inbox::Arrived;
 use crate::units::{CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
@@ -18,13 +18,13 @@ pub(crate) struct DecodeContext {
 }
 
 impl DecodeContext {
-    /// With `qat`, units of deflate-qz go to a device where there is an instance for the thread.
+    /// With `qat`, a device decodes units of deflate-qz if it has an instance for the thread.
     pub(crate) fn new(qat: Option<&Arc<Qat>>) -> Self {
         let offload = qat.map(|qat| {
             let options = EngineOptions {
                 depth: PIECES_ON_DEVICE,
                 direction: Direction::Decompress,
-                // Each unit carries a checksum over its plain bytes, which is looked at anyway.
+                // The unit's own checksum over its plain bytes is compared in any case.
                 verify_every: 0,
                 ..EngineOptions::default()
             };
@@ -34,13 +34,13 @@ impl DecodeContext {
         Self { decoder: Decoder::new(), packed, offload }
     }
 
-    /// What the accelerator counts, if there is one.
+    /// The accelerator's counters, if there is one.
     pub(crate) fn accelerator(&self) -> Option<Arc<qat::Counters>> {
         self.offload.as_ref().map(|offload| offload.engine().counters().clone())
     }
 }
 
-/// A unit whose members are with the device.
+/// A unit in flight on the device.
 pub(crate) struct Decoding {
     job: DecodeJob,
     ticket: Ticket<Arrived>,
@@ -52,7 +52,7 @@ impl Carry for Decoding {
     }
 }
 
-/// A unit to turn back into its chunk.
+/// A unit to decode to its chunk.
 pub(crate) struct DecodeJob {
     pub(crate) header: Header,
     pub(crate) unit: UnitHeader,
@@ -65,15 +65,15 @@ impl DecodeJob {
         &self.payload[..self.unit.payload_len as usize]
     }
 
-    /// The delta table, which travels behind the unit, comes to stand behind the chunk.
+    /// Moves the delta table from behind the unit to behind the chunk.
     fn move_table(&mut self) {
         let (from, to) = (self.unit.payload_len as usize, self.header.plain_len as usize);
         let len = self.header.table_len as usize;
-        // Both have room: the link has looked (W8, W29).
+        // Both have room, as checked by the link (W8, W29).
         self.chunk[to..to + len].copy_from_slice(&self.payload[from..from + len]);
     }
 
-    /// The chunk in software.
+    /// Decodes the chunk in software.
     fn decode(mut self, decoder: &mut Decoder, packed: &mut [u8]) -> Arrived {
         self.move_table();
         let Self { header, unit, payload, chunk } = &mut self;
@@ -93,7 +93,7 @@ impl DecodeJob {
         Arrived { header: self.header, chunk: Some(result.map(|()| self.chunk)) }
     }
 
-    /// The chunk out of what the device made of the unit; the job back where that is not right.
+    /// Makes the chunk from the device's output; returns the job if that output is wrong.
     fn accept(mut self, plain: &[u8]) -> Result<Arrived, Self> {
         let whole = plain.len() == self.unit.plain_len as usize;
         if !whole || codec::checksum(plain) != self.unit.checksum {
@@ -155,8 +155,7 @@ impl Job for DecodeJob {
         let DecodeContext { decoder, packed, offload } = context;
         let Some(offload) = offload else { return };
         offload.poll(idle, &mut |Decoding { job, ticket }, what| {
-            // What the device could not make right, software does, and finds the words for what is
-            // wrong.
+            // Software repeats the device's failures, and words the error if the unit is wrong.
             let arrived = match what {
                 Done::Plain(plain) => {
                     job.accept(plain).unwrap_or_else(|job| job.decode(decoder, packed))

@@ -1,4 +1,4 @@
-//! Writing one connection of the destination QEMU: in order, checked, and by the rules of W18 to
+//! Writes one connection of the destination QEMU: in order, checked, and by the rules of W18 to
 //! W20.
 
 use super::barrier::Wait;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use stream::{Kind, Token, Tokeniser};
 
-/// How long the destination QEMU may take to listen.
+/// How long the destination QEMU may take to start listening.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Writes the frames of one stream until the session ends.
 pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
@@ -39,7 +39,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
     };
     loop {
         let stopped = match inbox.next() {
-            // What is still queued when all is over is dropped (W21).
+            // Frames still queued at the end are dropped (W21).
             Ok(None) => return,
             Ok(Some(_)) if shared.has_ended() => return,
             Ok(Some(arrived)) => delivery.take(&mut inbox, arrived),
@@ -60,7 +60,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
 enum Stop {
     /// The peer sent something wrong.
     Session(SessionError),
-    /// QEMU does not take it.
+    /// QEMU does not accept the bytes.
     Qemu(String),
     /// The session has ended.
     Over,
@@ -76,7 +76,7 @@ impl From<SessionError> for Stop {
 struct Held {
     header: Header,
     chunk: Slot,
-    /// Where the waiting part begins.
+    /// Offset of the part that waits.
     from: usize,
     /// Barrier markers in it: offset and number.
     markers: Vec<(usize, u64)>,
@@ -90,12 +90,12 @@ struct Delivery<'a> {
     tokeniser: Tokeniser,
     tokens: Vec<Token>,
     socket: Option<Arc<UnixStream>>,
-    /// Barrier markers met so far.
+    /// Barrier markers so far.
     markers: u64,
     held: VecDeque<Held>,
     /// Normal and duplicate pages already counted.
     seen: (u64, u64),
-    /// From the first delta table on.
+    /// Set at the first delta table.
     deltas: Option<delta::Receiver>,
 }
 
@@ -132,7 +132,7 @@ impl Delivery<'_> {
         self.tokeniser = Tokeniser::new(kind, self.shared.page_size);
         match kind {
             Kind::Multifd => self.shared.barriers.handed(self.stream, 0),
-            // QEMU 7.2 begins only when it has this one, which may never have a byte.
+            // QEMU 7.2 starts only once it has this connection, which may never carry a byte.
             Kind::Preempt => self.connect()?,
             Kind::Main | Kind::Recovery => self.shared.begun.store(true, Ordering::Release),
             Kind::Other => {}
@@ -150,7 +150,7 @@ impl Delivery<'_> {
         }
         let shared = self.shared;
         let receiver = self.deltas.get_or_insert_with(|| {
-            // The session has one cache: a second stream that wants it gets none.
+            // The session has one cache: a second stream that wants one gets none.
             let granted = shared.delta_cache.swap(0, Ordering::AcqRel);
             delta::Receiver::new(granted, shared.page_size)
         });
@@ -191,8 +191,8 @@ impl Delivery<'_> {
         self.main_data(inbox, header, chunk, receipt, before)
     }
 
-    /// Writes a chunk of a main stream that was just fed, up to what may start the VM. `before`:
-    /// where in the stream it begins.
+    /// Writes a chunk of a main stream that was just fed, up to the bytes that may start the VM.
+    /// `before`: the chunk's offset in the stream.
     fn main_data(
         &mut self,
         inbox: &mut Inbox<'_>,
@@ -206,10 +206,10 @@ impl Delivery<'_> {
         let (page_size, switched) = (facts.page_size, facts.switched);
         let markers = self.markers_in(page_size);
         if !tail {
-            // Behind a switch to postcopy: the source starts its VM no more, whatever STILL_OPEN is
-            // missing.
+            // Behind a switch to postcopy, the source no longer starts its VM: a missing STILL_OPEN
+            // does not matter.
             self.release(inbox)?;
-            // It is running from here on, or was before: W28 has to say so.
+            // From here on the destination may run the VM, or already did: W28 has to say so.
             if switched && !self.shared.session.commit() {
                 return Err(Stop::Over);
             }
@@ -232,7 +232,7 @@ impl Delivery<'_> {
 
     /// The barrier markers in the chunk just fed.
     fn markers_in(&mut self, page_size: usize) -> Vec<(usize, u64)> {
-        // Not allocated while there are none, which is nearly always.
+        // Not allocated without markers, which is the usual case.
         let mut markers = Vec::new();
         let mut at = 0;
         for token in &self.tokens {
@@ -245,11 +245,12 @@ impl Delivery<'_> {
         markers
     }
 
-    /// STILL_OPEN came: what is held may go out.
+    /// STILL_OPEN has arrived: writes the held bytes.
     fn release(&mut self, inbox: &Inbox<'_>) -> Result<(), Stop> {
         while let Some(held) = self.held.pop_front() {
             let Held { header, chunk, from, markers, receipt } = held;
-            // Said before the first such byte is written, so that an ABORT never claims too little.
+            // Recorded before the first such byte is written, so that an ABORT never claims too
+            // little.
             if !self.shared.session.commit() {
                 return Err(Stop::Over);
             }
@@ -260,7 +261,7 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    /// Whether this is the connection that starts the VM.
+    /// Whether this connection starts the VM.
     fn is_main(&self) -> bool {
         self.kind.is_some_and(Kind::is_main)
     }
@@ -274,8 +275,8 @@ impl Delivery<'_> {
             return Ok(());
         }
         if self.kind == Some(Kind::Multifd) {
-            // QEMU would sit in its barrier for a channel that closes early; the main channel's end
-            // ends all.
+            // QEMU would wait in its barrier for a channel that closes early; the end of the main
+            // channel ends all.
             self.shared.barriers.ended(self.stream);
             return Ok(());
         }
@@ -290,8 +291,7 @@ impl Delivery<'_> {
     }
 
     /// Writes bytes of a multifd channel. QEMU stops reading the channel after each SYNC until main
-    /// has reached the barrier, so each SYNC counts as handed over before what follows it is
-    /// written.
+    /// has reached the barrier, so each SYNC counts as written before the bytes behind it are.
     fn write_channel(&self, bytes: &[u8]) -> Result<(), Stop> {
         let facts = self.tokeniser.facts();
         let ends = self.tokeniser.sync_ends();
@@ -303,14 +303,14 @@ impl Delivery<'_> {
         }
         self.write(&bytes[done..])?;
         if facts.opaque && self.kind == Some(Kind::Multifd) {
-            // Its SYNCs can no longer be counted: better a barrier that QEMU waits at than one that
-            // never comes.
+            // Its SYNCs can no longer be counted: a barrier at which QEMU waits is better than one
+            // that never comes.
             self.shared.barriers.handed(self.stream, u64::MAX);
         }
         Ok(())
     }
 
-    /// Writes a part of a main chunk, waiting at each barrier marker (W18).
+    /// Writes a part of a main chunk; waits at each barrier marker (W18).
     fn write_main(
         &mut self,
         chunk: &Slot,
@@ -357,8 +357,8 @@ impl Delivery<'_> {
             if !self.shared.wait_for_confirmation() {
                 return Err(Stop::Over);
             }
-            // QEMU has confirmed: what it did not want to read counts as taken, or the source would
-            // never be told.
+            // QEMU has confirmed: bytes that it did not read count as written, or the source would
+            // never learn of the success.
             return Ok(());
         }
         if self.is_main() {
@@ -371,7 +371,7 @@ impl Delivery<'_> {
         format!("the destination QEMU no longer takes the stream ({error}): it refused it or ended, see its log")
     }
 
-    /// W19: main first, everything else behind it, each with bytes in hand.
+    /// W19: main first, the others after it, each with bytes to write.
     fn connect(&mut self) -> Result<(), Stop> {
         if self.socket.is_some() {
             return Ok(());

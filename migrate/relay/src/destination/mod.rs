@@ -1,7 +1,8 @@
-//! The relay beside the destination QEMU: frames in, connections to QEMU out, the return path back.
+//! The relay beside the destination QEMU: receives frames, writes QEMU's connections, sends the
+//! return path back.
 //!
 //! ```text
-//! run ─► sink (what the session tells) ─► decode (codec threads)
+//! run ─► sink (calls of the session) ─► decode (codec threads)
 //!          └─► deliver ─► read_back ─► shared ─► barrier
 //! ```
 

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
-/// Carries the return path back, as it is and at once.
+/// Sends the return path back, uncompressed and at once.
 pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
     let session = &shared.session;
     let mut sniffer = ReturnPath::default();
@@ -23,15 +23,15 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
             Ok(len) => len,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => {
-                // How a unix socket says that its peer closed with bytes in its queue.
+                // A unix socket's error when the peer closed with unread bytes in its queue.
                 unread = error.kind() == ErrorKind::ConnectionReset;
                 break;
             }
         };
         let bytes = &bytes[..len];
         let found = sniffer.feed(bytes);
-        // Before anything that may wait for the source: a client that asks is to hear it in an outage as
-        // well (W28).
+        // Before anything that may wait for the source: a client that asks during an outage must
+        // learn of it too (W28).
         if matches!(found, Some((0, _))) {
             shared.set_confirmed();
         }
@@ -48,7 +48,7 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
             let _ = shared.events.send(Event::Shut(code));
         }
     }
-    // QEMU refused the stream and the session ends. An EOF sent before that would let a source
+    // If QEMU refused the stream, the session ends. An EOF sent before that would let a source
     // without a return path report success.
     let refused = unread && !shared.confirmed.load(Ordering::Acquire);
     if !refused {

@@ -1,5 +1,5 @@
-//! One migration at the destination. One thread decides ([`Destination::run`]): all others tell it
-//! what they saw.
+//! One migration at the destination. One thread decides ([`Destination::run`]); all others send it
+//! events.
 
 use super::barrier::Barriers;
 use super::decode::DecodeJob;
@@ -16,17 +16,17 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long QEMU's own reaction may take after one of its sockets failed.
+/// How long QEMU may take to react after one of its sockets failed.
 const REACTION: Duration = Duration::from_secs(1);
-/// How long the source may take to learn of the end.
+/// How long the source may take to acknowledge the end.
 const LAST_ACKS: Duration = Duration::from_secs(2);
-/// Buffers for compressed payloads: 64 links at most, and what the codec threads hold.
+/// Buffers for compressed payloads: for at most 64 links, and those that the codec threads hold.
 const PAYLOAD_SLOTS: usize = 256;
 
 /// One migration, from its first link to its end.
 pub struct Destination {
     shared: Arc<Shared>,
-    /// Taken by `run`; the lock only makes the type shareable.
+    /// Taken by `run`; the lock only makes the type `Sync`.
     events: Mutex<Receiver<Event>>,
 }
 
@@ -36,22 +36,22 @@ impl std::fmt::Debug for Destination {
     }
 }
 
-/// How it ended well.
+/// The result of a successful migration.
 #[derive(Debug)]
 pub struct DestinationEnd {
-    /// The source's report, JSON; empty when the links were lost before it came.
+    /// The source's report, JSON; empty when the links were lost before it arrived.
     pub peer_report: Vec<u8>,
-    /// QEMU has said that it runs the VM. Without a return path it cannot, and all that is known is
-    /// that it took the stream.
+    /// QEMU has confirmed that it runs the VM. Without a return path it cannot: then it is only
+    /// known that QEMU took the whole stream.
     pub confirmed: bool,
 }
 
 impl Destination {
-    /// A migration to `target`, before its first link. `lifeline`: how many links, and how long it
-    /// outlives the last.
+    /// A migration to `target`, before its first link. `lifeline`: the number of links, and how
+    /// long the session outlives the last.
     ///
     /// # Errors
-    /// Memory cannot be had.
+    /// The system refuses memory.
     pub(crate) fn new(
         peer: String,
         (grants, lifeline): (Grants, (u16, Duration)),
@@ -88,7 +88,7 @@ impl Destination {
         Ok(Self { shared, events: Mutex::new(receiver) })
     }
 
-    /// Its session, to add links and read byte counters.
+    /// The session, for adding links and reading byte counters.
     pub fn session(&self) -> &Arc<Session> {
         &self.shared.session
     }
@@ -98,26 +98,26 @@ impl Destination {
         self.shared.confirmed.load(Ordering::Acquire)
     }
 
-    /// Whether the source has begun its migration: before that nothing was meant for QEMU.
+    /// Whether the source has begun its migration: before that, no bytes were for QEMU.
     pub fn has_begun(&self) -> bool {
         self.shared.begun.load(Ordering::Acquire)
     }
 
-    /// Whether the session ended because its links did not come back: the source may still ask.
+    /// Whether the session ended because its links stayed lost: the source may still ask.
     pub(crate) fn was_lost(&self) -> bool {
         let failure = self.shared.session.failure();
         failure.is_some_and(|error| matches!(**error, SessionError::NotResumed { .. }))
     }
 
-    /// What it has counted.
+    /// The migration's counters.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 
-    /// Carries the migration to its end; `report` makes the JSON that the source gets.
+    /// Runs the migration to its end; `report` makes the JSON for the source.
     ///
     /// # Errors
-    /// Everything but a migration that the source has seen succeed.
+    /// Every migration but one that the source has seen succeed.
     pub fn run(&self, report: impl FnOnce() -> Vec<u8>) -> Result<DestinationEnd, RelayError> {
         let shared = &self.shared;
         let result = self.decide();
@@ -137,14 +137,14 @@ impl Destination {
         result
     }
 
-    /// Looks at events until the migration has ended. Longer than other functions: the order of the
-    /// arms is part of the rules.
+    /// Handles events until the migration has ended. Over 80 lines, because the order of the arms
+    /// is part of the rules.
     fn decide(&self) -> Result<DestinationEnd, RelayError> {
         let shared = &self.shared;
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shut = None;
         let (mut source_eof, mut qemu_eof) = (false, false);
-        // QEMU has failed; what it said before may still be on its way.
+        // QEMU has failed; messages that it sent before may still be under way.
         let mut gone: Option<(Instant, String)> = None;
         loop {
             let event = match &gone {
@@ -153,8 +153,8 @@ impl Destination {
                     events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
                 }
             };
-            // Set before QEMU's SHUT(0) goes anywhere: nothing that follows from it comes before
-            // this is seen.
+            // Set before QEMU's SHUT(0) is sent to the source: it is visible before any event that
+            // follows from that SHUT(0).
             let confirmed = shared.confirmed.load(Ordering::Acquire);
             let all_taken = source_eof && !shared.return_path.load(Ordering::Acquire);
             match event {
@@ -167,7 +167,7 @@ impl Destination {
                 Some(Event::SourceEof) => {
                     source_eof = true;
                     if qemu_eof && !shared.return_path.load(Ordering::Acquire) {
-                        // It had closed because it had all.
+                        // It had closed because it had all bytes.
                         gone = None;
                     }
                 }
@@ -178,15 +178,15 @@ impl Destination {
                     let peer = shared.session.peer.clone();
                     return Err(SessionError::EarlyFinish { peer }.into());
                 }
-                // Normal at the end: QEMU closes when it has all, and the source says FINISH when it
-                // has confirmed.
+                // Normal at the end: QEMU closes when it has all bytes, and the source sends FINISH
+                // once QEMU has confirmed.
                 Some(Event::QemuEof { .. }) if confirmed => {}
                 Some(Event::QemuEof { unread: false }) if all_taken => {}
                 Some(Event::QemuEof { unread: true }) if all_taken => {
                     return Err(RelayError::Unread);
                 }
-                // Without a return path it closes when it has all, perhaps before its writer could
-                // say so.
+                // Without a return path QEMU closes when it has all bytes, perhaps before its
+                // writer could report that.
                 Some(Event::QemuEof { unread: false })
                     if gone.is_none() && !shared.return_path.load(Ordering::Acquire) =>
                 {
@@ -195,17 +195,17 @@ impl Destination {
                         Some((Instant::now() + REACTION, RelayError::DestinationEnded.to_string()));
                 }
                 Some(Event::QemuEof { .. }) => {
-                    // It did not confirm and is gone: its VM does not run, so the source need not
-                    // be in doubt. Not so in postcopy, which it may have paused with its VM
-                    // running.
+                    // QEMU ended without confirming: its VM does not run, so the source need not be
+                    // in doubt. In postcopy this does not hold: QEMU may have paused the migration
+                    // with its VM running.
                     if !shared.postcopy.load(Ordering::Acquire) {
                         shared.session.revoke_commit();
                     }
                     return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));
                 }
                 Some(Event::WriterGone { .. }) if confirmed => {}
-                // QEMU closes its channels before it says SHUT, and starting the VM may take its
-                // time. Main tells.
+                // QEMU closes its channels before it sends SHUT, and starting the VM may take a
+                // while. The main connection decides.
                 Some(Event::WriterGone { is_channel: true, .. })
                     if shared.session.is_committed() => {}
                 Some(Event::WriterGone { stream, error, .. }) => {
@@ -214,7 +214,7 @@ impl Destination {
                         format!("stream {stream}: {error}"),
                     ));
                 }
-                // The source has QEMU's SHUT(0), and all that is missing is its report.
+                // The source has QEMU's SHUT(0); only its report is missing.
                 Some(Event::Closed(error))
                     if shut == Some(0)
                         && matches!(*error, SessionError::NotResumed { .. })
@@ -226,7 +226,8 @@ impl Destination {
                     return Err(RelayError::Unheard { cause });
                 }
                 Some(Event::Closed(error)) => {
-                    // The source may have answered QEMU's refusal before we saw QEMU's socket end.
+                    // The source may have reacted to QEMU's refusal before this end saw QEMU's
+                    // socket close.
                     return Err(match shut {
                         Some(code) if code != 0 => RelayError::DestinationRefused { code },
                         _ => RelayError::Ended(error),
@@ -238,7 +239,7 @@ impl Destination {
         }
     }
 
-    /// QEMU has ended without success. Lets what it wrote reach the source first.
+    /// QEMU has ended without success. Lets the bytes that it wrote reach the source first.
     fn qemu_gone(&self, shut: Option<u32>, reason: Option<String>) -> RelayError {
         self.shared.session.credits().drained(Instant::now() + LAST_ACKS);
         match (shut, reason) {

@@ -1,4 +1,4 @@
-//! What the threads of a destination relay share.
+//! The state that the threads of a destination relay share.
 
 use super::barrier::Barriers;
 use super::decode::DecodeJob;
@@ -16,25 +16,25 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Has QEMU listen for its migration; or a sentence why it does not.
+/// Makes QEMU listen for its migration; the error is a message for the peer's user.
 pub(crate) type Listen = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// How often a connect is tried again while QEMU does not listen yet.
+/// How often a connect is retried while QEMU does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What the threads tell the one that decides.
+/// Events for the deciding thread.
 pub(super) enum Event {
-    /// QEMU has said SHUT.
+    /// QEMU has sent SHUT.
     Shut(u32),
-    /// QEMU has closed its main connection; `unread`: without having read all that it was given.
+    /// QEMU has closed its main connection; `unread`: without having read all bytes written to it.
     QemuEof { unread: bool },
-    /// QEMU does not take a stream's bytes.
+    /// QEMU refuses a stream's bytes.
     WriterGone { stream: u16, is_channel: bool, error: String },
-    /// The source's main connection ended well (no return path).
+    /// The source's main connection ended in order (no return path).
     SourceEof,
-    /// The session ended before its time.
+    /// The session ended early.
     Closed(Arc<SessionError>),
-    /// The client's report: all is over.
+    /// The client's report: the migration is over.
     Finished(Vec<u8>),
 }
 
@@ -42,28 +42,28 @@ pub(super) struct Shared {
     pub(super) session: Arc<Session>,
     pub(super) lanes: Arc<Lanes<DecodeJob>>,
     pub(super) target: UnixAddress,
-    /// Has QEMU listen there.
+    /// Makes QEMU listen on `target`.
     pub(super) listen: Listen,
     pub(super) page_size: usize,
-    /// Bytes granted for a delta cache, until a stream has taken it.
+    /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
     pub(super) barriers: Barriers,
     pub(super) counters: Counters,
     pub(super) events: Sender<Event>,
-    /// The stream asked for a return path.
+    /// The stream requested a return path.
     pub(super) return_path: AtomicBool,
-    /// The stream holds what starts the VM in postcopy: QEMU may close its socket and run it all
-    /// the same.
+    /// The stream has brought the bytes that start the VM in postcopy: QEMU may close its socket
+    /// and still run the VM.
     pub(super) postcopy: AtomicBool,
     pub(super) over: AtomicBool,
-    /// QEMU has said SHUT(0): it has all it needs, whatever its channels still take.
+    /// QEMU has sent SHUT(0): it has all that it needs, whatever its channels still accept.
     pub(super) confirmed: AtomicBool,
     /// The source has opened its main stream.
     pub(super) begun: AtomicBool,
     pub(super) main_up: AtomicBool,
     pub(super) main_event: EventCount,
     pub(super) streams: Box<[OnceLock<Arc<Results<Arrived>>>]>,
-    /// Main first.
+    /// The main connection is the first.
     pub(super) sockets: Mutex<Vec<Arc<UnixStream>>>,
 }
 
@@ -75,7 +75,8 @@ impl Shared {
         }
     }
 
-    /// Waits until the main connection has bytes at QEMU (W19); false when the session has ended.
+    /// Waits until bytes have been written to the main connection (W19); false when the session has
+    /// ended.
     pub(super) fn wait_for_main(&self) -> bool {
         let up = self.main_event.wait_until(None, || {
             let ended = self.has_ended();
@@ -85,19 +86,19 @@ impl Shared {
         up.unwrap_or(false)
     }
 
-    /// Nothing more is to be written to QEMU.
+    /// Whether nothing more may be written to QEMU.
     pub(super) fn has_ended(&self) -> bool {
         self.session.failure().is_some() || self.over.load(Ordering::Acquire)
     }
 
-    /// QEMU has said SHUT(0).
+    /// Records that QEMU has sent SHUT(0).
     pub(super) fn set_confirmed(&self) {
         self.confirmed.store(true, Ordering::Release);
         self.main_event.notify_all();
     }
 
-    /// Waits for SHUT(0); false when the session ends without. A channel that takes no more bytes
-    /// is normal at the end: QEMU closes its channels before it says SHUT.
+    /// Waits for SHUT(0); false when the session ends without it. A channel that accepts no more
+    /// bytes is normal at the end: QEMU closes its channels before it sends SHUT.
     pub(super) fn wait_for_confirmation(&self) -> bool {
         let confirmed = self.main_event.wait_until(None, || {
             let confirmed = self.confirmed.load(Ordering::Acquire);
@@ -106,19 +107,19 @@ impl Shared {
         confirmed.unwrap_or(false)
     }
 
-    /// Lets every thread that waits look whether the migration is over.
+    /// Makes every waiting thread check whether the migration is over.
     pub(super) fn wake(&self) {
         self.barriers.wake();
         self.main_event.notify_all();
     }
 
-    /// Has QEMU listen, if it is this program that tells it to.
+    /// Makes QEMU listen, if this program controls QEMU.
     pub(super) fn host_listens(&self) -> Result<(), String> {
         (self.listen)()
     }
 
     /// Connects to QEMU, which may take `patience` to listen; `None` when the migration has ended.
-    /// Once it has, QEMU gets no connection any more: the target may be another migration's.
+    /// Then QEMU gets no more connections: the target may be another migration's.
     pub(super) fn connect(
         &self,
         patience: Duration,
@@ -127,8 +128,8 @@ impl Shared {
         let until = Instant::now() + patience;
         loop {
             {
-                // `close_sockets` takes this lock when `over` is set, so that either it finds the
-                // connection here or there is none.
+                // `close_sockets` takes this lock after `over` is set: either it finds the
+                // connection here, or no connection is made.
                 let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
                 if self.has_ended() {
                     return Ok(None);
@@ -150,8 +151,7 @@ impl Shared {
         }
     }
 
-    /// Ends QEMU's connections, main first: a QEMU that waits for channels then notices (section
-    /// 3.4).
+    /// Ends QEMU's connections, main first: then a QEMU that waits for channels notices the end.
     pub(super) fn close_sockets(&self) {
         for socket in self.sockets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = socket.shutdown(Shutdown::Both);

@@ -1,4 +1,4 @@
-//! What the session tells a destination relay.
+//! The calls of the session into a destination relay.
 
 use super::decode::DecodeJob;
 use super::deliver;
@@ -11,14 +11,14 @@ use session::{Incoming, SessionError, Sink, FLAG_PACKED};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// The session has this before there is a [`Shared`], which has the session.
+/// The session needs the sink before the [`Shared`] exists, which refers to the session.
 pub(super) struct DestinationSink {
     shared: OnceLock<Weak<Shared>>,
     events: Sender<Event>,
     notice: Notice,
 }
 
-/// Takes sentences for a person.
+/// Receives messages for the user.
 pub(crate) type Notice = Box<dyn Fn(&str) + Send + Sync>;
 
 impl DestinationSink {
@@ -26,7 +26,7 @@ impl DestinationSink {
         Arc::new(Self { shared: OnceLock::new(), events, notice })
     }
 
-    /// To be called before the first link is added.
+    /// Call this before the first link is added.
     pub(super) fn set(&self, shared: &Arc<Shared>) {
         let _ = self.shared.set(Arc::downgrade(shared));
     }
@@ -62,7 +62,7 @@ impl Sink for DestinationSink {
     }
 }
 
-/// Hands a frame to its stream, by the codec threads where its unit is encoded.
+/// Passes a frame to its stream, through the codec threads if its unit is encoded.
 fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     let header = frame.header;
     let results = stream(shared, header.stream)?;
@@ -74,16 +74,16 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
         let _ = results.push(Arrived { header, chunk: Some(Ok(payload)) });
         return Ok(());
     }
-    // An honest peer stays within its credit, and then there is always one free (W13).
+    // An honest peer does not exceed its credit, so a buffer is always free (W13).
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
-    // Waits for the codec threads, which wait for no stream. Closed lanes mean that the session
-    // has ended.
+    // Waits for the codec threads, which wait for no stream. Closed lanes mean that the session has
+    // ended.
     let _ = shared.lanes.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
     Ok(())
 }
 
-/// The stream's inbox; its writer starts with its first frame, whichever that is.
+/// The stream's inbox; its writer starts with the stream's first frame, whichever that is.
 fn stream(shared: &Arc<Shared>, id: u16) -> Result<Arc<Results<Arrived>>, SessionError> {
     let cell = &shared.streams[usize::from(id)];
     if let Some(results) = cell.get() {

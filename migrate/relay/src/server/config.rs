@@ -1,4 +1,4 @@
-//! The settings of a receiver, and its application's side.
+//! The settings of a receiver, and the trait of its application.
 
 use crate::destination::Destination;
 use crate::unix::UnixAddress;
@@ -11,43 +11,43 @@ use tls::Acceptor;
 /// Settings of a receiver.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Where each named QEMU listens; `None` is the target of a peer that gives no name.
+    /// The address of each named QEMU; `None` is the target of a peer that gives no name.
     pub targets: Vec<(Option<String>, UnixAddress)>,
-    /// Secures the links and decides which certificates may deliver; without it any peer may, and
+    /// Secures the links and decides which certificates are accepted; without it any peer is, and
     /// links are not encrypted.
     pub acceptor: Option<Acceptor>,
     /// Codec threads, at least 1.
     pub decompress_threads: usize,
-    /// A device for units of codec qatzip; without it, and for what it does not do, software.
+    /// A device for units of codec qatzip. Software does what it does not do.
     pub qat: Option<Arc<Qat>>,
     /// Page size of the guests, bytes.
     pub page_size: u32,
-    /// What peers may have in flight.
+    /// The grants to a peer.
     pub grants: Grants,
-    /// Bytes of delta cache that a session may have here at most; 0 for none.
+    /// The most bytes of delta cache for a session; 0 for none.
     pub delta_cache: u64,
     /// How long to wait for a source whose links are all lost; zero ends its migration with the
-    /// first that is lost.
+    /// first lost link.
     pub resume: Duration,
 }
 
-/// What the application does around a session. Called from the session's own thread.
+/// The application's part in a session. Called from the session's own thread.
 pub trait Host: Send + Sync + 'static {
-    /// A peer wants to deliver to `target`: make QEMU ready for it.
+    /// A peer requests `target`: prepares QEMU for it.
     ///
     /// # Errors
-    /// A sentence for the peer's user.
+    /// A message for the peer's user.
     fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String>;
-    /// The migration's first bytes are there: has QEMU listen for them, where it does not yet.
+    /// The migration's first bytes have arrived: makes QEMU listen for them, if it does not yet.
     ///
     /// # Errors
-    /// A sentence for the peer's user.
+    /// A message for the peer's user.
     fn listen(&self, target: &Option<String>) -> Result<(), String> {
         let _ = target;
         Ok(())
     }
     /// Runs the migration to its end with [`Destination::run`] and reports it.
     fn serve(&self, target: &Option<String>, destination: &Destination);
-    /// Something a person should read.
+    /// A message for the user.
     fn notice(&self, text: &str);
 }

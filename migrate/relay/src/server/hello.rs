@@ -1,4 +1,4 @@
-//! What comes in by the port: strangers, links of sessions, questions, and hellos that make a
+//! The connections to the port: strangers, links of sessions, questions, and hellos that open a
 //! session.
 
 use super::state::{Active, Server, Waiting};
@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tls::{Peer, TlsError};
 
-/// Connections that may be saying hello at once. When one more comes one is closed ([`surplus`]): a
-/// peer has said its hello long before, and idle connections keep no peer out.
+/// Connections that may be in their hello at once. At one more, one is closed ([`surplus`]): a peer
+/// finishes its hello long before, so idle connections lock no peer out.
 const MAX_HELLOS: usize = 64;
 
 /// The connection to close when too many wait: the oldest of the host that has the most. So a host
-/// that floods the port does not keep the links of others out.
+/// that floods the port does not lock out the links of others.
 fn surplus(waiting: &VecDeque<Waiting>) -> Option<usize> {
     let of = |host: Option<IpAddr>| waiting.iter().filter(|one| one.from == host).count();
     let most = waiting.iter().map(|one| of(one.from)).max()?;
@@ -41,7 +41,7 @@ impl Server {
             let mut hellos = self.lock_hellos();
             if hellos.len() >= MAX_HELLOS {
                 if let Some(surplus) = surplus(&hellos).and_then(|at| hellos.remove(at)) {
-                    // Its thread sees the end and goes.
+                    // Its thread sees the end of the connection and ends.
                     let _ = surplus.socket.shutdown(Shutdown::Both);
                 }
             }
@@ -55,8 +55,7 @@ impl Server {
                 Ok(Some((target, session, active))) => server.serve(&target, &session, &active),
                 Ok(None) => {}
                 Err(error) => {
-                    // A scanner can make as many of these as it likes: the first ten are worth
-                    // reading.
+                    // A scanner can cause any number of these: only the first ten are reported.
                     let count = server.strangers.fetch_add(1, Ordering::Relaxed);
                     if count < 10 {
                         server.host.notice(&format!("turned a connection away: {error}"));
@@ -69,8 +68,8 @@ impl Server {
         }
     }
 
-    /// Takes one link's hello. Gives the session if this link makes one.
-    #[allow(clippy::type_complexity, reason = "three things that only travel from here to `serve`")]
+    /// Handles one link's hello. Returns the session if this link opens one.
+    #[allow(clippy::type_complexity, reason = "passed only from here to `serve`")]
     fn hello(
         self: &Arc<Self>,
         socket: TcpStream,
@@ -103,7 +102,7 @@ impl Server {
             Ok(hello) => hello,
             Err(error) => {
                 // Two kinds of peer understand an answer: one of another version, and one that
-                // begins with TLS where this end has none.
+                // starts with TLS although this end has none.
                 if matches!(
                     &error,
                     SessionError::Version { .. } | SessionError::Magic { first: [22, 3, ..], .. }
@@ -130,7 +129,7 @@ impl Server {
                 if let Err(error) = welcomed {
                     let reason = "its first link could not be set up".into();
                     active.destination.session().fail(SessionError::Local { reason });
-                    self.forget(&target, &hello.session);
+                    self.remove_session(&target, &hello.session);
                     return Err(error);
                 }
                 Ok(Some((target, hello.session, active)))
@@ -142,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Shakes hands, unless this end was told to do without.
+    /// Runs the TLS handshake, unless this end was told to do without.
     fn secure(
         &self,
         socket: TcpStream,
@@ -181,7 +180,7 @@ impl Server {
         };
         let mut joined = active.joined.lock().unwrap_or_else(PoisonError::into_inner);
         let again = joined.contains(&hello.link);
-        // Its owner has lost the link, whether this end knows it or not (W26).
+        // The owner has lost the link, whether this end has noticed or not (W26).
         if hello.link >= active.links || (again && self.config.resume.is_zero()) {
             let reason = format!(
                 "link {} of {} is there already or does not exist",
@@ -211,7 +210,7 @@ impl Server {
         }
     }
 
-    /// Makes the session that link 0 asks for, or a sentence why not.
+    /// Opens the session that link 0 requests; the error is a message for the peer.
     fn open(
         self: &Arc<Self>,
         hello: &Hello,
@@ -257,7 +256,7 @@ impl Server {
         {
             let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
             if busy.contains(target) {
-                // Its links are silent first, and then waited for.
+                // Its links must first fall silent, and then the session waits for them.
                 let most = (SILENCE + self.config.resume + SILENCE).as_secs();
                 return Err(format!(
                     "a migration to this target is in progress; if its source has died, the target is free within {most} s"
@@ -271,7 +270,7 @@ impl Server {
         };
         let opened = self.open_target(hello, (&peer, owner), target, address);
         if opened.is_err() {
-            self.forget(target, &hello.session);
+            self.remove_session(target, &hello.session);
         }
         opened.map(|(active, welcome)| (target.clone(), active, welcome))
     }
@@ -313,7 +312,7 @@ const DECODED: [Codec; 5] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, C
 
 fn refuse(link: &mut Link, peer: &str, reason: &str) {
     let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
-    // It may be gone already.
+    // The peer may have closed the connection.
     let _ = write_preamble(link, peer, &welcome);
 }
 
@@ -322,7 +321,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// A host that opens connections faster than peers shake hands loses its own.
+    /// A host that opens connections faster than peers finish their handshakes loses its own.
     #[test]
     fn the_host_that_floods_the_port_gives_way() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -337,7 +336,7 @@ mod tests {
             let at = surplus(&waiting).unwrap();
             assert_eq!(waiting.remove(at).unwrap().number, left);
         }
-        // Each has one: the oldest goes.
+        // Each host has one: the oldest is closed.
         assert_eq!(waiting[surplus(&waiting).unwrap()].number, 1);
         assert!(surplus(&VecDeque::new()).is_none());
     }

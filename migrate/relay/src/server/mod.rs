@@ -1,4 +1,4 @@
-//! The listening end: links come in, sessions form, each to its target.
+//! The listening end: accepts links and groups them into sessions, each with its target.
 
 mod config;
 mod hello;

@@ -1,4 +1,4 @@
-//! Accepting links until the receiver is told to end.
+//! Accepts links until the receiver is told to end.
 
 use super::config::{Host, ServerConfig};
 use super::state::Server;
@@ -17,7 +17,7 @@ impl Server {
     /// Starts the codec threads.
     ///
     /// # Errors
-    /// A target is no socket; threads cannot be had.
+    /// A target is not a socket; the system refuses threads.
     pub fn new(config: ServerConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, RelayError> {
         for (_, target) in &config.targets {
             target.check_target()?;
@@ -53,14 +53,14 @@ impl Server {
         }))
     }
 
-    /// What the codec threads' accelerators have done since the server was made; empty without any.
+    /// Counters of the codec threads' accelerators since the server was created; empty without any.
     pub fn accelerators(&self) -> Vec<qat::Snapshot> {
         self.accelerators.iter().map(|counters| counters.snapshot()).collect()
     }
 
     /// Accepts links until [`Server::stop`], or with `once` until the first migration has ended. A
-    /// session that ends before its source opened a main stream is none. When its links were lost, its source
-    /// may ask how far it came (W28): it has time to.
+    /// session that ends before its source opens a main stream does not count. If its links were
+    /// lost, its source has time to ask how far it got (W28).
     ///
     /// # Errors
     /// The listening socket fails.
@@ -73,28 +73,26 @@ impl Server {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
             if stopped || (once && self.served.load(Ordering::Acquire) > 0) {
                 self.closing.store(true, Ordering::Release);
-                // Their own threads say goodbye to QEMU and peer. Again and again, as a last hello
-                // may still become a session.
+                // The sessions' own threads close QEMU's sockets and tell the peer. Repeated, since
+                // a last hello may still open a session.
                 if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
                     return Ok(());
                 }
                 self.end_sessions(&mut told);
             }
-            // Links that are lost come back, and questions are asked, until the last session has
-            // ended.
+            // Lost links are reopened, and questions asked, until the last session has ended.
             match listener.accept() {
                 Ok((socket, peer)) => {
                     short = false;
                     self.admit(socket, peer.to_string());
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // A plain wait: a link is set up once a migration, and 20 ms more do not
-                    // matter.
+                    // A plain wait: links are opened once a migration, so 20 ms more do not matter.
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 // The connection was reset before it was accepted.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // No file descriptor left, or no memory; perhaps for a moment.
+                // No file descriptor or memory left, perhaps only for a moment.
                 Err(error) => {
                     if !std::mem::replace(&mut short, true) {
                         let text = format!("cannot accept a link ({error}); trying again");
@@ -106,15 +104,15 @@ impl Server {
         }
     }
 
-    /// Whether the source of a session that was lost may still ask about it.
+    /// Whether the source of a lost session may still ask about it.
     fn may_be_asked(&self) -> bool {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.iter().any(|ended| ended.unasked_until.is_some_and(|until| Instant::now() < until))
     }
 
-    /// Ends the sessions of a receiver that was told to stop. One whose QEMU may be starting the VM
-    /// ends only when it was told so twice: its source would be in doubt for good, with nobody left
-    /// to ask (W28).
+    /// Ends the sessions of a receiver that was told to stop. A session whose QEMU may be starting
+    /// the VM ends only at the second stop: its source would be in doubt for good, with no relay
+    /// left to ask (W28).
     fn end_sessions(&self, told: &mut bool) {
         let stops = self.stops.load(Ordering::Acquire);
         if stops == 0 {
@@ -137,13 +135,13 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::run`] and every session; those whose VM may be starting only when it is said
-    /// twice.
+    /// Ends [`Server::run`] and every session; sessions whose VM may be starting only at the second
+    /// call.
     pub fn stop(&self) {
         self.stops.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Connections turned away because they were no platen.
+    /// Connections refused because they did not speak the protocol.
     pub fn strangers(&self) -> u64 {
         self.strangers.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The state of a receiver: sessions, sessions that have ended, connections without a hello yet.
+//! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
 use super::config::{Host, ServerConfig};
 use crate::destination::{DecodeJob, Destination};
@@ -11,19 +11,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tls::Peer;
 
-/// How long a source may take to ask about a session that was lost, beyond twice the time that this
-/// end waited for it: it notices later, waits as long, and asks every 2 s.
+/// How long a source may take to ask about a lost session, beyond twice the time that this end
+/// waited for it: the source notices later, waits as long, and asks every 2 s.
 const ASKING: Duration = Duration::from_secs(10);
 
-/// How long a source that was answered may take to ask again, as the answer was lost.
+/// How long a source that got an answer may take to ask again, if the answer was lost.
 const ANSWERED: Duration = Duration::from_secs(5);
 
-/// Sessions that have ended and may still be asked about (W28).
+/// Ended sessions that can still be asked about (W28).
 const MAX_ENDED: usize = 64;
 
 pub(super) struct Active {
     pub(super) token: String,
-    /// Whose session it is: its other links show the same certificate.
+    /// The session's owner: its other links show the same certificate.
     pub(super) owner: Option<Peer>,
     pub(super) links: u16,
     pub(super) joined: Mutex<Vec<u16>>,
@@ -31,51 +31,51 @@ pub(super) struct Active {
 }
 
 impl Active {
-    /// Whether a peer that shows `token` and was proved to be `peer` is the one it belongs to.
+    /// Whether a peer with this `token` and certificate owns the session.
     pub(super) fn belongs_to(&self, token: &str, peer: Option<&Peer>) -> bool {
         same(&self.token, token) && self.owner.as_ref() == peer
     }
 }
 
-/// What is remembered of a session that has ended.
+/// The record of an ended session.
 pub(super) struct Ended {
     pub(super) session: String,
     pub(super) token: String,
     pub(super) owner: Option<Peer>,
     pub(super) committed: bool,
     pub(super) confirmed: bool,
-    /// It ended because its links were lost, and its source has not asked yet: until when it may.
+    /// Set if the links were lost and the source has not asked yet: until when it may.
     pub(super) unasked_until: Option<Instant>,
 }
 
-/// A connection that has not said hello yet.
+/// A connection before its hello.
 pub(super) struct Waiting {
     pub(super) number: u64,
     pub(super) from: Option<IpAddr>,
     pub(super) socket: TcpStream,
 }
 
-/// Accepts links for as long as it lives.
+/// The receiver: accepts links and runs their sessions.
 pub struct Server {
     pub(super) config: ServerConfig,
     pub(super) host: Arc<dyn Host>,
     pub(super) lanes: Arc<Lanes<DecodeJob>>,
-    /// Of each codec thread's engine.
+    /// One for each codec thread's engine.
     pub(super) accelerators: Vec<Arc<qat::Counters>>,
     pub(super) sessions: Mutex<HashMap<String, Arc<Active>>>,
-    /// Newest last.
+    /// The newest is last.
     pub(super) ended: Mutex<VecDeque<Ended>>,
     pub(super) busy: Mutex<Vec<Option<String>>>,
-    /// Oldest first; out of it as soon as the hello is read.
+    /// The oldest is first; removed as soon as the hello is read.
     pub(super) hellos: Mutex<VecDeque<Waiting>>,
     pub(super) admitted: AtomicU64,
-    /// Connections that were no platen.
+    /// Connections that did not speak the protocol.
     pub(super) strangers: AtomicU64,
     /// Sessions that have ended.
     pub(super) served: AtomicU64,
-    /// How often it was told to stop.
+    /// How often [`Server::stop`] was called.
     pub(super) stops: AtomicU64,
-    /// No new sessions; those that are there go on to their end.
+    /// No new sessions; existing ones go on to their end.
     pub(super) closing: AtomicBool,
 }
 
@@ -94,8 +94,8 @@ impl Server {
         self.hellos.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// W28: how far a session has come, for its own client: one that has ended, or that ends now as
-    /// the client's has.
+    /// W28: how far a session got, for its own client. Ends the session if it still runs, as the
+    /// client's has ended.
     pub(super) fn verdict(
         &self,
         hello: &Hello,
@@ -119,14 +119,15 @@ impl Server {
                 && same(&ended.token, token)
                 && ended.owner.as_ref() == peer
         })?;
-        // It has its answer, or asks again in a moment when the answer gets lost.
+        // The source has its answer. If the answer is lost, it asks again soon.
         if ended.unasked_until.is_some() {
             ended.unasked_until = Some(Instant::now() + ANSWERED);
         }
         Some(("its session has ended".into(), ended.committed, ended.confirmed))
     }
 
-    pub(super) fn forget(&self, target: &Option<String>, session: &str) {
+    /// Moves a session to the ended ones, and frees its target.
+    pub(super) fn remove_session(&self, target: &Option<String>, session: &str) {
         {
             let mut sessions = self.lock_sessions();
             if let Some(active) = sessions.get(session) {
@@ -134,7 +135,7 @@ impl Server {
                 if ended.len() >= MAX_ENDED {
                     ended.pop_front();
                 }
-                // Said for good: a writer that is still there must not make it untrue.
+                // Final: a writer that still runs must not make it false.
                 let committed =
                     active.destination.session().end_and_close_commit("the session has ended");
                 let lost = active.destination.was_lost();
@@ -161,7 +162,7 @@ impl Server {
 
     pub(super) fn serve(&self, target: &Option<String>, session: &str, active: &Active) {
         self.host.serve(target, &active.destination);
-        self.forget(target, session);
+        self.remove_session(target, session);
         if active.destination.has_begun() {
             self.served.fetch_add(1, Ordering::AcqRel);
         } else {
@@ -170,7 +171,7 @@ impl Server {
     }
 }
 
-/// Compares secrets without telling by time where they differ.
+/// Compares secrets in constant time.
 fn same(ours: &str, theirs: &str) -> bool {
     ours.len() == theirs.len()
         && ours.bytes().zip(theirs.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0

@@ -1,5 +1,5 @@
-//! Connections to the relay's socket: accepted, and by their first bytes a stream of the migration or
-//! refused.
+//! Connections to the relay's socket: accepts them, and by their first bytes makes each a stream of
+//! the migration or refuses it.
 
 use super::hand_back;
 use super::intake;
@@ -20,16 +20,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::Kind;
 
-/// Between two attempts to accept a connection that could not be accepted.
+/// Pause before accepting a connection is tried again.
 const BACK_OFF: Duration = Duration::from_millis(200);
-/// Between two looks at a connection that has shown one to three bytes.
+/// Interval at which a connection that has sent one to three bytes is checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// A connection that has no byte for this long, when the main one has announced postcopy, is its
-/// preempt channel: every other kind begins to write at once.
+/// A connection without a byte for this long, after the main one has announced postcopy, is its
+/// preempt channel: every other kind writes at once.
 const SILENT: Duration = Duration::from_millis(100);
 
-/// A first connection that writes nothing for so long is no migration: QEMU writes its header as
-/// soon as it is connected.
+/// A first connection without a byte for this long is no migration: QEMU writes its header as soon
+/// as it is connected.
 const SPEECHLESS: Duration = Duration::from_secs(10);
 
 /// Accepts QEMU's connections until the migration is over.
@@ -55,7 +55,7 @@ pub(super) fn accept(shared: &Arc<Shared>, listening: &Listening) {
                     let _ = shared.events.send(Event::Fatal(fatal));
                     return;
                 }
-                // The connection still waits, so that poll would return at once.
+                // The connection still waits, so poll would return at once.
                 std::thread::sleep(BACK_OFF);
             }
         }
@@ -78,9 +78,9 @@ pub(super) fn start(shared: &Arc<Shared>, connection: &Arc<Connection>) {
 /// Reads `connection` to its end.
 fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     let Some(kind) = first_bytes(shared, connection) else {
-        // It ended without a byte: a migration that was cancelled before it began, or a process
-        // that looked whether this is a live socket. The relay still waits for its migration.
-        return shared.forget(connection);
+        // It ended without a byte: a migration cancelled before it began, or a process that tested
+        // whether the socket is alive. The relay still waits for its migration.
+        return shared.remove_waiting(connection);
     };
     let stream = match shared.admit(connection, kind) {
         Ok(stream) => stream,
@@ -100,13 +100,13 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
         }
     }
     if shared.session.failure().is_some() {
-        // The session ended, not QEMU, and the session has its reason.
+        // The session ended, not QEMU, and the session has the reason.
         return;
     }
     let _ = shared.events.send(Event::SourceEof { is_main });
 }
 
-/// Closes a connection that is none of this migration's, and says so.
+/// Closes a connection that does not belong to this migration, and reports it.
 fn refuse(shared: &Shared, connection: &Connection, refused: Refused) {
     let mut first = [0; 8];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -129,10 +129,11 @@ fn refuse(shared: &Shared, connection: &Connection, refused: Refused) {
         ),
         Refused::TooMany => format!("refused a connection: {MAX_STREAMS} streams are the limit"),
     };
-    shared.say_refused(&text);
+    shared.report_refused(&text);
 }
 
-/// Makes the stream known to the peer; for a main channel starts what hands the return path back.
+/// Opens the stream at the peer; for a main channel, also starts the thread that writes the return
+/// path.
 fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
     if kind.is_main() {
         let queue = inbox::queue();
@@ -151,7 +152,7 @@ fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
     shared.session.send_bare(stream.id, FrameType::Open, stream_kind::to_flags(kind))
 }
 
-/// Waits for the bytes that tell what this is.
+/// Waits for the bytes that show the kind of the connection.
 fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
     let began = Instant::now();
     loop {
@@ -168,7 +169,7 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
             }
             if began.elapsed() >= SPEECHLESS && !shared.has_main() {
                 let _ = connection.socket.shutdown(Shutdown::Both);
-                shared.say_refused(&format!(
+                shared.report_refused(&format!(
                     "closed a connection that wrote nothing for {} s: a migration begins to write \
                      at once. An NBD client (libvirt's --copy-storage) waits for its server to \
                      write first; platen does not carry NBD",
@@ -183,7 +184,7 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
             Ok((_, 0)) => return None,
             Err(errno) if errno != Errno::AGAIN && errno != Errno::INTR => return None,
             _ if shared.over.load(Ordering::Acquire) => return None,
-            // One to three bytes: readable, but not enough. Rare enough to just look again.
+            // One to three bytes: readable, but not enough. Rare enough for simply checking again.
             _ => std::thread::sleep(LOOK_AGAIN),
         }
     }

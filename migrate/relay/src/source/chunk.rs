@@ -1,4 +1,4 @@
-//! A chunk that was read: as differences where its pages were sent before, then to the codec
+//! A chunk after it was read: pages sent before become differences, then it goes to the codec
 //! threads or straight to the links.
 
 use super::encode::EncodeJob;
@@ -11,11 +11,11 @@ use pipeline::Submitted;
 use session::Header;
 use stream::Token;
 
-/// Chunks below this are sent as they are: a codec thread's wake-up costs more than it saves.
+/// Smaller chunks are sent raw: waking a codec thread costs more than compression saves.
 const LEAST_COMPRESSED: usize = 512;
 
-/// Has the pages of a chunk that were sent before stand as differences, and the table of them
-/// behind it (W29).
+/// Replaces the chunk's pages that were sent before by differences, and puts their table behind the
+/// chunk (W29).
 pub(super) fn take_differences(
     sender: &mut delta::Sender,
     chunk: &mut [u8],
@@ -38,22 +38,22 @@ pub(super) fn take_differences(
     pass.finish()
 }
 
-/// A chunk on its way to the links.
+/// A chunk to be sent.
 pub(super) struct ReadChunk {
     pub(super) header: Header,
     pub(super) chunk: Slot,
     pub(super) len: usize,
-    /// Of the first `len` bytes, as they stand in `chunk`.
+    /// Of the first `len` bytes of `chunk`.
     pub(super) checksum: u64,
     pub(super) tokens: Vec<Token>,
     pub(super) page_size: usize,
-    /// Compressing it is not worth it.
+    /// Compressing the chunk is not worth it.
     pub(super) as_it_is: bool,
-    /// A stopped vCPU waits for it.
+    /// A stopped vCPU waits for the chunk.
     pub(super) urgent: bool,
 }
 
-/// To the codec threads, or straight to the links when there is nothing to gain.
+/// Sends a chunk to the codec threads, or straight to the links if compression gains nothing.
 pub(super) fn send(shared: &Shared, chunk: ReadChunk) {
     let ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent } = chunk;
     let session = &shared.session;

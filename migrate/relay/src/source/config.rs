@@ -1,4 +1,4 @@
-//! What a source relay is told.
+//! The settings of a source relay.
 
 use crate::auto::AutoConfig;
 use codec::Settings;
@@ -6,36 +6,36 @@ use session::Setup;
 use std::time::Duration;
 use tls::Connector;
 
-/// What a source relay is told.
+/// The settings of a source relay.
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
     /// HOST:PORT of `platen receive`.
     pub peer: String,
-    /// Secures the links; none sends memory in the clear.
+    /// Secures the links; without it memory is sent unencrypted.
     pub connector: Option<Connector>,
     /// Codec and level, unless `auto` chooses.
     pub settings: Settings,
-    /// Codec and level are chosen for each chunk, by what link and CPU have to spare.
+    /// Choose codec and level for each chunk, by the capacity of link and CPU.
     pub auto: Option<AutoConfig>,
     /// Codec threads, at least 1.
     pub compress_threads: usize,
-    /// QEMU's compress-wait-thread: wait for a codec thread, or send the chunk as it is.
+    /// QEMU's compress-wait-thread: wait for a codec thread, or send the chunk raw.
     pub compress_wait_thread: bool,
     /// TCP connections, 1 to 64.
     pub links: u16,
     /// Page size of the guest, bytes.
     pub page_size: u32,
-    /// Which of the peer's targets.
+    /// The name of the peer's target.
     pub name: Option<String>,
-    /// What the peer should tell its QEMU.
+    /// Settings that the peer passes to its QEMU.
     pub setup: Option<Setup>,
-    /// How long to wait for a link when all are lost; zero ends the migration with the first that
-    /// is lost.
+    /// How long to wait for a link when all are lost; zero ends the migration with the first lost
+    /// link.
     pub resume: Duration,
-    /// How long to wait for a peer that cannot be reached yet; zero is one attempt.
+    /// How long to wait for a peer that cannot be reached yet; zero makes one attempt.
     pub connect_timeout: Duration,
-    /// Bytes of memory, here and at the peer, for pages as they were sent last, so that one that is
-    /// sent again goes as its difference; 0 for none. With `auto` only while the link is what holds
-    /// the migration up.
+    /// Bytes of memory, here and at the peer, for the last version of pages sent, so that a page
+    /// sent again goes as its difference; 0 for none. With `auto` only while the link is the
+    /// bottleneck.
     pub delta_cache: u64,
 }

@@ -1,4 +1,4 @@
-//! Making a source relay: hello, session, codec threads, links.
+//! Creates a source relay: hello, session, codec threads, links.
 
 use super::admission;
 use super::config::SourceConfig;
@@ -22,21 +22,21 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Between two attempts to reach a peer that is not up yet.
+/// Pause between two attempts to reach a peer that is not up yet.
 const REDIAL: Duration = Duration::from_millis(250);
 
 impl Source {
     /// Connects the links and starts the codec threads.
     ///
     /// # Errors
-    /// The peer cannot be reached or refuses; threads or memory cannot be had.
+    /// The peer cannot be reached or refuses; the system refuses threads or memory.
     pub fn connect(config: &SourceConfig) -> Result<Self, RelayError> {
         Self::connect_with(config, None, &mut |_| {})
     }
 
-    /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one that codec
-    /// is software, and what the device does not do, for whatever reason, is done in software.
-    /// `notice` gets a sentence when the peer is waited for ([`SourceConfig::connect_timeout`]).
+    /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one, and for
+    /// anything the device does not do, software compresses. `notice` gets a message while the
+    /// relay waits for the peer ([`SourceConfig::connect_timeout`]).
     ///
     /// # Errors
     /// As for `connect`. The peer was told, so that its target is free at once.
@@ -59,14 +59,14 @@ impl Source {
             &redial,
         );
         if result.is_err() {
-            // The peer has a session that is of no use any more, and ends it when it is asked. A
-            // peer that cannot be reached ends it when its own time is over.
+            // The peer's session is useless now; asking ends it. A peer that cannot be reached ends
+            // it when its own time is over.
             let _ = redial.ask();
         }
         result
     }
 
-    /// The rest, once link 0 stands.
+    /// The remaining steps once link 0 is open.
     fn with_first_link(
         config: &SourceConfig,
         accelerator: Option<&Arc<qat::Qat>>,
@@ -141,7 +141,7 @@ impl Source {
 /// Codecs and levels that this migration may use.
 struct Candidates {
     all: Vec<Settings>,
-    /// What an accelerator does, with `auto`.
+    /// The accelerator's codec and level, with `auto`.
     device: Option<Settings>,
 }
 
@@ -157,7 +157,7 @@ impl Candidates {
         Self { all, device }
     }
 
-    /// By name, each once.
+    /// The names, each once.
     fn codecs(&self) -> Vec<String> {
         let mut names = Vec::new();
         for settings in &self.all {
@@ -169,7 +169,7 @@ impl Candidates {
         names
     }
 
-    /// Leaves out what the peer does not decode.
+    /// Removes the codecs that the peer does not decode.
     fn keep_known(&mut self, known: &[String]) {
         self.all.retain(|settings| {
             settings.codec() == Codec::Raw
@@ -177,8 +177,8 @@ impl Candidates {
         });
     }
 
-    /// What the codec threads begin with: with `auto` what an accelerator does, or what is chosen
-    /// first.
+    /// The settings that the codec threads start with: with `auto` the accelerator's, or the first
+    /// choice.
     fn first(&self, config: &SourceConfig) -> Settings {
         match (&config.auto, self.device) {
             (None, _) => config.settings,
@@ -207,14 +207,14 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
 /// The threads, and the counters of their devices.
 type CodecThreads = (Arc<Lanes<super::encode::EncodeJob>>, Vec<Arc<qat::Counters>>);
 
-/// Starts the codec threads; with what their accelerators count.
+/// Starts the codec threads; also returns their accelerators' counters.
 fn codec_threads(
     config: &SourceConfig,
     settings: Settings,
     grants: &Grants,
     accelerator: Option<&Arc<qat::Qat>>,
 ) -> Result<CodecThreads, RelayError> {
-    // Contexts are made here so that a bad level is an error and not a dead thread.
+    // Contexts are created here, so that a wrong level is an error and not a dead thread.
     let (mut contexts, mut accelerators) = (Vec::new(), Vec::new());
     for _ in 0..config.compress_threads.max(1) {
         let context = EncodeContext::new(settings, grants.chunk_bytes, accelerator);
@@ -234,7 +234,7 @@ fn codec_threads(
     Ok((lanes, accelerators))
 }
 
-/// Adds link 0 and makes the others. `hello` has the session's token.
+/// Adds link 0 and opens the others. `hello` has the session's token.
 fn open_links(
     config: &SourceConfig,
     session: &Arc<Session>,
@@ -246,7 +246,7 @@ fn open_links(
         let hello = Hello { link, ..hello.clone() };
         match dial(&config.peer, config.connector.as_ref(), &hello) {
             Ok((made, _)) => session.add_link(link, made)?,
-            // It is made again like one that is lost later.
+            // Reopened later, like a link that is lost.
             Err(SessionError::LinkLost { .. } | SessionError::Connect { .. })
                 if !config.resume.is_zero() => {}
             Err(error) => return Err(error.into()),
@@ -255,7 +255,7 @@ fn open_links(
     Ok(())
 }
 
-/// Makes link 0; waits for a peer that is not up yet.
+/// Opens link 0; waits for a peer that is not up yet.
 fn dial_patiently(
     config: &SourceConfig,
     hello: &Hello,
@@ -281,7 +281,7 @@ fn dial_patiently(
     }
 }
 
-/// Starts the thread that looks at the flow for `auto`. It ends with the session.
+/// Starts the thread that measures the flow for `auto`. It ends with the session.
 fn watch(shared: &Arc<Shared>, config: &AutoConfig) -> Result<(), RelayError> {
     let Some(auto) = shared.auto.clone() else { return Ok(()) };
     let explain = config.explain.clone();

@@ -1,4 +1,4 @@
-//! What each event means for the migration (W21 to W23, W28).
+//! The consequence of each event for the migration (W21 to W23, W28).
 
 use super::doubt::{hold, last_words, peer_reason, says_never};
 use super::shared::{Event, Shared, FAREWELL};
@@ -12,11 +12,11 @@ use std::time::Instant;
 /// Whether the migration goes on after an event.
 enum Course {
     On,
-    /// It has ended well.
+    /// It has ended in success.
     Well,
 }
 
-/// What the deciding thread knows.
+/// The state of the deciding thread.
 pub(super) struct Decision<'a, N> {
     shared: &'a Shared,
     redial: &'a Redial,
@@ -26,9 +26,9 @@ pub(super) struct Decision<'a, N> {
     main_eof: bool,
     /// SHUT's value, once the source QEMU has it.
     shut: Option<u32>,
-    /// Somebody wanted it to end while the destination might have been starting the VM.
+    /// A stop was requested while the destination might have been starting the VM.
     stop_asked: bool,
-    /// The source QEMU has SHUT and need not say more.
+    /// The source QEMU has SHUT; how long to wait for the rest.
     deadline: Option<Instant>,
 }
 
@@ -51,7 +51,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// Looks at events until the migration has ended.
+    /// Handles events until the migration has ended.
     pub(super) fn run(mut self) -> Result<(), RelayError> {
         loop {
             let event = match self.deadline {
@@ -73,7 +73,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 }
                 Ok(Event::Stop(reason)) => self.stop(reason)?,
                 Ok(Event::Fatal(error)) if !self.shared.has_main() => return Err(error),
-                // The session's end decides what that means for the VM.
+                // The end of the session decides what happens to the VM.
                 Ok(Event::Fatal(error)) => {
                     let reason = error_chain(&error);
                     self.shared.session.fail(SessionError::Local { reason });
@@ -82,7 +82,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 Ok(Event::SourceEof { is_main: false } | Event::Finished(_) | Event::BackDone) => {
                     Course::On
                 }
-                // QEMU has its answer and keeps its socket: nothing more depends on it.
+                // QEMU has its answer and leaves its socket open: nothing more depends on it.
                 Err(_) => match self.shut {
                     Some(code) if code != 0 => return Err(self.refused(code)),
                     _ => Course::Well,
@@ -94,7 +94,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// The destination QEMU has said that it failed. A source in postcopy does not run its VM again.
+    /// The destination QEMU reported a failure. A source in postcopy does not run its VM again.
     fn refused(&self, code: u32) -> RelayError {
         if self.shared.has_switched() {
             RelayError::PostcopyRefused { code }
@@ -124,10 +124,10 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         match self.shut {
             Some(0) => Ok(Course::Well),
             Some(code) => Err(self.refused(code)),
-            // Without a return path this is how a migration ends; the destination says when it has
-            // all.
+            // Without a return path a migration ends like this; the destination reports when it has
+            // all bytes.
             None if shared.ended_whole.load(Ordering::Acquire) => Ok(Course::On),
-            // It closed because the session ended, whose own event says why.
+            // QEMU closed because the session ended; the session's own event has the reason.
             None if shared.session.failure().is_some() => Ok(Course::On),
             None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
             None if shared.has_switched() => {
@@ -148,8 +148,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         match self.shut {
             Some(0) => return Ok(Course::On),
             Some(code) => return Err(self.refused(code)),
-            // It has closed with all that there is, or before it took all: its socket's answer is
-            // on its way.
+            // QEMU has closed with all bytes, or before it took them all: its socket's error is
+            // then under way.
             None if shared.ended_whole.load(Ordering::Acquire)
                 && shared.session.credits().drained(Instant::now() + FAREWELL) =>
             {
@@ -170,17 +170,17 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             return Err(shared.interrupted(&cause, never));
         }
         if shared.switchover.get().is_some() && shared.may_run_there() && !never {
-            // It may have the packaged state, and have paused with its VM running.
+            // It may have the packaged state, and have paused the migration with its VM running.
             return Err(hold(shared, self.redial, self.events, cause, self.notice));
         }
         Err(reason)
     }
 
-    /// The session has ended before its time.
+    /// The session has ended early.
     fn closed(&mut self, error: Arc<SessionError>) -> Result<Course, RelayError> {
         let shared = self.shared;
-        // What the destination QEMU said before the end may still be on its way to the source QEMU,
-        // and decides.
+        // A last message of the destination QEMU may still be under way to the source QEMU. It
+        // decides.
         let last = last_words(shared, self.events);
         self.main_eof |= last.main_eof;
         match self.shut.or(last.shut) {
@@ -203,7 +203,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         Err(RelayError::Ended(error))
     }
 
-    /// The relay is to end, by the user's wish or for a reason.
+    /// The relay has to end, at the user's request or for another reason.
     fn stop(&mut self, reason: Option<String>) -> Result<Course, RelayError> {
         let shared = self.shared;
         let doubtful = |shut: Option<u32>| shut.is_none() && shared.may_run_there();
@@ -221,8 +221,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
         let reason = reason.unwrap_or_else(|| "interrupted by the user".into());
         let error = || SessionError::Local { reason: reason.clone() };
-        // No link sends STILL_OPEN from here on, and what was sent is seen (`Sink::still_open`,
-        // `set_switched`).
+        // From here on no link sends STILL_OPEN, and one that was sent is visible
+        // (`Sink::still_open`, `set_switched`).
         shared.session.fail(error());
         fence(Ordering::SeqCst);
         if shared.has_switched() && self.shut.is_none() {
@@ -232,7 +232,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             if self.stop_asked {
                 return Err(RelayError::LeftInDoubt);
             }
-            // Sent in this very moment.
+            // STILL_OPEN was sent at this very moment.
             return Err(hold(shared, self.redial, self.events, Arc::new(error()), self.notice));
         }
         Err(error().into())

@@ -1,5 +1,5 @@
-//! What a source relay makes of an end that is not clear: whether QEMU is in postcopy for good,
-//! what was said last, and the wait for the peer or a person to say where the VM runs (W23, W28).
+//! The end of a source relay in doubt: whether QEMU is in postcopy for good, the last messages from
+//! the return path, and the wait for the peer or a person to say where the VM runs (W23, W28).
 
 use super::shared::{Event, Shared};
 use crate::error::RelayError;
@@ -11,19 +11,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::Kind;
 
-/// How often QEMU's socket is looked at while the peer is lost and the destination may run.
+/// How often QEMU's socket is checked while the peer is lost and the destination may run.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// How often a peer that has not answered is asked again.
 const ASK: Duration = Duration::from_secs(2);
-/// How long to wait for the peer's own words once its QEMU has gone.
+/// How long to wait for the peer's reason once its QEMU has ended.
 const REASON: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// A session that ends when the source QEMU is in postcopy. `never`: the peer has written
-    /// nothing that starts the VM.
+    /// The result of a session that ends while the source QEMU is in postcopy. `never`: the peer
+    /// has written nothing that starts the VM.
     pub(super) fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
         let cause = cause.to_string();
-        // Who takes up a paused postcopy has nothing more to write of that kind: the VM is there.
+        // A relay that recovers a paused postcopy has no such bytes to write: the VM is at the
+        // destination.
         let recovers = self.streams().iter().any(|stream| stream.kind == Kind::Recovery);
         if never && !recovers {
             RelayError::Stranded { cause }
@@ -32,8 +33,8 @@ impl Shared {
         }
     }
 
-    /// With the session gone: reads on in the main stream, for nothing but to see whether the
-    /// source goes over to postcopy.
+    /// After the session has ended: reads on in the main stream, only to see whether the source
+    /// switches to postcopy.
     pub(super) fn look_for_switch(&self) {
         if self.switchover.get().is_none() || self.has_switched() {
             return;
@@ -56,7 +57,7 @@ impl Shared {
     }
 }
 
-/// The peer's own words on why its QEMU has gone, if they come soon.
+/// The peer's reason for the end of its QEMU, if it arrives soon.
 pub(super) fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
     let deadline = Instant::now() + REASON;
     while let Ok(event) = events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -69,7 +70,7 @@ pub(super) fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
     None
 }
 
-/// Whether the peer has said that it has written nothing that starts the VM, and never will.
+/// Whether the peer has said that it has not written bytes that start the VM, and never will.
 pub(super) fn says_never(error: &SessionError) -> bool {
     matches!(
         error,
@@ -84,8 +85,8 @@ pub(super) struct LastWords {
     pub(super) main_eof: bool,
 }
 
-/// The session has ended: lets what has already arrived on the return paths reach the source QEMU,
-/// and says what it was.
+/// After the session has ended: lets the bytes that have arrived on the return paths reach the
+/// source QEMU, and returns the events.
 pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
     let mut last = LastWords::default();
     shared.close_return_paths();
@@ -94,7 +95,7 @@ pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords
         let event = if shared.return_paths.load(Ordering::Acquire) > 0 {
             events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         } else {
-            // Each has sent its events before it was counted off.
+            // Each thread sends its events before it is counted off.
             events.try_recv().map_err(|_| RecvTimeoutError::Timeout)
         };
         match event {
@@ -107,7 +108,7 @@ pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords
 }
 
 /// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a
-/// person ends them, or the peer can be asked and says that it never will.
+/// person closes them, or the peer answers that it will never start the VM.
 pub(super) fn hold(
     shared: &Shared,
     redial: &Redial,
@@ -117,7 +118,7 @@ pub(super) fn hold(
 ) -> RelayError {
     let doubt = RelayError::InDoubt { cause: cause.clone() };
     notice(&doubt.to_string());
-    // Nobody but `look_for_switch` is to read on in QEMU's main connection.
+    // Only `look_for_switch` may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
     let mut asked = Some(Instant::now());
     loop {
@@ -128,7 +129,7 @@ pub(super) fn hold(
             Ok(Event::Stop(_)) | Err(RecvTimeoutError::Disconnected) => {
                 return RelayError::LeftInDoubt
             }
-            // The readers have ended with the session, so QEMU's socket is looked at here.
+            // The readers have ended with the session, so QEMU's socket is checked here.
             _ if !shared.main_is_open() => return doubt,
             _ => shared.look_for_switch(),
         }

@@ -1,4 +1,4 @@
-//! What the codec threads of the source do with a chunk: pack and encode it.
+//! The work of the source's codec threads: packing and encoding chunks.
 
 use crate::auto::{Assigned, Begun};
 use crate::counters::Counters;
@@ -21,7 +21,7 @@ pub(crate) struct EncodeContext {
 }
 
 impl EncodeContext {
-    /// With a device and codec qatzip, the thread looks for an instance.
+    /// With a device and codec qatzip, the thread claims an instance.
     pub(crate) fn new(
         settings: Settings,
         chunk_bytes: usize,
@@ -47,11 +47,11 @@ impl EncodeContext {
     }
 }
 
-/// A chunk whose pieces are with the device.
+/// A chunk whose pieces are in flight on the device.
 pub(crate) struct Encoding {
     job: EncodeJob,
     ticket: Ticket<Outgoing>,
-    /// Of the plain bytes of the unit, which are the chunk or its packed form.
+    /// Length of the unit's plain bytes: the chunk or its packed form.
     plain_len: usize,
     checksum: u64,
     packed: bool,
@@ -65,7 +65,7 @@ impl Carry for Encoding {
 }
 
 impl Encoding {
-    /// Makes the frame of what the device made of the chunk.
+    /// Makes the frame from the device's output.
     fn finish(self, streams: Option<&Streams<'_>>) -> (Ticket<Outgoing>, Outgoing) {
         let Self { mut job, ticket, plain_len, checksum, packed, begun } = self;
         let (assigned, len) = (job.assigned.take(), job.len);
@@ -93,8 +93,8 @@ impl Encoding {
     }
 }
 
-/// A chunk to compress. Owns both buffers, so that nothing is allocated per chunk. Behind the chunk
-/// stands its delta table, which goes behind the unit.
+/// A chunk to compress. Owns both buffers, so that nothing is allocated per chunk. The chunk is
+/// followed by its delta table, which has to follow the unit.
 pub(crate) struct EncodeJob {
     pub(crate) header: Header,
     pub(crate) chunk: Slot,
@@ -107,14 +107,14 @@ pub(crate) struct EncodeJob {
     pub(crate) pages: u64,
     pub(crate) payload: Slot,
     pub(crate) counters: Arc<Counters>,
-    /// Where `tokens` goes to be used again.
+    /// Receives `tokens` for reuse.
     pub(crate) spare: Arc<Ring<Vec<Token>>>,
     /// With `--codec auto`.
     pub(crate) assigned: Option<Assigned>,
 }
 
 impl EncodeJob {
-    /// The chunk as it is.
+    /// Sends the chunk raw.
     pub(crate) fn into_raw(self) -> Outgoing {
         self.counters.raw(self.len);
         let Self { header, chunk, len, checksum, tokens, spare, .. } = self;
@@ -122,7 +122,7 @@ impl EncodeJob {
         raw(header, chunk, len, checksum)
     }
 
-    /// The payload, which holds the unit's.
+    /// Makes the frame from `payload`, which holds the unit's bytes.
     fn into_unit(mut self, unit: UnitHeader, flags: u8) -> Outgoing {
         let payload_len = unit.payload_len as usize;
         if payload_len >= self.len {
@@ -137,7 +137,7 @@ impl EncodeJob {
         Outgoing::Unit { header: self.header, unit, body: self.payload }
     }
 
-    /// The packed chunk, not compressed: zero pages are gone, and the rest does not shrink.
+    /// The packed chunk without compression: zero pages are removed, and the rest does not shrink.
     fn into_packed(mut self) -> Outgoing {
         let chunk = &self.chunk[..self.len];
         match stream::pack(chunk, &self.tokens, self.page_size, &mut self.payload) {
@@ -165,7 +165,7 @@ impl Job for EncodeJob {
         let begun = assigned.as_mut().map(Assigned::begin);
         if let Some(wanted) = assigned.as_ref().map(Assigned::settings) {
             if encoder.settings() != wanted {
-                // Without memory for a context the chunk goes as it is.
+                // Without memory for a context the chunk goes raw.
                 let _ = encoder.set(wanted);
             }
         }

@@ -1,7 +1,7 @@
-//! Whether a main stream without a return path came to its end: the source QEMU closes the socket
-//! the same way when it is cut off.
+//! Whether a main stream without a return path is complete: the source QEMU closes the socket in
+//! the same way when its stream is cut off.
 //!
-//! Behind the end-of-stream tag stands the description of the device state, with its length. A
+//! The end-of-stream tag is followed by the description of the device state, with its length. A
 //! machine with `suppress-vmdesc=on` writes none; its stream ends with the tag itself, a zero.
 
 use std::collections::VecDeque;
@@ -10,23 +10,23 @@ use std::collections::VecDeque;
 const TAGS: [u8; 2] = [0x00, 0x06];
 /// Tags, length and the first byte of the description's JSON.
 const HEAD: usize = 7;
-/// Places that may turn out to be the description: device state holds such bytes by chance.
+/// Candidates for the description: device state holds such bytes by chance.
 const MAX_ENDS: usize = 64;
 
-/// Follows the bytes of a main stream from where its end-of-stream tag may stand.
+/// Follows the bytes of a main stream from the first possible end-of-stream tag on.
 #[derive(Debug, Default)]
 pub(super) struct EndOfStream {
     /// Bytes seen.
     fed: u64,
     /// The last bytes seen, fewer than [`HEAD`].
     last: Vec<u8>,
-    /// Where descriptions would end, the nearest first.
+    /// The possible ends of descriptions, the nearest first.
     ends: VecDeque<u64>,
 }
 
 impl EndOfStream {
     pub(super) fn feed(&mut self, bytes: &[u8]) {
-        // Heads that lie across the border, then those that lie in `bytes`.
+        // Heads across the border first, then those in `bytes`.
         let joined: Vec<u8> =
             self.last.iter().chain(bytes.iter().take(HEAD - 1)).copied().collect();
         self.look(&joined, self.fed - self.last.len() as u64);
@@ -40,7 +40,7 @@ impl EndOfStream {
         self.last.drain(..surplus);
     }
 
-    /// Notes the heads in `bytes`, which begin at `from`.
+    /// Records the heads in `bytes`, which begin at `from`.
     fn look(&mut self, bytes: &[u8], from: u64) {
         for (at, head) in (0..).zip(bytes.windows(HEAD)) {
             let [a, b, c, d] = [head[2], head[3], head[4], head[5]];
@@ -52,7 +52,7 @@ impl EndOfStream {
             let place = self.ends.partition_point(|known| *known < end);
             if self.ends.get(place) != Some(&end) {
                 self.ends.insert(place, end);
-                // The furthest is the least likely.
+                // The most distant is the least likely.
                 self.ends.truncate(MAX_ENDS);
             }
         }

@@ -1,4 +1,4 @@
-//! Handing the return path back to the source QEMU, success last of all.
+//! Writes the return path to the source QEMU, success last of all.
 
 use super::shared::{Event, Shared, SourceStream};
 use crate::inbox::{Arrived, Inbox};
@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the last acknowledgements may take before SHUT reaches the source (W22): they are
-/// already on their way, unless the links are lost just now.
+/// already under way, unless the links are lost at this moment.
 const LAST_ACKS: Duration = Duration::from_secs(10);
 
-/// Writes the return path to the source QEMU, in order, and SHUT only when everything sent is
+/// Writes the return path to the source QEMU, in order, and SHUT only once all frames are
 /// acknowledged (W22).
 pub(super) fn run(shared: &Shared, stream: &SourceStream, queue: &Results<Arrived>) {
     if let Err(error) = hand_back(shared, stream, queue) {
@@ -41,7 +41,7 @@ fn hand_back(
                         shut_ok |= code == 0;
                         hand_shut(shared, stream, code, bytes, shut)?;
                     }
-                    // A source that is gone is noticed by its reader.
+                    // The reader notices when the source has closed.
                     None => drop({ stream.socket() }.write_all(bytes)),
                 }
                 receipt
@@ -60,7 +60,7 @@ fn hand_back(
     Ok(())
 }
 
-/// Writes what comes before SHUT, and SHUT itself: success only when the destination has
+/// Writes the bytes before SHUT, and SHUT itself: success only when the destination has
 /// acknowledged every byte (W22).
 fn hand_shut(
     shared: &Shared,

@@ -1,10 +1,10 @@
-//! What other threads may ask of a source relay that runs.
+//! Control of a running source relay from other threads.
 
 use super::shared::{Event, Shared};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Ends a running [`Source`] from elsewhere (Ctrl-C), and shows how it goes.
+/// Ends a running [`Source`](crate::Source) from another thread (Ctrl-C), and shows its progress.
 #[derive(Clone)]
 pub struct SourceHandle(pub(super) Arc<Shared>);
 
@@ -14,43 +14,43 @@ impl std::fmt::Debug for SourceHandle {
     }
 }
 
-/// How a migration goes, for a progress line.
+/// The state of a migration, for a progress line.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     /// Plain bytes read from QEMU.
     pub plain: u64,
-    /// Bytes given to the links.
+    /// Bytes written to the links.
     pub transferred: u64,
     /// Non-zero pages.
     pub normal: u64,
     /// Zero pages.
     pub duplicate: u64,
-    /// Codec threads working right now.
+    /// Codec threads that run a job now.
     pub busy_workers: usize,
     /// Codec threads.
     pub workers: usize,
 }
 
 impl SourceHandle {
-    /// Asks it to end, by the user's wish. Before the commit point the source VM goes on.
+    /// Asks the relay to end, at the user's request. Before the commit point the source VM goes on.
     pub fn stop(&self) {
         let _ = self.0.events.send(Event::Stop(None));
     }
 
-    /// Has it end because of `reason`.
+    /// Makes the relay end because of `reason`.
     pub fn end(&self, reason: &str) {
         let _ = self.0.events.send(Event::Stop(Some(reason.to_string())));
     }
 
-    /// To be called before the source QEMU is told to cancel, which starts its VM again. True:
-    /// nothing that starts the destination's VM has gone out, and from now on nothing will. False:
-    /// it may have gone out, and a cancel could make two copies run.
+    /// Call this before the source QEMU is told to cancel, which starts its VM again. True: no
+    /// bytes that start the destination's VM have been sent, and none will be. False: they may have
+    /// been sent, and a cancel could make two copies run.
     pub fn forbid_commit(&self) -> bool {
         self.0.forbid_commit()
     }
 
-    /// Whether the destination may be starting the VM just now, or has it: a cancel could then make
-    /// two copies run.
+    /// Whether the destination may be starting the VM now, or has it: a cancel could then make two
+    /// copies run.
     pub fn in_doubt(&self) -> bool {
         let shared = &self.0;
         shared.return_path.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! Reading one stream of the source QEMU: chunks of whatever is there, never holding anything back.
+//! Reads one stream of the source QEMU in chunks of the bytes available, without holding any back.
 
 use super::chunk::{self, take_differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
@@ -16,22 +16,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::{Facts, Kind, Token, Tokeniser};
 
-/// How long a chunk that is not full waits for more bytes. Long enough for QEMU to come round again
-/// (it writes about 130 KB at a time), short enough not to matter for a handshake.
+/// How long a chunk that is not full waits for more bytes: long enough for QEMU's next write (of
+/// about 130 KB), short enough not to matter for a handshake.
 const LINGER: Duration = Duration::from_millis(1);
-/// The most a chunk waits in all, when bytes keep trickling in.
+/// The most that a chunk waits in all, when bytes arrive slowly.
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
-/// How often a reader that has no credit looks whether QEMU is still there.
+/// How often a reader without credit checks whether QEMU still has its socket open.
 const GONE: Duration = Duration::from_millis(200);
 /// Reads a stream to its end.
 ///
 /// # Errors
-/// Why the session cannot go on.
+/// The reason why the session cannot go on.
 pub(super) fn run(shared: &Arc<Shared>, stream: &SourceStream) -> Result<(), SessionError> {
     Intake::new(shared, stream).run()
 }
 
-/// Whether more is to be read.
+/// Whether to read on.
 #[derive(PartialEq, Eq)]
 enum Next {
     Chunk,
@@ -40,22 +40,22 @@ enum Next {
     Over,
 }
 
-/// One connection being read.
+/// The reader of one connection.
 struct Intake<'a> {
     shared: &'a Arc<Shared>,
     stream: &'a SourceStream,
     kind: Kind,
     tokeniser: Tokeniser,
     deltas: Option<delta::Sender>,
-    /// Plain bytes of a chunk at most.
+    /// The most plain bytes of a chunk.
     most: usize,
     /// Pages already counted: normal, duplicate.
     counted: (u64, u64),
-    /// Wait a moment for more bytes when a chunk is not full.
+    /// A chunk that is not full waits for more bytes.
     patient: bool,
-    /// Of a main stream, from where the end-of-stream tag may stand.
+    /// Main stream: fed from the first possible end-of-stream tag on.
     end: EndOfStream,
-    /// Of a main stream, once the packaged state of postcopy begins.
+    /// Main stream: fed once the packaged state of postcopy begins.
     packaged: PackagedEnd,
 }
 
@@ -86,14 +86,14 @@ impl<'a> Intake<'a> {
                 Next::Over => return Ok(()),
             }
         }
-        // Cut off before the destination confirmed: the decision whether this is a cancel is the
-        // relay's (W21). The frame itself is only true for a stream that may end like this.
+        // QEMU closed before the destination confirmed: the deciding thread determines whether this
+        // is a cancel (W21). EOF itself is only true of a stream that may end like this.
         let shared = self.shared;
         if self.kind.is_main() && !shared.return_path.load(Ordering::Acquire) {
             if !self.end.is_whole() {
                 return Ok(());
             }
-            // Before EOF goes out, which lets the destination QEMU have the rest and end.
+            // Set before EOF is sent, which lets the destination QEMU have the rest and end.
             shared.ended_whole.store(true, Ordering::Release);
         } else if self.kind.is_main() && !shared.over.load(Ordering::Acquire) {
             return Ok(());
@@ -128,7 +128,7 @@ impl<'a> Intake<'a> {
         Ok(self.tail())
     }
 
-    /// Waits for leave to have another chunk in flight.
+    /// Waits for a permit to have another chunk in flight.
     fn permit(&self) -> Result<Permit, Next> {
         let shared = self.shared;
         let waiting = shared.auto.as_ref().map(|auto| auto.waiting());
@@ -137,7 +137,8 @@ impl<'a> Intake<'a> {
             match shared.session.credits().permit_by(self.stream.id, deadline) {
                 Some(Some(permit)) => break permit,
                 Some(None) => return Err(Next::Over),
-                // Cancelled while nothing moves, perhaps for as long as a link is away (W21).
+                // Cancelled while nothing is acknowledged, perhaps during an outage of a link
+                // (W21).
                 None if self.kind.is_main()
                     && shared.return_path.load(Ordering::Acquire)
                     && !is_open(self.stream.socket()) =>
@@ -161,7 +162,7 @@ impl<'a> Intake<'a> {
         self.counted = (facts.normal, facts.duplicate);
     }
 
-    /// What the chunk just fed says of the migration.
+    /// Acts on the facts in the chunk just fed.
     fn look(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         let (facts, shared) = (self.tokeniser.facts(), self.shared);
         let refuse = |reason: &str| Err(SessionError::Local { reason: reason.into() });
@@ -199,8 +200,8 @@ impl<'a> Intake<'a> {
         Ok(())
     }
 
-    /// Whether the chunk just fed may hold the end-of-stream tag. What is not understood at all may
-    /// hold it anywhere.
+    /// Whether the chunk just fed may hold the end-of-stream tag. An unknown stream may hold it
+    /// anywhere.
     fn is_tail(&self, facts: &Facts) -> bool {
         self.kind == Kind::Other || (self.kind == Kind::Main && facts.tail)
     }
@@ -217,14 +218,14 @@ impl<'a> Intake<'a> {
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
         let channels = if has_barrier { self.channels()? } else { 0 };
         let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);
-        // QEMU's own multifd compression: what it has compressed does not shrink a second time.
+        // QEMU's own multifd compression: compressed bytes do not shrink a second time.
         let as_it_is = self.kind == Kind::Multifd && facts.multifd_method != 0;
         // A page that a stopped vCPU waits for does not queue behind others, neither for a codec
         // thread nor for a link.
         let urgent = self.kind == Kind::Preempt;
         let mut header = shared.session.credits().issue_data(permit, len, checksum, channels);
         if postcopy {
-            // No page is sent twice.
+            // In postcopy no page is sent twice.
             drop_aside(self.deltas.take());
         }
         let wanted = page_size == shared.page_size && shared.wants_deltas();
@@ -244,8 +245,8 @@ impl<'a> Intake<'a> {
         Ok(())
     }
 
-    /// Multifd channels that QEMU has opened (W18). Those that wait and cannot be accepted are
-    /// waited for: a marker must not go without them.
+    /// Multifd channels that QEMU has opened (W18). Waits for those that cannot be accepted yet: a
+    /// marker must not be sent before them.
     fn channels(&self) -> Result<u32, SessionError> {
         let until = Instant::now() + UNACCEPTED;
         loop {
@@ -260,8 +261,8 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Behind a chunk that may hold what starts the destination's VM: says that QEMU's socket is
-    /// open still (W20).
+    /// Behind a chunk that may hold the bytes that start the destination's VM: says that QEMU's
+    /// socket is still open (W20).
     fn tail(&self) -> Next {
         let (facts, shared) = (self.tokeniser.facts(), self.shared);
         if !self.is_tail(facts) {
@@ -269,22 +270,22 @@ impl<'a> Intake<'a> {
         }
         let switchover = (facts.switch_end > 0 && !facts.switched)
             .then(|| Switchover::after(facts.switch_end.saturating_sub(facts.fed)));
-        // Before STILL_OPEN is queued: a link may send it at once.
+        // Set before STILL_OPEN is queued: a link may send it at once.
         shared.switchover.set(switchover);
         shared.tail_read.store(true, Ordering::Release);
         shared.guard(self.stream, switchover);
         if is_open(self.stream.socket()) {
             shared.session.send_bare(self.stream.id, FrameType::StillOpen, 0);
         } else if shared.return_path.load(Ordering::Acquire) {
-            // Cancelled (W21): no STILL_OPEN can follow any more, and what the peer holds may be
-            // all the credit there is.
+            // Cancelled (W21): no STILL_OPEN can follow any more, and the bytes that the peer holds
+            // back may take up all the credit.
             return Next::End;
         }
         Next::Chunk
     }
 }
 
-/// Reads until `out` is full or the socket has no more; 0 only at its end.
+/// Reads until `out` is full or the socket has no more bytes; 0 only at its end.
 fn read_chunk(socket: &UnixStream, out: &mut [u8], patient: bool) -> usize {
     let mut done = 0;
     let mut until = None;
@@ -304,7 +305,7 @@ fn read_chunk(socket: &UnixStream, out: &mut [u8], patient: bool) -> usize {
                     break;
                 }
             }
-            // Reset: QEMU has closed with our return path unread. The end all the same.
+            // A reset: QEMU has closed with our return path unread. This is an end too.
             Err(_) => break,
         }
     }
@@ -320,8 +321,8 @@ mod tests {
     use std::io::Write;
     use stream::synth::{Configuration, MainStream, Section};
 
-    /// A stream whose bottleneck turns, chunk by chunk as `read_all` has them go, and a receiver
-    /// that knows of none of it.
+    /// A stream whose bottleneck changes, chunk by chunk as `read_all` sends them, and a receiver
+    /// that knows nothing of that.
     #[test]
     fn deltas_that_auto_turns_on_and_off_and_on_again_are_followed() {
         const PAGE: usize = 4096;
@@ -340,7 +341,7 @@ mod tests {
             (Bottleneck::Unknown, 9.0, 1.0, false),
             (Bottleneck::Link, 1.4, 1.0, false),
             (Bottleneck::Link, 1.6, 1.0, true),
-            // What ends it is more than what does not begin it.
+            // The threshold to stop is lower than the one to start.
             (Bottleneck::Source, 1.0, 1.4, true),
             (Bottleneck::Source, 1.0, 1.6, false),
             (Bottleneck::Destination, 9.0, 1.0, false),
@@ -352,7 +353,7 @@ mod tests {
         for (changed, (bottleneck, link, cpu, _)) in (2..).zip(turns) {
             auto.judge_deltas(bottleneck, link, cpu);
             wanted.push(auto.wants_deltas());
-            // The chunk of this turn, and one that is the same but for a byte a page.
+            // The chunk of this step, and a second one that differs in one byte a page.
             for again in 0..2 {
                 main.section(Section::Part);
                 for number in 1..20_u8 {
@@ -378,8 +379,8 @@ mod tests {
             }
         }
         assert_eq!(wanted, turns.map(|turn| turn.3));
-        // All but what was never seen: what went while there were none is older than it was, and
-        // known all the same.
+        // All pages but those never seen before: pages sent while deltas were off are only older in
+        // the cache, but still known.
         assert_eq!(differences, [&[0][..], &[19; 7]].concat());
     }
 

@@ -1,26 +1,25 @@
-//! A process that keeps the source QEMU's main connection open should the relay be killed at the
-//! wrong moment.
+//! The keeper: a process that holds the source QEMU's main connection open if the relay is killed
+//! at the wrong moment.
 //!
-//! From the moment the destination QEMU may have what starts its VM until the source QEMU has heard
-//! so, a source whose socket closes starts its own VM again: two copies. A relay that is killed
-//! (SIGKILL, out of memory) closes it. So a second process, which does nothing else, holds a copy
-//! of that socket meanwhile:
+//! From the moment the destination QEMU may have the bytes that start its VM, until the source QEMU
+//! has heard of it, a source whose socket closes starts its own VM again: two copies. A relay that
+//! is killed (SIGKILL, out of memory) closes that socket. So a second process with no other work
+//! holds a copy of it meanwhile:
 //!
 //! ```text
 //!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper
 //!    └────────────── main connection ─────── source QEMU ─────┘
 //! ```
 //!
-//! A relay that ends by itself shuts the connection down, which the keeper's copy sees, and it
-//! goes. A relay that was killed did not: the keeper says so and waits until QEMU ends the
-//! connection, or a person ends the keeper.
+//! A relay that ends by itself shuts the connection down; the keeper sees that and ends. A relay
+//! that was killed does not: the keeper reports it and waits until QEMU closes the connection, or a
+//! person ends the keeper.
 //!
-//! **In postcopy** the source never starts its VM again once it is in that state, and has to see
-//! its socket close to pause. That it is there shows in what it writes: more than the PING that
-//! follows the packaged state.
+//! **In postcopy** the source never starts its VM again, and has to see its socket close to pause.
+//! Bytes beyond the PING behind the packaged state show that it is in postcopy.
 //!
-//! **What fails.** Without a keeper (it was killed as well) the source sees its socket close, as
-//! with QEMU alone.
+//! **What fails.** Without a keeper (killed as well) the source sees its socket close, as with QEMU
+//! alone.
 
 use crate::postcopy::Switchover;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -36,21 +35,21 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// With a descriptor: hold this one. Followed by a `u64`, big-endian, that encodes how far the
-/// main stream is from the switch to postcopy ([`Switchover::encode`]).
+/// Hold the descriptor sent with this. Followed by a `u64`, big-endian: how far the main stream is
+/// from the switch to postcopy ([`Switchover::encode`]).
 const HOLD: u8 = 1;
-/// Close it.
+/// Close the descriptor.
 const RELEASE: u8 = 2;
-/// A command and its number.
+/// A command and its number, in bytes.
 const MESSAGE: usize = 9;
 /// How long the keeper may take to end once the relay has closed the control socket.
 const KEEPER_ENDS: Duration = Duration::from_secs(1);
 
-/// The relay's half: a keeper process that runs.
+/// The relay's half: a running keeper process.
 #[derive(Debug)]
 pub struct Keeper {
     control: Option<UnixStream>,
-    /// None where a thread plays the keeper.
+    /// `None` where a thread plays the keeper (tests).
     child: Option<Child>,
 }
 
@@ -64,15 +63,14 @@ impl Keeper {
         let child = program
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            // What a terminal sends to the relay (Ctrl-C) is not for the keeper.
+            // The terminal's signals to the relay (Ctrl-C) must not reach the keeper.
             .process_group(0)
             .spawn()?;
         Ok(Self { control: Some(ours), child: Some(child) })
     }
 
-    /// Hands over a copy of `socket`. The keeper holds it from the moment this returns, whatever
-    /// becomes of this process. `switchover`: how far the main stream is from postcopy, if it turns
-    /// to postcopy.
+    /// Sends a copy of `socket`. Once this returns, the keeper holds it, even if this process dies.
+    /// `switchover`: how far the main stream is from postcopy, if it switches to postcopy.
     ///
     /// # Errors
     /// The keeper has ended.
@@ -91,11 +89,11 @@ impl Keeper {
         self.send(&message, &mut control)
     }
 
-    /// The source may see its socket close again.
+    /// Says that the source may see its socket close again.
     pub(super) fn release(&self) {
         let mut message = [0; MESSAGE];
         message[0] = RELEASE;
-        // One that has ended holds nothing.
+        // A keeper that has ended holds nothing.
         let _ = self.send(&message, &mut SendAncillaryBuffer::default());
     }
 
@@ -121,8 +119,8 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's half: obeys `control` until the relay has gone, then holds on where it has to.
-/// `notice` gets a sentence for a person if so.
+/// The keeper's half: obeys `control` until the relay has ended, then holds on if it has to. In
+/// that case `notice` gets a message for the user.
 ///
 /// # Errors
 /// The control socket fails.
@@ -160,15 +158,15 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
         };
     }
     match held {
-        // The source is still writing its packaged state, without which nobody can start the VM
-        // over there: it has to see its socket close, and fails before it is in postcopy.
+        // The source is still writing its packaged state, without which the destination's VM cannot
+        // start. The source has to see its socket close, and fails before it is in postcopy.
         Some((_, Some(switchover))) if !switchover.is_packaged() => Ok(()),
         Some((fd, switchover)) => hold_on(&UnixStream::from(fd), switchover, notice),
         None => Ok(()),
     }
 }
 
-/// Keeps `socket` open until QEMU closes its end, or is seen to be in postcopy.
+/// Holds `socket` open until QEMU closes its end, or is seen to be in postcopy.
 fn hold_on(
     mut socket: &UnixStream,
     mut switchover: Option<Switchover>,
@@ -178,13 +176,14 @@ fn hold_on(
     let mut bytes = vec![0; 64 << 10];
     socket.set_nonblocking(true)?;
     loop {
-        // POLLHUP and POLLERR come unasked; bytes to read matter in postcopy alone.
+        // poll always reports POLLHUP and POLLERR; readable bytes matter only in postcopy.
         let mut wanted = PollFlags::RDHUP;
         if switchover.is_some() {
             wanted |= PollFlags::IN;
         }
         let mut fds = [PollFd::new(socket, wanted)];
-        // A relay that ends by itself has shut the connection down: then nothing is to be said.
+        // A relay that ended by itself has shut the connection down: then there is nothing to
+        // report.
         let immediate = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = notice.is_some().then_some(&immediate);
         let ready = match poll(&mut fds, timeout) {
@@ -236,7 +235,7 @@ mod tests {
         keeper: JoinHandle<()>,
     }
 
-    /// A keeper on a thread, told that so many bytes of a packaged state are to come, if any.
+    /// A keeper on a thread, told how many bytes of a packaged state are to come, if any.
     fn rig(packaged: Option<Option<u64>>) -> Rig {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (qemu, relay) = UnixStream::pair().unwrap();
@@ -244,7 +243,8 @@ mod tests {
         let keeper = std::thread::spawn(move || {
             keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
         });
-        // No process: while it starts it has copies of all sockets, those of other tests included.
+        // Not a process: while one starts it has copies of all sockets, including those of other
+        // tests.
         let parent = Keeper { control: Some(ours.try_clone().unwrap()), child: None };
         if let Some(packaged) = packaged {
             parent.hold(&relay, packaged.map(Switchover::after)).unwrap();

@@ -1,10 +1,10 @@
-//! The relay beside the source QEMU: accepts its connections, reads them, compresses, sends; hands
-//! the return path back.
+//! The relay beside the source QEMU: accepts its connections, reads and compresses them, sends
+//! frames, and writes the return path back.
 //!
 //! ```text
 //! connect ─► run ─► decision ─► doubt ────┐     encode (codec threads)
 //!    └─► admission ─► intake ─► chunk ───┼─► shared ─► keeper
-//!            └──────► hand_back ─────────┘     sink (what the session tells)
+//!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
 
 mod admission;

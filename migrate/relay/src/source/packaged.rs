@@ -1,16 +1,15 @@
-//! How the packaged state of postcopy ends, which tells by which rules the source QEMU turns to
-//! postcopy.
+//! The end of the packaged state of postcopy, which shows how the source QEMU switches to postcopy.
 //!
 //! Up to QEMU 10.1 the source is in postcopy for good once it has written the packaged state and a
-//! PING behind it. From 10.2 on the packaged state itself ends with PING 0x42 and POSTCOPY_RUN, and
-//! until the PONG of that number has come back, a source whose socket closes runs its VM again,
-//! though the destination may run it as well.
+//! PING behind it. From 10.2 on the packaged state itself ends with PING 0x42 and POSTCOPY_RUN.
+//! Until the PONG of that number has come back, a source whose socket closes runs its VM again,
+//! although the destination may run it too.
 
 /// PING 0x42, then POSTCOPY_RUN, at the end of the packaged state.
 const ACKNOWLEDGED: [u8; 14] =
     [0x08, 0x00, 0x02, 0x00, 0x04, 0x00, 0x00, 0x00, 0x42, 0x08, 0x00, 0x05, 0x00, 0x00];
 
-/// Gathers the last bytes of the packaged state.
+/// Collects the last bytes of the packaged state.
 #[derive(Debug, Default)]
 pub(super) struct PackagedEnd {
     last: Vec<u8>,
@@ -18,8 +17,8 @@ pub(super) struct PackagedEnd {
 }
 
 impl PackagedEnd {
-    /// Looks at more of the main stream: `bytes`, which end at `fed`. `end`: where the packaged
-    /// state ends. True when it ends as that of a source that awaits a PONG.
+    /// Adds `bytes` of the main stream, which end at offset `fed`. `end`: offset of the packaged
+    /// state's end. True when it ends as that of a source that waits for a PONG.
     pub(super) fn feed(&mut self, bytes: &[u8], fed: u64, end: u64) -> bool {
         if self.done {
             return false;

@@ -1,5 +1,5 @@
 //! A source relay from its first connection to its end. One thread decides ([`Source::run`]); all
-//! other threads tell it what they saw.
+//! other threads send it events.
 
 use super::admission;
 use super::decision::Decision;
@@ -22,14 +22,15 @@ use std::time::{Duration, Instant};
 pub struct Source {
     pub(super) shared: Arc<Shared>,
     pub(super) redial: Redial,
-    /// Taken by `run`; the lock only makes the type shareable.
+    /// Taken by `run`; the lock only makes the type `Sync`.
     pub(super) events: Mutex<Receiver<Event>>,
     /// `run` has been called, which ends the session.
     pub(super) has_run: AtomicBool,
 }
 
 impl Drop for Source {
-    /// A relay that ends before its migration began says so, or the peer would wait for its links.
+    /// A relay that ends before its migration began tells the peer, which would otherwise wait for
+    /// its links.
     fn drop(&mut self) {
         if self.has_run.load(Ordering::Acquire) {
             return;
@@ -50,23 +51,23 @@ impl std::fmt::Debug for Source {
     }
 }
 
-/// How it ended well.
+/// The result of a successful migration.
 #[derive(Debug)]
 pub struct SourceEnd {
     /// From QEMU's first connection to its last byte.
     pub total: Duration,
-    /// The peer's report, JSON; empty when it did not come in time.
+    /// The peer's report, JSON; empty when it did not arrive in time.
     pub peer_report: Vec<u8>,
-    /// The source had a return path, so that success means the destination runs.
+    /// The source had a return path, so success means that the destination runs.
     pub return_path: bool,
-    /// How long the last bytes took from QEMU's socket here to QEMU's there: at most that is what
-    /// the relays and the link added to the downtime. `None` in postcopy, where the VM runs before
-    /// them.
+    /// How long the last bytes took from QEMU's socket here to QEMU's there: the most that the
+    /// relays and the link added to the downtime. `None` in postcopy, where the VM runs before the
+    /// last bytes arrive.
     pub hidden_downtime: Option<Duration>,
 }
 
 impl Source {
-    /// Starts to accept QEMU's connections at `address`.
+    /// Starts accepting QEMU's connections at `address`.
     ///
     /// # Errors
     /// The path cannot be listened on.
@@ -74,10 +75,10 @@ impl Source {
         self.accept_on(Arc::new(address.listen()?))
     }
 
-    /// Starts to accept QEMU's connections.
+    /// Starts accepting QEMU's connections.
     ///
     /// # Errors
-    /// The socket or a thread cannot be had.
+    /// The system refuses the socket or a thread.
     pub fn accept_on(&self, listening: Arc<Listening>) -> Result<(), RelayError> {
         let address = listening.address();
         listening
@@ -94,8 +95,8 @@ impl Source {
         self.shared.has_main()
     }
 
-    /// Has `keeper` hold QEMU's main socket while the destination may be running and the source
-    /// does not know yet. To be called before [`Source::listen`], once.
+    /// Makes `keeper` hold QEMU's main socket while the destination may be running and the source
+    /// does not know yet. Call this once, before [`Source::listen`].
     pub fn kept_by(&self, keeper: Keeper) {
         let _ = self.shared.keeper.set(keeper);
     }
@@ -110,17 +111,17 @@ impl Source {
         &self.shared.session
     }
 
-    /// What it has counted.
+    /// The migration's counters.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.shared.counters
     }
 
-    /// What the codec threads' accelerators did; empty without any.
+    /// Counters of the codec threads' accelerators; empty without any.
     pub fn accelerators(&self) -> Vec<qat::Snapshot> {
         self.shared.accelerators.iter().map(|counters| counters.snapshot()).collect()
     }
 
-    /// How `auto` chose, if it did.
+    /// The results of `auto`, if it was on.
     pub fn auto(&self) -> Option<AutoReport> {
         self.shared.auto.as_ref().map(|auto| auto.report())
     }
@@ -131,12 +132,13 @@ impl Source {
         (counters.busy_pages, counters.busy_rate_since(&pipeline::Counters::default()))
     }
 
-    /// Carries the migration to its end. `notice` gets sentences a person should read meanwhile;
-    /// `report` makes the JSON that the peer gets.
+    /// Runs the migration to its end. `notice` gets messages for the user meanwhile; `report` makes
+    /// the JSON for the peer.
     ///
     /// # Errors
-    /// Everything but a migration that the destination has confirmed. Without a return path nothing
-    /// confirms it: then everything but one that the destination's socket has fully taken.
+    /// Every migration but one that the destination has confirmed. Without a return path there is
+    /// no confirmation: then every migration but one whose bytes the destination's socket has all
+    /// taken.
     pub fn run(
         &self,
         mut notice: impl FnMut(&str),
@@ -149,7 +151,7 @@ impl Source {
             .and_then(|()| self.finish(&events, report));
         shared.over.store(true, Ordering::Release);
         if let Err(error) = &result {
-            // Nothing that is queued may still reach the destination as if all were well (W21).
+            // No queued frame may still reach the destination as if it had succeeded (W21).
             shared
                 .session
                 .fail(SessionError::Local { reason: format!("the source relay ends: {error}") });
@@ -157,8 +159,8 @@ impl Source {
         shared.close_sockets();
         if result.is_err() && !shared.session.is_linked() && shared.session.resume_timeout() > LOOK
         {
-            // Nobody could be told: the peer waits for links that will not come. It need not be
-            // reached.
+            // The peer could not be told, and waits for links that will not come. It may be
+            // unreachable.
             let _ = self.redial.ask();
         }
         shared.submitter.lanes().close();
@@ -167,7 +169,7 @@ impl Source {
         result
     }
 
-    /// The migration has ended well: exchanges reports.
+    /// The migration has succeeded: exchanges reports.
     fn finish(
         &self,
         events: &Receiver<Event>,

@@ -1,5 +1,5 @@
-//! What the threads of a source relay share: QEMU's connections, and what is known of where the VM
-//! may run.
+//! The state that the threads of a source relay share: QEMU's connections, and where the VM may
+//! run.
 
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
@@ -24,41 +24,40 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use stream::{Kind, Token};
 
-/// How long a QEMU that has its answer, or a peer that has our report, may take to end its side.
+/// How long a QEMU that has its answer, or a peer that has our report, may take to close its side.
 pub(super) const FAREWELL: Duration = Duration::from_secs(10);
-/// How long connections that wait may be impossible to accept.
+/// How long waiting connections may be impossible to accept.
 pub(super) const UNACCEPTED: Duration = Duration::from_secs(10);
-/// A multifd channel's init packet, which QEMU writes at once (section 1.5 of the stream's
-/// description).
+/// Bytes of a multifd channel's init packet, which QEMU writes at once.
 const FIRST_BYTES: usize = 64;
-/// Connections that may wait without having shown what they are: as many as QEMU can open.
+/// Connections that may wait before their kind is known: as many as QEMU can open.
 const MAX_WAITING: usize = MAX_STREAMS;
 
-/// What the threads tell the one that decides.
+/// Events for the deciding thread.
 pub(super) enum Event {
     /// A connection of the source QEMU has ended.
     SourceEof { is_main: bool },
-    /// SHUT was handed to the source QEMU.
+    /// SHUT was written to the source QEMU.
     Shut(u32),
-    /// SHUT was to be handed over, but the source QEMU was gone.
+    /// SHUT was to be written, but the source QEMU had closed.
     ShutRefused(u32),
     /// The destination QEMU has closed its main connection.
     DestinationEof,
-    /// A stream's return path will bring nothing more.
+    /// A stream's return path has ended.
     BackDone,
-    /// The session ended before its time.
+    /// The session ended early.
     Closed(Arc<SessionError>),
     /// The peer's report.
     Finished(Vec<u8>),
-    /// Something a person should read.
+    /// A message for the user.
     Notice(String),
-    /// It is to end; by the user's wish, or for the reason given.
+    /// The relay has to end: at the user's request, or for the reason given.
     Stop(Option<String>),
-    /// It cannot go on, for this reason.
+    /// The relay cannot go on, for this reason.
     Fatal(RelayError),
 }
 
-/// A connection to the relay's socket. It is a stream once its first bytes have shown that it
+/// A connection to the relay's socket. It becomes a stream once its first bytes show that it
 /// belongs to the migration.
 pub(super) struct Connection {
     pub(super) socket: UnixStream,
@@ -66,7 +65,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Takes it for the preempt channel, which may never have a byte.
+    /// Takes the connection for the preempt channel, which may never carry a byte.
     pub(super) fn set_preempt(&self) -> Kind {
         *self.kind.get_or_init(|| Kind::Preempt)
     }
@@ -87,10 +86,10 @@ impl SourceStream {
     }
 }
 
-/// Why a connection is no stream of this migration.
+/// Why a connection is not a stream of this migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// It begins a migration while another one runs.
+    /// It would start a migration while another one runs.
     Second,
     /// Its first bytes are not QEMU's.
     Stranger,
@@ -98,12 +97,12 @@ pub(super) enum Refused {
     TooMany,
 }
 
-/// What was accepted.
+/// The accepted connections.
 #[derive(Default)]
 pub(super) struct Connections {
-    /// No stream yet, oldest first.
+    /// Not a stream yet; the oldest is first.
     waiting: Vec<Arc<Connection>>,
-    /// By number.
+    /// Indexed by stream number.
     streams: Vec<Arc<SourceStream>>,
 }
 
@@ -112,45 +111,45 @@ pub(super) struct Shared {
     pub(super) submitter: Submitter<EncodeJob>,
     pub(super) spare: Arc<Ring<Vec<Token>>>,
     pub(super) counters: Arc<Counters>,
-    /// Of each codec thread's accelerator.
+    /// One for each codec thread with an accelerator.
     pub(super) accelerators: Vec<Arc<qat::Counters>>,
     pub(super) settings: Settings,
     pub(super) auto: Option<Arc<Auto>>,
     pub(super) page_size: usize,
-    /// Bytes granted for a delta cache, until a stream has taken it.
+    /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
     pub(super) connections: Mutex<Connections>,
     pub(super) listening: OnceLock<Arc<Listening>>,
-    /// Connections that were closed as no stream of the migration.
+    /// Connections that were closed because they did not belong to the migration.
     pub(super) refused: AtomicU32,
     /// Starts the thread that reads a connection to its end.
     pub(super) read: fn(&Arc<Shared>, &Arc<Connection>),
     pub(super) events: Sender<Event>,
-    /// The end of the stream has begun, and a STILL_OPEN is on its way to the links.
+    /// The end of the stream has begun, and a STILL_OPEN is queued or about to be.
     pub(super) tail_read: AtomicBool,
     /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(super) still_open_sent: AtomicBool,
-    /// Nobody may send a STILL_OPEN any more: the source QEMU is being told to cancel. Held while
+    /// No STILL_OPEN may be sent any more: the source QEMU is being told to cancel. Locked while
     /// `still_open_sent` is set, so that one of the two comes first.
     pub(super) cancelling: Mutex<bool>,
     /// Without a return path: the stream was read to its end, and EOF sent.
     pub(super) ended_whole: AtomicBool,
     pub(super) return_path: AtomicBool,
-    /// The main stream has announced that it may turn to postcopy, or is one that goes on.
+    /// The main stream has announced that it may switch to postcopy, or is a recovered one.
     pub(super) postcopy: AtomicBool,
-    /// The source QEMU is in postcopy for good: its VM runs no more, and a closed socket pauses the
-    /// migration.
+    /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed
+    /// socket pauses the migration.
     pub(super) switched: AtomicBool,
-    /// How far what was read of the main stream is from that; none without postcopy.
+    /// How far the bytes read from the main stream are from that; none without postcopy.
     pub(super) switchover: SharedSwitchover,
-    /// Holds QEMU's main socket while this process must not be the only one that does.
+    /// Holds QEMU's main socket while this process must not be the only one to do so.
     pub(super) keeper: OnceLock<Keeper>,
-    /// It has the socket, to be held whatever comes on it.
+    /// The keeper has the socket, to hold it in any case.
     pub(super) keeper_has_socket: AtomicBool,
-    /// SHUT(0) is being handed to the source QEMU, which may close its socket before we can say
-    /// that it is done.
+    /// SHUT(0) is being written to the source QEMU, which may close its socket before the write is
+    /// recorded.
     pub(super) handing_shut: AtomicBool,
-    /// Return paths being handed back.
+    /// Return paths still being written.
     pub(super) return_paths: AtomicUsize,
     /// The migration is over, or will be: no new connections, readers end quietly.
     pub(super) over: AtomicBool,
@@ -177,7 +176,7 @@ impl Shared {
         self.lock_connections().streams.iter().any(|stream| stream.kind.is_main())
     }
 
-    /// Accepts every connection that waits. The lock is held over `accept`: a connection that QEMU
+    /// Accepts every waiting connection. The lock is held across `accept`: a connection that QEMU
     /// made before the call is in `connections` after it.
     ///
     /// # Errors
@@ -193,7 +192,7 @@ impl Shared {
                 Ok((socket, _)) => socket,
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock => return Ok(()),
-                    // It went before it was accepted.
+                    // The connection was reset before it was accepted.
                     ErrorKind::ConnectionAborted | ErrorKind::Interrupted => continue,
                     _ => return Err(error),
                 },
@@ -204,7 +203,7 @@ impl Shared {
                 // QEMU's connections write at once, so the oldest is the least likely to be QEMU's.
                 let oldest = connections.waiting.remove(0);
                 let _ = oldest.socket.shutdown(Shutdown::Both);
-                self.say_refused(&format!(
+                self.report_refused(&format!(
                     "{MAX_WAITING} connections have written nothing: closed the oldest of them"
                 ));
             }
@@ -214,7 +213,7 @@ impl Shared {
         }
     }
 
-    /// What a connection is, by its first bytes; `None` while they are not there.
+    /// The kind of a connection, by its first bytes; `None` before they arrive.
     pub(super) fn classify(&self, connection: &Connection) -> Option<Kind> {
         if let Some(kind) = connection.kind.get() {
             return Some(*kind);
@@ -223,7 +222,7 @@ impl Shared {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let (_, got) = recv(&connection.socket, &mut first[..], flags).ok()?;
         let kind = match stream::classify(&first[..got])? {
-            // Records of RAM have no magic, and there is one main connection.
+            // RAM records have no magic, and there is only one main connection.
             Kind::Other | Kind::Recovery if self.postcopy.load(Ordering::Acquire) => Kind::Preempt,
             kind => kind,
         };
@@ -259,21 +258,21 @@ impl Shared {
         Ok(stream)
     }
 
-    /// Says that a connection was closed. Anybody can make as many of these as they like: the first
-    /// ten are worth reading.
-    pub(super) fn say_refused(&self, text: &str) {
+    /// Reports that a connection was closed. Any process can cause any number of these: only the
+    /// first ten are reported.
+    pub(super) fn report_refused(&self, text: &str) {
         if self.refused.fetch_add(1, Ordering::Relaxed) < 10 {
             let _ = self.events.send(Event::Notice(text.into()));
         }
     }
 
-    /// A connection that is no stream has ended.
-    pub(super) fn forget(&self, connection: &Arc<Connection>) {
+    /// Removes a connection that ended before it was a stream.
+    pub(super) fn remove_waiting(&self, connection: &Arc<Connection>) {
         let mut connections = self.lock_connections();
         connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
     }
 
-    /// Multifd channels there are now (W18).
+    /// The number of multifd channels now (W18).
     ///
     /// # Errors
     /// A connection waits and cannot be accepted.
@@ -286,8 +285,8 @@ impl Shared {
         Ok(u32::try_from(multifd).unwrap_or(0))
     }
 
-    /// What keeps the pages of a stream of this kind, if anything does: a single stream alone has
-    /// an order that both ends know (W29).
+    /// The delta sender for a stream of this kind, if it may have one: only a single stream has an
+    /// order that both ends know (W29).
     pub(super) fn deltas(&self, kind: Kind) -> Option<delta::Sender> {
         let granted = match kind {
             Kind::Main => self.delta_cache.swap(0, Ordering::AcqRel),
@@ -296,7 +295,7 @@ impl Shared {
         (granted > 0).then(|| delta::Sender::new(granted, self.page_size))
     }
 
-    /// Whether they are worth their CPU time now.
+    /// Whether deltas are worth their CPU time now.
     pub(super) fn wants_deltas(&self) -> bool {
         self.auto.as_ref().is_none_or(|auto| auto.wants_deltas())
     }
@@ -329,17 +328,17 @@ impl Shared {
         self.switched.load(Ordering::Acquire)
     }
 
-    /// Whether the destination may have all that starts its VM. While the source QEMU has not
-    /// written the whole packaged state it has not, whatever was said of the part before: with its
-    /// socket closed, QEMU fails in that write and its own VM goes on. Once the session has failed,
-    /// what was not there before goes nowhere.
+    /// Whether the destination may have all bytes that start its VM. Not before the source QEMU has
+    /// written the whole packaged state, even if a STILL_OPEN was sent for a part of it: with its
+    /// socket closed, QEMU fails in that write and its own VM goes on. After the session has
+    /// failed, no further bytes are sent.
     pub(super) fn may_run_there(&self) -> bool {
         let complete = || self.switchover.get().is_none_or(Switchover::is_packaged);
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
     }
 
-    /// The source QEMU is about to be told to cancel, which starts its VM again: from here on
-    /// nothing that starts the destination's VM goes out. False when it may have gone out already.
+    /// Called before the source QEMU is told to cancel, which starts its VM again: from here on no
+    /// bytes that start the destination's VM are sent. False when they may have been sent already.
     pub(super) fn forbid_commit(&self) -> bool {
         let mut cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.may_run_there() {
@@ -349,7 +348,7 @@ impl Shared {
         true
     }
 
-    /// A STILL_OPEN goes to a link now. False when it must not.
+    /// Records that a STILL_OPEN goes to a link now. False when it must not.
     pub(super) fn commit(&self) -> bool {
         let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
         if !*cancelling {
@@ -358,14 +357,15 @@ impl Shared {
         !*cancelling
     }
 
-    /// The destination may have what starts its VM from now on: until the source has heard of it,
-    /// or cannot start its own any more, its socket must stay open even if this process dies.
+    /// From now on the destination may have the bytes that start its VM. Until the source has heard
+    /// of it, or cannot start its own VM any more, its socket must stay open even if this process
+    /// dies.
     pub(super) fn guard(&self, stream: &SourceStream, switchover: Option<Switchover>) {
         let Some(keeper) = self.keeper.get() else { return };
-        // In postcopy each time, as what is still to come gets less.
+        // In postcopy at every call, since the remaining bytes become fewer.
         if switchover.is_some() || !self.keeper_has_socket.swap(true, Ordering::AcqRel) {
             if let Err(error) = keeper.hold(stream.socket(), switchover) {
-                // It leaves what there is without one.
+                // The migration goes on without a keeper.
                 let _ = self.events.send(Event::Notice(format!(
                     "the process that would keep QEMU's socket if this relay were killed has gone ({error}): if it is \
                      killed before the destination has answered, look there before the source VM goes on"
@@ -374,11 +374,11 @@ impl Shared {
         }
     }
 
-    /// The source QEMU is in postcopy for good.
+    /// Records that the source QEMU is in postcopy for good.
     pub(super) fn set_switched(&self) {
         if !self.switched.swap(true, Ordering::AcqRel) {
-            // As in `Sink::still_open`: either what shows the switch stays here, as the session has
-            // failed, or `decision` sees the flag.
+            // As in `Sink::still_open`: either the session has failed and the bytes that show the
+            // switch are not sent, or `decision` sees the flag.
             fence(Ordering::SeqCst);
             if let Some(keeper) = self.keeper.get() {
                 keeper.release();

@@ -1,4 +1,4 @@
-//! What the session tells a source relay.
+//! The calls of the session into a source relay.
 
 use super::shared::{Event, Shared};
 use crate::inbox::Arrived;
@@ -9,7 +9,7 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// The session has this before there is a [`Shared`], which has the session.
+/// The session needs the sink before the [`Shared`] exists, which refers to the session.
 pub(super) struct SourceSink {
     shared: OnceLock<Weak<Shared>>,
     events: Sender<Event>,
@@ -20,7 +20,7 @@ impl SourceSink {
         Arc::new(Self { shared: OnceLock::new(), events })
     }
 
-    /// Frames that came before this are dropped: no stream was opened.
+    /// Frames that arrive before this call are dropped: no stream is open.
     pub(super) fn set(&self, shared: &Arc<Shared>) {
         let _ = self.shared.set(Arc::downgrade(shared));
     }
@@ -40,7 +40,7 @@ impl Sink for SourceSink {
             .and_then(|stream| stream.results.get().cloned())
             .ok_or_else(|| bad("this end has no such return path"))?;
         let chunk = match frame.unit {
-            // The return path is small and urgent: it travels as it is (W10).
+            // The return path is small and urgent: it is sent uncompressed (W10).
             Some((unit, _))
                 if unit.codec != Codec::Raw
                     || unit.plain_len != frame.header.plain_len
@@ -62,19 +62,19 @@ impl Sink for SourceSink {
         self.tell(Event::Closed(error.clone()));
     }
 
-    /// W20, W25: STILL_OPEN may go out long after QEMU's socket was looked at, and again after an
+    /// W20, W25: STILL_OPEN may be sent long after QEMU's socket was checked, and again after an
     /// outage.
     fn still_open(&self, stream: u16) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
         let open = shared.stream(stream).is_some_and(|stream| is_open(stream.socket()));
-        // Without a return path the source closes when it has written all, and EOF says so.
+        // Without a return path the source closes when it has written all bytes, and EOF says so.
         if !open && shared.return_path.load(Ordering::Acquire) {
             self.tell(Event::SourceEof { is_main: true });
             return false;
         }
-        // The flag first, then the look at the session; `decision` does both in the other order. So
-        // either the frame stays here because the session has failed, or `decision` sees the flag
-        // and takes it that the destination may run the VM.
+        // Sets the flag first, then reads the session's state; `decision` does both in the other
+        // order. So either the frame is not sent because the session has failed, or `decision` sees
+        // the flag and assumes that the destination may run the VM.
         if !shared.commit() {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Peers that are none, and peers that lie (W2 to W15).
+//! Peers that do not speak the protocol, and peers that lie (W2 to W15).
 
 use crate::harness::{
     assert_same, bounded, destination_qemu, keep_alive, read_exactly, read_rest, source_qemu,
@@ -40,7 +40,7 @@ fn refused(to: SocketAddr, change: impl FnOnce(&mut Hello)) -> String {
     }
 }
 
-/// What a relay answers to `bytes` before it closes.
+/// A relay's answer to `bytes` before it closes.
 fn answer(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(to).unwrap();
     socket.set_read_timeout(Some(WATCHDOG)).unwrap();
@@ -57,7 +57,7 @@ fn answer(to: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A migration goes through all the same.
+/// A migration still succeeds.
 fn still_serves(receiving: &Receiving) {
     let streams = single(200);
     let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
@@ -94,7 +94,7 @@ fn strangers_get_no_answer_and_do_no_harm() {
         let mut flipped = good.clone();
         flipped[60] ^= 1;
         assert_eq!(answer(to, &flipped), b"");
-        // Silence and half a hello: dropped when their time is up, while others are served.
+        // Silence and half a hello: dropped when their time is up, while other peers are served.
         let waiting: Vec<_> = [&b""[..], &good[..30]]
             .into_iter()
             .map(|bytes| {
@@ -106,7 +106,7 @@ fn strangers_get_no_answer_and_do_no_harm() {
         for peer in waiting {
             assert_eq!(peer.join().unwrap(), b"");
         }
-        // They are counted when their connections have been closed.
+        // They are counted once their connections have been closed.
         let until = std::time::Instant::now() + WATCHDOG;
         while receiving.server.strangers() < 5 {
             assert!(std::time::Instant::now() < until, "{}", receiving.server.strangers());
@@ -188,7 +188,7 @@ impl Liar {
     fn new(to: SocketAddr) -> Self {
         let mut hello = hello();
         hello.links = 1;
-        // More than the receiver gives.
+        // More than the receiver grants.
         hello.delta_cache = 1 << 40;
         let (link, welcome) = dial(&to.to_string(), None, &hello).unwrap();
         assert_eq!(welcome.delta_cache, DELTA_CACHE);
@@ -197,7 +197,7 @@ impl Liar {
 
     fn bare(&mut self, kind: FrameType, stream: u16, seq: u64) {
         let header = Header { stream, seq, ..Header::free(kind, 0) };
-        // It may be cut off any time; the test looks at what the relay says.
+        // The relay may close the link at any time; the test examines the relay's error.
         let _ = self.link.write_all(&header.to_bytes());
     }
 
@@ -246,14 +246,14 @@ pub(crate) fn send_main(link: Link, bytes: &[u8]) -> Link {
     liar.link
 }
 
-/// How the receiving relay ends a session with such a peer.
+/// The receiving relay's error at the end of a session with such a peer.
 fn caught(lie: impl FnOnce(&mut Liar)) -> String {
     let receiving = Receiving::new();
     let listener = receiving.qemu(None);
     let mut liar = Liar::new(receiving.address);
     lie(&mut liar);
     let error = receiving.result().unwrap_err().to_string();
-    // Whatever QEMU was connected is let go, and the target is free again.
+    // The relay closes its connections to QEMU, and the target is free again.
     drop(listener);
     std::fs::remove_file(receiving.folder.path().join("dst")).unwrap();
     still_serves(&receiving);
@@ -321,8 +321,7 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
         assert!(error.contains(&format!("slots from {} of {slots}", 1 << 15)), "{error}");
         let error = caught_with(&[&[0; 2049]]);
         assert!(error.contains("2049 bytes, limit 2048"), "{error}");
-        // A difference from a page that the peer says nothing of comes to other bytes than it
-        // states.
+        // A difference from a page that the peer did not send gives other bytes than it states.
         let error = caught_with(&[&[8, 1, 0, 0], &[8, 1, 0, 1]]);
         assert!(error.contains("running hash"), "{error}");
         let error = caught(|liar| {
@@ -330,7 +329,7 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
             liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
         });
         assert!(error.contains("not the main one"), "{error}");
-        // No page is sent twice in postcopy, and the cache is gone.
+        // In postcopy no page is sent twice, and the cache is freed.
         let error = caught(|liar| {
             let mut main = MainStream::new(PAGE);
             main.file_header().packaged(&[7; 100]);
@@ -340,13 +339,13 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
             liar.data_with_table(0, 2, bytes.len() as u64, &record, &[8, 1, 0, 0]);
         });
         assert!(error.contains("or in postcopy"), "{error}");
-        // One stream has the cache, whatever a peer opens.
+        // Only one stream has the cache, whatever a peer opens.
         let error = caught(|liar| {
             for stream in 0..2 {
                 liar.bare(FrameType::Open, stream, 0);
             }
-            // In any order, as each stream has a writer of its own; with one cache either is the
-            // one too many.
+            // In any order, as each stream has its own writer; with one cache either stream may be
+            // the one refused.
             liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
             liar.hash = RunningHash::default();
             liar.data_with_table(1, 1, 0, &record, &[8, 1, 0, 0]);
@@ -358,10 +357,10 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
 #[test]
 fn a_peer_without_bounds_meets_them() {
     bounded(|| {
-        // Stream 0 never gets its first frame, so nothing can be handed on: 1024 frames may wait.
+        // Stream 0 never gets its first frame, so nothing can be delivered: 1024 frames may wait.
         let error = caught(|liar| (1..=1100).for_each(|seq| liar.data(0, seq, 0, b"x")));
         assert!(error.contains("1024 ahead of what was written"), "{error}");
-        // Two such streams: the buffers end first.
+        // Two such streams: the buffers run out first.
         let error = caught(|liar| {
             for seq in 1..=1000 {
                 liar.data(0, seq, 0, b"x");
@@ -403,7 +402,7 @@ fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
         let (main, _) = listener.accept().unwrap();
         assert_eq!(read_exactly(&main, 8), b"QEVM\0\0\0\x03");
         (&main).write_all(&SHUT_OK).unwrap();
-        // OPEN of the return path, an ACK or two, and SHUT.
+        // OPEN of the return path, some ACKs, and SHUT.
         liar.link.socket().set_read_timeout(None).unwrap();
         let mut head = [0; 48];
         while head[0] != 2 {
@@ -435,7 +434,7 @@ fn a_source_that_says_it_is_over_before_the_destination_has_confirmed_has_failed
     });
 }
 
-/// A server that takes one link and lies on it.
+/// A server that accepts one link and lies on it.
 fn lying_server(lie: impl FnOnce(&mut Link) + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -457,7 +456,7 @@ fn lying_server(lie: impl FnOnce(&mut Link) + Send + 'static) -> (SocketAddr, Jo
     (address, server)
 }
 
-/// The source relay must see it before the source QEMU hears of success.
+/// The source relay must notice before it reports success to the source QEMU.
 #[test]
 fn a_receiver_that_acknowledges_other_bytes_is_caught() {
     bounded(|| {

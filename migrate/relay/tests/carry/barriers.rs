@@ -1,4 +1,4 @@
-//! W18: main's k-th marker only after every channel was handed its k-th SYNC.
+//! W18: main gets its k-th marker only after every channel got its k-th SYNC.
 
 use crate::harness::{
     bounded, marker_starts, read_exactly, readable, source_qemu, sync_ends, Options, Receiving,
@@ -8,7 +8,7 @@ use crate::identity::multifd;
 use std::io::Write;
 use stream::synth::Style;
 
-/// Reads the channels one after the other, so that each is blocked in its turn, and looks for the
+/// Reads the channels one after the other, so that each is blocked in turn, and checks for the
 /// marker all the time.
 fn markers_wait(style: Style) {
     let streams = multifd(style, 2, 9000);
@@ -30,7 +30,7 @@ fn markers_wait(style: Style) {
         read_exactly(&main, start - done);
         for (id, socket, read) in &mut channels {
             let end = sync_ends(&streams.channels[*id])[k];
-            // More than the sockets hold is unread here, so this SYNC cannot have been handed over.
+            // More unread bytes than the sockets hold: this SYNC cannot have been written yet.
             if end - *read > 4 << 20 {
                 assert!(
                     !readable(&main, A_WHILE),
@@ -93,7 +93,7 @@ fn a_channel_that_ends_before_its_sync_ends_the_migration_at_both_ends() {
         let (to, rest) =
             (main_source.try_clone().unwrap(), streams.main[markers[0] + 8..].to_vec());
         let writer = std::thread::spawn(move || drop((&to).write_all(&rest)));
-        // QEMU's main channel stays open: nothing else ends this.
+        // QEMU's main channel stays open: nothing else ends the migration.
         drop(channels);
         let error = sending.result().unwrap_err().to_string();
         assert!(error.contains("ended after 1 SYNCs"), "{error}");

@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use stream::synth::{Configuration, MainStream, Section, Style};
 
-/// Fills the way to a destination that does not read until nothing moves, puts `end` behind it
-/// where the relay cannot have seen it, and closes. Gives all that was written.
+/// Fills the path to a destination that does not read until it is full, appends `end` where the
+/// relay cannot have read it yet, and closes. Returns all bytes written.
 fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -> Vec<u8> {
     let mut made = MainStream::new(PAGE);
     made.file_header();
@@ -29,7 +29,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
     made.section(Section::Part);
     let mut sent = made.take();
     socket.write_all(&sent).unwrap();
-    // So small that what is written last still finds room when it is made larger.
+    // So small that the last bytes still fit once the buffer is enlarged.
     set_socket_send_buffer_size(&socket, 8 << 10).unwrap();
     let mut stuck = 0;
     for (page, i) in pages(5000, 3).iter().zip(0u64..) {
@@ -67,14 +67,14 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
     [sent, rest].concat()
 }
 
-/// A session with so little credit that a destination that does not read stops the source relay
-/// soon.
+/// A session with so little credit that a destination that does not read soon stops the source
+/// relay.
 fn tight() -> Receiving {
     let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 0 };
     Receiving::with(&[None], grants)
 }
 
-/// `limit`: how much of what was sent may be delivered at most.
+/// `limit`: the most of the bytes sent that may be delivered.
 fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, limit: fn(&[u8]) -> usize) {
     bounded(move || {
         let receiving = tight();
@@ -125,7 +125,7 @@ fn a_source_that_closes_right_behind_its_packaged_state_never_has_it_delivered()
         |made| {
             made.packaged(&[7; 400]);
         },
-        // Without its last byte it starts nothing.
+        // Without its last byte the packaged state starts nothing.
         |sent| sent.len() - 1,
     );
 }
@@ -159,7 +159,7 @@ fn a_cancel_half_way_ends_every_connection_and_delivers_no_tag() {
         }
         let rest = read_rest(&main);
         assert!(rest.len() < marker, "nothing behind what was written");
-        // QEMU's other connections to the relay end as well, or its cancel would hang.
+        // The relay closes QEMU's other connections too, or QEMU's cancel would hang.
         for channel in &channels {
             read_rest(channel);
         }
@@ -172,7 +172,8 @@ fn a_cancel_half_way_ends_every_connection_and_delivers_no_tag() {
 fn success_is_told_only_when_every_channel_has_everything() {
     bounded(|| {
         let mut streams = multifd(Style::Qemu72, 2, 600);
-        // As QEMU 7.2 may: a packet behind the last SYNC. Here many, more than any socket holds.
+        // As QEMU 7.2 may send: a packet behind the last SYNC. Here many, more than any socket
+        // holds.
         let header = stream::multifd_header_len(PAGE);
         let ends = sync_ends(&streams.channels[1]);
         let mut empty = streams.channels[1][ends[2] - header..ends[2]].to_vec();
@@ -226,12 +227,12 @@ fn a_channel_that_the_destination_closes_early_costs_no_success() {
         let (ours, _) = listener.accept().unwrap();
         read_exactly(&ours, channel.len());
         read_exactly(&main, streams.main.len());
-        // QEMU is through with its channels, and only then the source's last empty packet comes.
+        // QEMU closes its channels, and only then the source's last empty packet arrives.
         drop(ours);
         let header = stream::multifd_header_len(PAGE);
         channel_source.write_all(&channel[channel.len() - header..]).unwrap();
         let main_source = writer.join().unwrap();
-        // Longer than the relay gives a QEMU that fails (1 s): starting the VM may take its time.
+        // Longer than the relay waits for a failing QEMU (1 s): starting the VM may take a while.
         std::thread::sleep(Duration::from_millis(1300));
         assert!(!readable(&main_source, Duration::ZERO), "the source was cut off");
         (&main).write_all(&SHUT_OK).unwrap();
@@ -242,8 +243,8 @@ fn a_channel_that_the_destination_closes_early_costs_no_success() {
     });
 }
 
-/// The destination QEMU reads all, answers with `words` and closes; what the source relay makes of
-/// it.
+/// The destination QEMU reads everything, answers with `words` and closes; returns what reaches the
+/// source QEMU, and both relays' errors.
 fn answered(words: &'static [u8]) -> (Vec<u8>, RelayError, RelayError) {
     let Streams { main: sent, .. } = single(300);
     let receiving = Receiving::new();
@@ -252,7 +253,7 @@ fn answered(words: &'static [u8]) -> (Vec<u8>, RelayError, RelayError) {
     let socket = sending.connect();
     (&socket).write_all(&sent[..1000]).unwrap();
     let (main, _) = listener.accept().unwrap();
-    // Another connection, as a preempt channel that is never used.
+    // A second connection, as a preempt channel that is never used.
     let also = sending.connect();
     (&socket).write_all(&sent[1000..]).unwrap();
     read_exactly(&main, sent.len());
@@ -284,8 +285,8 @@ fn a_destination_that_ends_without_a_word_ends_every_connection_of_the_source() 
     });
 }
 
-/// Ctrl-C of `platen migrate`: QEMU is told to cancel only when nothing that starts the VM has gone
-/// out, and from then on nothing does.
+/// Ctrl-C of `platen migrate`: QEMU is told to cancel only if no bytes that start the VM have been
+/// sent, and from then on none are.
 #[test]
 fn once_a_cancel_is_under_way_nothing_that_starts_the_vm_goes_out() {
     bounded(|| {
@@ -299,7 +300,7 @@ fn once_a_cancel_is_under_way_nothing_that_starts_the_vm_goes_out() {
         let (destination, _) = listener.accept().unwrap();
         read_exactly(&destination, 5000);
         assert!(sending.handle.forbid_commit());
-        // QEMU has not heard of the cancel yet, and ends its stream.
+        // QEMU has not received the cancel yet, and ends its stream.
         let (to, rest) = (source.try_clone().unwrap(), sent[5000..].to_vec());
         let writer = std::thread::spawn(move || (&to).write_all(&rest).unwrap());
         let before = read_exactly(&destination, tag - 5000 - 25_000);

@@ -17,13 +17,13 @@ pub(crate) enum Way {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) way: Way,
-    /// Messages that pass before, over all links.
+    /// Messages that pass before the cut, over all links.
     pub(crate) after: usize,
-    /// Bytes of the next one that still pass.
+    /// Bytes of the next message that still pass.
     pub(crate) inside: usize,
-    /// Every link, or only the one that the message is on.
+    /// Cut every link, or only the one that carries the message.
     pub(crate) all: bool,
-    /// How often, each time after so many messages more.
+    /// How often to cut, each time after `after` more messages.
     pub(crate) times: usize,
 }
 
@@ -40,10 +40,10 @@ struct State {
     carried: Vec<Carried>,
 }
 
-/// A DATA frame that went from client to server.
+/// A DATA frame sent from client to server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// The link, counted in the order in which they were made.
+    /// The link, numbered in the order of connection.
     pub(crate) link: usize,
     pub(crate) stream: u16,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Carried {
 struct Shared {
     state: Mutex<State>,
     plan: Option<Plan>,
-    /// Every message from client to server goes twice.
+    /// Every message from client to server is sent twice.
     double: bool,
 }
 
@@ -65,7 +65,7 @@ impl Cutter {
         Self::with(to, plan, false)
     }
 
-    /// One that sends every DATA frame twice.
+    /// A network that sends every DATA frame twice.
     pub(crate) fn doubling(to: SocketAddr) -> Self {
         Self::with(to, None, true)
     }
@@ -108,7 +108,7 @@ impl Cutter {
         Self { address, shared }
     }
 
-    /// How often it has cut so far.
+    /// How often the network was cut so far.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.state.lock().unwrap().cuts
     }
@@ -118,12 +118,12 @@ impl Cutter {
         self.shared.state.lock().unwrap().doubled
     }
 
-    /// The DATA frames that went from client to server, in order.
+    /// The DATA frames sent from client to server, in order.
     pub(crate) fn carried(&self) -> Vec<Carried> {
         self.shared.state.lock().unwrap().carried.clone()
     }
 
-    /// Cuts every link and lets no new one through.
+    /// Cuts every link and admits no new one.
     pub(crate) fn hold(&self) {
         let mut state = self.shared.state.lock().unwrap();
         state.held = true;
@@ -131,17 +131,17 @@ impl Cutter {
         state.cut();
     }
 
-    /// Takes everything and passes nothing on, until links are cut.
+    /// Reads everything and forwards nothing, until links are cut.
     pub(crate) fn swallow(&self) {
         self.shared.state.lock().unwrap().swallows = true;
     }
 
-    /// Has new links go elsewhere.
+    /// Directs new links to `to`.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         self.shared.state.lock().unwrap().to = Some(to);
     }
 
-    /// Lets links through again.
+    /// Admits links again.
     pub(crate) fn release(&self) {
         self.shared.state.lock().unwrap().held = false;
     }

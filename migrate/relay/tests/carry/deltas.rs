@@ -1,4 +1,4 @@
-//! W29: pages that are sent again go as differences, and come out as they were.
+//! W29: pages sent again go as differences, and are restored exactly.
 
 use crate::cutter::{Plan, Way};
 use crate::harness::{
@@ -12,8 +12,8 @@ use session::Grants;
 use std::io::Write;
 use stream::synth::{Configuration, MainStream, Section};
 
-/// A single stream that sends the same pages `passes` times, each time with a word changed in most
-/// of them, all of it in some, nothing in others.
+/// A single stream that sends the same pages `passes` times: most with one word changed each time,
+/// some wholly changed, others unchanged.
 fn again_and_again(count: usize, passes: usize) -> Streams {
     let mut noise = Noise(41);
     let mut memory: Vec<Vec<u8>> = (0..count).map(|_| noise.bytes(PAGE)).collect();
@@ -40,7 +40,7 @@ fn again_and_again(count: usize, passes: usize) -> Streams {
     Streams { main: main.take(), channels: Vec::new() }
 }
 
-/// Up to behind the block table.
+/// A stream up to the end of its block table.
 fn begun(blocks: &[(&str, usize)]) -> MainStream {
     let mut main = MainStream::new(PAGE);
     main.file_header();
@@ -52,7 +52,7 @@ fn begun(blocks: &[(&str, usize)]) -> MainStream {
     main
 }
 
-/// Carries it; gives pages kept, pages that went as differences, and bytes sent.
+/// Runs a migration; returns the pages stored, the pages sent as differences, and the bytes sent.
 fn carried(
     receiving: &Receiving,
     streams: &Streams,
@@ -84,7 +84,7 @@ fn pages_that_are_sent_again_come_out_as_they_were_with_every_codec() {
                 |cache, piece| carried(&Receiving::new(), &streams, options(codec, cache), piece);
             let (_, none, all) = with(0, 0);
             assert_eq!(none, 0);
-            // Twice what there is, and a good deal less.
+            // Twice the cache that is needed, and much less than that.
             let (stored, deltas, sent) = with(12 << 20, 0);
             assert!(deltas > 4000 && stored > deltas, "{codec}: {stored} {deltas}");
             assert!(codec == Codec::Raw || 2 * sent < all, "{codec}: {sent} of {all} bytes");
@@ -95,7 +95,8 @@ fn pages_that_are_sent_again_come_out_as_they_were_with_every_codec() {
     });
 }
 
-/// Two RAM blocks whose pages have the same addresses (NUMA nodes), and room for the pages of both.
+/// Two RAM blocks whose pages have the same addresses (NUMA nodes), with slots for the pages of
+/// both.
 #[test]
 fn blocks_do_not_take_each_others_slots() {
     bounded(|| {
@@ -115,7 +116,7 @@ fn blocks_do_not_take_each_others_slots() {
         let streams = Streams { main: main.take(), channels: Vec::new() };
         let cache = 400 * PAGE as u64;
         let (_, deltas, _) = carried(&Receiving::new(), &streams, options(Codec::Raw, cache), 0);
-        // Not those that name their block, or that a chunk ends in.
+        // Except for pages that name their block, or that the end of a chunk splits.
         assert!(deltas > 350, "{deltas}");
     });
 }
@@ -169,11 +170,10 @@ fn in_postcopy_no_page_goes_as_a_difference() {
     });
 }
 
-/// Both ends' codec threads have a simulated QAT device, whose units carry delta tables behind
-/// them.
+/// The codec threads of both ends have a simulated QAT device; delta tables follow its units.
 #[test]
 fn units_made_and_read_by_a_device_have_their_tables() {
-    // Before the watchdog looks: it may have to be built.
+    // Before the watchdog starts: the libraries may have to be built.
     qat_sim::libraries();
     bounded(|| {
         let sim = Sim::turn();

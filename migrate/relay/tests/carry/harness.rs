@@ -1,4 +1,4 @@
-//! Made QEMUs and the real relays between them.
+//! Synthetic QEMUs, and the real relays between them.
 
 use codec::{Codec, Settings};
 use qat::Qat;
@@ -20,7 +20,7 @@ use stream::{Kind, Token, Tokeniser};
 use tls::{Acceptor, Connector};
 
 pub(crate) const PAGE: usize = 4096;
-/// How long something that must not happen gets to happen.
+/// How long an event that must not happen is waited for.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(150);
 /// Nothing here takes this long unless it hangs.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(240);
@@ -45,10 +45,10 @@ pub(crate) fn bounded_by(limit: Duration, body: impl FnOnce() + Send + 'static) 
     }
 }
 
-/// A target and how its session ended.
+/// A target, and the result of its session.
 type Ended = (Option<String>, Result<DestinationEnd, RelayError>);
 
-/// What the application does around a session, here: keep the result.
+/// The application around a session, which here only stores the result.
 pub(crate) struct TestHost {
     ended: Mutex<Sender<Ended>>,
     pub(crate) notices: Mutex<Vec<String>>,
@@ -101,7 +101,7 @@ impl Receiving {
         Self::made(names, grants, acceptor, resume, None)
     }
 
-    /// One whose codec threads have a device.
+    /// A receiver whose codec threads have a device.
     pub(crate) fn on_device(qat: Arc<Qat>) -> Self {
         Self::made(&[None], Grants::default(), None, Duration::ZERO, Some(qat))
     }
@@ -156,20 +156,20 @@ impl Receiving {
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        // Twice: whatever state its sessions are in.
+        // Twice: ends the sessions in any state.
         self.server.stop();
         self.server.stop();
-        // A test that has failed must not hang here as well.
+        // A failed test must not also hang here.
         if let (false, Some(thread)) = (std::thread::panicking(), self.thread.take()) {
             thread.join().unwrap();
         }
     }
 }
 
-/// Bytes of delta cache that receivers grant here.
+/// Bytes of delta cache that receivers grant in these tests.
 pub(crate) const DELTA_CACHE: u64 = 64 << 20;
 
-/// A source relay that runs.
+/// A running source relay.
 pub(crate) struct Sending {
     pub(crate) path: PathBuf,
     pub(crate) notices: Receiver<String>,
@@ -178,7 +178,7 @@ pub(crate) struct Sending {
     thread: JoinHandle<Result<SourceEnd, RelayError>>,
 }
 
-/// What a test changes about a source relay.
+/// The options of a source relay that tests change.
 pub(crate) struct Options {
     pub(crate) codec: Codec,
     pub(crate) auto: bool,
@@ -252,7 +252,7 @@ impl Sending {
         UnixStream::connect(&self.path).unwrap()
     }
 
-    /// Pages that went into the delta cache so far, and those of them that went as differences.
+    /// Pages stored in the delta cache so far, and how many of them went as differences.
     pub(crate) fn deltas(&self) -> (u64, u64) {
         let counters = self.source.counters();
         let load =
@@ -260,7 +260,7 @@ impl Sending {
         (load(&counters.delta_stored), load(&counters.delta_pages))
     }
 
-    /// Pieces that a device has done.
+    /// Pieces compressed by a device.
     pub(crate) fn by_device(&self) -> u64 {
         by_device(&self.source.accelerators())
     }
@@ -274,7 +274,7 @@ impl Sending {
     }
 }
 
-/// Pieces that a device has done for these codec threads.
+/// Pieces processed by a device for these codec threads.
 pub(crate) fn by_device(threads: &[qat::Snapshot]) -> u64 {
     threads.iter().map(|thread| thread.by_device).sum()
 }
@@ -287,7 +287,7 @@ pub(crate) fn readable(socket: &UnixStream, wait: Duration) -> bool {
     poll(&mut fds, Some(&wait)).unwrap() > 0
 }
 
-/// All that still comes; a reset ends it like a close.
+/// All remaining bytes; a reset ends them like a close.
 pub(crate) fn read_rest(mut socket: &UnixStream) -> Vec<u8> {
     let mut out = Vec::new();
     let mut piece = vec![0; 65536];
@@ -297,8 +297,8 @@ pub(crate) fn read_rest(mut socket: &UnixStream) -> Vec<u8> {
     out
 }
 
-/// Shows life on a link that a test holds and does not use, until it is cut off: for a peer that is
-/// silent a session ends after some seconds, which a slow machine may need.
+/// Sends heartbeats on a link that a test holds and does not use, until it is cut: a session with a
+/// silent peer ends after some seconds, which a slow machine may need.
 pub(crate) fn keep_alive(mut link: Link) -> JoinHandle<()> {
     std::thread::spawn(move || {
         while link.write_all(&Header::free(FrameType::Heartbeat, 0).to_bytes()).is_ok() {
@@ -314,7 +314,7 @@ pub(crate) fn read_exactly(mut socket: &UnixStream, len: usize) -> Vec<u8> {
     out
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same each time.
 pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
@@ -345,7 +345,7 @@ pub(crate) fn pages(count: usize, seed: u64) -> Vec<Vec<u8>> {
     (0..count).map(|_| page(&mut noise)).collect()
 }
 
-/// Where a main stream's barrier markers begin.
+/// Offsets of a main stream's barrier markers.
 pub(crate) fn marker_starts(main: &[u8]) -> Vec<usize> {
     let mut tokens = Vec::new();
     Tokeniser::new(Kind::Main, PAGE).feed(main, &mut tokens);
@@ -360,14 +360,14 @@ pub(crate) fn marker_starts(main: &[u8]) -> Vec<usize> {
     starts
 }
 
-/// Where a channel's SYNC packets end.
+/// Ends of a channel's SYNC packets.
 pub(crate) fn sync_ends(channel: &[u8]) -> Vec<usize> {
     let mut tokeniser = Tokeniser::new(Kind::Multifd, PAGE);
     tokeniser.feed(channel, &mut Vec::new());
     tokeniser.sync_ends().to_vec()
 }
 
-/// Where a made main stream has its end-of-stream tag.
+/// Offset of a synthetic main stream's end-of-stream tag.
 pub(crate) fn tag_at(main: &[u8]) -> usize {
     let json = b"{\"page_size\"";
     let json = main.windows(json.len()).rposition(|part| part == json).expect("a description");
@@ -375,7 +375,7 @@ pub(crate) fn tag_at(main: &[u8]) -> usize {
     json - 6
 }
 
-/// Counts that threads wait for.
+/// Counters that threads can wait for.
 pub(crate) struct Gate(Mutex<Vec<u64>>, Condvar);
 
 impl Gate {
@@ -388,7 +388,7 @@ impl Gate {
         self.1.notify_all();
     }
 
-    /// Waits until all of `which` are at least `value`.
+    /// Waits until the counters `which` are all at least `value`.
     pub(crate) fn wait(&self, which: impl Iterator<Item = usize> + Clone, value: u64) {
         let until = Instant::now() + WATCHDOG;
         let mut counts = self.0.lock().unwrap();
@@ -420,7 +420,7 @@ pub(crate) struct Streams {
 }
 
 /// A source QEMU: writes everything with QEMU's order between channels (a marker on main only after
-/// all SYNCs before it were written), then waits for SHUT. Gives what came back.
+/// all SYNCs before it), then waits for SHUT. Returns the bytes of the return path.
 pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let Streams { main, channels } = streams;
@@ -464,21 +464,20 @@ pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> Join
     })
 }
 
-/// How a destination QEMU reads.
+/// The order in which a destination QEMU reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// As fast as it can.
+    /// As fast as possible.
     Prompt,
-    /// This channel does not read its first packet before all others have come to their second
-    /// SYNC.
+    /// This channel does not read its first packet until all others have reached their second SYNC.
     LazyChannel(usize),
-    /// Main does not go on after its header before all channels have come to their second SYNC.
+    /// Main does not read on behind its header until all channels have reached their second SYNC.
     LazyMain,
 }
 
-/// A destination QEMU that expects `streams`. Like QEMU, each channel stops after each SYNC until
-/// main has come to the barrier, and main waits there for the SYNC of every channel. Says PONG
-/// first and SHUT(0) last. Gives what it read.
+/// A destination QEMU that expects `streams`. As in QEMU, each channel stops after each SYNC until
+/// main has reached the barrier, and main waits there for the SYNC of every channel. Sends PONG
+/// first and SHUT(0) last. Returns the bytes read.
 pub(crate) fn destination_qemu(
     listener: UnixListener,
     expected: &Streams,
@@ -491,7 +490,8 @@ pub(crate) fn destination_qemu(
     std::thread::spawn(move || {
         let count = ends.len();
         let (main, _) = listener.accept().unwrap();
-        // Counts 0..count are the SYNCs of the channels, the last one the barriers main has passed.
+        // Counters 0..count are the channels' SYNCs, the last one is the barriers that main has
+        // passed.
         let gate = Gate::new(count + 1);
         let mut received = Streams { main: Vec::new(), channels: vec![Vec::new(); count] };
         let readers: Vec<_> = (0..count)
@@ -536,7 +536,7 @@ pub(crate) fn destination_qemu(
             received.channels[id] = got;
             sockets.push(socket);
         }
-        // QEMU closes its channels before it says how it went.
+        // QEMU closes its channels before it reports the result.
         drop(sockets);
         (&main).write_all(&SHUT_OK).unwrap();
         received
@@ -555,7 +555,7 @@ pub(crate) fn carries(streams: &Streams, options: Options, piece: usize, reader:
     carries_to(&Receiving::new(), streams, options, piece, reader);
 }
 
-/// The same to a receiver that runs already.
+/// The same with a running receiver.
 pub(crate) fn carries_to(
     receiving: &Receiving,
     streams: &Streams,

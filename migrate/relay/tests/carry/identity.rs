@@ -1,4 +1,4 @@
-//! Every byte comes out as it went in.
+//! Every byte is delivered unchanged.
 
 use crate::harness::{
     assert_same, bounded, carries, destination_qemu, pages, read_rest, source_qemu, Noise, Options,
@@ -85,7 +85,7 @@ fn a_channel_that_is_not_read_holds_up_nobody_before_the_barrier() {
 #[test]
 fn a_main_channel_that_is_not_read_holds_up_no_channel() {
     bounded(|| {
-        // 7.2 has its zero pages on main: there is something to be stuck there.
+        // 7.2 has its zero pages on main, so that bytes can be stuck there.
         let streams = multifd(Style::Qemu72, 2, 9000);
         carries(&streams, Options::default(), 0, Reader::LazyMain);
     });
@@ -94,7 +94,7 @@ fn a_main_channel_that_is_not_read_holds_up_no_channel() {
 #[test]
 fn bytes_that_are_not_understood_arrive_identical() {
     bounded(|| {
-        // Without a return path a stream has to end as one may, here with the end-of-stream tag.
+        // Without a return path a stream must end properly, here with the end-of-stream tag.
         let sent = [&b"QEVM\0\0\0\x03"[..], &Noise(3).bytes(700_001), &[0]].concat();
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
@@ -109,7 +109,7 @@ fn bytes_that_are_not_understood_arrive_identical() {
         let (main, _) = listener.accept().unwrap();
         assert_same(&read_rest(&main), &sent, "garbage");
         drop(main);
-        // Without a return path this is all that can be known.
+        // Without a return path no more than this can be known.
         let end = sending.result().expect("it was all taken");
         assert!(!end.return_path);
         assert!(!receiving.result().unwrap().confirmed);

@@ -1,5 +1,5 @@
-//! W23, W24, W11, W12: what a bad network does, before and after the word that the destination may
-//! run.
+//! W23, W24, W11, W12: the effects of a bad network, before and after the STILL_OPEN that lets the
+//! destination run.
 
 use crate::harness::{
     assert_same, bounded, read_exactly, read_rest, readable, tag_at, Noise, Options, Receiving,
@@ -12,7 +12,7 @@ use relay::RelayError;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-/// Both relays with a proxy between them and a main stream of which the destination has read `read`
+/// Both relays with a proxy in between, and a main stream of which the destination has read `read`
 /// bytes.
 struct Rig {
     proxy: Proxy,
@@ -66,13 +66,13 @@ fn a_network_that_swallows_everything_before_the_tail_frees_the_source() {
     bounded(|| before_the_tail(Proxy::freeze, 2));
 }
 
-/// After the word: nothing is decided for the user.
-fn after_the_word(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize) {
+/// After STILL_OPEN: the relay decides nothing for the user.
+fn after_still_open(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize) {
     let rig = rig(written, 2);
     harm(&rig.proxy);
     let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
     assert!(notice.contains("Look at the destination"), "{notice}");
-    // What the source still has to say changes nothing.
+    // Further bytes of the source change nothing.
     let left = &rig.sent[rig.sent.len() - 60..];
     (&rig.source).write_all(left).unwrap();
     assert!(!readable(&rig.source, 2 * A_WHILE), "QEMU's socket was closed");
@@ -85,23 +85,23 @@ fn after_the_word(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usiz
 
 #[test]
 fn a_link_cut_after_the_word_leaves_the_source_to_a_person() {
-    bounded(|| after_the_word(Proxy::cut, <[u8]>::len));
+    bounded(|| after_still_open(Proxy::cut, <[u8]>::len));
 }
 
 #[test]
 fn a_link_cut_right_behind_the_tag_leaves_the_source_to_a_person() {
-    bounded(|| after_the_word(Proxy::cut, |sent| tag_at(sent) + 1));
+    bounded(|| after_still_open(Proxy::cut, |sent| tag_at(sent) + 1));
 }
 
 #[test]
 fn a_network_that_swallows_everything_after_the_word_leaves_the_source_to_a_person() {
-    bounded(|| after_the_word(Proxy::freeze, <[u8]>::len));
+    bounded(|| after_still_open(Proxy::freeze, <[u8]>::len));
 }
 
-/// A frame tampered with ends the migration; what was delivered is right as far as it goes. Gives
-/// the destination's words.
+/// A frame tampered with ends the migration; the bytes delivered until then are right. Returns the
+/// destination relay's error.
 fn tampered(tamper: Tamper, codec: Codec) -> String {
-    // Incompressible, so that a bit that is flipped is a bit of a page.
+    // Incompressible, so that a flipped bit is a bit of a page.
     let mut noise = Noise(11);
     let pages: Vec<_> = (0..2000).map(|_| noise.bytes(4096)).collect();
     let sent = stream::synth::main_stream(stream::synth::Style::Qemu92, 4096, &pages);
@@ -121,8 +121,8 @@ fn tampered(tamper: Tamper, codec: Codec) -> String {
     writer.join().unwrap();
     sending.result().unwrap_err();
     let error = receiving.result().unwrap_err().to_string();
-    // A relay that saw the harm before it had delivered anything never came: this comes in its
-    // stead.
+    // A relay that noticed the damage before it delivered anything never connected: this connects
+    // in its place.
     drop(UnixStream::connect_addr(&at));
     let got = destination.join().unwrap();
     assert_same(&got, &sent[..got.len()], "what was delivered");
@@ -143,8 +143,8 @@ fn a_flipped_bit_is_never_delivered() {
 #[test]
 fn nothing_is_delivered_over_a_hole() {
     bounded(|| {
-        // The relay waits for the frame until the source is through with its credit; cutting the
-        // link ends that.
+        // The relay waits for the frame until the source has used up its credit; cutting the link
+        // ends that.
         let mut noise = Noise(12);
         let pages: Vec<_> = (0..2000).map(|_| noise.bytes(4096)).collect();
         let sent = stream::synth::main_stream(stream::synth::Style::Qemu92, 4096, &pages);
@@ -168,7 +168,7 @@ fn nothing_is_delivered_over_a_hole() {
         }
         proxy.cut();
         writer.join().unwrap();
-        // What a slow relay had not delivered yet lies before the hole as well.
+        // Bytes that a slow relay had not delivered yet are before the hole too.
         let rest = read_rest(&destination);
         assert_same(&rest, &sent[got..got + rest.len()], "what was delivered");
         got += rest.len();

@@ -1,9 +1,9 @@
-//! The two relays together, between made QEMUs that behave as real ones do: unix sockets and
-//! threads on both sides, a real `Source`, a real `Server`, loopback TCP between them. Names are
-//! claims; the clauses are those of `docs/wire.md`.
+//! The two relays together, between synthetic QEMUs that behave as real ones do: unix sockets and
+//! threads on both sides, a real `Source`, a real `Server`, loopback TCP between them. Test names
+//! are claims; the rules are those of `docs/wire.md`.
 //!
-//! Nothing waits for a fixed time where an event can be awaited. A claim that something does *not*
-//! happen is given a short while in which it would ([`harness::A_WHILE`]), and every test has a
+//! No test waits for a fixed time where it can wait for an event. A claim that something does *not*
+//! happen gets a short while in which it would ([`harness::A_WHILE`]), and every test has a
 //! watchdog.
 
 mod bad_peers;

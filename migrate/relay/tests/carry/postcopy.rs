@@ -1,5 +1,5 @@
-//! Postcopy: the preempt channel, what starts the VM (the packaged state), what a lost link means
-//! before and after it, and a migration that goes on after a pause.
+//! Postcopy: the preempt channel, the bytes that start the VM (the packaged state), the loss of a
+//! link before and after them, and a migration that is recovered after a pause.
 
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use stream::synth::{Configuration, MainStream, Section};
 
-/// A source that has announced postcopy and sent some RAM, up to where it turns to postcopy.
+/// A source that has announced postcopy and sent some RAM, up to the switch to postcopy.
 fn announced(ram: usize) -> MainStream {
     let mut main = MainStream::new(PAGE);
     let configuration = Configuration { machine: "pc-q35-10.0", ..Configuration::default() };
@@ -48,7 +48,7 @@ fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Sends `bytes`, all of which the destination QEMU reads.
+    /// Sends `bytes`; the destination QEMU reads them all.
     fn carry(&self, destination: Option<UnixStream>, bytes: &[u8]) -> UnixStream {
         let (to, sent) = (self.source.try_clone().unwrap(), bytes.to_vec());
         let writer = std::thread::spawn(move || (&to).write_all(&sent).unwrap());
@@ -78,14 +78,16 @@ fn a_silent_connection_reaches_qemu_and_its_pages_come_while_main_is_stuck() {
                 (&to).write_all(&head).and_then(|()| (&to).write_all(&rest))
             });
             let (main, _) = listener.accept().unwrap();
-            // Not one byte is in it, and still it is there.
+            // It carries no byte, and still it is connected.
             let (asked, _) = listener.accept().unwrap();
             assert!(!readable(&asked, A_WHILE));
             assert!(!stuck.is_finished(), "main must be stuck for this to show anything");
-            // Few behind the freeze: they have to come before the first link is found silent (3 s).
+            // Few pages after the freeze: they must arrive before the first link is found silent (3
+            // s).
             for nth in 0..20u8 {
                 if nth == 10 && links > 1 {
-                    // The link that carries everything else is stuck, too: its own is not.
+                    // The link that carries everything else is stuck too; that of the preempt
+                    // channel is not.
                     proxy.freeze_first();
                 }
                 let page = [&(u64::from(nth) << 12 | 8).to_be_bytes()[..], &[nth; PAGE]].concat();
@@ -111,7 +113,7 @@ fn a_link_cut_behind_the_packaged_state_holds_the_source_until_it_is_in_postcopy
         rig.proxy.cut();
         let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
         assert!(notice.contains("Look at the destination"), "{notice}");
-        // The source may still fail, and then start its VM: what it writes does not yet say that it
+        // The source may still fail, and then start its VM: the bytes so far do not show that it
         // cannot.
         (&rig.source).write_all(&PING).unwrap();
         assert!(!readable(&rig.source, 3 * A_WHILE), "QEMU's socket was closed");
@@ -149,8 +151,8 @@ fn a_destination_that_pauses_says_nothing_of_its_vm() {
         let rig = rig();
         let mut main = announced(300);
         main.packaged(&[7; 70_000]);
-        // It closes its socket with its VM running, at a moment when the source could still start
-        // its own.
+        // The destination QEMU closes its socket with its VM running, at a moment when the source
+        // could still start its own VM.
         drop(rig.carry(None, &main.take()));
         let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
         assert!(notice.contains("Look at the destination"), "{notice}");
@@ -168,7 +170,7 @@ fn a_migration_goes_on_through_new_relays() {
         let mut main = MainStream::new(PAGE);
         main.command(10, b"\x06pc.ram");
         let destination = rig.carry(None, &main.take());
-        // RECV_BITMAP and its bitmap, in which SHUT stands where it means nothing.
+        // RECV_BITMAP and its bitmap, which contains the bytes of SHUT without their meaning.
         let frame = [0, 5, 0, 7, 6, b'p', b'c', b'.', b'r', b'a', b'm'];
         let end = 0x0123_4567_89ab_cdef_u64.to_be_bytes();
         let answer = [&frame[..], &16u64.to_be_bytes(), &SHUT_OK, &SHUT_OK, &end].concat();
@@ -191,10 +193,10 @@ fn a_migration_goes_on_through_new_relays() {
     });
 }
 
-/// How long the relays wait for a link where it comes back.
+/// How long the relays wait for a link that will come back.
 const RESUME: Duration = Duration::from_secs(20);
 
-/// A network that can be cut between relays that outlive it for this long.
+/// A network that can be cut; the relays outlive an outage of this length.
 struct Outage {
     cutter: Cutter,
     sending: Sending,
@@ -211,12 +213,12 @@ fn outage(links: u16, plan: Option<Plan>, resume: [Duration; 2]) -> Outage {
     Outage { cutter, sending, receiving, listener }
 }
 
-/// Page `nth` as a preempt channel brings it.
+/// Page `nth` as a preempt channel carries it.
 fn asked_page(nth: u8) -> Vec<u8> {
     [&(u64::from(nth) << 12 | 8).to_be_bytes()[..], &[nth; PAGE]].concat()
 }
 
-/// `from` writes what `to` has to read.
+/// `from` writes the bytes that `to` has to read.
 fn passes(mut from: &UnixStream, to: &UnixStream, bytes: &[u8], what: &str) {
     from.write_all(bytes).unwrap();
     assert_same(&read_exactly(to, bytes.len()), bytes, what);
@@ -366,7 +368,7 @@ fn a_packaged_state_that_never_went_out_is_not_called_a_pause() {
         main.packaged(&[7; 7000]).raw(&PING);
         main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
         (&source).write_all(&main.take()).unwrap();
-        // The receiver gives up, and says so when it can be reached again.
+        // The receiver gives up, and says so once it can be reached again.
         rig.receiving.result().unwrap_err();
         assert_eq!(read_rest(&destination), b"", "what starts the VM was delivered");
         rig.cutter.release();
@@ -381,7 +383,7 @@ fn an_interrupt_in_postcopy_waits_for_a_second_and_lets_both_ends_pause() {
     bounded(|| {
         let rig = rig();
         let mut main = announced(3);
-        // In one chunk with what follows it: no word is needed, and none is said.
+        // In one chunk with the bytes behind it: STILL_OPEN is not needed, and not sent.
         main.packaged(&[7; 30_000]).raw(&PING);
         main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
         let destination = rig.carry(None, &main.take());
@@ -415,7 +417,7 @@ fn a_link_lost_in_the_packaged_state_frees_the_source_before_it_goes_over() {
             rest.chunks(16 << 10).all(|piece| (&to).write_all(piece).is_ok())
         });
         let (destination, _) = rig.listener.accept().unwrap();
-        // Some of it goes out, the word for it was said, and then the network goes.
+        // A part is delivered, STILL_OPEN was sent, and then the network fails.
         let _ = read_exactly(&destination, 1 << 20);
         rig.cutter.hold();
         assert!(!writer.join().unwrap(), "the relay read the source over into postcopy");
@@ -438,7 +440,7 @@ fn a_source_that_awaits_a_pong_for_its_packaged_state_is_refused_before_its_end(
         let rest = main.take();
         let destination = rig.carry(None, &head);
         let to = rig.source.try_clone().unwrap();
-        // It may be closed before all is written.
+        // The relay may close it before all is written.
         let writer = std::thread::spawn(move || drop((&to).write_all(&rest)));
         let got = read_rest(&destination);
         assert!(got.len() < 300_000 + end.len(), "what starts the VM was delivered");
@@ -451,7 +453,7 @@ fn a_source_that_awaits_a_pong_for_its_packaged_state_is_refused_before_its_end(
     });
 }
 
-/// The source QEMU stays in postcopy-paused then, and runs nothing.
+/// The source QEMU then stays in postcopy-paused, and does not run the VM.
 #[test]
 fn a_refusal_in_postcopy_is_not_called_a_vm_that_goes_on() {
     bounded(|| {

@@ -1,24 +1,24 @@
-//! A TCP proxy that cuts, stops or corrupts what it passes on.
+//! A TCP proxy that cuts, stops or corrupts the bytes that it forwards.
 
 use session::HEADER_BYTES;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// What to do to the frames from client to server.
+/// The change to the frames from client to server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tamper {
     Nothing,
     /// Flip one bit in the payload of this DATA frame (0 is the first).
     Flip(usize),
-    /// Leave this DATA frame out.
+    /// Drop this DATA frame.
     Drop(usize),
 }
 
 #[derive(Default)]
 struct State {
     frozen: bool,
-    /// The first connection passes nothing on to the server.
+    /// The first connection forwards nothing to the server.
     first_frozen: bool,
     cut: bool,
     data_frames: usize,
@@ -82,12 +82,12 @@ impl Proxy {
         }
     }
 
-    /// Passes nothing on any more from the client on its first connection, and closes nothing.
+    /// Stops forwarding from the client on its first connection, and closes nothing.
     pub(crate) fn freeze_first(&self) {
         self.shared.state.lock().unwrap().first_frozen = true;
     }
 
-    /// Passes nothing on any more, in neither direction, and closes nothing.
+    /// Stops forwarding in both directions, and closes nothing.
     pub(crate) fn freeze(&self) {
         self.shared.state.lock().unwrap().frozen = true;
     }

@@ -1,4 +1,4 @@
-//! W25 to W28: links are cut, the session goes on, and every byte is where it belongs.
+//! W25 to W28: links are cut, the session goes on, and every byte is delivered unchanged.
 
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
@@ -16,7 +16,7 @@ use stream::synth::Style;
 
 /// How long the relays of these tests wait for a link.
 pub(crate) const RESUME: Duration = Duration::from_secs(20);
-/// A migration for each message takes this long at most.
+/// The most time for a test with a migration for each message.
 pub(crate) const MANY: Duration = Duration::from_secs(1200);
 /// Small chunks, so that there are many messages.
 const GRANTS: Grants = Grants { chunk_bytes: 65536, stream_frames: 4, shared_frames: 8 };
@@ -29,12 +29,12 @@ fn options(links: u16, resume: Duration) -> Options {
     Options { links, resume, ..Options::default() }
 }
 
-/// A whole migration over a network that is cut; gives how often it was.
+/// A whole migration over a network that is cut; returns how often.
 fn survives(streams: &Streams, links: u16, plan: Plan) -> usize {
     survives_with(streams, options(links, RESUME), plan).0
 }
 
-/// The same; and how many pages went as differences.
+/// The same; also returns how many pages went as differences.
 pub(crate) fn survives_with(streams: &Streams, options: Options, plan: Plan) -> (usize, u64) {
     let receiving = receiving(RESUME);
     let cutter = Cutter::new(receiving.address, Some(plan));
@@ -52,12 +52,12 @@ pub(crate) fn survives_with(streams: &Streams, options: Options, plan: Plan) -> 
     sending.result().unwrap_or_else(|error| panic!("source, {plan:?}: {error}"));
     let end = receiving.result();
     let end = end.unwrap_or_else(|error| panic!("destination, {plan:?}: {error}"));
-    // Said again until it is heard (W27).
+    // Repeated until the peer has it (W27).
     assert_eq!(end.peer_report, b"{\"end\":\"source\"}", "{plan:?}");
     (cutter.cuts(), deltas)
 }
 
-/// Cuts once at each message, one migration after the other, until there is no such message.
+/// Cuts once at each message, one migration after the other, until there are no more messages.
 fn at_every_message(streams: &Streams, links: u16, way: Way, inside: usize, all: bool) {
     let mut after = 0;
     while survives(streams, links, Plan { way, after, inside, all, times: 1 }) > 0 {
@@ -124,7 +124,7 @@ fn a_frame_that_comes_twice_is_delivered_once() {
     });
 }
 
-/// Both relays with a network between them that can be cut, and a main stream of which the
+/// Both relays with a network in between that can be cut, and a main stream of which the
 /// destination has read `len` bytes.
 struct Rig {
     cutter: Cutter,
@@ -135,7 +135,7 @@ struct Rig {
     sent: Vec<u8>,
 }
 
-/// With credit for all of it, acknowledged or not.
+/// With credit for everything, acknowledged or not.
 fn rig(len: impl FnOnce(&[u8]) -> usize, resume: [Duration; 2]) -> Rig {
     rig_with(Grants::default(), len, resume)
 }
@@ -191,10 +191,10 @@ fn a_source_that_is_cancelled_during_an_outage_never_has_its_tag_delivered() {
         noticed(&rig.sending, "waiting up to");
         let half = rig.sent.len() / 2;
         let (to, rest) = (rig.source.try_clone().unwrap(), rig.sent[half..].to_vec());
-        // On a machine that is slow just now the relay does not take all of it while nothing moves
-        // (W16).
+        // On a machine that is slow now, the relay may not read everything while nothing is
+        // acknowledged (W16).
         let writer = std::thread::spawn(move || (&to).write_all(&rest));
-        // The word is said, and waits for a link.
+        // STILL_OPEN is queued, and waits for a link.
         std::thread::sleep(A_WHILE);
         rig.source.shutdown(std::net::Shutdown::Both).unwrap();
         let _ = writer.join().unwrap();
@@ -214,7 +214,7 @@ fn a_source_without_credit_is_cancelled_during_an_outage_all_the_same() {
         let rig = rig_with(GRANTS, |_| 4096, [RESUME; 2]);
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");
-        // More than the credit, so that nobody reads its end.
+        // More than the credit, so that the relay does not read to its end.
         let (bytes, to) = (rig.sent.repeat(4), rig.source.try_clone().unwrap());
         let writer = std::thread::spawn(move || {
             let _ = (&to).write_all(&bytes[4096..]);
@@ -228,10 +228,9 @@ fn a_source_without_credit_is_cancelled_during_an_outage_all_the_same() {
     });
 }
 
-/// An outage that is longer than both ends wait.
+/// An outage longer than both ends wait.
 const SHORT: Duration = Duration::from_millis(700);
-/// The same for an end that has something to read meanwhile, which it must have read by then on a
-/// busy machine as well.
+/// The same for an end that must have read something meanwhile, even on a busy machine.
 const AMPLE: Duration = Duration::from_secs(8);
 
 #[test]
@@ -272,7 +271,7 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
         rig.cutter.swallow();
         let half = rig.sent.len() / 2;
         (&rig.source).write_all(&rig.sent[half..]).unwrap();
-        // The word goes out, and does not arrive.
+        // STILL_OPEN is sent, and does not arrive.
         while !rig.sending.handle.in_doubt() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -280,7 +279,7 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
         noticed(&rig.sending, "Look at the destination");
         assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed in doubt");
         rig.cutter.release();
-        // The question ends the other end's session, which has waited for links.
+        // The question ends the other end's session, which was waiting for links.
         let error = rig.sending.result().unwrap_err();
         assert!(matches!(error, RelayError::NeverCommitted), "{error}");
         assert_eq!(read_rest(&rig.source), b"", "the source VM goes on");
@@ -322,7 +321,7 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
         let rig = rig_with(grants, <[u8]>::len, [SHORT, AMPLE]);
         rig.cutter.hold();
         (&rig.destination).write_all(&[0, 2, 0, 4, 0, 0, 0, 1]).unwrap();
-        // The relay is to read them one by one; if it does not, this test shows nothing.
+        // The relay must read the two messages separately; otherwise this test shows nothing.
         std::thread::sleep(A_WHILE);
         (&rig.destination).write_all(&SHUT_OK).unwrap();
         noticed(&rig.sending, "Look at the destination");
@@ -379,7 +378,7 @@ fn a_receiver_that_is_stopped_while_the_vm_starts_waits_until_the_source_knows()
             assert!(count == 0 && Instant::now() < until, "{notices}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // It takes its links again, and no new migration.
+        // It accepts its own links again, but no new migration.
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");
         rig.cutter.release();
@@ -425,7 +424,7 @@ pub(crate) fn hello() -> Hello {
     }
 }
 
-/// An application that leaves a session as it is; with what it is told.
+/// An application that stores a session and its notices, and does nothing else.
 struct Leaves(Mutex<Option<Arc<Session>>>, Mutex<mpsc::Sender<String>>);
 
 impl Host for Leaves {
@@ -464,7 +463,7 @@ fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
         let runs = server.clone();
         let running = std::thread::spawn(move || runs.run(&listener, true).unwrap());
         let _link = dial(&address, None, &hello()).unwrap();
-        // Until the server has made its note of the session, which was not committed.
+        // Until the server has recorded the session, which was not committed.
         while !notices.recv_timeout(WATCHDOG).unwrap().contains("free again") {}
         let session = host.0.lock().unwrap().take().unwrap();
         assert!(!session.commit(), "a writer that is still there may start the VM");
@@ -509,7 +508,7 @@ fn a_question_needs_the_token_of_the_session() {
         assert!(error.to_string().contains("ends with this question"), "{error}");
         let error = receiving.result().unwrap_err().to_string();
         assert!(error.contains("given up"), "{error}");
-        // What is remembered of it is told to nobody else either.
+        // The record of the ended session is not disclosed to other peers either.
         let error = ask(&"0".repeat(32));
         assert!(matches!(error, SessionError::Refused { .. }), "{error}");
     });

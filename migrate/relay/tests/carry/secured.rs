@@ -1,5 +1,5 @@
-//! W6: links over TLS carry the same bytes, and a peer that is not whom it should be gets nowhere
-//! and harms nobody.
+//! W6: links over TLS carry the same bytes. A peer with the wrong identity gets nothing and does no
+//! harm.
 
 use crate::harness::{
     assert_same, bounded, carries_to, destination_qemu, keep_alive, read_exactly, read_rest,
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use stream::synth::Style;
 use tls::{Acceptor, Authority, Connector, Credentials};
 
-/// A CA, and a receiver with a certificate of it.
+/// A CA, and a receiver with its certificate.
 struct Site {
     folder: tempfile::TempDir,
     receiving: Receiving,
@@ -118,7 +118,7 @@ fn whoever_is_not_allowed_is_told_why_and_a_migration_in_progress_goes_on() {
         let foreign = Connector::new(&credentials(&elsewhere, "source.example"), "127.0.0.1");
         let said = site.dial(Some(&foreign.unwrap()));
         assert!(said.contains("not signed by the CA that this end knows"), "{said}");
-        // It believes our CA, but its own certificate is of another.
+        // It trusts our CA, but its own certificate is another's.
         let dir = elsewhere.path().join("source.example");
         std::fs::copy(site.folder.path().join("ca.pem"), dir.join("ca.pem")).unwrap();
         let said = site.dial(Some(&Connector::new(&load(&dir), "127.0.0.1").unwrap()));
@@ -199,8 +199,8 @@ fn a_session_is_joined_by_its_own_certificate_only() {
         keep_alive(link);
         hello.link = 1;
         hello.token = Some(welcome.token);
-        // Another host of the same CA that has got hold of the token: it gets no link, and no
-        // answer, which would end the session.
+        // Another host of the same CA that has obtained the token: it gets no link, and no answer
+        // to a question, which would end the session.
         let thief = site.host("thief.example");
         let asking = Hello { ask: true, ..hello.clone() };
         for hello in [&hello, &asking] {
@@ -259,19 +259,18 @@ fn one_receiver_serves_the_machines_it_allows_and_no_other() {
     });
 }
 
-/// What happens to the ciphertext of the first connection after so many bytes from client to
-/// server.
+/// The damage to the first connection's ciphertext after a number of bytes from client to server.
 #[derive(Clone, Copy)]
 enum Harm {
-    /// Both directions end.
+    /// Both directions are cut.
     Cut,
-    /// Nothing more comes, and the end looks like an orderly one.
+    /// No more bytes are forwarded, and the end looks like an orderly one.
     Truncate,
-    /// One bit is another.
+    /// One bit is flipped.
     Flip,
 }
 
-/// A forwarder of bytes that does harm once.
+/// A forwarder that does damage once.
 fn harmful(to: SocketAddr, after: usize, harm: Harm) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -320,12 +319,12 @@ fn harmful(to: SocketAddr, after: usize, harm: Harm) -> SocketAddr {
 fn ciphertext_that_is_cut_truncated_or_changed_frees_the_source_and_delivers_nothing_wrong() {
     bounded(|| {
         let mut noise = Noise(21);
-        // More than can be on its way: a source that has sent all of it when the harm shows is in
+        // More than can be in flight: a source that has sent everything when the damage shows is in
         // doubt, and rightly does not go on (W23).
         let pages: Vec<_> = (0..8000).map(|_| noise.bytes(4096)).collect();
         let sent = stream::synth::main_stream(Style::Qemu92, 4096, &pages);
         let streams = Streams { main: sent, channels: Vec::new() };
-        // In the middle of records, and at the length of one.
+        // Within records, and at the length of one.
         for after in [60_000, 777_777, 5 + 16_384 + 17] {
             for harm in [Harm::Cut, Harm::Truncate, Harm::Flip] {
                 let site = Site::new(&[]);
@@ -333,7 +332,7 @@ fn ciphertext_that_is_cut_truncated_or_changed_frees_the_source_and_delivers_not
                 let through = harmful(site.receiving.address, after, harm);
                 let sending = Sending::new(&site.receiving, through, site.options(1));
                 let source = sending.connect();
-                // Not its end: with the word on its way the source would rightly be in doubt.
+                // Without its end: with STILL_OPEN under way the source would rightly be in doubt.
                 let early = streams.main.len() / 3 * 2;
                 let (bytes, to) = (streams.main[..early].to_vec(), source.try_clone().unwrap());
                 let writer = std::thread::spawn(move || {

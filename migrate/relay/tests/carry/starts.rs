@@ -1,5 +1,5 @@
-//! How source relays start, fail to start, and end before anything was migrated; and who answers
-//! for a session that was lost.
+//! Source relays that start, fail to start, and end before the migration; and answers for a lost
+//! session.
 
 use crate::bad_peers::send_main;
 use crate::harness::{
@@ -24,7 +24,7 @@ fn a_relay_that_ends_before_its_migration_frees_its_target_at_once() {
         let receiving = Receiving::resuming(&[None], Grants::default(), None, RESUME);
         let to = || config(receiving.address, Options { resume: RESUME, ..Options::default() });
         for _ in 0..10 {
-            // Its socket cannot be made.
+            // Its socket cannot be created.
             let source = retry(|| Source::connect(&to()));
             let error = source.listen(&"unix:/nonexistent/s".parse().unwrap()).unwrap_err();
             assert!(matches!(error, RelayError::Listen { .. }), "{error}");
@@ -35,7 +35,7 @@ fn a_relay_that_ends_before_its_migration_frees_its_target_at_once() {
     });
 }
 
-/// The target is free when its session has been told off, which follows the ABORT in a moment.
+/// The target is free once its session has ended, shortly after the ABORT.
 fn retry(connect: impl Fn() -> Result<Source, RelayError>) -> Source {
     let until = std::time::Instant::now() + WATCHDOG;
     loop {
@@ -68,12 +68,12 @@ fn a_peer_that_comes_up_late_is_waited_for() {
             "{notice}"
         );
         let listener = TcpListener::bind(address).unwrap();
-        // It is no platen, which is another error than nobody there.
+        // The peer does not speak the protocol, which is another error than no listener.
         let (mut stranger, _) = listener.accept().unwrap();
         stranger.write_all(b"220 mail.example ESMTP\r\n").unwrap();
         let error = waiting.join().unwrap().unwrap_err().to_string();
         assert!(!error.contains("refused"), "{error}");
-        // Once only, however often it was tried.
+        // Only once, however many attempts were made.
         assert!(notices.try_recv().is_err());
     });
 }
@@ -100,7 +100,7 @@ fn once(
     (address, std::thread::spawn(move || server.run(&listener, true).unwrap()))
 }
 
-/// Carries a session to its end.
+/// Runs a session to its end.
 struct Carries;
 
 impl Host for Carries {
@@ -124,7 +124,7 @@ fn a_session_without_a_migration_does_not_use_up_once() {
         for _ in 0..3 {
             drop(retry(|| Source::connect(&config(address, Options::default()))));
         }
-        // The migration that it is there for, which fails.
+        // The one migration that it accepts, which fails.
         let source = Arc::new(retry(|| Source::connect(&config(address, Options::default()))));
         let path = folder.path().join("src");
         source.listen(&UnixAddress::from(path.clone())).unwrap();
@@ -141,7 +141,7 @@ fn a_session_without_a_migration_does_not_use_up_once() {
     });
 }
 
-/// W28: the links are lost, the receiver has waited, and the source asks after that.
+/// W28: the links are lost, the receiver has stopped waiting, and the source asks after that.
 #[test]
 fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
     bounded(|| {
@@ -156,12 +156,12 @@ fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
         let (destination, _) = listener.accept().unwrap();
         read_exactly(&destination, main.len());
         drop(link);
-        // It has given up.
+        // The receiver has given up.
         assert_eq!(read_rest(&destination), b"");
         let asking = Hello { token: Some(welcome.token), ask: true, ..greeting };
         let error = dial(&address.to_string(), None, &asking).unwrap_err();
         assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
-        // It was answered, and ends.
+        // The source was answered, and the receiver ends.
         running.join().unwrap();
     });
 }

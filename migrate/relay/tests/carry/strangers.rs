@@ -1,4 +1,4 @@
-//! The source relay's own socket: what connects there and is no stream of its migration.
+//! Connections to the source relay's own socket that are not streams of its migration.
 
 use crate::harness::{
     assert_same, bounded, destination_qemu, read_exactly, read_rest, source_qemu, Options, Reader,
@@ -32,7 +32,7 @@ fn a_second_migration_is_refused_and_the_first_one_goes_on() {
         assert_same(&read_exactly(&destination, 5000), &first[..5000], "its beginning");
         for _ in 0..3 {
             let other = sending.connect();
-            // It may be closed before all is written.
+            // The relay may close it before all is written.
             let _ = (&other).write_all(&second);
             assert_eq!(read_rest(&other), b"");
             noticed(&sending, "refused a second migration");
@@ -50,7 +50,7 @@ fn a_second_migration_is_refused_and_the_first_one_goes_on() {
     });
 }
 
-/// A migration by relays that run goes through.
+/// A migration by running relays succeeds.
 fn still_carries(receiving: &Receiving, sending: Sending) {
     let streams = single(200);
     let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);
@@ -84,7 +84,7 @@ fn a_connection_that_never_writes_is_told_apart_from_a_migration() {
     bounded(|| {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());
-        // As an NBD client, which waits for its server.
+        // Like an NBD client, which waits for its server.
         let silent = sending.connect();
         noticed(&sending, "NBD");
         assert_eq!(read_rest(&silent), b"");

@@ -1,4 +1,4 @@
-//! Without a return path: what is known, and what is not, is never called success.
+//! Without a return path: an unknown result is never called success.
 
 use crate::harness::{
     assert_same, bounded, pages, read_exactly, read_rest, Options, Receiving, Sending, PAGE,
@@ -25,7 +25,7 @@ fn without_return_path() -> Vec<u8> {
 
 type Ends = (Result<SourceEnd, RelayError>, Result<DestinationEnd, RelayError>);
 
-/// Sends `bytes` and closes, as such a source does; the destination QEMU does what `reads` does.
+/// Sends `bytes` and closes, as such a source does; `reads` acts as the destination QEMU.
 fn carried(bytes: Vec<u8>, reads: impl FnOnce(UnixStream)) -> Ends {
     let receiving = Receiving::new();
     let listener = receiving.qemu(None);
@@ -36,7 +36,7 @@ fn carried(bytes: Vec<u8>, reads: impl FnOnce(UnixStream)) -> Ends {
     // A migration that is cut at once need not have reached the destination.
     let (destination, _) = listener.accept().unwrap();
     let writer = std::thread::spawn(move || {
-        // It may be cut off.
+        // The relay may close it early.
         let _ = (&source).write_all(&rest);
     });
     reads(destination);
@@ -57,8 +57,8 @@ fn a_whole_stream_is_delivered_and_called_unconfirmed() {
     });
 }
 
-/// A destination QEMU that has read all closes at once, before its writer has said that it wrote
-/// all.
+/// A destination QEMU that has read everything closes at once, before its writer has reported that
+/// it wrote everything.
 #[test]
 fn a_destination_that_closes_as_soon_as_it_has_all_has_not_failed() {
     bounded(|| {

@@ -1,41 +1,39 @@
-//! The latency of the path without the queue that the window itself makes.
+//! The latency of the path without the queue that the window itself causes.
 //!
-//! From the reading of a frame to its acknowledgement a frame takes the latency of the path and
-//! waits behind the frames before it. In a steady flow the window decides how long, so a minimum
-//! over recent frames would creep up by the window's own queue each time it is taken anew. As in
-//! BBR, a *probe* lets the queue drain and looks at the frames that follow: after 10 s without a
-//! frame as fast as the minimum, and soon when all frames are slower than the window explains or
-//! the rate falls, as then the path may have changed, and too small a window lowers the rate with
-//! each round trip.
+//! The time from the reading of a frame to its acknowledgement is the latency of the path plus the
+//! wait behind earlier frames. In a steady flow the window determines that wait, so a minimum over
+//! recent frames would grow by the window's own queue each time it is measured. As in BBR, a
+//! *probe* lets the queue drain and measures the frames that follow. It runs after 10 s without a
+//! frame as fast as the minimum. It also runs soon after all frames have become slower than the
+//! window explains, or the rate has fallen: the path may have changed, and too small a window
+//! lowers the rate with each round trip.
 
 use std::time::{Duration, Instant};
 
-/// Drain time the relays may hold beyond the path itself. With QEMU's own socket buffers the hidden
-/// part of the downtime stays under 20 ms.
+/// Drain time of the bytes that the relays may hold beyond the path itself. With QEMU's own socket
+/// buffers the hidden part of the downtime stays under 20 ms.
 pub(super) const QUEUE: Duration = Duration::from_millis(15);
 
-/// A minimum that no frame has confirmed for so long is measured anew.
+/// A minimum that no frame has confirmed for this long is measured again.
 const CONFIRMED: Duration = Duration::from_secs(10);
-/// Frames that are slower than the window explains for this long, and for a round trip, have a
-/// probe.
+/// Frames slower than the window explains for this long, and for a round trip, cause a probe.
 const SLOW: Duration = Duration::from_millis(200);
-/// How long a probe looks, and at least until one frame has come back.
+/// How long a probe measures; longer if no frame has come back by then.
 const LOOK: Duration = Duration::from_millis(50);
-/// A rate that has fallen to this part has a probe as well: when the latency has risen by less than
-/// the queue may be, frames are not slower than the window explains, and the rate falls all the
-/// same.
+/// A rate that has fallen to this fraction causes a probe too. When the latency has risen by less
+/// than the allowed queue, the window still explains the frames' delay, and yet the rate falls.
 const FALLEN: f64 = 0.9;
-/// Between such probes: longer with each that finds the latency unchanged.
+/// Pause between such probes: longer after each that finds the latency unchanged.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
     Idle,
-    /// Frames of before `since` drain.
+    /// Frames read before `since` drain.
     Draining {
         since: Instant,
     },
-    /// Frames that were read after `since` show the path.
+    /// Frames read after `since` show the latency of the path.
     Looking {
         since: Instant,
         least: Option<Duration>,
@@ -48,13 +46,13 @@ pub(super) struct Sample {
     pub(super) now: Instant,
     /// From reading to acknowledgement.
     pub(super) latency: Duration,
-    /// How much of that the frame's own bytes take at the drain rate.
+    /// The part of that during which the frame's own bytes drain at the drain rate.
     pub(super) own: Duration,
-    /// Bytes that are still in flight.
+    /// Bytes still in flight.
     pub(super) in_flight: u64,
     /// The drain rate, bytes per second.
     pub(super) rate: f64,
-    /// How long a whole window takes at that rate.
+    /// How long a whole window takes to drain at that rate.
     pub(super) window: Duration,
 }
 
@@ -65,7 +63,7 @@ impl Sample {
     }
 }
 
-/// Follows the latency of the path.
+/// Tracks the latency of the path.
 #[derive(Debug)]
 pub(super) struct Latency {
     least: Option<Duration>,
@@ -74,15 +72,15 @@ pub(super) struct Latency {
     probe: Probe,
     /// The best rate since the last probe.
     best_rate: f64,
-    /// Since when all frames are slower than the window explains.
+    /// Since when all frames have been slower than the window explains.
     slow_since: Option<Instant>,
     /// A reader has waited for the window since then.
     is_limited: bool,
-    /// No probe for slow frames before this.
+    /// Slow frames cause no probe before this.
     not_before: Instant,
     pause: Duration,
     round: Round,
-    /// The last round found no queue though the window was the limit.
+    /// The last round found no queue although the window was the limit.
     has_no_queue: bool,
 }
 
@@ -121,23 +119,24 @@ impl Latency {
         self.least
     }
 
-    /// Whether a probe has the window shrunk.
+    /// Whether a probe shrinks the window now.
     pub(super) fn is_probing(&self) -> bool {
         self.probe != Probe::Idle
     }
 
-    /// The last round found no queue though the window was the limit: the path takes more.
+    /// Whether the last round found no queue although the window was the limit: the path can take
+    /// more.
     pub(super) fn has_no_queue(&self) -> bool {
         self.has_no_queue
     }
 
-    /// A reader had to wait for the window.
+    /// Records that a reader had to wait for the window.
     pub(super) fn waited(&mut self) {
         self.is_limited = true;
         self.round.is_limited = true;
     }
 
-    /// A frame was acknowledged. `drained`: bytes in flight at which the queue is gone.
+    /// Records an acknowledged frame. `drained`: bytes in flight at which the queue is empty.
     pub(super) fn sample(&mut self, sample: Sample, drained: u64) {
         let Sample { now, latency, .. } = sample;
         let known = self.least.unwrap_or(latency);
@@ -151,7 +150,8 @@ impl Latency {
         match self.probe {
             Probe::Idle => self.watch(sample, least),
             Probe::Draining { since } => {
-                // Several streams may each have a frame in flight, which can be more than that.
+                // Several streams may each have a frame in flight, which can be more than
+                // `drained`.
                 if sample.in_flight <= drained || sample.is_read_after(since) {
                     self.probe = Probe::Looking { since: now, least: None };
                 }
@@ -168,7 +168,7 @@ impl Latency {
         }
     }
 
-    /// Looks for reasons to probe.
+    /// Checks for reasons to probe.
     fn watch(&mut self, sample: Sample, least: Duration) {
         let Sample { now, latency, .. } = sample;
         self.round.least = self.round.least.min(latency.saturating_sub(sample.own));
@@ -176,7 +176,7 @@ impl Latency {
             self.has_no_queue = self.round.is_limited && self.round.least <= least + QUEUE / 6;
             self.round = Round::new(now);
         }
-        // The floor of the window may be more than the queue should be.
+        // The least window may hold more than the queue allows.
         let explained = (least + QUEUE).max(sample.window);
         if latency <= explained + explained / 4 {
             self.slow_since = None;
@@ -198,7 +198,7 @@ impl Latency {
         }
     }
 
-    /// A probe has seen `seen`, where `known` was believed.
+    /// Ends a probe that measured `seen`; the minimum was `known`.
     fn conclude(&mut self, sample: Sample, known: Duration, seen: Duration) {
         let Sample { now, rate, .. } = sample;
         let is_new = seen > known + known / 4 + Duration::from_millis(2);

@@ -1,13 +1,13 @@
-//! How many uncompressed bytes may be in flight (W16).
+//! The limit on uncompressed bytes in flight (W16).
 //!
 //! Every byte that the relays hold when the VM stops is downtime that QEMU did not plan for. So the
-//! window follows the drain rate: enough to fill the path (rate x latency) and 15 ms of drain on
-//! top, which the codec threads and the link need to never run dry between two acknowledgements.
+//! window follows the drain rate. It fills the path (rate x latency) and adds 15 ms of drain, which
+//! the codec threads and the link need so as never to run dry between two acknowledgements.
 //!
-//! Rate and latency are measured on the bytes that the window lets through, so a window that is too
-//! small must not take its own effect for the path's: it would shrink for ever. The latency is
-//! therefore probed when all frames are slower than the window explains (`latency`), and while no
-//! queue is found the window grows by a quarter each round trip, whatever the rate was (`rate`).
+//! Rate and latency are measured on the bytes that the window lets through. Too small a window must
+//! not mistake its own effect for the path's: it would shrink for ever. So the latency is probed
+//! when all frames are slower than the window explains (`latency`), and while no queue is found the
+//! window grows by a quarter each round trip, whatever the rate was (`rate`).
 
 mod latency;
 mod rate;
@@ -18,27 +18,27 @@ use latency::{Latency, Sample, QUEUE};
 use rate::Rate;
 use std::time::{Duration, Instant};
 
-/// Before anything is known: one batch in flight for each of 8 codec threads.
+/// Before the first measurement: one batch in flight for each of 8 codec threads.
 const START: u64 = 4 << 20;
-/// Never less, but for a probe: two batches of 512 KiB, or ratio and pipelining suffer (0.3 s at 30
-/// Mbit/s uncompressed).
+/// The least window, except in a probe: two batches of 512 KiB. Less would cost ratio and
+/// pipelining. (At 30 Mbit/s uncompressed it is 0.3 s.)
 const FLOOR: u64 = 1 << 20;
-/// A probe leaves this part of the window, so that the queue is gone.
+/// A probe divides the window by this, so that the queue drains.
 const PROBE_PART: u64 = 8;
-/// The least a probe leaves.
+/// The least window in a probe.
 const PROBE_FLOOR: u64 = 64 << 10;
 
-/// What an acknowledgement says.
+/// The content of an acknowledgement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivery {
     pub(crate) now: Instant,
-    /// Plain bytes of all frames that it acknowledges.
+    /// Plain bytes of all frames acknowledged.
     pub(crate) bytes: u64,
     /// From the reading of the first of these frames to now.
     pub(crate) latency: Duration,
     /// Plain bytes of that frame.
     pub(crate) first_bytes: u64,
-    /// Plain bytes that are still in flight.
+    /// Plain bytes still in flight.
     pub(crate) in_flight: u64,
 }
 
@@ -51,12 +51,12 @@ pub(crate) struct Pacing {
 }
 
 impl Pacing {
-    /// `cap`: what the receiver's buffers hold, bytes.
+    /// `cap`: bytes that the receiver's buffers hold.
     pub(crate) fn new(now: Instant, cap: u64) -> Self {
         Self { rate: Rate::new(now), latency: Latency::new(now), cap }
     }
 
-    /// An acknowledgement has come.
+    /// Records an acknowledgement.
     pub(crate) fn delivered(&mut self, delivery: Delivery) {
         let Delivery { now, bytes, latency, first_bytes, in_flight } = delivery;
         let drained = self.probe_window();
@@ -76,7 +76,7 @@ impl Pacing {
         }
     }
 
-    /// A reader had to wait for the window.
+    /// Records that a reader had to wait for the window.
     pub(crate) fn waited(&mut self) {
         self.rate.waited();
         self.latency.waited();
@@ -96,8 +96,8 @@ impl Pacing {
         }
     }
 
-    /// How many chunks the window is to be cut into, at least. On a long path the bytes of one take
-    /// as long as the queue may be, if they are a quarter.
+    /// The least number of chunks in a window. On a long path a chunk of a quarter of the window
+    /// takes as long to drain as the allowed queue.
     pub(crate) fn chunks(&self) -> u64 {
         let is_long = self.latency.least().is_some_and(|latency| latency > 2 * QUEUE);
         if is_long {
@@ -140,7 +140,7 @@ mod tests {
         Delivery { now, bytes, latency: AT_ONCE, first_bytes: bytes, in_flight: 0 }
     }
 
-    /// Drains `rate` bytes/s with 2 ms latency for a second and gives the window.
+    /// Drains `rate` bytes/s with 2 ms latency for a second and returns the window.
     fn window_at(rate: u64) -> u64 {
         let start = Instant::now();
         let mut pacing = Pacing::new(start, 64 << 20);

@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-/// The shortest sample. On longer paths a sample lasts a round trip, as acknowledgements come in
-/// bursts, one a round trip.
+/// The shortest sample. On a longer path a sample lasts a round trip, since acknowledgements arrive
+/// in one burst per round trip.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// The rate is the best of this many samples, so that a pause of the source does not read as a slow
-/// link.
+/// The rate is the best of this many samples, so that a pause of the source does not look like a
+/// slow link.
 const SAMPLES: usize = 16;
 
-/// Follows the drain rate.
+/// Tracks the drain rate.
 #[derive(Debug)]
 pub(super) struct Rate {
     samples: [f64; SAMPLES],
     at: usize,
     since: Instant,
     bytes: u64,
-    /// Somebody waited for the window during this sample: the sample shows the link, not the
-    /// source.
+    /// A reader waited for the window during this sample: the sample shows the rate of the link,
+    /// not of the source.
     is_limited: bool,
 }
 
@@ -26,7 +26,7 @@ impl Rate {
         Self { samples: [0.0; SAMPLES], at: 0, since: now, bytes: 0, is_limited: false }
     }
 
-    /// `bytes` were delivered, over a path with round trips of `round`.
+    /// Records `bytes` delivered over a path with round trips of `round`.
     pub(super) fn delivered(&mut self, now: Instant, bytes: u64, round: Duration) {
         self.bytes += bytes;
         let span = now.saturating_duration_since(self.since);
@@ -42,14 +42,14 @@ impl Rate {
         self.restart(now);
     }
 
-    /// Begins a new sample: what was delivered since the last one says nothing of the rate.
+    /// Begins a new sample: the deliveries since the last one do not show the rate.
     pub(super) fn restart(&mut self, now: Instant) {
         self.since = now;
         self.bytes = 0;
         self.is_limited = false;
     }
 
-    /// A reader had to wait for the window.
+    /// Records that a reader had to wait for the window.
     pub(super) fn waited(&mut self) {
         self.is_limited = true;
     }

@@ -8,11 +8,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-/// What `credit` cuts: a part of the window, between these.
+/// The limits of a chunk, which `credit` makes a part of the window.
 const CHUNK: (u64, u64) = (64 << 10, 557_056);
 const CAP: u64 = 120 * 557_056;
 
-/// What the path does from a moment on.
+/// The path from a moment on.
 #[derive(Clone, Copy)]
 struct Phase {
     from: f64,
@@ -27,9 +27,9 @@ struct Phase {
 #[derive(Clone, Copy, PartialEq)]
 enum Bulk {
     None,
-    /// Keeps so many bytes in flight.
+    /// Keeps this many bytes in flight.
     Window(u64),
-    /// Grows by a frame each round trip, and halves when the bottleneck's queue is longer than so
+    /// Grows by a frame each round trip, and halves when the bottleneck's queue is longer than this
     /// many seconds (Reno over a deep buffer).
     Reno(f64),
 }
@@ -52,10 +52,11 @@ impl Ord for Time {
     }
 }
 
-/// What became of the session's bytes.
+/// The fate of the session's bytes.
 struct Run {
-    /// When each frame was acknowledged, its bytes, and how long the drain of what was in flight
-    /// took beyond the path's round trip: the hidden downtime had the VM stopped then, seconds.
+    /// For each frame: when it was acknowledged, its bytes, and by how much the drain of the bytes
+    /// then in flight exceeds the path's round trip, in seconds: the hidden downtime if the VM had
+    /// stopped then.
     acked: Vec<(f64, u64, f64)>,
 }
 
@@ -67,7 +68,7 @@ impl Run {
         bytes as f64 / (to - from)
     }
 
-    /// The hidden downtime that 95 of 100 frames stay below, between two moments.
+    /// The 95th percentile of the hidden downtime between two moments.
     fn hidden(&self, from: f64, to: f64) -> f64 {
         let mut hidden: Vec<f64> = self
             .acked
@@ -80,20 +81,20 @@ impl Run {
     }
 }
 
-/// Runs a session over `phases` until `end`, from `begin` on.
+/// Runs a session over `phases`, from `begin` to `end`.
 fn run(phases: &[Phase], begin: f64, end: f64) -> Run {
     let zero = Instant::now();
     let at = |seconds: f64| zero + Duration::from_secs_f64(seconds);
     let phase = |now: f64| *phases.iter().rev().find(|phase| phase.from <= now).unwrap();
     let mut pacing = Pacing::new(at(begin), CAP);
-    // When, whose (0 the session), bytes, when it was sent.
+    // Arrival, flow (0: the session), bytes, time of sending.
     let mut acks: BinaryHeap<Reverse<(Time, usize, u64, Time)>> = BinaryHeap::new();
     let (mut free_at, mut last_ack) = (0.0f64, [0.0f64; 2]);
     let (mut in_flight, mut bulk_window, mut halved) = ([0u64; 2], 0.0f64, 0.0f64);
     let mut acked = Vec::new();
     let mut jitter = 0x9e37_79b9_7f4a_7c15u64;
     let mut now = 0.0;
-    // So that a competitor that comes late begins.
+    // Lets a competitor that starts late begin.
     let mut tick = 0.0;
     while now < end {
         let path = phase(now);
@@ -103,7 +104,7 @@ fn run(phases: &[Phase], begin: f64, end: f64) -> Run {
             jitter ^= jitter << 17;
             // Codec threads and schedulers: up to 2 ms.
             let work = (jitter % 1000) as f64 * 2e-6;
-            // Without any rate, nothing goes before the next phase.
+            // With a rate of 0, nothing is sent before the next phase.
             let (begin, rate) = match phases.iter().find(|phase| phase.from > now) {
                 Some(next) if path.rate == 0.0 => (next.from, next.rate),
                 _ => (now + work, path.rate),
@@ -163,8 +164,8 @@ fn run(phases: &[Phase], begin: f64, end: f64) -> Run {
     Run { acked }
 }
 
-/// The session of `phases` against one that is made when the last phase begins: 5 s later it has to
-/// have 90 % of what that one has in the end. `spans`: seconds after the last change.
+/// Compares the session over `phases` with one that starts with the last phase: 5 s later it must
+/// have 90 % of the other's final rate. `spans`: seconds after the last change.
 fn recovers_over(name: &str, phases: &[Phase], spans: &[(f64, f64)]) -> Run {
     let last = phases.last().unwrap().from;
     let end = spans.last().unwrap().1;
@@ -188,14 +189,16 @@ fn recovers(name: &str, phases: &[Phase]) -> Run {
     recovers_over(name, phases, &[(5.0, 7.0), (7.0, 15.0), (10.0, 25.0)])
 }
 
-/// Of a proxy; of 1 Gbit/s with pages that compress to a third; of 10 Gbit/s; of a slow line.
+/// The rates of a proxy; of 1 Gbit/s with pages that compress to a third; of 10 Gbit/s; of a slow
+/// line.
 const RATES: [f64; 4] = [62.5e6, 350e6, 1.2e9, 10e6];
 
 #[test]
 fn latency_that_rises_costs_5_s_at_most() {
     for rate in RATES {
         for to in [0.008, 0.014, 0.018, 0.02, 0.03, 0.05, 0.1] {
-            // Of several moments, as what is measured anew each 10 s must not be what helps.
+            // At several moments: the measurement that repeats every 10 s must not be the one that
+            // helps.
             for (from, at) in [(0.0, 3.0), (0.0005, 6.0), (0.005, 9.7), (0.0005, 14.3)] {
                 let name = format!("{} MB/s, {from} to {to} s at {at} s", rate / 1e6);
                 recovers(&name, &[path(0.0, rate, from), path(at, rate, to)]);
@@ -210,7 +213,7 @@ fn latency_that_falls_again_costs_5_s_at_most_and_the_window_follows() {
         for high in [0.05, 0.1] {
             let phases = [path(0.0, rate, 0.0005), path(8.0, rate, high), path(24.0, rate, 0.0005)];
             let run = recovers(&format!("{} MB/s, back from {high} s", rate / 1e6), &phases);
-            // Where the floor of the window does not say otherwise (W16).
+            // Except where the least window exceeds the allowed queue (W16).
             if rate > 60e6 {
                 for (from, to) in [(2.0, 8.0), (16.0, 24.0), (30.0, 49.0)] {
                     let hidden = run.hidden(from, to);
@@ -228,7 +231,7 @@ fn a_resumed_link_on_another_path_is_as_good_as_a_fresh_session() {
     recovers("faster and longer", &[path(0.0, slow, 0.0005), path(7.0, fast, 0.08)]);
     recovers("slower and shorter", &[path(0.0, fast, 0.08), path(7.0, slow, 0.0005)]);
     recovers("faster and shorter", &[path(0.0, slow, 0.08), path(7.0, fast, 0.0005)]);
-    // Nothing moves for 4 s in between.
+    // Nothing arrives for 4 s in between.
     let away = path(7.0, 0.0, 0.0005);
     recovers("an outage", &[path(0.0, fast, 0.0005), away, path(11.0, slow, 0.05)]);
 }
@@ -239,11 +242,11 @@ fn a_competing_bulk_flow_leaves_what_a_fresh_session_gets() {
         for bulk in [Bulk::Window(4 << 20), Bulk::Window(12 << 20), Bulk::Reno(0.2)] {
             let alone = path(0.0, 62.5e6, round_trip);
             let shared = Phase { from: 6.0, bulk, ..alone };
-            // Reno takes its turns: seconds are not enough.
+            // Reno oscillates: the spans must be longer than seconds.
             recovers_over("a bulk flow comes", &[alone, shared], &[(5.0, 65.0)]);
             let left = path(26.0, 62.5e6, round_trip);
             let run = recovers("a bulk flow goes", &[alone, shared, left]);
-            // The minimum of the busy time is measured anew within 10 s.
+            // The minimum of the busy time is measured again within 10 s.
             let hidden = run.hidden(38.0, 51.0);
             assert!(hidden < 0.02, "{hidden} s are hidden once the bulk flow has gone");
         }
@@ -256,13 +259,13 @@ fn a_steady_path_is_full_and_hides_little() {
         for round_trip in [0.0, 0.0005, 0.01, 0.05, 0.1] {
             let steady = run(&[path(0.0, rate, round_trip)], 0.0, 120.0);
             let name = format!("{} MB/s, {round_trip} s", rate / 1e6);
-            // What the receiver's buffers and the window's cap allow.
+            // The rate that the receiver's buffers and the window's cap allow.
             let most = rate.min(CAP as f64 / (round_trip + 0.001));
             let share = steady.rate(5.0, 120.0) / most;
             println!("{name}: {:.1} % of the path", 100.0 * share);
             assert!(share > 0.88, "{name}: {share}");
             if rate > 60e6 {
-                // The minimum does not creep up by the window's own queue.
+                // The minimum does not grow by the window's own queue.
                 let hidden = steady.hidden(60.0, 120.0);
                 assert!(hidden < 0.02, "{name}: {hidden} s are hidden");
             }

@@ -5,9 +5,9 @@ use crate::cursor::{be32, Feed};
 use crate::facts::Facts;
 use crate::layout::is_page_size;
 
-/// Longest machine type name believed; QEMU's have about 20 bytes.
+/// Longest machine type name accepted; QEMU's have about 20 bytes.
 const MAX_MACHINE_NAME: usize = 256;
-/// Most capabilities a configuration section may name; QEMU has under 40.
+/// Most capabilities accepted in a configuration section; QEMU has under 40.
 const MAX_CAPABILITIES: u32 = 256;
 
 impl Main {
@@ -20,7 +20,7 @@ impl Main {
 
     pub(super) fn configuration(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) -> Option<()> {
         match self.state {
-            // One byte decides; looking at it does not read it.
+            // One byte decides; it is not consumed here.
             State::AfterConfiguration if *feed.rest().first()? != 0x05 => {
                 return self.next(State::Tag);
             }

@@ -1,8 +1,8 @@
 //! Grammar of the main channel: file header, configuration, commands, sections of RAM.
 //!
 //! A state machine over fields (`state`), in the parts of the grammar (`configuration`, `section`,
-//! `table`, `ram`). A field that a feed cuts is collected in [`Gather`](crate::cursor::Gather);
-//! long things (page bodies, blobs, names) are skipped by count and never kept. Every transition
+//! `table`, `ram`). A field that a feed splits is collected in [`Gather`](crate::cursor::Gather);
+//! long fields (page bodies, blobs, names) are skipped by length and never copied. Every transition
 //! that needs no more bytes is made at once, so that [`Facts`] are current at the end of each feed.
 
 mod configuration;

@@ -1,4 +1,4 @@
-//! Records of RAM: pages, zero pages, barrier markers, and what ends a section's body.
+//! Records of RAM: pages, zero pages, barrier markers, and the end of a section's body.
 
 use super::state::{Form, Main, Markers, Section, State};
 use crate::cursor::{be32, be64, Feed};
@@ -46,7 +46,7 @@ impl Main {
         self.next(State::Record)
     }
 
-    /// What follows the `u64` of a record that no run has.
+    /// Parses the fields that follow a record's `u64`, for records outside runs.
     pub(super) fn record_rest(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) -> Option<()> {
         let size = facts.page_size as u64;
         match self.state {
@@ -81,7 +81,7 @@ impl Main {
         self.lost(feed, facts)
     }
 
-    /// The next `u64`, and how many of its bytes this feed has.
+    /// The next `u64`, and how many of its bytes are in this feed.
     pub(super) fn record_value(&mut self, feed: &mut Feed<'_>) -> Option<(u64, usize)> {
         let before = feed.pos();
         let value = be64(self.gather.field(feed, 8)?);
@@ -89,7 +89,7 @@ impl Main {
         Some((value, feed.pos() - before))
     }
 
-    /// Goes on behind the `u64` of a record.
+    /// Continues behind a record's `u64`, by its flags.
     pub(super) fn judge(
         &mut self,
         value: u64,
@@ -137,7 +137,8 @@ impl Main {
         })
     }
 
-    /// A barrier marker if `kind` is what marks barriers here. `len` bytes of it were just read.
+    /// Counts a barrier marker if `kind` marks barriers in this stream. Its last `len` bytes were
+    /// just read.
     fn marker(&mut self, kind: Markers, len: usize, feed: &mut Feed<'_>, facts: &mut Facts) {
         if self.markers == Markers::Undecided && self.section == Section::Start {
             self.markers = kind;
@@ -159,7 +160,7 @@ impl Main {
     }
 }
 
-/// How many whole zero records in a row `rest` begins with, the first of which has value `first`.
+/// How many whole consecutive zero records `rest` begins with; the first has value `first`.
 fn zero_run(rest: &[u8], first: u64, step: u64) -> u32 {
     let mut expected = first;
     let mut count = 0;
@@ -173,7 +174,7 @@ fn zero_run(rest: &[u8], first: u64, step: u64) -> u32 {
     count
 }
 
-/// How many whole page records in a row `rest` begins with, the first of which has value `first`.
+/// How many whole consecutive page records `rest` begins with; the first has value `first`.
 fn page_run(rest: &[u8], first: u64, size: usize) -> u32 {
     let mut expected = first;
     let mut count = 0;

@@ -1,5 +1,5 @@
-//! Between and around the bodies of sections: tags, commands, heads, the bodies of other handlers
-//! than RAM, and footers.
+//! Around the bodies of sections: tags, commands, section heads, the bodies of handlers other than
+//! RAM, and footers.
 
 use super::state::{Form, Main, Section, State};
 use crate::cursor::{be32, be64, Feed};
@@ -10,15 +10,15 @@ use crate::handlers::{self, At, Handler, Step};
 const MAX_PACKAGED: u32 = 512 << 20;
 /// Most 64-bit words in a virtio-mem bitmap: 2^32 blocks.
 const MAX_BITMAP_WORDS: u64 = 1 << 26;
-/// Most sections of other handlers remembered; one a VFIO device, one each for the others.
+/// Most sections of other handlers recorded; one a VFIO device, one each for the others.
 const MAX_OTHERS: usize = 64;
 
 impl Main {
     pub(super) fn section(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) -> Option<()> {
         match self.state {
-            // One byte decides; looking at it does not read it.
+            // One byte decides; it is not consumed here.
             State::Footer if *feed.rest().first()? != 0x7e && self.gather.is_empty() => {
-                // Footers are off (send-section-footer=off).
+                // The source writes no footers (send-section-footer=off).
                 return self.next(State::Tag);
             }
             State::Tag if *feed.rest().first()? == 0x00 => {
@@ -48,8 +48,8 @@ impl Main {
                     facts.switched = true;
                     facts.tail = false;
                 }
-                // Only RAM is iterated in postcopy but for block bitmaps, which do not survive a
-                // pause.
+                // In postcopy only RAM is iterated, apart from block bitmaps, which do not survive
+                // a pause.
                 if self.form == Form::Recovery && self.ram.is_none() {
                     self.ram = Some(id);
                 }
@@ -109,9 +109,9 @@ impl Main {
                 self.skip = u64::from(blob);
                 facts.postcopy_running = true;
                 facts.vm_stopped_hint = true;
-                // The destination runs the VM once it has the last byte of this.
+                // The destination runs the VM once it has the last byte of this state.
                 self.tail(feed, facts);
-                // Behind opaque bytes the guest may have written what looks like this.
+                // Behind opaque bytes the guest may have written bytes that look like this.
                 if facts.resyncs == 0 {
                     facts.switch_end = facts.fed + feed.pos() as u64 + u64::from(blob);
                 }

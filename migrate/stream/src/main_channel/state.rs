@@ -1,5 +1,4 @@
-//! Where the parser is in the main channel, and the transitions that every part of the grammar
-//! makes.
+//! The parser's state in the main channel, and the transitions common to all parts of the grammar.
 
 use crate::blocks::Blocks;
 use crate::cursor::{Feed, Gather};
@@ -11,33 +10,33 @@ use crate::resync::Scan;
 pub(crate) struct Main {
     pub(super) state: State,
     pub(super) gather: Gather,
-    /// Bytes to pass over before `state` goes on.
+    /// Bytes to skip before `state` continues.
     pub(super) skip: u64,
     pub(super) scan: Scan,
     /// Section id of RAM, once its START was seen.
     pub(super) ram: Option<u32>,
     /// Sections of other handlers whose START was seen, by id.
     pub(super) others: Vec<(u32, Handler)>,
-    /// Which section of RAM is being read, or was read last.
+    /// The section of RAM being read, or read last.
     pub(super) section: Section,
     pub(super) markers: Markers,
     pub(super) footer: u32,
     /// Bitwise or of the RAM block page sizes (command 3 with 16 bytes); 0 without postcopy.
     pub(super) block_page_sizes: u64,
-    /// Bytes of RAM blocks the block table has yet to name.
+    /// Bytes of RAM blocks that the block table has still to list.
     pub(super) table_left: u64,
     pub(super) blocks: Blocks,
     pub(super) form: Form,
 }
 
-/// What the connection is the main channel of.
+/// The kind of migration that the connection belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// A migration, from its file header.
     Whole,
-    /// A postcopy that goes on: section ids are those of a connection that nobody here has seen.
+    /// A recovered postcopy: the section ids are those of an earlier connection.
     Recovery,
-    /// Nothing: bare records.
+    /// Bare records (the preempt channel).
     Preempt,
 }
 
@@ -48,14 +47,14 @@ pub(super) enum Section {
     End,
 }
 
-/// Which record is the multifd barrier marker.
+/// The record that marks multifd barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Markers {
-    /// The body of START has shown no FLUSH yet.
+    /// The body of START has had no FLUSH yet.
     Undecided,
     Flush,
     Eos,
-    /// Nothing counts any more.
+    /// Markers do not count any more.
     Off,
 }
 
@@ -99,14 +98,15 @@ pub(super) enum State {
     Body,
     TableNameLen,
     TableLength,
-    /// Between two entries with postcopy on: a name length, or the first byte of a page size.
+    /// Between two entries with postcopy on: the length of a name, or the first byte of a page
+    /// size.
     TableNext,
     /// After the last entry with postcopy on: a page size, or the next record.
     TableLast,
-    /// A page size or, with ignore-shared, an address: told apart by the announced page sizes.
+    /// A page size or, with ignore-shared, an address: the announced page sizes decide.
     TablePageSizeOrAddress,
     TableAddress,
-    /// Not understood; looking for a RAM section.
+    /// Unknown bytes; looking for a RAM section.
     Lost,
     /// Device state up to the end of the stream.
     Tail,
@@ -147,7 +147,8 @@ impl Main {
         }
     }
 
-    /// Where in the last feed records of which block begin, by the block's place among all.
+    /// Where in the last feed the block of the records changes, and that block's position among
+    /// all.
     pub(crate) fn blocks(&self) -> &[(usize, u64)] {
         &self.blocks.seen
     }
@@ -165,7 +166,7 @@ impl Main {
         self.next(State::Record)
     }
 
-    /// From here on the bytes are not understood.
+    /// Gives up: from here on the bytes are not understood.
     pub(super) fn lost(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) -> Option<()> {
         self.tail(feed, facts);
         facts.opaque = true;

@@ -74,7 +74,7 @@ impl Main {
 
     /// Whether the block table may carry `value` as the page size of a block.
     fn is_block_page_size(&self, value: u64) -> bool {
-        // The field is left out for the host's base page, which is 4 KiB or more.
+        // QEMU omits the field for the host's base page size, which is 4 KiB or more.
         value.is_power_of_two() && value & self.block_page_sizes != 0 && value > 4096
     }
 }

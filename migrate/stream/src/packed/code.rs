@@ -3,7 +3,7 @@
 use super::error::UnpackError;
 use varint::Broken;
 
-/// Writes into a slice; `None` when it is full.
+/// Writes into a slice; returns `None` when it is full.
 pub(crate) struct Writer<'a> {
     out: &'a mut [u8],
     len: usize,
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         Ok(varint::unzigzag(self.varint()?))
     }
 
-    /// A varint that must fit 32 bits.
+    /// Reads a varint that must fit 32 bits.
     pub(crate) fn varint32(&mut self) -> Result<u32, UnpackError> {
         let at = self.pos;
         u32::try_from(self.varint()?).map_err(|_| UnpackError::Varint { at })

@@ -1,12 +1,12 @@
-//! What is wrong with a packed chunk.
+//! The errors of unpacking.
 
 use super::format::MAX_CHUNK;
 
-/// Why a packed chunk is not one. The peer that sent it is at fault, or the link between.
+/// Why a packed chunk is invalid. The fault of the peer that sent it, or of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// Fewer bytes than the fixed head and the lengths in it.
+    /// Fewer bytes than the fixed head and the lengths in it require.
     #[error("packed chunk of {len} bytes is shorter than its head says ({need})")]
     Short {
         /// Bytes given.
@@ -14,7 +14,7 @@ pub enum UnpackError {
         /// Bytes needed.
         need: usize,
     },
-    /// Another format, or a page size that no stream has.
+    /// An unknown format, or a page size that no stream has.
     #[error("packed chunk of format {format}, page size 2^{shift}, reserved {reserved:#06x}")]
     Format {
         /// First byte.
@@ -24,10 +24,10 @@ pub enum UnpackError {
         /// Third and fourth byte, which must be 0.
         reserved: u16,
     },
-    /// The plain length asked for is more than a chunk may have.
+    /// The plain length requested exceeds the limit of a chunk.
     #[error("plain length {len} exceeds {MAX_CHUNK}")]
     PlainTooLong {
-        /// Plain bytes asked for.
+        /// Plain bytes requested.
         len: usize,
     },
     /// The structure ends inside an operation.
@@ -42,7 +42,7 @@ pub enum UnpackError {
         /// Offset in the structure (or in a header's code).
         at: usize,
     },
-    /// An operation that covers nothing.
+    /// An operation of length zero.
     #[error("empty operation {op} at {at} of the structure")]
     Empty {
         /// Operation number.
@@ -50,7 +50,7 @@ pub enum UnpackError {
         /// Offset in the structure.
         at: usize,
     },
-    /// An operation makes more bytes than the chunk has left.
+    /// An operation makes more bytes than the chunk has room for.
     #[error("operation {op} at {at} of the structure makes {len} bytes where {room} are left")]
     Overrun {
         /// Operation number.
@@ -62,34 +62,34 @@ pub enum UnpackError {
         /// Plain bytes left.
         room: usize,
     },
-    /// An operation wants more literals or bodies than there are.
+    /// An operation needs more literals or bodies than there are.
     #[error("operation {op} at {at} of the structure wants {len} bytes of {left}")]
     Starved {
         /// Operation number.
         op: u8,
         /// Offset in the structure.
         at: usize,
-        /// Bytes it wants.
+        /// Bytes that it needs.
         len: usize,
         /// Literal or body bytes left.
         left: usize,
     },
-    /// The code of a multifd header is wrong.
+    /// The code of a multifd header is invalid.
     #[error("multifd header code at {at}: {what}")]
     Header {
         /// Offset in the header's code.
         at: usize,
-        /// What is wrong.
+        /// The defect.
         what: &'static str,
     },
-    /// The structure ended and something is left over.
+    /// The structure ended before all bytes were used or made.
     #[error("left over: {plain} plain bytes, {literals} of literals, {bodies} of bodies")]
     LeftOver {
-        /// Plain bytes that nothing filled.
+        /// Plain bytes not written.
         plain: usize,
-        /// Literal bytes that nothing took.
+        /// Literal bytes not used.
         literals: usize,
-        /// Body bytes that nothing took.
+        /// Body bytes not used.
         bodies: usize,
     },
 }

@@ -1,9 +1,9 @@
-//! Numbers of the packed form (`PACKED.md`).
+//! Constants of the packed form (`PACKED.md`).
 
-/// Most plain bytes one packed chunk stands for.
+/// Most plain bytes in one packed chunk.
 pub const MAX_CHUNK: usize = 1 << 20;
 
-/// First byte of a packed chunk; another number is another format.
+/// First byte of a packed chunk; other formats have other numbers.
 pub(crate) const FORMAT: u8 = 1;
 /// `format, log2 page size, 0, 0, structure length (u32), literals length (u32)`, big-endian.
 pub(crate) const HEAD_LEN: usize = 12;

@@ -1,8 +1,8 @@
-//! Multifd RAM packet headers, told by their fields and the ascending runs of their offsets.
+//! Multifd RAM packet headers, encoded as their fields and the ascending runs of their offsets.
 //!
 //! QEMU collects the pages of a packet in ascending order, then partitions the offsets in place
-//! into normal and zero pages with two cursors. The runs and one bit a page are enough to do the
-//! same again; [`encode`] does, and refuses what does not come out as it was.
+//! into normal and zero pages with two cursors. The runs and one bit a page suffice to repeat the
+//! partition. [`encode`] repeats it too, and refuses a header that it does not reproduce.
 
 use super::code::{Reader, Writer};
 use super::error::UnpackError;
@@ -17,23 +17,23 @@ const MAX_HEADER_LEN: usize = multifd_header_len(MIN_PAGE_SIZE);
 const MAX_OFFSETS: usize = MULTIFD_PACKET_SIZE / MIN_PAGE_SIZE;
 const _: () = assert!(multifd_header_len(MAX_PAGE_SIZE) > FIXED_LEN);
 
-/// Reserved bytes and block id are those of the header before.
+/// Reserved bytes and block id are those of the previous header.
 const SAME_ID: u8 = 0x01;
 /// `next_packet_size` is `normal_pages` pages.
 const PLAIN_SIZE: u8 = 0x02;
-/// Offsets behind the pages' are zero; else they are those of the header before.
+/// Offsets behind those of the pages are zero; otherwise they are the previous header's.
 const ZERO_TAIL: u8 = 0x04;
 const KNOWN: u8 = SAME_ID | PLAIN_SIZE | ZERO_TAIL;
 
-/// Marks an offset, which is a multiple of the page size, as a zero page's.
+/// Marks the offset of a zero page; offsets are multiples of the page size, so the bit is free.
 const ZERO: u64 = 1;
 
-/// Where the reserved bytes begin that SAME_ID takes along.
+/// Start of the reserved bytes that SAME_ID covers.
 const ID_FROM: usize = 36;
 
-/// Writes code that regenerates `header` exactly, given `before`, the header before it in the chunk
-/// (zeros when there is none). `None` when there is no room or no such code.
-/// `cursor` is the offset expected next, and is moved on.
+/// Writes code that reproduces `header` exactly, given `before`, the previous header in the chunk
+/// (zeros when there is none). `None` when the code does not fit or does not exist. `cursor` is the
+/// next expected offset, and is updated.
 pub(crate) fn encode(
     header: &[u8],
     before: Option<&[u8]>,
@@ -95,8 +95,8 @@ pub(crate) fn encode(
     Some(())
 }
 
-/// Reads the offsets of a header, `normal` ones first, and puts them in the order in which they are
-/// encoded; zero pages have the bit [`ZERO`]. `None` for one that is no multiple of the page size.
+/// Reads the offsets of a header, `normal` ones first, and puts them in the order of the code; zero
+/// pages have the bit [`ZERO`] set. `None` if an offset is no multiple of the page size.
 fn read_pages(offsets: &[u8], normal: u32, shift: u32, pages: &mut [u64]) -> Option<()> {
     let mut low_bits = 0;
     for (i, (page, offset)) in pages.iter_mut().zip(offsets.chunks_exact(8)).enumerate() {
@@ -108,7 +108,7 @@ fn read_pages(offsets: &[u8], normal: u32, shift: u32, pages: &mut [u64]) -> Opt
         return None;
     }
     if normal == 0 && !pages.is_empty() {
-        // What the partition makes of nothing but zero pages.
+        // The result of QEMU's partition for zero pages only.
         pages.rotate_right(1);
     } else if pages.len() > normal as usize {
         pages.sort_unstable();
@@ -116,8 +116,8 @@ fn read_pages(offsets: &[u8], normal: u32, shift: u32, pages: &mut [u64]) -> Opt
     Some(())
 }
 
-/// Writes runs of pages, each with its step from the offset `expected`; gives the offset behind the
-/// last one.
+/// Writes runs of pages, each with its distance from the offset `expected`; returns the offset
+/// behind the last run.
 fn encode_runs(pages: &[u64], mut expected: u64, shift: u32, code: &mut Writer<'_>) -> Option<u64> {
     let step = 1u64 << shift;
     let mut left = pages;
@@ -137,7 +137,7 @@ fn encode_runs(pages: &[u64], mut expected: u64, shift: u32, code: &mut Writer<'
     Some(expected)
 }
 
-/// Regenerates a header into `out`, whose length is a header's; the inverse of [`encode`].
+/// Reproduces a header in `out`, whose length is a header's; the inverse of [`encode`].
 pub(crate) fn decode(
     code: &mut Reader<'_>,
     before: Option<&[u8]>,
@@ -185,18 +185,7 @@ pub(crate) fn decode(
 
     let mut sorted = [0; MAX_OFFSETS];
     let pages = &mut sorted[..used];
-    let mut filled = 0;
-    while filled < used {
-        let mut offset = cursor.wrapping_add(code.signed()?.cast_unsigned() << shift);
-        let run = usize::try_from(code.varint()?).unwrap_or(usize::MAX);
-        let run = pages[filled..].get_mut(..=run).ok_or(bad("runs exceed the pages"))?;
-        filled += run.len();
-        for page in run {
-            *page = offset;
-            offset = offset.wrapping_add(1 << shift);
-        }
-        *cursor = offset;
-    }
+    decode_runs(code, at, shift, cursor, pages)?;
     if normal > 0 && zero > 0 {
         let bitmap = code.bytes(used.div_ceil(8))?;
         for (i, page) in pages.iter_mut().enumerate() {
@@ -220,7 +209,32 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// QEMU's two-cursor partition: zero pages to the end, in the order that it leaves them.
+/// Reads runs of pages as [`encode_runs`] writes them, until `pages` is full. `cursor` is the next
+/// expected offset, and is updated; `at` is where the header's code begins, for errors.
+fn decode_runs(
+    code: &mut Reader<'_>,
+    at: usize,
+    shift: u32,
+    cursor: &mut u64,
+    pages: &mut [u64],
+) -> Result<(), UnpackError> {
+    let mut filled = 0;
+    while filled < pages.len() {
+        let mut offset = cursor.wrapping_add(code.signed()?.cast_unsigned() << shift);
+        let run = usize::try_from(code.varint()?).unwrap_or(usize::MAX);
+        let what = "runs exceed the pages";
+        let run = pages[filled..].get_mut(..=run).ok_or(UnpackError::Header { at, what })?;
+        filled += run.len();
+        for page in run {
+            *page = offset;
+            offset = offset.wrapping_add(1 << shift);
+        }
+        *cursor = offset;
+    }
+    Ok(())
+}
+
+/// QEMU's two-cursor partition: moves zero pages to the end, in the order that QEMU leaves them in.
 fn partition(pages: &mut [u64]) {
     let (mut i, mut end) = (0, pages.len());
     while i < end {
@@ -233,7 +247,7 @@ fn partition(pages: &mut [u64]) {
     }
 }
 
-/// Whether `code`, as [`encode`] wrote it, gives `header` again.
+/// Whether `code`, as written by [`encode`], reproduces `header`.
 pub(crate) fn regenerates(
     header: &[u8],
     before: Option<&[u8]>,

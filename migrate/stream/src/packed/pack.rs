@@ -1,4 +1,4 @@
-//! Packing: one pass writes the structure, a second copies what the structure left out.
+//! Packing: one pass writes the structure, a second copies literals and bodies.
 
 use pages::same_filled;
 
@@ -9,12 +9,12 @@ use crate::cursor::be64;
 use crate::layout::{is_page_size, multifd_header_len};
 use crate::token::{Token, PAGE_FLAGS, ZERO_FLAGS, ZERO_RECORD_LEN};
 
-/// Packs one feed: `bytes`, and the `tokens` that cover them, at that `page_size`.
+/// Packs one feed: `bytes`, and the `tokens` that cover them, at `page_size`.
 ///
-/// The length written to the front of `out`, or `None`: no room in `out`, more than
-/// [`MAX_CHUNK`] bytes, or tokens that do not belong to the bytes. The caller then sends `bytes` as
-/// they are. Every byte that a token stands for is compared with what [`unpack`](crate::unpack)
-/// will make of it, and copied at most once; nothing is allocated.
+/// Returns the length written to the front of `out`. Returns `None` if the result does not fit into
+/// `out`, for more than [`MAX_CHUNK`] bytes, or if the tokens do not belong to the bytes. The
+/// caller then sends `bytes` raw. Every byte that a token stands for is compared with the result of
+/// [`unpack`](crate::unpack), and copied at most once; nothing is allocated.
 pub fn pack(bytes: &[u8], tokens: &[Token], page_size: usize, out: &mut [u8]) -> Option<usize> {
     if bytes.len() > MAX_CHUNK || !is_page_size(page_size) || out.len() < HEAD_LEN {
         return None;
@@ -52,15 +52,15 @@ pub fn pack(bytes: &[u8], tokens: &[Token], page_size: usize, out: &mut [u8]) ->
 
 struct Packer<'a> {
     bytes: &'a [u8],
-    /// Offset in `bytes` up to which the tokens reach.
+    /// Offset in `bytes` up to which tokens have been processed.
     pos: usize,
     page_size: usize,
     shift: u32,
-    /// Address expected next.
+    /// The next expected address.
     cursor: u64,
-    /// Where the last multifd header begins.
+    /// Offset of the last multifd header.
     header: Option<usize>,
-    /// Literal bytes before `pos` that no operation has yet.
+    /// Literal bytes before `pos` that belong to no operation yet.
     pending: usize,
     literals: usize,
     structure: Writer<'a>,
@@ -105,7 +105,7 @@ impl Packer<'_> {
         Some(())
     }
 
-    /// Writes where `count` records from `first` on lie, relative to the address expected.
+    /// Writes the position of `count` records from `first` on, relative to the expected address.
     fn address(&mut self, first: u64, flags: u64, count: u64) -> Option<()> {
         let address = first.wrapping_sub(flags);
         if address & (self.page_size as u64 - 1) != 0 {
@@ -116,8 +116,8 @@ impl Packer<'_> {
         Some(())
     }
 
-    /// Page bodies, each behind its record's `u64` when there is a `first`: runs of one fill word
-    /// apart from the rest.
+    /// Writes page bodies, each behind its record's `u64` if there is a `first`. Runs of one fill
+    /// word become operations of their own.
     fn bodies(&mut self, bytes: &[u8], first: Option<u64>) -> Option<()> {
         let head = if first.is_some() { 8 } else { 0 };
         let step = self.page_size as u64;
@@ -184,8 +184,8 @@ impl Packer<'_> {
     }
 }
 
-/// Copies literals and bodies of `bytes` to where the structure just written says. The bytes of
-/// bodies written, or `None` when they have no room.
+/// Copies literals and bodies of `bytes` as the structure describes. Returns the bytes of bodies
+/// written, or `None` when they do not fit.
 fn copy(
     bytes: &[u8],
     page_size: usize,
@@ -240,8 +240,8 @@ fn copy(
     Some(body)
 }
 
-/// Bytes that packing leaves out (zero runs, same-filled pages, headers), before the few bytes of
-/// structure it adds. Reads of each page body only as far as it is filled with one word.
+/// Bytes that packing saves (zero runs, same-filled pages, headers), without the few bytes of
+/// structure that it adds. Reads each page body only as far as it repeats one word.
 pub fn saving(bytes: &[u8], tokens: &[Token], page_size: usize) -> usize {
     let mut from = 0;
     let mut saved = 0;
@@ -263,15 +263,15 @@ pub fn saving(bytes: &[u8], tokens: &[Token], page_size: usize) -> usize {
     saved
 }
 
-/// Whether packing alone, with no codec behind it, makes a feed less than half as long, judged by
-/// its tokens (4 KiB pages assumed). Same-filled pages need the bytes: see [`saving`].
+/// Whether packing alone, without a codec, more than halves a feed, estimated from its tokens (4
+/// KiB pages assumed). Same-filled pages need the bytes: see [`saving`].
 pub fn worth_packing_without_codec(tokens: &[Token]) -> bool {
     let (mut runs, mut all) = (0, 0);
     for token in tokens {
         let len = token.len(4096);
         all += len;
         if let Token::ZeroRun { count, .. } = token {
-            // A run costs a handful of bytes of structure; a lone record hardly saves any.
+            // A run costs a few bytes of structure; a single record saves hardly any.
             runs += len - (*count as usize).min(1) * 5;
         } else if matches!(token, Token::MultifdHeader) {
             runs += len - 64;

@@ -1,4 +1,4 @@
-//! Unpacking: bytes of a peer in, plain bytes or an error out.
+//! Unpacking: turns a peer's bytes into plain bytes, or returns an error.
 
 use super::code::Reader;
 use super::error::UnpackError;
@@ -7,14 +7,14 @@ use super::header;
 use crate::layout::{is_page_size, multifd_header_len};
 use crate::token::{PAGE_FLAGS, ZERO_FLAGS, ZERO_RECORD_LEN};
 
-/// Turns a packed chunk back into the bytes it was made of. `out.len()` is their exact number.
+/// Unpacks a chunk. `out.len()` is the exact number of plain bytes.
 ///
-/// What `out` held does not matter. After an error it holds anything.
+/// The old contents of `out` do not matter. After an error they are unspecified.
 ///
 /// # Errors
 ///
-/// Whatever `packed` holds, the answer is the plain bytes or an [`UnpackError`]; time is bounded by
-/// the two lengths, and nothing is allocated.
+/// For any `packed`, the result is the plain bytes or an [`UnpackError`]. The two lengths bound the
+/// time, and nothing is allocated.
 pub fn unpack(packed: &[u8], out: &mut [u8]) -> Result<(), UnpackError> {
     if out.len() > MAX_CHUNK {
         return Err(UnpackError::PlainTooLong { len: out.len() });
@@ -55,20 +55,20 @@ pub fn unpack(packed: &[u8], out: &mut [u8]) -> Result<(), UnpackError> {
 
 struct Unpacker<'a> {
     reader: Reader<'a>,
-    /// What is left of them.
+    /// The literals not used yet.
     literals: &'a [u8],
     bodies: &'a [u8],
     out: &'a mut [u8],
-    /// Plain bytes made.
+    /// Plain bytes written so far.
     pos: usize,
     page_size: usize,
     shift: u32,
     cursor: u64,
-    /// Where the last multifd header begins in `out`.
+    /// Offset of the last multifd header in `out`.
     header: Option<usize>,
 }
 
-/// An operation being read, for errors.
+/// The current operation, for errors.
 #[derive(Clone, Copy)]
 struct At {
     op: u8,
@@ -168,7 +168,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Claims `n` units of plain bytes; how many bytes they are.
+    /// Claims `n` units of plain bytes; returns their length.
     fn room(&mut self, here: At, n: u64, unit: usize) -> Result<usize, UnpackError> {
         let room = self.out.len() - self.pos;
         let len = n.saturating_mul(unit as u64);
@@ -178,7 +178,7 @@ impl Unpacker<'_> {
         Ok(fits)
     }
 
-    /// The first record's value of `n` records.
+    /// The value of the first of `n` records.
     fn address(&mut self, flags: u64, n: u64) -> Result<u64, UnpackError> {
         let step = self.reader.signed()?.cast_unsigned() << self.shift;
         let address = self.cursor.wrapping_add(step);

@@ -1,4 +1,4 @@
-//! A made multifd channel.
+//! A synthetic multifd channel.
 
 use super::style::Style;
 use crate::{multifd_header_len, MULTIFD_PACKET_SIZE};
@@ -8,7 +8,8 @@ const DEVICE_STATE: u32 = 0x40;
 
 /// Writes a multifd channel, packet by packet.
 ///
-/// Like QEMU it keeps one packet header for its life, so what a version leaves stale is stale here.
+/// Like QEMU it reuses one packet header, so that fields which a version leaves stale are stale
+/// here.
 #[derive(Debug)]
 pub struct ChannelStream {
     out: Vec<u8>,
@@ -29,7 +30,7 @@ impl ChannelStream {
         ChannelStream { out, style, page_size, header }
     }
 
-    /// What was written since the last time.
+    /// Returns the bytes written since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }
@@ -39,7 +40,7 @@ impl ChannelStream {
         self.out.len()
     }
 
-    /// Whether all that was written is taken.
+    /// Whether all bytes written have been taken.
     pub fn is_empty(&self) -> bool {
         self.out.is_empty()
     }
@@ -65,7 +66,7 @@ impl ChannelStream {
         self.put(number, u32::from(sync) * SYNC, block, &order, normal, &payload)
     }
 
-    /// A packet whose payload was made by a compression method (2 zlib, 4 zstd ...).
+    /// A packet whose payload a compression method made (2 zlib, 4 zstd ...).
     pub fn compressed(
         &mut self,
         number: u64,
@@ -77,12 +78,13 @@ impl ChannelStream {
         self.put(number, method, block, offsets, offsets.len(), payload)
     }
 
-    /// A SYNC packet without pages, as the style has it.
+    /// A SYNC packet without pages, in this style.
     pub fn sync(&mut self, number: u64) -> &mut Self {
         self.without_pages(number, SYNC)
     }
 
-    /// The empty packet that 7.2 sends after a SYNC that rode on pages, with the same number.
+    /// The empty packet that 7.2 sends after a SYNC set on a packet with pages, with the same
+    /// number.
     pub fn empty(&mut self, number: u64) -> &mut Self {
         self.without_pages(number, 0)
     }
@@ -103,7 +105,7 @@ impl ChannelStream {
 
     fn without_pages(&mut self, number: u64, flags: u32) -> &mut Self {
         match self.style {
-            // Size, id and offsets of the packet before stay.
+            // Size, id and offsets of the previous packet remain.
             Style::Qemu72 => {
                 self.field(12, self.capacity());
                 self.field(16, 0);
@@ -161,7 +163,8 @@ impl ChannelStream {
 
 /// The order in which QEMU leaves offsets after moving zero pages (true) behind the others.
 ///
-/// Written from the description, apart from the decoder's own, so that the two judge each other.
+/// Implemented from the description, independently of the decoder, so that the two check each
+/// other.
 fn partition(pages: &[(u64, bool)]) -> Vec<u64> {
     let mut pages = pages.to_vec();
     let mut i = 0isize;

@@ -1,29 +1,29 @@
-//! A made main channel.
+//! A synthetic main channel.
 
 use crate::token::{
     FLAG_COMPRESS_PAGE, FLAG_CONTINUE, FLAG_EOS, FLAG_FLUSH, FLAG_MEM_SIZE, FLAG_PAGE, FLAG_XBZRLE,
     FLAG_ZERO,
 };
 
-/// Which section of RAM.
+/// A section of RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// The one with the block table.
+    /// The section with the block table.
     Start,
-    /// One of a pass.
+    /// A section of a pass.
     Part,
-    /// The last one.
+    /// The last section.
     End,
 }
 
-/// What the configuration section says.
+/// The contents of the configuration section.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Configuration<'a> {
     /// Machine type.
     pub machine: &'a str,
     /// The target-page-bits subsection.
     pub page_bits: Option<u32>,
-    /// The capabilities subsection, when there are any.
+    /// The capabilities subsection, if not empty.
     pub capabilities: &'a [&'a str],
     /// The uuid subsection.
     pub uuid: Option<[u8; 16]>,
@@ -36,26 +36,26 @@ pub struct MainStream {
     page_size: usize,
     block: Option<String>,
     footers: bool,
-    /// The section under way.
+    /// The id of the current section.
     id: u32,
 }
 
-/// Section id of RAM in made streams, as QEMU 7.2 has it.
+/// Section id of RAM in synthetic streams, as in QEMU 7.2.
 const RAM: u32 = 2;
 
 impl MainStream {
-    /// A stream of such pages, with nothing in it.
+    /// An empty stream with pages of `page_size` bytes.
     pub fn new(page_size: usize) -> Self {
         MainStream { out: Vec::new(), page_size, block: None, footers: true, id: RAM }
     }
 
-    /// As with `send-section-footer=off`.
+    /// Writes no footers, as with `send-section-footer=off`.
     pub fn without_footers(mut self) -> Self {
         self.footers = false;
         self
     }
 
-    /// What was written since the last time.
+    /// Returns the bytes written since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }
@@ -65,7 +65,7 @@ impl MainStream {
         self.out.len()
     }
 
-    /// Whether all that was written is taken.
+    /// Whether all bytes written have been taken.
     pub fn is_empty(&self) -> bool {
         self.out.is_empty()
     }
@@ -118,7 +118,7 @@ impl MainStream {
         self.command(3, &[block_page_sizes.to_be_bytes(), page.to_be_bytes()].concat())
     }
 
-    /// PACKAGED and its blob; postcopy starts, so the next page names its block.
+    /// PACKAGED and its blob. Postcopy starts, so the next page names its block.
     pub fn packaged(&mut self, blob: &[u8]) -> &mut Self {
         self.block = None;
         self.command(7, &len32(blob.len()).to_be_bytes()).raw(blob)
@@ -152,7 +152,7 @@ impl MainStream {
         self.u64(FLAG_EOS).footer()
     }
 
-    /// The footer of the section under way.
+    /// The footer of the current section.
     pub fn footer(&mut self) -> &mut Self {
         if self.footers {
             let id = self.id;
@@ -161,7 +161,7 @@ impl MainStream {
         self
     }
 
-    /// What `body` writes, then the footer of section `id`.
+    /// Writes with `body`, then the footer of section `id`.
     pub fn named_footer(&mut self, id: u32, body: impl FnOnce(&mut Self)) -> &mut Self {
         self.id = id;
         body(self);
@@ -201,12 +201,12 @@ impl MainStream {
         self.record(FLAG_ZERO, block, address).raw(&[0])
     }
 
-    /// A page, as it is.
+    /// A page record.
     pub fn page(&mut self, block: &str, address: u64, page: &[u8]) -> &mut Self {
         self.record(FLAG_PAGE, block, address).raw(page)
     }
 
-    /// A zero record or a page record, as the page is.
+    /// A zero record or a page record, depending on the page.
     pub fn zero_or_page(&mut self, block: &str, address: u64, page: &[u8]) -> &mut Self {
         if page.iter().all(|&b| b == 0) {
             self.zero(block, address)

@@ -1,11 +1,11 @@
-//! Made streams of every variant QEMU writes, for tests and benches of this and other crates.
+//! Synthetic streams of every variant that QEMU writes, for tests and benches of this and other
+//! crates.
 //!
 //! [`MainStream`] and [`ChannelStream`] write one connection each, element by element, as QEMU does
 //! (names only when the block changes, stale bytes where a version leaves them). [`main_stream`]
-//! and
-//! [`multifd_streams`] put whole migrations together from an iterator of pages.
+//! and [`multifd_streams`] assemble whole migrations from an iterator of pages.
 //!
-//! Nothing here is checked: the caller can write nonsense, and tests do.
+//! Nothing is checked: the caller can write nonsense, and tests do.
 
 mod channel;
 mod main;
@@ -16,13 +16,13 @@ pub use channel::ChannelStream;
 pub use main::{Configuration, MainStream, Section};
 pub use style::Style;
 
-/// Pages per PART section: about what QEMU sends between two looks at the clock.
+/// Pages per PART section: about as many as QEMU sends between two reads of the clock.
 const PART_PAGES: usize = 4096;
-/// The made VM's only block.
+/// The only block of the synthetic VM.
 const BLOCK: &str = "pc.ram";
 
 /// A whole single-stream migration with return path: block table, one pass over `pages` (each of
-/// `page_size` bytes; zero ones become zero records), END, device state, end tag, description.
+/// `page_size` bytes; zero pages become zero records), END, device state, end tag, description.
 pub fn main_stream<P: AsRef<[u8]>>(
     style: Style,
     page_size: usize,
@@ -46,7 +46,7 @@ pub fn main_stream<P: AsRef<[u8]>>(
     main.take()
 }
 
-/// A whole multifd migration: the main stream and one stream per channel, packets dealt round.
+/// A whole multifd migration: the main stream and one stream per channel, packets round robin.
 ///
 /// There is one barrier after the block table, one after each part of 16 MiB of 4 KiB pages, one
 /// in END; each channel has as many SYNCs.

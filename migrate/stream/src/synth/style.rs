@@ -1,14 +1,15 @@
-//! Versions of QEMU whose streams are made.
+//! The versions of QEMU that synthetic streams imitate.
 
-/// Whose habits a made stream has.
+/// The version of QEMU that a synthetic stream imitates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// QEMU 7.2: zero pages on main, a sync at the end of every section (EOS is the marker), SYNC
-    /// may ride on pages, and packets without pages keep stale sizes, ids and offsets.
+    /// may be set on packets with pages, and packets without pages have stale sizes, ids and
+    /// offsets.
     Qemu72,
-    /// QEMU 9.0: zero pages in packets, FLUSH markers, SYNC in packets of its own, stale offsets.
+    /// QEMU 9.0: zero pages in packets, FLUSH markers, SYNC in separate packets, stale offsets.
     Qemu90,
-    /// QEMU 9.2 and later: as 9.0, but nothing stale, and SYNC packets are zero but for three
+    /// QEMU 9.2 and later: as 9.0, but no stale fields, and SYNC packets are zero except for three
     /// words.
     Qemu92,
 }

@@ -1,9 +1,10 @@
-//! What every test of this crate does with a stream: feed it in pieces, check, pack, unpack.
+//! The check that every test of this crate applies to a stream: feed it in pieces, check, pack,
+//! unpack.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use stream::{pack, unpack, Facts, Kind, Token, Tokeniser, MAX_CHUNK};
 
-/// What came out of one stream.
+/// The result for one stream.
 pub(crate) struct Outcome {
     pub(crate) facts: Facts,
     pub(crate) tokens: Vec<Token>,
@@ -13,8 +14,8 @@ pub(crate) struct Outcome {
     pub(crate) structure: usize,
 }
 
-/// Feeds `bytes` in pieces of the sizes that `sizes` gives, over and over, and demands of every
-/// piece that its tokens cover it and that it survives packing and unpacking.
+/// Feeds `bytes` in pieces of the given `sizes`, repeated, and checks that the tokens cover each
+/// piece and that it survives packing and unpacking.
 pub(crate) fn check(kind: Kind, page_size: usize, bytes: &[u8], sizes: &[usize]) -> Outcome {
     let mut tokeniser = Tokeniser::new(kind, page_size);
     let mut sizes = sizes.iter().cycle();
@@ -22,7 +23,7 @@ pub(crate) fn check(kind: Kind, page_size: usize, bytes: &[u8], sizes: &[usize])
     let mut tokens = Vec::new();
     let (mut packed, mut structure) = (0, 0);
     let mut room = Vec::new();
-    // Dirty on purpose, and kept dirty from one piece to the next.
+    // Dirty on purpose, also from one piece to the next.
     let mut plain = vec![0xa5; 1 << 20];
     let mut tail_seen = None;
     while !rest.is_empty() {
@@ -54,7 +55,7 @@ pub(crate) fn check(kind: Kind, page_size: usize, bytes: &[u8], sizes: &[usize])
             let taken_back = facts.switched && !facts.tail;
             assert!(taken_back || facts.tail_at == at, "only a switch takes the tail back");
         }
-        // Expansion is at most a head and one short operation for every token.
+        // Packing adds at most a head and one short operation for every token.
         room.resize(n + 64 + 16 * mine.len(), 0xee);
         let len = pack(piece, mine, size, &mut room).expect("there is room");
         let plain = &mut plain[..n];
