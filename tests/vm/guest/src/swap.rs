@@ -15,6 +15,7 @@
 mod content;
 mod disk;
 mod eat;
+mod latency;
 mod redis;
 
 use std::io::{self, BufRead, Write};
@@ -49,6 +50,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
     let result = match words.as_slice() {
         ["console"] => return console(),
         ["eat", rest @ ..] => eat::run(rest),
+        ["latency", rest @ ..] => latency::run(rest),
         ["disk", path, rest @ ..] => disk::run(path, rest),
         ["redis-fill", socket, rest @ ..] => redis::fill(socket, rest),
         ["redis-check", socket, rest @ ..] => redis::check(socket, rest),

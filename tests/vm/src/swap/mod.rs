@@ -35,6 +35,9 @@ const HUNG_SECONDS: u32 = 300;
 /// Kernel modules that the guest loads, with whatever they need.
 const MODULES: [&str; 4] = ["ublk_drv", "nbd", "zram", "virtio_blk"];
 
+/// Kernel modules that lie in `/modules`, after those they need, to be loaded by hand: codecs of zswap.
+const SPARE_MODULES: [&str; 2] = ["lz4", "zstd"];
+
 /// Where `scripts/fetch-linux612` has put things.
 fn linux() -> PathBuf {
     image::folder().with_file_name("linux612")
@@ -112,15 +115,19 @@ fn libraries(program: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Names and bytes of modules, each after those it needs.
-fn modules() -> Result<Vec<(String, Vec<u8>)>> {
+/// Names and bytes of modules, each after those it needs; and how many of them the guest loads.
+fn modules() -> Result<(Vec<(String, Vec<u8>)>, usize)> {
     let mut files = BTreeMap::new();
     index_modules(&linux().join("modules/kernel"), &mut files)?;
     let mut order = Vec::new();
     for module in MODULES {
         add_module(module, &files, &mut order)?;
     }
-    Ok(order)
+    let loaded = order.len();
+    for module in SPARE_MODULES {
+        add_module(module, &files, &mut order)?;
+    }
+    Ok((order, loaded))
 }
 
 /// Modules by name; one's name has no dashes where its file's has.
@@ -197,11 +204,12 @@ pub fn write_initramfs(path: &Path, contents: &Contents) -> Result<()> {
     archive.device("dev/console", (5, 1))?;
     archive.device("dev/ttyS0", (4, 64))?;
     let mut names = Vec::new();
-    for (name, bytes) in modules()? {
+    let (modules, loaded) = modules()?;
+    for (name, bytes) in modules {
         archive.file(&format!("modules/{name}.ko"), &bytes, false)?;
         names.push(format!("{name}.ko"));
     }
-    archive.file("init", init(&names).as_bytes(), true)?;
+    archive.file("init", init(&names[..loaded]).as_bytes(), true)?;
     let busybox = [linux().join("root/bin/busybox"), linux().join("root/usr/bin/busybox")];
     let busybox = busybox.iter().find(|path| path.exists()).context("busybox was not fetched")?;
     archive.file("bin/busybox", &std::fs::read(busybox)?, true)?;
