@@ -16,9 +16,9 @@ pub enum Page {
         /// Its bytes.
         len: usize,
     },
-    /// In a group: [`Worker::get_group`] reads it.
+    /// In a group: [`Worker::get_group`](crate::Worker::get_group) reads it.
     Grouped,
-    /// On the backing device: [`Worker::read_back`] reads it, and waits for the device.
+    /// On the backing device: [`Worker::read_back`](crate::Worker::read_back) reads it, and waits for the device.
     Backed,
 }
 

@@ -1,4 +1,4 @@
-//! A swap area: its header, on, off, and how full.
+//! A swap area: its header, swapon, swapoff, and its use.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,18 +9,18 @@ use crate::sys;
 
 const PAGE: usize = 4096;
 
-/// The kernel keeps no more of one area: pages are counted in 32 bits, one page is the header.
+/// The most pages of an area: the header has 32 bits for the last page's number.
 const MOST_PAGES: u64 = u32::MAX as u64;
 
-/// The name by which tools show the area.
+/// The area's label, which tools show.
 const LABEL: &[u8; 16] = b"platen\0\0\0\0\0\0\0\0\0\0";
 
 /// How an area is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// KiB that it has.
+    /// Size in KiB.
     pub size_kib: u64,
-    /// KiB that are swapped out to it.
+    /// KiB swapped out to it.
     pub used_kib: u64,
     /// Areas of higher priority are filled first.
     pub priority: i64,
@@ -30,7 +30,7 @@ pub struct Use {
 ///
 /// # Errors
 ///
-/// A device of less than ten pages, as `mkswap` has it, or in use; the kernel's.
+/// A device of less than ten pages (the least that `mkswap` accepts), or in use; the kernel's.
 pub fn make(disk: &Path) -> io::Result<()> {
     if in_use(disk)?.is_some() {
         return Err(io::Error::other(format!("{} is swapped to", disk.display())));
@@ -55,12 +55,12 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
         return Err(io::Error::other(format!("{size} bytes are too few for a swap area")));
     }
     let last = u32::try_from(pages - 1).expect("at most 2^32 - 2");
-    // A random one, version 4.
+    // A random UUID, version 4.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     let mut page = [0; PAGE];
-    // The first KiB is left to boot loaders; then version, last page, number of bad pages, id,
-    // name.
+    // The first KiB is for boot loaders. Then: version, last page, number of bad pages, UUID,
+    // label.
     page[1024..1028].copy_from_slice(&1_u32.to_ne_bytes());
     page[1028..1032].copy_from_slice(&last.to_ne_bytes());
     page[1036..1052].copy_from_slice(&uuid);
@@ -69,9 +69,9 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
     Ok(page)
 }
 
-/// Begins to swap to an area that [`make`] has written. Pages that are free again are discarded as
-/// soon as a cluster of them is; without that what they held would stay in memory. `priority` from
-/// 0 to 32767.
+/// Starts swapping to an area that [`make`] has written, with discards: the kernel discards a
+/// cluster of pages as soon as all of it is free; otherwise its contents would stay in memory.
+/// `priority` is 0 to 32767.
 ///
 /// # Errors
 ///
@@ -83,20 +83,19 @@ pub fn on(disk: &Path, priority: u16) -> io::Result<()> {
     sys::swapon(disk, PREFER | i32::from(priority.min(0x7fff)) | DISCARD | DISCARD_PAGES)
 }
 
-/// Ends swapping to an area: reads all that is in it back into memory first, which takes as long as
-/// it takes.
+/// Stops swapping to an area: first reads everything in it back into memory, which may take long.
 ///
-/// The kernel kills whoever calls this, before anybody else, should memory run out meanwhile: let
-/// it be a process that nothing depends on.
+/// If memory runs out meanwhile, the kernel kills the caller before any other process, so the
+/// caller must be a process that nothing depends on.
 ///
 /// # Errors
 ///
-/// The kernel's: ENOMEM when memory would not do.
+/// The kernel's: ENOMEM when memory does not suffice.
 pub fn off(disk: &Path) -> io::Result<()> {
     sys::swapoff(disk)
 }
 
-/// How an area is used; `None` if it is not.
+/// The area's use; `None` if it is not swapped to.
 ///
 /// # Errors
 ///
@@ -114,7 +113,7 @@ pub fn in_use(disk: &Path) -> io::Result<Option<Use>> {
 pub(crate) fn find(swaps: &str, disk: &str) -> Option<Use> {
     swaps.lines().skip(1).find_map(|line| {
         let mut words = line.split_whitespace();
-        // Spaces in a name are written as \040; ours have none.
+        // /proc/swaps writes a space as \040; our disks' names have none.
         if words.next()? != disk {
             return None;
         }
