@@ -9,6 +9,7 @@
 //! #[global_allocator]
 //! static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 //! ```
+//!
 //! It sees only Rust's allocations. The C codecs allocate when they are set up; the tests of
 //! `codec` count their allocations.
 #![expect(unsafe_code, reason = "an allocator is unsafe to write")]
