@@ -2,7 +2,7 @@
 //!
 //! A script is parsed completely before any of it is applied, so an invalid line changes nothing.
 
-/// What a device does with its source bytes.
+/// A device's treatment of its source bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// Real deflate.

@@ -101,7 +101,7 @@ unsafe impl Sync for Instance {}
 pub struct Unfit {
     /// Its name.
     pub name: String,
-    /// What it lacks.
+    /// The missing capability.
     pub lacks: String,
 }
 

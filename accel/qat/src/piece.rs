@@ -25,11 +25,11 @@ pub struct Finished<'a> {
     pub bytes: &'a [u8],
     /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
     pub crc32: u32,
-    /// What did it.
+    /// The device or software.
     pub by: By,
 }
 
-/// What did a piece.
+/// The producer of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// The device.

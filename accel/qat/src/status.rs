@@ -28,7 +28,7 @@ pub struct Status {
     pub unfit: Vec<Unfit>,
     /// The host.
     pub host: Host,
-    /// What is missing for QAT to work, most basic first. Empty if it works.
+    /// Requirements of QAT that are missing, most basic first. Empty if QAT works.
     pub missing: Vec<Missing>,
 }
 

@@ -72,7 +72,7 @@ pub enum OpenError {
     /// The kernel refused.
     #[error("cannot make {what}")]
     Io {
-        /// What could not be made.
+        /// The object that could not be made.
         what: &'static str,
         /// The kernel's error.
         source: io::Error,

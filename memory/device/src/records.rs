@@ -1,4 +1,4 @@
-//! What the threads of a device share and record: settings, dictionaries, counters, damage.
+//! Data shared by a device's threads: settings, dictionaries, counters, damage.
 
 use std::sync::{Arc, OnceLock};
 

@@ -160,7 +160,7 @@ impl Errno {
     }
 }
 
-/// What is stored for a run of pages.
+/// The stored form of a run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Pages in the run, at least 1.

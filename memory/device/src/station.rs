@@ -8,7 +8,7 @@ use ring::Ring;
 use crate::flight::Flight;
 use crate::sync::{fence_seq_cst, spin, step, AtomicBool, AtomicU32, Ordering, Site, Wake};
 
-/// What a queue shares with the workers.
+/// Shared by a queue and the workers.
 pub(crate) struct Station {
     pub(crate) flights: Box<[Flight]>,
     /// Numbers of finished flights. Has room for all.
@@ -75,8 +75,8 @@ impl Station {
         self.disarm();
         let set = self.set.load(Ordering::Relaxed);
         if set > 0 {
-            // What it announces is looked at below. A thread that has yet to set it causes a
-            // spurious wake-up.
+            // The code below looks at the flights that it announces. A thread that has yet to set
+            // it causes a spurious wake-up.
             self.set.store(set - self.wake.clear(), Ordering::Relaxed);
         }
         self.looked.store(false, Ordering::Relaxed);

@@ -135,7 +135,7 @@ enum Current {
     Skip { left: usize },
 }
 
-/// What the parser waits for.
+/// The parser's next requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     /// More bytes.
@@ -473,7 +473,7 @@ impl<Q: Queue> Connection<'_, Q> {
     fn doze(&mut self) {
         if self.queue.arm() {
             let moment = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-            // Whatever poll returns, the caller looks again.
+            // The caller looks again, whatever poll returns.
             let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], Some(&moment));
         }
     }

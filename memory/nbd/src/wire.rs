@@ -143,7 +143,7 @@ pub enum Broken {
     Length(u32),
 }
 
-/// What was negotiated, against which requests are checked.
+/// The negotiated parameters, against which requests are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     /// The export's size in bytes.

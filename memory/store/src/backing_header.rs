@@ -84,7 +84,7 @@ pub enum BackingError {
         what: &'static str,
         /// Its value.
         got: u64,
-        /// What it has to be, or the most it can be.
+        /// The required value, or the largest valid one.
         expected: u64,
     },
     /// It is another store's.

@@ -8,7 +8,7 @@ use crate::slot::MAX_OBJECT;
 use crate::worker::Worker;
 use crate::writeback::BackBuffer;
 
-/// What [`Worker::check`] found.
+/// The result of [`Worker::check`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Pages that are stored and readable.

@@ -327,7 +327,7 @@ mod tests {
     use crate::store::Options;
     use std::os::unix::fs::FileExt;
 
-    /// What `/proc/meminfo` is to say.
+    /// Sets the contents of `/proc/meminfo`.
     fn say(file: &std::fs::File, available_kib: u64) {
         let text = format!("MemTotal: {:>14} kB\nMemAvailable: {available_kib:>10} kB\n", 1 << 18);
         file.write_all_at(text.as_bytes(), 0).unwrap();
@@ -360,7 +360,7 @@ mod tests {
         };
         write(0);
         wait_until("the whole reserve", || store.stats().mem_ready >= reserve / 2);
-        // What is left of a 16th of the machine's memory and the reserve.
+        // Less than a 16th of the machine's memory and the reserve.
         say(&file, 31 << 10);
         wait_until("a small reserve", || store.stats().mem_ready <= 3 << 20);
         // The keeper may be between the two.

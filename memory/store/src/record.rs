@@ -88,7 +88,7 @@ impl Record {
         u32::try_from(self.state.load(Ordering::Relaxed) & PARTS).expect("16 bits")
     }
 
-    /// What distinguishes this group from earlier ones in the same record. Only for threads with a
+    /// Distinguishes this group from earlier ones in the same record. Only for threads with a
     /// reference.
     #[inline]
     pub fn stamp(&self) -> u64 {

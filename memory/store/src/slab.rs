@@ -38,7 +38,7 @@ pub enum Role {
     Leaving = 5,
 }
 
-/// What the thread that freed an object has to do.
+/// The next step of the thread that freed an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
     /// Nothing.

@@ -301,7 +301,7 @@ impl Worker {
         }
     }
 
-    /// What is stored for page `index`, without reading it, and its age: calls of
+    /// The stored form of page `index`, without reading it, and its age: calls of
     /// [`grow_older`](Self::grow_older) since it was written or read.
     ///
     /// # Errors

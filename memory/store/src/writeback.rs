@@ -79,7 +79,7 @@ pub enum Added {
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
     index: u64,
-    /// What must still be stored for the page when the entry changes.
+    /// The state that the page must still have when its entry changes.
     was: Was,
     /// The block in the batch, the offset in it, and the length.
     block: usize,

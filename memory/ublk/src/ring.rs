@@ -25,7 +25,7 @@ pub(crate) enum Arrival {
     Backend,
 }
 
-/// What a queue's thread needs of the kernel.
+/// A queue thread's interface to the kernel.
 pub(crate) trait Ring {
     /// Queues a fetch of a tag, for the next [`wait`](Self::wait).
     fn fetch(&mut self, tag: u16) -> io::Result<()>;

@@ -18,7 +18,7 @@ pub(crate) const PARTS: [&str; 9] =
 /// most of the time, above all for timeouts.
 const SHARDS: usize = 4;
 
-/// What the fetch scripts install, and the variables by which a user opts out.
+/// The fetch scripts, and the variables by which a user opts out of each.
 const FETCHED: [(&str, &str); 3] = [
     ("scripts/fetch-qemu10", "PLATEN_SKIP_QEMU10"),
     ("scripts/fetch-linux612", "PLATEN_SKIP_SWAP"),

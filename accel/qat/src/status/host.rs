@@ -123,7 +123,7 @@ impl Host {
         }
     }
 
-    /// What libqat needs and does not find, most basic first.
+    /// Requirements of libqat that are missing, most basic first.
     pub fn missing(&self) -> Vec<Missing> {
         let mut missing = Vec::new();
         let mut lacks = |what: &str, remedy: &str| missing.push(Missing::new(what, remedy));

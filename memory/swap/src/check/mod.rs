@@ -67,7 +67,7 @@ pub fn all_required_met(items: &[Item]) -> bool {
     items.iter().all(|item| item.state != State::NotMet || item.weight == Weight::Advised)
 }
 
-/// What to check.
+/// The subject of a check.
 #[derive(Clone, Debug)]
 pub struct Subject<'a> {
     /// The processes: first the server, then its supervisor and stand-by servers.

@@ -219,7 +219,7 @@ pub(super) fn allocations() -> Found {
     Err(Not::Seen(how.to_owned()))
 }
 
-/// What a thread writes, and when, cannot be observed from outside.
+/// Other processes cannot observe what a thread writes, and when.
 pub(super) fn says_elsewhere() -> Found {
     let how = "the control socket, Prometheus and what is printed have threads of their own";
     Err(Not::Seen(how.to_owned()))

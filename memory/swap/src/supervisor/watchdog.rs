@@ -67,7 +67,7 @@ pub(super) trait Witness {
     fn threads(&mut self, process: u32) -> Vec<u32>;
 }
 
-/// What the watchdog has seen of one slot.
+/// The watchdog's record of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
     look: Look,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::pattern::{apply_small, mix, Corpus, Page, State, MAX_SMALL, PAGE};
 
-/// What a shard's table must add up to; kept in other pages of memory than the table itself.
+/// The expected sum of a shard's table, in other pages of memory than the table itself.
 ///
 /// A table page that arrives stale together with its data page would agree with it; it cannot agree
 /// with this, which changes with every update.
@@ -81,8 +81,8 @@ impl Shard {
         progress: &Progress,
     ) -> io::Result<Self> {
         const TICK: Duration = Duration::from_millis(4);
-        // What the guest missed (it was stopped, or the host was busy) is not made up for beyond
-        // this.
+        // Updates that the guest missed (it was stopped, or the host was busy) are made up for only
+        // up to this limit.
         const BACKLOG: Duration = Duration::from_millis(40);
         let mut paid = Instant::now();
         while !stop.load(Ordering::Acquire) {

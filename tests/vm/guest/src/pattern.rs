@@ -1,5 +1,5 @@
-//! What a page must hold: a pure function of its number, its version and its count of small
-//! updates.
+//! The expected contents of a page: a pure function of its number, its version and its count of
+//! small updates.
 //!
 //! Version 0 is a page of the corpus with every byte XORed with a key that belongs to the round
 //! (how often the corpus had been used up before). One key for all bytes of a page keeps every

@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode, Stdio};
 /// A byte that is not what it must be.
 const WRONG: u8 = 3;
 
-/// What went wrong.
+/// A failure.
 pub(crate) enum Failure {
     /// A byte is not what it must be.
     Wrong(String),

@@ -359,7 +359,7 @@ impl Drop for SwapVm {
         if let Err(error) = self.process.kill() {
             eprintln!("cannot stop {}: {error}", self.process.name());
         }
-        // Whatever is left is in the temporary folder.
+        // On an error the rest stays in the temporary folder.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

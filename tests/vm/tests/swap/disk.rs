@@ -116,7 +116,7 @@ pub(crate) fn hung_in_a_write(stage: &Stage) -> Result<()> {
     )?;
     let again = guest.kill_server()?;
     guest.vm.sh(&format!("kill -CONT {pid}"), SHORT)?;
-    // What the first one wanted written lands; what the third one writes lies elsewhere.
+    // The first server's pending write arrives; the third server writes to other blocks.
     let said = write_back(&mut guest, "huge")?;
     ensure!(said.starts_with("1024 pages written back"), "{said}");
     guest.vm.sh("echo 3 > /proc/sys/vm/drop_caches", SHORT)?;

@@ -7,7 +7,7 @@ use vm_tests::swap::{Guest, Stage, SwapOn, LONG, SHORT};
 /// Bytes of a value; a key takes about a hundred more.
 const VALUE: u64 = 4000;
 
-/// What zram stores, platen stores: as many values, in a guest as large.
+/// platen stores at least as many values as zram, in a guest of the same size.
 pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("redis-zram", 256)?;
     guest.swap_on(SwapOn::Zram)?;

@@ -12,7 +12,7 @@ use vm_tests::SimulatedQat;
 use crate::stage::{Skip, Stage, LOAD};
 use crate::Scenario;
 
-/// Who must have done some of the work.
+/// The side that must have done some of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Device,

@@ -47,8 +47,8 @@ fn report(outcome: &Outcome) -> Result<Value> {
     Ok(report)
 }
 
-/// What waits for the link is made smaller than zstd 1 makes it. The link is so slow that even a
-/// machine with a tenth of the usual CPU time has some left over.
+/// Data that waits for the link is compressed better than by zstd 1. The link is so slow that even
+/// a machine with a tenth of the usual CPU time has some to spare.
 fn slow(stage: &mut Stage) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(25))?;
     let mut vm = stage.vm()?;

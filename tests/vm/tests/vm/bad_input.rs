@@ -29,7 +29,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What a port scanner, a browser, a TLS client, a confused peer and fuzzers send first.
+/// The first bytes of a port scanner, a browser, a TLS client, a confused peer and fuzzers.
 fn noises() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),

@@ -53,7 +53,7 @@ const QUICK: &[&str] = &[
     "qemu_10_colo_is_refused",
 ];
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
     /// Only to name them.

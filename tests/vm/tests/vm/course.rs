@@ -74,9 +74,8 @@ const SLOW: Rate = Rate::Mbit(40);
 /// doing meanwhile: with the end of the stream read, a relay rightly holds the source for a person.
 const CRAWLS: Rate = Rate::Mbit(8);
 
-/// What the source sends in postcopy beside the pages that it is asked for, MiB/s: a VM's idle
-/// memory stays with it until
-/// [`Flight::let_go`].
+/// The source's rate in postcopy beside the requested pages, MiB/s: a VM's idle memory stays with
+/// it until [`Flight::let_go`].
 const TRICKLE: u64 = 1;
 
 /// A migration that has come as far as `phase`. In [`Phase::Setup`] the source relay is stopped
@@ -306,7 +305,7 @@ fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// What postcopy needs at both ends.
+/// The settings of postcopy at both ends.
 fn postcopy_settings(preempt: bool) -> Settings {
     Settings::new(if preempt { &["postcopy-ram", "postcopy-preempt"] } else { &["postcopy-ram"] })
         .with("downtime-limit", json!(1))

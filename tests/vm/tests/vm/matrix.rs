@@ -1,4 +1,4 @@
-//! What dies, and when: for each pair the VM is where the table says afterwards, never in two
+//! Deaths of each process at each phase: afterwards the VM is where the table says, never in two
 //! places, and never in none where one of them could have it.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::course::{reach, versions, Phase};
 use crate::stage::{destination_ends, names_the_cause, Skip, Stage, NOTICE};
 use crate::Scenario;
 
-/// What dies (SIGKILL), or in the case of the link swallows everything without a word.
+/// The victim of SIGKILL; or the link, which drops everything silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     SourceQemu,
@@ -214,7 +214,7 @@ fn relays_end(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     Ok(())
 }
 
-/// What an error may name.
+/// The causes that an error may name.
 const CAUSES: [&str; 7] =
     ["source", "peer", "link", "destination", "qemu", "network", "interrupted"];
 

@@ -180,8 +180,8 @@ fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
         lost = number(&report, "seconds-lost")?;
         println!("  {:.2} s in all", number(&report, "total-time")? / 1e3);
     }
-    // What a cut costs is what went twice, and the time until the link is used again. On a machine
-    // that is slow just now the rest takes longer with and without.
+    // The cost of a cut is the data sent twice, and the time until the link is used again. On a
+    // machine that is slow just now the rest takes longer with and without a cut.
     let [more, longer] = [sent[1] - sent[0], lost - gone.as_secs_f64()];
     println!("  {more} bytes more, {lost:.2} s lost to a cut of {:.2} s", gone.as_secs_f64());
     ensure!(more < to_f64(HALF_WAY) / 2.0, "{more} bytes more: it began anew");

@@ -1,5 +1,5 @@
-//! Who may deliver a VM: the wrong CA, the wrong name, no TLS and a VM that is not allowed are
-//! turned away with the reason at both ends, and harm nobody who is being moved.
+//! Authorization: the wrong CA, the wrong name, no TLS, and a VM that is not allowed are refused
+//! with the reason at both ends, without harm to a running migration.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What scenarios share: the lab, and one booted VM that goes from scenario to scenario.
+//! The stage that scenarios share: the lab, and one booted VM that goes from scenario to scenario.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -191,7 +191,7 @@ pub(crate) fn destination_ends(destination: &mut Vm) -> Result<()> {
 /// Moves the VM by platen over the unlimited link and verifies it: what failed before has left no
 /// trace.
 pub(crate) fn then_moves(stage: &mut Stage, mut vm: Vm) -> Result<()> {
-    // What the test itself has set.
+    // Resets the test's own settings.
     vm.let_migrate()?;
     stage.lab.net.shape(Rate::Unlimited)?;
     let (mut vm, _) = Method::platen(&[])

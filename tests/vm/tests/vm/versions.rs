@@ -53,14 +53,14 @@ fn moves(stage: &mut Stage, from: &VmSpec, to: &VmSpec, channels: u32) -> Result
     flight.destination.guest.verify().context("in the destination")?;
     let report = flight.relay.report()?;
     let pages = report["normal"].as_u64().context("no normal pages in the report")?;
-    // What is not understood passes as it is: then nothing would be counted.
+    // A stream that platen does not understand passes unchanged; then nothing would be counted.
     ensure!(pages << 12 > TINY_DATA_MIB << 20, "only {pages} pages were recognised");
     ensure!(wire < pages << 11, "{wire} bytes on the wire for {pages} pages");
     stage.park_other(flight.destination);
     Ok(())
 }
 
-/// What QEMU has compressed is not compressed again, and takes no more room on the wire than
+/// Data that QEMU has compressed is not compressed again, and takes no more room on the wire than
 /// without platen.
 fn passes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, method: &str) -> Result<()> {
     let mut vm = stage.vm_of(from)?;

@@ -134,7 +134,7 @@ impl Supervisor<'_> {
         let Some(mut server) = self.server.take() else { return };
         let mut fds = [PollFd::new(&server.pidfd, PollFlags::IN)];
         let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-        // Whatever poll returns, the wait is over.
+        // The wait is over, whatever poll returns.
         let _ = poll(&mut fds, Some(&patience));
         let _ = server.child.kill();
         let _ = poll(&mut fds, Some(&patience));

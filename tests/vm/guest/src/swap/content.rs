@@ -1,4 +1,4 @@
-//! What memory holds: a pure function of seed, page and version.
+//! The expected contents of memory: a pure function of seed, page and version.
 //!
 //! Half of the pages are text, a quarter records with counters and pointers, an eighth mostly
 //! empty, a sixteenth random; about what a heap is made of. zstd makes it three times smaller, one

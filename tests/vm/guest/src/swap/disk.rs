@@ -10,7 +10,7 @@ use rustix::fs::{fallocate, FallocateFlags, Mode, OFlags};
 use rustix::io::{pread, pwrite};
 use std::time::{Duration, Instant};
 
-/// Whoever makes this file has seen enough.
+/// The harness creates this file to end the program.
 const ENOUGH: &str = "/tmp/enough";
 
 /// The most pages of one request: 1 MiB, which the kernel splits where the disk wants it.
@@ -49,7 +49,7 @@ fn part(path: &str, first: u64, pages: u64, seconds: u64, seed: u64) -> Result<[
     let mut scratch = [0; PAGE];
     let mut counts = [0; 3];
     let until = Instant::now() + Duration::from_secs(seconds);
-    // What was on the disk before is unknown.
+    // The disk's earlier contents are unknown.
     discard(&disk, first, pages)?;
     let mut nth = 0;
     let enough = || std::path::Path::new(ENOUGH).exists();
