@@ -72,7 +72,7 @@ pub(crate) fn test() -> Result<bool> {
 /// `make proof`: everything, or the named parts.
 ///
 /// # Errors
-/// Those of [`test`], and an unknown part.
+/// Those of [`test`](fn@test), and an unknown part.
 pub(crate) fn proof(chosen: &[String]) -> Result<bool> {
     for part in chosen {
         if !PARTS.contains(&part.as_str()) {

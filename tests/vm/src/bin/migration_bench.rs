@@ -126,6 +126,34 @@ impl Measured {
         (self.not_ended > 0).then_some(several)
     }
 
+    /// Prints and records a run; returns the VM if it arrived.
+    fn record(&mut self, round: u32, moved: Result<(Vm, Outcome)>) -> Option<Vm> {
+        match moved {
+            Ok((there, outcome)) => {
+                println!(
+                    "round {round} {:27} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
+                    self.name,
+                    seconds(outcome.total_ms),
+                    outcome.downtime_ms,
+                    megabytes(outcome.wire),
+                    outcome.cost.total()
+                );
+                self.runs.push(outcome);
+                Some(there)
+            }
+            Err(error) if error.is::<DidNotEnd>() => {
+                println!("round {round} {:27} {error}", self.name);
+                self.not_ended += 1;
+                None
+            }
+            Err(error) => {
+                println!("round {round} {:27} FAILED: {error:#}", self.name);
+                self.failures.push(format!("{error:#}"));
+                None
+            }
+        }
+    }
+
     /// Whether its figures represent all of its runs: the median of only those that ended would be
     /// too good.
     fn counts(&self) -> bool {
@@ -185,29 +213,8 @@ fn bench(options: &Options) -> Result<()> {
                 Some(vm) => vm,
                 None => lab.boot(&spec, options.data)?,
             };
-            match one_move(&lab, here, &which.method, load, limit) {
-                Ok((there, outcome)) => {
-                    println!(
-                        "round {} {:27} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
-                        round + 1,
-                        which.name,
-                        seconds(outcome.total_ms),
-                        outcome.downtime_ms,
-                        megabytes(outcome.wire),
-                        outcome.cost.total()
-                    );
-                    which.runs.push(outcome);
-                    vm = Some(there);
-                }
-                Err(error) if error.is::<DidNotEnd>() => {
-                    println!("round {} {:27} {error}", round + 1, which.name);
-                    which.not_ended += 1;
-                }
-                Err(error) => {
-                    println!("round {} {:27} FAILED: {error:#}", round + 1, which.name);
-                    which.failures.push(format!("{error:#}"));
-                }
-            }
+            let moved = one_move(&lab, here, &which.method, load, limit);
+            vm = which.record(round + 1, moved);
         }
     }
     report(&measured, limit);
