@@ -1,35 +1,35 @@
-//! Units of deflate-qz, made and read by a QAT engine with many pieces in flight.
+//! Compresses and decompresses deflate-qz units on a QAT engine, with many pieces in flight.
 //!
 //! A unit is up to a megabyte; a device works on pieces of 64 KiB. An [`Offload`] belongs to one
-//! worker thread. It cuts a unit into pieces, keeps several units in flight on its [`Engine`], and
-//! gives each back when its last piece is done:
+//! worker thread. It cuts a unit into pieces, has several units in flight on its [`Engine`], and
+//! returns each when its last piece is done:
 //!
 //! ```text
 //! compress(carry)   ─► pieces of 64 KiB ─► engine ─► streams, any order ─► poll: carry, Done::Streams ─► members
 //! decompress(carry) ─► one per member   ─► engine ─► plain, any order   ─► poll: carry, Done::Plain
 //! ```
 //!
-//! The *carry* is the caller's: it comes back with its unit, exactly once. The engine redoes in
-//! software what its device refuses, fails or is late with; here nobody knows.
+//! The *carry* is a value of the caller that is returned with its unit, exactly once. If the device
+//! refuses, fails or is late, the engine does the piece in software; this crate does not notice.
 //!
-//! What fails: a payload whose members no device takes (above 64 KiB plain, or too many) is refused
-//! at once, and one that does not decode comes back as [`Done::Bad`]: in both cases the caller
-//! decodes it in software, which also finds the words for what is wrong. Nothing else fails.
+//! Errors: a payload whose members do not fit a device (above 64 KiB plain, or too many) is refused
+//! at once, and one that does not decode is returned as [`Done::Bad`]. In both cases the caller
+//! decodes it in software, which produces the error message. Nothing else fails.
 //!
-//! Limits: `units` in flight, each of at most `max_plain` bytes; all memory is allocated at the
+//! Limits: `units` in flight, each of at most `max_plain` bytes. All memory is allocated at the
 //! start.
 
 use codec::qz;
 use qat::{Engine, Op};
 
-/// What the caller gives along with a unit, and gets back with it.
+/// The caller's value, returned with its unit.
 pub trait Carry {
-    /// The bytes to work on where the carry holds them; `None` when they are in the unit's buffer
-    /// ([`Offload::buffer`]). The same each time it is called.
+    /// The input bytes, if the carry holds them; `None` if they are in the unit's buffer
+    /// ([`Offload::buffer`]). Every call must return the same.
     fn input(&self) -> Option<&[u8]>;
 }
 
-/// What a unit came to.
+/// The result of a unit.
 #[derive(Debug)]
 pub enum Done<'a> {
     /// Compressed.
@@ -49,7 +49,7 @@ pub struct Streams<'a> {
 }
 
 impl Streams<'_> {
-    /// Length of the payload that [`write`](Self::write) makes, bytes.
+    /// Length in bytes of the payload that [`write`](Self::write) makes.
     pub fn payload_len(&self) -> usize {
         self.pieces.iter().map(|piece| piece.done_len + qz::MEMBER_OVERHEAD).sum()
     }
@@ -69,14 +69,14 @@ impl Streams<'_> {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Piece {
-    /// Where its input begins, bytes.
+    /// Offset of its input.
     at: usize,
     input_len: usize,
     plain_len: usize,
-    /// Where its output goes, bytes.
+    /// Offset of its output.
     to: usize,
     done_len: usize,
-    /// Compressing: of the plain bytes. Decompressing: what the member states.
+    /// When compressing, of the plain bytes; when decompressing, the member's stated one.
     crc32: u32,
 }
 
@@ -87,7 +87,7 @@ struct Unit<C> {
     input: Box<[u8]>,
     output: Box<[u8]>,
     pieces: Vec<Piece>,
-    /// Pieces that the engine has been given, and those it has given back.
+    /// Pieces submitted to the engine, and pieces that it has returned.
     submitted: usize,
     done: usize,
     bad: bool,
@@ -106,12 +106,11 @@ pub struct Offload<C> {
 }
 
 impl<C: Carry> Offload<C> {
-    /// Keeps up to `units` units of at most `max_plain` bytes in flight on `engine`, whose pieces
-    /// must be able to hold
-    /// [`qz::MEMBER_PLAIN`] bytes.
+    /// Has up to `units` units of at most `max_plain` bytes in flight on `engine`, whose pieces
+    /// must hold [`qz::MEMBER_PLAIN`] bytes.
     pub fn new(engine: Engine, units: u16, max_plain: usize) -> Self {
         let stride = engine.capacity();
-        // A peer may cut finer than we do.
+        // A peer may cut a unit into smaller pieces than we do.
         let max_pieces = max_plain.div_ceil(qz::MEMBER_PLAIN) * 2;
         let unit = |_| Unit {
             carry: None,
@@ -133,13 +132,13 @@ impl<C: Carry> Offload<C> {
         }
     }
 
-    /// Whether another unit can be begun. Without a device one at a time: the others are for
-    /// workers that have one.
+    /// Whether another unit can be started. Without a device one unit at a time: more units in
+    /// flight only help with a device.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() && (self.engine.on_device() || self.kept() == 0)
     }
 
-    /// Units begun and not given back.
+    /// Units started and not returned.
     pub fn kept(&self) -> usize {
         self.units.len() - self.free.len()
     }
@@ -149,17 +148,16 @@ impl<C: Carry> Offload<C> {
         &self.engine
     }
 
-    /// Where the caller may build the bytes of the next unit, `max_plain` of them; `None` without
-    /// room.
+    /// The next unit's buffer of `max_plain` bytes; `None` if there is no room.
     pub fn buffer(&mut self) -> Option<&mut [u8]> {
         self.free.last().map(|&unit| &mut *self.units[usize::from(unit)].input)
     }
 
-    /// Begins to compress `carry.input()`, or the first `len` bytes of the buffer.
+    /// Starts to compress `carry.input()`, or the first `len` bytes of the buffer.
     ///
     /// # Panics
     ///
-    /// Without room, and when there are more than `max_plain` bytes.
+    /// If there is no room, or more than `max_plain` bytes.
     pub fn compress(&mut self, carry: C, len: usize) {
         let number = self.free.pop().expect("the caller asks has_room first");
         let unit = &mut self.units[usize::from(number)];
@@ -175,19 +173,20 @@ impl<C: Carry> Offload<C> {
         self.submit(number);
     }
 
-    /// Begins to decompress the members in `carry.input()` to `plain_len` bytes.
+    /// Starts to decompress the members in `carry.input()` to `plain_len` bytes.
     ///
     /// # Errors
     ///
-    /// Gives the carry back when a device cannot take these members, or they are malformed.
+    /// Returns the carry if a device cannot take these members, or they are malformed.
     ///
     /// # Panics
     ///
-    /// Without room, and when the carry has no input of its own.
+    /// If there is no room, or the carry has no input.
     pub fn decompress(&mut self, carry: C, plain_len: usize) -> Result<(), C> {
         let number = *self.free.last().expect("the caller asks has_room first");
         if self.kept() == 0 && !self.engine.on_device() {
-            // Nobody polls where nothing is kept: here the engine looks whether its device is back.
+            // The caller does not poll while nothing is in flight, so let the engine check here
+            // whether its device is back.
             self.engine.poll(|_, _| {});
         }
         let unit = &mut self.units[usize::from(number)];
@@ -224,8 +223,8 @@ impl<C: Carry> Offload<C> {
         Ok(())
     }
 
-    /// Gives back what is done. With `idle` the caller has nothing else to do, and this may sleep
-    /// for some 50 us.
+    /// Returns finished units. `idle`: the caller has no other work, so this may sleep for about 50
+    /// us.
     pub fn poll(&mut self, idle: bool, done: &mut dyn FnMut(C, Done<'_>)) {
         let Self { engine, units, free, stride, .. } = self;
         let delivered = engine.poll(|tag, finished| {
@@ -261,7 +260,7 @@ impl<C: Carry> Offload<C> {
         }
     }
 
-    /// Gives the engine the pieces of a unit that it has room for.
+    /// Submits as many pieces of a unit as the engine has room for.
     fn submit(&mut self, number: u16) {
         let unit = &mut self.units[usize::from(number)];
         while let Some(piece) = unit.pieces.get(unit.submitted) {
@@ -290,8 +289,8 @@ impl<C> Unit<C> {
         (self.submitted, self.done, self.bad) = (0, 0, false);
     }
 
-    /// Keeps the output of a piece: its bytes and the CRC-32 of its plain bytes; `None` for one
-    /// that does not decode.
+    /// Records a piece's output: its bytes and the CRC-32 of its plain bytes; `None` if it does not
+    /// decode.
     fn take(&mut self, piece: usize, output: Option<(&[u8], u32)>) {
         self.done += 1;
         let piece = &mut self.pieces[piece];
@@ -302,7 +301,7 @@ impl<C> Unit<C> {
         if self.decompress {
             self.bad |= crc32 != piece.crc32 || bytes.len() != piece.plain_len;
         }
-        // A stream is never longer than the engine's own buffers, which is what the stride is.
+        // The stride is the size of the engine's buffers, and no stream is longer.
         match self.output.get_mut(piece.to..piece.to + bytes.len()) {
             Some(place) => place.copy_from_slice(bytes),
             None => self.bad = true,

@@ -80,7 +80,7 @@ fn run_case(sim: &Sim, fault: &Fault, compress: bool, workers: usize) {
         assert_eq!(snapshot.delivered, made, "{case}\n{snapshot:#?}");
     }
     let sum = sum(&snapshots);
-    // What is declined because the device is not to be had counts nowhere else.
+    // Pieces declined for want of a device are counted nowhere else.
     assert!(
         declined > 0 || (fault.met)(&sum),
         "{case}: not met as meant\n{sum:#?}\n{:#?}",

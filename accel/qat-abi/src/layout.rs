@@ -22,13 +22,13 @@ pub struct CpaBufferList {
     pub numBuffers: u32,
     /// The entries.
     pub pBuffers: *mut CpaFlatBuffer,
-    /// The caller's own.
+    /// For the caller's use.
     pub pUserData: *mut c_void,
     /// Pinned memory of `cpaDcBufferListGetMetaSize` bytes for the device's form of the list.
     pub pPrivateMetaData: *mut c_void,
 }
 
-/// `CpaDcRqResults`: what a request came to; written before its callback.
+/// `CpaDcRqResults`: the result of a request, written before its callback.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpaDcRqResults {
@@ -46,7 +46,7 @@ pub struct CpaDcRqResults {
     pub dataUncompressed: CpaBoolean,
 }
 
-/// `CpaDcSkipData`: bytes to leave out; all 0 for none.
+/// `CpaDcSkipData`: bytes to skip; all 0 for none.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpaDcSkipData {
@@ -60,7 +60,7 @@ pub struct CpaDcSkipData {
     pub firstSkipOffset: u32,
 }
 
-/// `CpaDcOpData`: how a compress request is to be done.
+/// `CpaDcOpData`: options of a compress request.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CpaDcOpData {
@@ -68,7 +68,7 @@ pub struct CpaDcOpData {
     pub flushFlag: u32,
     /// Decompress the output on the device and compare. 0 is refused (UNSUPPORTED) by 4xxx.
     pub compressAndVerify: CpaBoolean,
-    /// Where that fails, answer with stored blocks.
+    /// If the comparison fails, return stored blocks.
     pub compressAndVerifyAndRecover: CpaBoolean,
     /// Not used by platen.
     pub integrityCrcCheck: CpaBoolean,
@@ -100,8 +100,8 @@ pub struct CpaDcSessionSetupData {
     pub sessDirection: u32,
     /// `CpaDcSessionState`.
     pub sessState: u32,
-    /// `CpaDcCompWindowSize`. QATzip 1.3.1 passes 7, which is no value of the enum; devices do not
-    /// look.
+    /// `CpaDcCompWindowSize`. QATzip 1.3.1 passes 7, which is no value of the enum; devices ignore
+    /// it.
     pub windowSize: u32,
     /// `CpaDcCompMinMatch`, LZ4s only.
     pub minMatch: u32,
@@ -121,11 +121,11 @@ pub struct CpaDcSessionSetupData {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpaPhysicalInstanceId {
-    /// Which device.
+    /// The device.
     pub packageId: u16,
-    /// Which accelerator of it.
+    /// The device's accelerator.
     pub acceleratorId: u16,
-    /// Which engine of that.
+    /// The accelerator's engine.
     pub executionEngineId: u16,
     /// PCI bus, device and function.
     pub busAddress: u16,
@@ -139,9 +139,9 @@ pub struct CpaPhysicalInstanceId {
 pub struct CpaInstanceInfo2 {
     /// `CpaAccelerationServiceType`.
     pub accelerationServiceType: u32,
-    /// Who made it.
+    /// The vendor.
     pub vendorName: [u8; 64],
-    /// The device's name, "qat_4xxx" for one.
+    /// The device's name, such as "qat_4xxx".
     pub partName: [u8; 64],
     /// The library's version.
     pub swVersion: [u8; 64],
@@ -149,17 +149,17 @@ pub struct CpaInstanceInfo2 {
     pub instName: [u8; 64],
     /// Unique name of the instance.
     pub instID: [u8; 128],
-    /// Where it sits.
+    /// The physical location.
     pub physInstId: CpaPhysicalInstanceId,
-    /// CPUs it is near to, a bit each.
+    /// Nearby CPUs, as a bit mask.
     pub coreAffinity: [u32; 128],
     /// NUMA node.
     pub nodeAffinity: u32,
     /// `CpaOperationalState`.
     pub operState: u32,
-    /// The device cannot use the process's own addresses.
+    /// The device needs physically contiguous memory.
     pub requiresPhysicallyContiguousMemory: CpaBoolean,
-    /// Completions come by polling.
+    /// Completions are polled.
     pub isPolled: CpaBoolean,
     /// Work is done by hardware.
     pub isOffloaded: CpaBoolean,
@@ -194,7 +194,7 @@ impl CpaInstanceInfo2 {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpaDcInstanceCapabilities {
-    /// LZS, LZSS and ELZS, stateful and stateless: nobody has them any more.
+    /// LZS, LZSS and ELZS, stateful and stateless: obsolete.
     pub lzs: [CpaBoolean; 12],
     /// Stateful deflate, compress.
     pub statefulDeflateCompression: CpaBoolean,
@@ -252,8 +252,7 @@ pub struct CpaDcInstanceCapabilities {
     pub integrityCrcs64b: CpaBoolean,
 }
 
-/// A callback: the request with this tag is over. `status` SUCCESS or FAIL; the rest is in its
-/// results.
+/// A request's callback. `status` is SUCCESS or FAIL; the request's results have the details.
 pub type CpaDcCallbackFn = Option<unsafe extern "C" fn(tag: *mut c_void, status: CpaStatus)>;
 
 macro_rules! layout {

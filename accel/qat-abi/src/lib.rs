@@ -1,13 +1,12 @@
-//! The C interface of QAT data compression, as qatlib 24.02 (API 3.2) and 26.08 (API 5.9) both have
-//! it.
+//! The C interface of QAT data compression, as in both qatlib 24.02 (API 3.2) and 26.08 (API 5.9).
 //!
-//! Layouts, constants and function types only: no code, no library, no unsafe. The driver (`qat`)
-//! and the simulated device (`qat-sim`) meet here, so that neither can be right by agreeing with
-//! itself: every layout is asserted at compile time against the offsets of Intel's headers, and a
-//! test compiles those headers where they are installed.
+//! Only layouts, constants and function types: no code, no library, no unsafe. The driver (`qat`)
+//! and the simulated device (`qat-sim`) both use it. So that they cannot share an error unnoticed,
+//! every layout is asserted at compile time against the offsets of Intel's headers, and a test
+//! compiles those headers if they are installed.
 //!
 //! Names are Intel's, so that its documents can be searched for them. C enums are 4-byte integers
-//! here, never Rust enums: the library is free to return a value this version does not know.
+//! here and not Rust enums, because a library may return values that this version does not know.
 //! Sources: `cpa.h`, `cpa_dc.h`, `icp_sal_user.h`, `icp_sal_poll.h` of qatlib 24.02.0; libusdm's
 //! functions from its exported symbols.
 //!
@@ -23,9 +22,9 @@ pub use layout::*;
 
 use std::ffi::c_void;
 
-/// `CpaStatus`: what every call returns.
+/// `CpaStatus`: the result of every call.
 pub type CpaStatus = i32;
-/// The call did what it says; for a submission: the device has the request.
+/// The call succeeded; for a submission, the device has the request.
 pub const CPA_STATUS_SUCCESS: CpaStatus = 0;
 /// Refused or failed.
 pub const CPA_STATUS_FAIL: CpaStatus = -1;
@@ -51,9 +50,10 @@ pub const CPA_TRUE: CpaBoolean = 1;
 
 /// `CpaInstanceHandle`: opaque.
 pub type CpaInstanceHandle = *mut c_void;
-/// `CpaDcSessionHandle`: memory of the caller, pinned, of the size that `cpaDcGetSessionSize` gave.
+/// `CpaDcSessionHandle`: pinned memory of the caller, of the size that `cpaDcGetSessionSize`
+/// returned.
 pub type CpaDcSessionHandle = *mut c_void;
-/// `CpaPhysicalAddr`: what the device uses; under an IOMMU an IOVA.
+/// `CpaPhysicalAddr`: an address of the device; with an IOMMU an IOVA.
 pub type CpaPhysicalAddr = u64;
 
 /// `CpaInstanceEvent`: the device is going down for a reset.
@@ -76,7 +76,7 @@ pub const CPA_DC_FLUSH_NONE: u32 = 0;
 pub const CPA_DC_FLUSH_FINAL: u32 = 1;
 /// Flushed to a byte boundary.
 pub const CPA_DC_FLUSH_SYNC: u32 = 2;
-/// Flushed, and the history forgotten.
+/// Flushed, with the history reset.
 pub const CPA_DC_FLUSH_FULL: u32 = 3;
 
 /// `CpaDcHuffType`: the fixed trees.
@@ -114,16 +114,16 @@ pub const CPA_DC_DIR_DECOMPRESS: u32 = 1;
 /// Both.
 pub const CPA_DC_DIR_COMBINED: u32 = 2;
 
-/// `CpaDcSessionState`: history is kept between requests.
+/// `CpaDcSessionState`: the history spans requests.
 pub const CPA_DC_STATEFUL: u32 = 0;
-/// Each request stands alone.
+/// Each request is independent.
 pub const CPA_DC_STATELESS: u32 = 1;
 
 /// `CpaDcAutoSelectBest`: off.
 pub const CPA_DC_ASB_DISABLED: u32 = 0;
 /// Choose between static and dynamic trees.
 pub const CPA_DC_ASB_STATIC_DYNAMIC: u32 = 1;
-/// And stored blocks, with their headers, where neither pays.
+/// As before, and stored blocks with headers where neither gains.
 pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS: u32 = 2;
 /// As before, without the headers.
 pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_NO_HDRS: u32 = 3;
@@ -144,7 +144,7 @@ pub const CPA_DC_INCOMPLETE_CODE_LENS: i32 = -4;
 pub const CPA_DC_REPEATED_LENS: i32 = -5;
 /// Deflate: a repeat beyond the end.
 pub const CPA_DC_MORE_REPEAT: i32 = -6;
-/// Deflate: bad literal or length codes.
+/// Deflate: a repeat without a previous length.
 pub const CPA_DC_BAD_LITLEN_CODES: i32 = -7;
 /// Deflate: bad distance codes.
 pub const CPA_DC_BAD_DIST_CODES: i32 = -8;
@@ -154,13 +154,13 @@ pub const CPA_DC_INVALID_CODE: i32 = -9;
 pub const CPA_DC_INVALID_DIST: i32 = -10;
 /// The output buffer is too small.
 pub const CPA_DC_OVERFLOW: i32 = -11;
-/// An error that a retry may cure.
+/// A transient error: retry.
 pub const CPA_DC_SOFTERR: i32 = -12;
 /// An error of the device.
 pub const CPA_DC_FATALERR: i32 = -13;
 /// Resubmitted too often.
 pub const CPA_DC_MAX_RESUBITERR: i32 = -14;
-/// The input ends too early.
+/// The input is truncated.
 pub const CPA_DC_INCOMPLETE_FILE_ERR: i32 = -15;
 /// The device's watchdog fired.
 pub const CPA_DC_WDOG_TIMER_ERR: i32 = -16;
@@ -168,16 +168,15 @@ pub const CPA_DC_WDOG_TIMER_ERR: i32 = -16;
 pub const CPA_DC_EP_HARDWARE_ERR: i32 = -17;
 /// Compress-and-verify found that the output does not decompress to the input.
 pub const CPA_DC_VERIFY_ERROR: i32 = -18;
-/// A dynamic block without content.
+/// An empty dynamic block.
 pub const CPA_DC_EMPTY_DYM_BLK: i32 = -19;
 /// The integrity CRC does not match.
 pub const CPA_DC_CRC_INTEG_ERR: i32 = -20;
 
-/// Requests that fit into an instance's ring (`NumConcurrentRequests`); one less is in flight at
-/// most.
+/// Requests that fit an instance's ring (`NumConcurrentRequests`); at most one less is in flight.
 pub const RING_REQUESTS: usize = 512;
-/// The least destination of a compress request with dynamic trees on 4xxx (qatlib's Gen4 minimum),
-/// bytes.
+/// The smallest destination, in bytes, of a compress request with dynamic trees on 4xxx (qatlib's
+/// Gen4 minimum).
 pub const MIN_DEST_DYNAMIC: usize = 512;
-/// The same with static trees.
+/// The smallest destination with static trees.
 pub const MIN_DEST_STATIC: usize = 1024;

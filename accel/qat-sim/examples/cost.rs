@@ -1,6 +1,6 @@
-//! What one request costs its application on this machine: CPU time of the calling thread for
-//! submit, poll and callback, with the device's work on the device's threads. Simulated: it bounds
-//! what a driver can be seen to cost.
+//! Measures what a request costs its application on this machine: CPU time of the calling thread
+//! for submission, poll and callback; the device's work runs on the device's threads. Since the
+//! device is simulated, this is a bound of what a driver's measured cost can be.
 //!
 //! `cargo run --release -p qat-sim --example cost`
 

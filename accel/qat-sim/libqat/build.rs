@@ -1,7 +1,7 @@
-//! Gives the shared object the name that programs look for, and its need of libusdm.so.0.
+//! Gives the shared object its SONAME, and the dependency on libusdm.so.0.
 //!
-//! Cargo does not order two cdylibs, so the link is made against a stand-in of libusdm that has its
-//! name and symbols and is left behind.
+//! Cargo does not order two cdylibs, so the link uses a stub of libusdm with its name and symbols,
+//! which is not installed.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What the device counts, and its report.
+//! The device's counters, and their report.
 
 use crate::script::MAX_INSTANCES;
 use std::fmt::Write as _;
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What the device has counted since the process began or since `reset`.
+        /// The device's counters since the process started or since `reset`.
         ///
-        /// `platen_qat_sim_counters` fills one in: 64-bit numbers in this order.
+        /// `platen_qat_sim_counters` fills this in: 64-bit numbers in this order.
         #[repr(C)]
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct Counters {
@@ -16,7 +16,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// One JSON object, a member each.
+            /// One JSON object with a member for each counter.
             pub fn to_json(&self) -> String {
                 let mut text = String::from("{");
                 $(let _ = write!(text, "\"{}\": {}, ", stringify!($name), self.$name);)*
@@ -30,44 +30,45 @@ macro_rules! counters {
 counters! {
     /// Calls to compress or decompress.
     submissions,
-    /// Those that were answered SUCCESS.
+    /// Submissions answered with SUCCESS.
     accepted,
-    /// Those that were answered RETRY.
+    /// Submissions answered with RETRY.
     retries,
     /// Accepted compress requests.
     compress,
     /// Accepted decompress requests.
     decompress,
-    /// Callbacks that polls have run, dummies among them.
+    /// Callbacks run by polls, dummies included.
     callbacks,
-    /// Dummy answers for requests that died with the device.
+    /// Dummy answers to requests that died with the device.
     dummies,
-    /// Faults that acted: a refused submission or poll, a spoilt answer, an event.
+    /// Faults that took effect: a refused submission or poll, a corrupted answer, an event.
     faults,
-    /// Requests without an answer now.
+    /// Requests without an answer (current number).
     in_flight,
-    /// The most that one instance ever had.
+    /// The most requests in flight of an instance.
     max_in_flight,
-    /// CPU time of the device's own threads, nanoseconds: take it off the process's to see the
+    /// CPU time of the device's own threads, nanoseconds: subtract it from the process's to get the
     /// software's cost.
     device_cpu_ns,
-    /// Sessions that exist now.
+    /// Existing sessions (current number).
     sessions,
-    /// What a real device would have punished: accesses outside pinned memory, frees of nothing.
+    /// Calls that would crash a real device: accesses outside of pinned memory, frees of
+    /// unallocated addresses.
     violations,
     /// Polls.
     polls,
-    /// Plain bytes of requests that were carried out.
+    /// Plain bytes of executed requests.
     plain_bytes,
-    /// Deflated bytes of the same.
+    /// Deflated bytes of executed requests.
     deflated_bytes,
     /// Notifications delivered.
     events,
-    /// Sessions that were ever made.
+    /// Sessions made.
     sessions_made,
 }
 
-/// The counters of one instance. Each is written by whoever does the thing, read by anybody.
+/// The counters of one instance, which any thread may increment and read.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Tally {
@@ -86,12 +87,12 @@ pub(crate) struct Tally {
     pub(crate) violations: AtomicU64,
 }
 
-/// The counters of a process: they outlive stop and start.
+/// The counters of a process, which outlive stop and start.
 #[derive(Debug)]
 pub(crate) struct Tallies {
     pub(crate) instances: [Tally; MAX_INSTANCES],
     pub(crate) faults: AtomicU64,
-    /// CPU time of device threads that are gone.
+    /// CPU time of device threads that have ended.
     pub(crate) device_cpu_ns: AtomicU64,
 }
 
@@ -104,7 +105,7 @@ impl Tallies {
         }
     }
 
-    /// The sums; what is not counted here stays 0.
+    /// The sums. Values that are not counted here stay 0.
     pub(crate) fn sum(&self) -> Counters {
         let mut sum = Counters {
             faults: self.faults.load(Ordering::Relaxed),

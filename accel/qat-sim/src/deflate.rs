@@ -1,8 +1,8 @@
-//! What the device's slices do: deflate, inflate, checksums.
+//! The work of the device's slices: deflate, inflate, checksums.
 //!
-//! libdeflate makes the dynamic streams, zlib-rs those with fixed trees and those that end flushed;
-//! zlib-rs inflates. Status codes and what is no error are those of qatlib on a Gen4 device (its
-//! `dc_datapath.c`).
+//! libdeflate makes the dynamic streams; zlib-rs makes those with fixed trees and those that end
+//! with a flush, and inflates. Status codes and tolerated errors are those of qatlib on a Gen4
+//! device (its `dc_datapath.c`).
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use libdeflater::{Adler32, CompressionLvl, Compressor, Crc};
@@ -15,7 +15,7 @@ use qat_abi::{
     CPA_DC_VERIFY_ERROR,
 };
 
-/// How a request is to be done; from the session and the operation.
+/// A request's parameters, from session and operation.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Params {
     /// `CpaDcCompLvl`.
@@ -26,21 +26,23 @@ pub(crate) struct Params {
     pub(crate) best: u32,
     /// `CpaDcChecksum`.
     pub(crate) checksum: u32,
-    /// The last block is marked as such (FINAL); otherwise the output ends flushed (FULL).
+    /// Whether the last block is marked as final (FINAL); otherwise the output ends with a full
+    /// flush (FULL).
     pub(crate) last: bool,
-    /// Answer with stored blocks where verification fails.
+    /// Whether to return stored blocks if verification fails.
     pub(crate) recover: bool,
 }
 
-/// A request that was carried out; the output is in the caller's vector.
+/// The result of an executed request; the output is in the caller's vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) consumed: usize,
-    /// Compression: stored blocks. Decompression: the final block's end was reached.
+    /// Compression: whether the output is stored blocks. Decompression: whether the end of the
+    /// final block was reached.
     pub(crate) flag: bool,
 }
 
-/// The state of one engine; nothing is kept from request to request.
+/// The state of one engine; requests are independent.
 pub(crate) struct Slices {
     compressors: Vec<Option<Compressor>>,
     inflate: Decompress,
@@ -59,7 +61,7 @@ impl Slices {
     /// Deflates `input` into at most `room` bytes, decompresses it again and compares.
     ///
     /// # Errors
-    /// A `CpaDcReqStatus`: OVERFLOW, or VERIFY_ERROR where the request does not allow recovery.
+    /// A `CpaDcReqStatus`: OVERFLOW, or VERIFY_ERROR if the request does not allow recovery.
     pub(crate) fn compress(
         &mut self,
         input: &[u8],
@@ -75,8 +77,8 @@ impl Slices {
         let naked = params.best == CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_NO_HDRS;
         if fits {
             let smaller = if naked { input.len() } else { stored_len(input.len()) };
-            // At equal size too: libdeflate may have made stored blocks itself, and the results are
-            // to say so.
+            // At equal size too: libdeflate may have made stored blocks itself, and the results
+            // must say so.
             if !((stored || naked) && smaller <= out.len()) {
                 return match self.verify(input, out) {
                     true => Ok(Done { consumed: input.len(), flag: false }),
@@ -109,7 +111,7 @@ impl Slices {
             out.truncate(*made.as_ref().unwrap_or(&0));
             return made.is_ok();
         }
-        // zlib-rs's level 1 has fixed trees only, the others make them.
+        // zlib-rs's level 1 has only fixed trees, the other levels have dynamic ones.
         let level = match params.huffman {
             CPA_DC_HT_STATIC => 1,
             _ => params.level.clamp(2, 9),
@@ -123,7 +125,7 @@ impl Slices {
         out.truncate(made);
         match result {
             Ok(Status::StreamEnd) => true,
-            // A flush that fills the buffer to the last byte may have more to say.
+            // A flush that fills the buffer completely may be incomplete.
             Ok(Status::Ok) => !params.last && all && made < room,
             _ => false,
         }
@@ -139,7 +141,7 @@ impl Slices {
 
     /// Inflates the first stream in `input` into at most `room` bytes.
     ///
-    /// An input that ends early is no error on Gen4: the flag stays false.
+    /// A truncated input is no error on Gen4: the flag stays false.
     ///
     /// # Errors
     /// A `CpaDcReqStatus`.
@@ -151,8 +153,8 @@ impl Slices {
     ) -> Result<Done, i32> {
         self.inflate.reset(false);
         out.clear();
-        // One byte more than there is room for: whether it gets written tells an overflow from an
-        // input that ends.
+        // One byte more than allowed: whether it is written distinguishes an overflow from a
+        // truncated input.
         out.resize(room + 1, 0);
         let result = self.inflate.decompress(input, out, FlushDecompress::Finish);
         let made = usize::try_from(self.inflate.total_out()).unwrap_or(usize::MAX);
@@ -166,7 +168,7 @@ impl Slices {
     }
 }
 
-/// The checksum of a session's kind over `plain`, going on from `seed`.
+/// The session's kind of checksum over `plain`, continued from `seed`.
 pub(crate) fn checksum(kind: u32, seed: u32, plain: &[u8]) -> u32 {
     match kind {
         CPA_DC_CRC32 | CPA_DC_CRC32_ADLER32 => {
@@ -175,7 +177,8 @@ pub(crate) fn checksum(kind: u32, seed: u32, plain: &[u8]) -> u32 {
             crc.sum()
         }
         CPA_DC_ADLER32 => {
-            // QATzip leaves the seed at 0, which no Adler-32 ever is: the device starts at 1.
+            // QATzip leaves the seed at 0, which is no valid Adler-32 state: the device starts at
+            // 1.
             let mut adler = Adler32::with_initial(if seed == 0 { 1 } else { seed });
             adler.update(plain);
             adler.sum()
@@ -184,7 +187,7 @@ pub(crate) fn checksum(kind: u32, seed: u32, plain: &[u8]) -> u32 {
     }
 }
 
-/// Bytes of `len` bytes in stored blocks.
+/// The length of `len` bytes in stored blocks.
 pub(crate) fn stored_len(len: usize) -> usize {
     len + 5 * len.div_ceil(STORED_MAX).max(1)
 }

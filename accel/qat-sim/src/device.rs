@@ -1,8 +1,8 @@
 //! The device behind libqat's functions: start and stop, handles, events, the script.
 //!
-//! Every method is one exported function, with its C types; `Device` is what makes them testable in
-//! process. A started machine is never freed: a thread that polls events while another stops the
-//! library must find memory. Starts are few, and a machine is some hundred kilobytes.
+//! Every method is one exported function, with its C types; `Device` makes them testable in
+//! process. A started machine is never freed, because a thread may poll events while another stops
+//! the library. Starts are few, and a machine is some hundred kilobytes.
 
 #![expect(unsafe_code, reason = "takes the pointers of a C interface")]
 
@@ -61,7 +61,7 @@ impl Device {
     fn instance(&self, handle: CpaInstanceHandle) -> Option<(&'static Machine, &'static Instance)> {
         let machine = self.machine()?;
         let index = match handle as usize {
-            // CPA_INSTANCE_HANDLE_SINGLE: the first one.
+            // CPA_INSTANCE_HANDLE_SINGLE: the first instance.
             0 => 0,
             address => {
                 let offset = address.checked_sub(HANDLES)?;
@@ -77,7 +77,7 @@ impl Device {
     /// `platen_qat_sim_control`: replaces the faults; set-up lines only while stopped.
     ///
     /// # Errors
-    /// What is wrong with the script, or that the device runs; nothing was changed then.
+    /// The script's error, or that the device runs; then nothing was changed.
     pub fn control(&self, text: &str) -> Result<(), String> {
         let script = Script::parse(text).map_err(|error| error.to_string())?;
         let mut control = lock(&self.control);
@@ -104,7 +104,7 @@ impl Device {
         Ok(())
     }
 
-    /// What was counted so far.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         let mut counters = self.tallies.sum();
         counters.violations += self.dma.violations();
@@ -121,7 +121,7 @@ impl Device {
         CpaBoolean::from(!lock(&self.control).settings.absent)
     }
 
-    /// `icp_sal_userStartMultiProcess`; a second start changes nothing.
+    /// `icp_sal_userStartMultiProcess`; a second start has no effect.
     pub fn start(&self) -> CpaStatus {
         let mut control = lock(&self.control);
         if self.machine().is_some() {
@@ -134,7 +134,7 @@ impl Device {
         let machine: &'static Machine = Box::leak(Box::new(machine));
         let stored = control.settings.engine == Engine::Stored;
         let threads = match control.settings.order {
-            // One thread keeps the order, and is more than stored blocks need.
+            // One thread, to preserve the order; also more than enough for stored blocks.
             Order::Fifo => 1,
             Order::Shuffled if stored => 1,
             Order::Shuffled => {
@@ -165,14 +165,14 @@ impl Device {
         machine.stopping.store(true, Ordering::Release);
         machine.doorbell.ring();
         for thread in control.threads.drain(..) {
-            // A device thread that panicked has said so; there is nobody to tell it to here.
+            // A device thread that panicked has printed its panic.
             let _ = thread.join();
         }
         CPA_STATUS_SUCCESS
     }
 
-    /// `icp_sal_poll_device_events`. No cancellation point: locks are futexes, and nothing sleeps
-    /// or prints.
+    /// `icp_sal_poll_device_events`. Contains no cancellation point: locks are futexes, and nothing
+    /// sleeps or prints.
     pub fn poll_events(&self) -> CpaStatus {
         let Some(machine) = self.machine() else { return CPA_STATUS_FAIL };
         machine.tick();
@@ -217,7 +217,7 @@ impl Device {
     /// `cpaDcGetInstances`.
     ///
     /// # Safety
-    /// `handles` is null or valid for so many writes.
+    /// `handles` is null or valid for `count` writes.
     pub unsafe fn instances(&self, count: u16, handles: *mut CpaInstanceHandle) -> CpaStatus {
         let Some(machine) = self.machine() else { return CPA_STATUS_FAIL };
         if handles.is_null() || count == 0 {
@@ -253,7 +253,7 @@ impl Device {
             operState: u32::from(instance.is_started() && instance.state() == State::Running),
             requiresPhysicallyContiguousMemory: CpaBoolean::from(machine.settings.contiguous),
             isPolled: CPA_TRUE,
-            // The truth about everything but the name: software that asks is to see a 4xxx.
+            // All true except the name: software that asks has to see a 4xxx.
             isOffloaded: CPA_TRUE,
             ..CpaInstanceInfo2::ZERO
         };
@@ -368,7 +368,7 @@ impl Device {
         CPA_STATUS_SUCCESS
     }
 
-    /// `cpaDcStopInstance`: what is in flight is never answered. FAIL from within a callback.
+    /// `cpaDcStopInstance`: requests in flight are never answered. FAIL from within a callback.
     pub fn stop_instance(&self, handle: CpaInstanceHandle) -> CpaStatus {
         let Some((_, instance)) = self.instance(handle) else { return CPA_STATUS_INVALID_PARAM };
         match instance.stop() {
@@ -389,7 +389,7 @@ unsafe fn put<T>(target: *mut T, value: T) -> CpaStatus {
     CPA_STATUS_SUCCESS
 }
 
-/// Writes a text that ends with a 0 byte.
+/// Writes a NUL-terminated text.
 fn text(field: &mut [u8], value: &str) {
     let length = value.len().min(field.len() - 1);
     field[..length].copy_from_slice(&value.as_bytes()[..length]);

@@ -1,9 +1,9 @@
-//! The device's own threads, and its time.
+//! The device's threads, and its simulated time.
 //!
-//! An engine thread looks at all rings in turn, takes a batch of tasks, carries each out on copies
-//! of the data, and queues the responses. What a request costs in simulated time is worked out
-//! apart from what the thread takes: a response is not delivered before it is due. The threads' CPU
-//! time is known apart from the process's.
+//! An engine thread polls all rings in turn, takes a batch of tasks, executes each on copies of the
+//! data, and queues the responses. A request's simulated time is computed independently of the
+//! thread's time: a response is not delivered before it is due. The threads' CPU time is counted
+//! separately from the process's.
 
 #![expect(unsafe_code, reason = "reads per-thread CPU clocks")]
 
@@ -23,10 +23,10 @@ use std::sync::atomic::Ordering;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Tasks taken at once: few enough that a second thread finds some, many enough to pay for the
+/// Tasks taken at a time: few enough to share with a second thread, many enough to be worth the
 /// lock.
 const BATCH: usize = 32;
-/// Looks at empty rings, 20 us apart, before a thread waits to be woken.
+/// Polls of empty rings, 20 us apart, before a thread sleeps until it is woken.
 const IDLE_LOOKS: usize = 50;
 const IDLE_SLEEP: Duration = Duration::from_micros(20);
 const PARK: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ const PARK: Duration = Duration::from_millis(100);
 /// A thread of the device, from start to stop.
 pub(crate) fn run(machine: &Machine, seed: u64) {
     let clock = machine.clocks.enter();
-    // SAFETY: a thread may set its own timer slack; sleeps of 20 us are to be 20 us.
+    // SAFETY: a thread may set its own timer slack; without it, sleeps of 20 us would be longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
     let mut worker = Worker {
         machine,
@@ -73,13 +73,13 @@ struct Worker<'a> {
     plain: Vec<u8>,
     out: Vec<u8>,
     list: Vec<u8>,
-    /// By instance, for order `fifo`, in which one thread serves: a small request does not overtake
-    /// a large one.
+    /// By instance, for order `fifo`, which has one thread: a small request does not overtake a
+    /// large one.
     last_due_ns: Vec<u64>,
 }
 
 impl Worker<'_> {
-    /// One look at all rings; false when there was nothing.
+    /// Polls all rings once; false if there was nothing.
     fn round(&mut self) -> bool {
         let machine = self.machine;
         let mut worked = false;
@@ -152,7 +152,7 @@ impl Worker<'_> {
                 }
             }
         }
-        // A lie of the results, not of the time it took.
+        // Falsifies the results, not the time.
         if let (Effect::Produced(bytes), CPA_DC_OK) = (task.effect, results.status) {
             results.produced = bytes;
         }
@@ -164,7 +164,7 @@ impl Worker<'_> {
         self.responses.push(Response { slot, epoch, sequence, due_ns, tie, status, results });
     }
 
-    /// Carries a request out; the callback's status and the results' one when it fails.
+    /// Executes a request. The error has the statuses of callback and results.
     fn perform(&mut self, instance: &Instance, task: &Task) -> Result<CpaDcRqResults, (i32, i32)> {
         let violation = (CPA_STATUS_FAIL, CPA_DC_FATALERR);
         let Some((source, source_bytes)) = self.read_list(instance, task.source) else {
@@ -196,7 +196,7 @@ impl Worker<'_> {
         out: &mut Vec<u8>,
     ) -> Result<CpaDcRqResults, (i32, i32)> {
         if let Effect::Status(code) | Effect::Error(code) = task.effect {
-            // What a failing device leaves behind is not what anybody wants to read.
+            // A failing device leaves garbage in the output.
             out.clear();
             out.resize(room.min(64), 0xdb);
             self.write_data(instance, task, target, out);
@@ -213,8 +213,7 @@ impl Worker<'_> {
             Direction::Decompress => self.slices.decompress(input, room, out),
         };
         let done = done.map_err(|code| match (task.direction, code) {
-            // Gen4 as the traditional API shows it: an overflow of a stateless compression is no
-            // failure.
+            // As in Gen4's traditional API: an overflow of a stateless compression is no failure.
             (Direction::Compress, CPA_DC_OVERFLOW) => (CPA_STATUS_SUCCESS, code),
             _ => (CPA_STATUS_FAIL, code),
         })?;
@@ -249,7 +248,7 @@ impl Worker<'_> {
         })
     }
 
-    /// Reads a list from metadata: runs, and their sum.
+    /// Reads a list from its metadata: runs, and their sum.
     fn read_list(
         &mut self,
         instance: &Instance,
@@ -275,7 +274,7 @@ impl Worker<'_> {
             }
         }
         self.list = list;
-        // Metadata that its owner reuses too early can say anything.
+        // Metadata that its owner reuses too early can have any contents.
         if !entries || sum > MAX_BYTES {
             self.violation(instance, "a buffer list", address);
             return None;
@@ -296,7 +295,7 @@ impl Worker<'_> {
         true
     }
 
-    /// Writes the output, unless its request died meanwhile.
+    /// Writes the output, unless its request has died meanwhile.
     fn write_data(
         &self,
         instance: &Instance,

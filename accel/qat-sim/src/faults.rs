@@ -1,50 +1,50 @@
-//! The script at work: which submission, poll or moment a rule acts on.
+//! Executes the script: decides on which submission, poll or time a rule acts.
 
 use crate::script::{Action, Count, Direction, Rule, Trigger};
 use qat_abi::{CpaStatus, CPA_STATUS_FAIL, CPA_STATUS_RETRY};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What becomes of one accepted request.
+/// The effect on one accepted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Effect {
-    /// What should.
+    /// No fault.
     #[default]
     None,
-    /// The callback says SUCCESS, the results this.
+    /// The callback has SUCCESS, the results this status.
     Status(i32),
-    /// The callback says FAIL, the results this.
+    /// The callback has FAIL, the results this status.
     Error(i32),
-    /// Carried out so many milliseconds later.
+    /// Executed this many milliseconds late.
     Late(u64),
-    /// A bit of the output is wrong.
+    /// One bit of the output is flipped.
     Flip,
     /// The checksum is wrong.
     Crc,
-    /// The results say that so many bytes were produced.
+    /// The results report this many produced bytes.
     Produced(u32),
 }
 
-/// The script's word on one submission.
+/// The script's decision on one submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// To be refused with this.
+    /// Refuse with this status.
     Refuse(CpaStatus),
-    /// To be accepted, if nothing else is against it. `rule` is to be given back otherwise.
+    /// Accept, if nothing else prevents it; otherwise return `rule` with `give_back`.
     Accept { effect: Effect, rule: usize },
 }
 
-/// Something that happens to instances at once.
+/// A fault of whole instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deed {
     pub(crate) instance: Option<usize>,
     pub(crate) action: Action,
 }
 
-/// The rules and how far they are.
+/// The rules and their progress.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// Looked at before the lock is taken: without a script nothing is paid.
+    /// Checked before the lock is taken, so that a device without a script pays nothing.
     armed: AtomicBool,
     state: Mutex<State>,
 }
@@ -58,11 +58,11 @@ struct State {
 #[derive(Debug)]
 struct Progress {
     rule: Rule,
-    /// Submissions that the filter matched.
+    /// Submissions that matched the filter.
     seen: u64,
-    /// `at`, `after` and `now` fire once.
+    /// Whether an `at`, `after` or `now` has fired; they fire once.
     fired: bool,
-    /// Submissions or polls that the action still holds for.
+    /// Submissions or polls for which the action still applies.
     left: u64,
 }
 
@@ -75,7 +75,7 @@ impl Faults {
         faults
     }
 
-    /// Replaces all rules; counting starts anew.
+    /// Replaces all rules and resets their counts.
     pub(crate) fn set(&self, rules: &[Rule]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let progress = |rule: &Rule| Progress { rule: *rule, seen: 0, fired: false, left: 0 };
@@ -87,7 +87,7 @@ impl Faults {
         self.armed.load(Ordering::Relaxed)
     }
 
-    /// One submission; `deeds` gets what happens at once.
+    /// Decides on one submission; `deeds` gets immediate faults.
     pub(crate) fn submission(
         &self,
         instance: usize,
@@ -112,8 +112,7 @@ impl Faults {
                 Trigger::Every(number) if progress.seen % number == 0 => progress.fire(deeds),
                 _ => {}
             }
-            // The first rule that has something to say about this submission has it; the others
-            // keep their counts.
+            // The first matching rule decides; the others retain their counts.
             if verdict != (Verdict::Accept { effect: Effect::None, rule: NO_RULE })
                 || progress.left == 0
             {
@@ -136,7 +135,7 @@ impl Faults {
         verdict
     }
 
-    /// The submission was refused for another reason: the effect is still to come.
+    /// The submission was refused for another reason: the effect applies to a later one.
     pub(crate) fn give_back(&self, rule: usize) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(progress) = state.rules.get_mut(rule) {
@@ -144,7 +143,7 @@ impl Faults {
         }
     }
 
-    /// One poll: true when it is to fail.
+    /// Decides on one poll: true if it fails.
     pub(crate) fn poll(&self, instance: usize, now_ns: u64, deeds: &mut Vec<Deed>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.tick(now_ns, deeds);
@@ -156,7 +155,7 @@ impl Faults {
         failing.map(Progress::spend).is_some()
     }
 
-    /// What time alone has brought.
+    /// Faults due by time.
     pub(crate) fn tick(&self, now_ns: u64, deeds: &mut Vec<Deed>) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).tick(now_ns, deeds);
     }

@@ -1,10 +1,10 @@
 //! One compression instance: its ring, its sessions, its polls.
 //!
-//! A submission takes a cookie (what the answer needs) and queues a task (what the device needs);
-//! an engine thread carries the task out and queues a response; a poll matches it with the cookie,
-//! writes the results, runs the callback and only then gives the ring entry back. Whatever dies
-//! with the device keeps its cookie, and a poll in state ERROR answers it as a dummy. The epoch
-//! tells the dead from the living: an answer of an older epoch is dropped before it touches memory.
+//! A submission takes a cookie (the data for the answer) and queues a task (the data for the
+//! device). An engine thread executes the task and queues a response. A poll matches the response
+//! with the cookie, writes the results, runs the callback, and then frees the ring entry. A request
+//! that dies with the device keeps its cookie, and a poll in state ERROR answers it as a dummy. The
+//! epoch identifies dead requests: an answer of an older epoch is dropped before it touches memory.
 
 #![expect(unsafe_code, reason = "runs the caller's callbacks and writes its results")]
 
@@ -28,7 +28,7 @@ pub(crate) enum State {
     Restarting = 2,
 }
 
-/// A thread in a submission or a poll.
+/// Marks a thread in a submission or a poll.
 pub(crate) struct Inside<'a>(&'a AtomicU32);
 
 impl Drop for Inside<'_> {
@@ -37,7 +37,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// What the device gets.
+/// The data for the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
     pub(crate) slot: usize,
@@ -52,21 +52,21 @@ pub(crate) struct Task {
     pub(crate) submitted_ns: u64,
 }
 
-/// What it answers.
+/// The device's answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Response {
     pub(crate) slot: usize,
     pub(crate) epoch: u32,
     pub(crate) sequence: u64,
-    /// Not to be delivered before.
+    /// Not to be delivered before this time.
     pub(crate) due_ns: u64,
-    /// Order among those due at once.
+    /// Orders responses due at the same time.
     pub(crate) tie: u64,
     pub(crate) status: CpaStatus,
     pub(crate) results: CpaDcRqResults,
 }
 
-/// A request as libqat knows it.
+/// A request's data in libqat.
 #[derive(Debug, Clone, Copy)]
 struct Cookie {
     state: CookieState,
@@ -82,14 +82,14 @@ struct Cookie {
 enum CookieState {
     Free,
     InFlight,
-    /// Its callback runs or ran; the entry is given back when the poll ends.
+    /// Its callback runs or ran; the entry is freed when the poll ends.
     Answered,
 }
 
 /// A session of this instance.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Session {
-    /// The caller's memory: the handle.
+    /// The caller's memory, which is the handle.
     handle: CpaDcSessionHandle,
     setup: CpaDcSessionSetupData,
     callback: CpaDcCallbackFn,
@@ -104,15 +104,15 @@ struct Requests {
     sequence: u64,
 }
 
-// SAFETY: the pointers are the caller's, kept for its callbacks; the API lets any thread poll.
+// SAFETY: the pointers are the caller's, stored for its callbacks; the API lets any thread poll.
 unsafe impl Send for Requests {}
 
-/// Where responses wait in a poll's hands.
+/// Responses in a poll.
 #[derive(Debug, Default)]
 struct Poller {
     /// By due time.
     waiting: BinaryHeap<Waiting>,
-    /// In the order of delivery.
+    /// In order of delivery.
     ready: VecDeque<Response>,
     gathered: Vec<Response>,
     answers: Vec<Answer>,
@@ -123,7 +123,7 @@ struct Waiting(Response);
 
 impl Ord for Waiting {
     fn cmp(&self, other: &Self) -> By {
-        // The heap's greatest is what is due first.
+        // The heap's greatest element is the one due first.
         (other.0.due_ns, other.0.tie).cmp(&(self.0.due_ns, self.0.tie))
     }
 }
@@ -142,7 +142,7 @@ impl PartialEq for Waiting {
 
 impl Eq for Waiting {}
 
-/// What an answer tells its caller.
+/// The data for a caller's callback.
 #[derive(Debug, Clone, Copy)]
 struct Answer {
     slot: usize,
@@ -151,7 +151,7 @@ struct Answer {
     tag: *mut c_void,
     results: *mut CpaDcRqResults,
     status: CpaStatus,
-    /// `None` for a dummy: the results stay as they are.
+    /// `None` for a dummy, which does not change the results.
     values: Option<CpaDcRqResults>,
 }
 
@@ -174,29 +174,29 @@ pub(crate) struct Instance {
     ring: usize,
     order: Order,
     state: AtomicU8,
-    /// Nothing is carried out or delivered.
+    /// Whether nothing is executed or delivered.
     pub(crate) silent: AtomicBool,
     started: AtomicBool,
     translation: AtomicUsize,
     in_flight: AtomicU32,
-    /// Some cookies are of an epoch that is over: they are due as dummies.
+    /// Whether cookies of an ended epoch are due as dummies.
     orphans: AtomicBool,
-    /// Threads in a submission or a poll, and whether one of them is at the poll of a dead
-    /// instance. Kept while the script has faults.
+    /// Threads in a submission or a poll, and whether one of them polls a dead instance. Maintained
+    /// while the script has faults.
     inside: AtomicU32,
     walking: AtomicBool,
     /// Written with both `gate` and `requests` held, so it may be read with either.
     epoch: AtomicU32,
     requests: Mutex<Requests>,
-    /// Tasks for the engines, with their number for a look without the lock.
+    /// Tasks for the engines, with their number for a check without the lock.
     pub(crate) queue: Mutex<Vec<Task>>,
     pub(crate) queued: AtomicUsize,
-    /// Responses of the engines, likewise.
+    /// Responses of the engines, with their number.
     pub(crate) done: Mutex<Vec<Response>>,
     pub(crate) done_count: AtomicUsize,
     poller: Mutex<Poller>,
-    /// Held for reading by an engine that writes to memory and answers, for writing by whoever ends
-    /// an epoch.
+    /// Locked for reading by an engine that writes to memory and answers, for writing to end an
+    /// epoch.
     pub(crate) gate: RwLock<()>,
     pub(crate) notify: Mutex<Notify>,
 }
@@ -258,7 +258,7 @@ impl Instance {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// What the state has to say against a call that needs a running device.
+    /// The status with which the state refuses a call that needs a running device.
     pub(crate) fn objection(&self) -> Option<CpaStatus> {
         match self.state() {
             State::Running => None,
@@ -302,8 +302,8 @@ impl Instance {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Ends the epoch: what is in flight will never be carried out. With `answered`, polls answer
-    /// it as dummies.
+    /// Ends the epoch: requests in flight will never be executed. With `answered`, polls answer
+    /// them as dummies.
     pub(crate) fn end_epoch(&self, answered: bool) {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let requests = lock(&self.requests);
@@ -314,7 +314,7 @@ impl Instance {
         drop(requests);
     }
 
-    /// Stops the instance: nothing in flight is answered any more. False while a poll runs.
+    /// Stops the instance: requests in flight are never answered. False while a poll runs.
     pub(crate) fn stop(&self) -> bool {
         let Ok(mut poller) = self.poller.try_lock() else { return false };
         self.end_epoch(false);
@@ -329,7 +329,7 @@ impl Instance {
         true
     }
 
-    /// Makes a session; one that exists under this handle is replaced.
+    /// Makes a session, and replaces an existing one with this handle.
     pub(crate) fn open_session(
         &self,
         handle: CpaDcSessionHandle,
@@ -360,10 +360,10 @@ impl Instance {
         }
     }
 
-    /// Takes a request, or says why not. The caller has looked at the state.
+    /// Accepts a request, or returns the status of its refusal. The caller has checked the state.
     ///
     /// # Safety
-    /// The pointers of `call` are null or valid as Intel's API states it, the results until the
+    /// The pointers of `call` are null or valid as Intel's API requires, the results until the
     /// callback.
     pub(crate) unsafe fn submit(
         &self,
@@ -429,14 +429,7 @@ impl Instance {
             source,
             target,
             seed,
-            params: Params {
-                level: setup.compLevel,
-                huffman: setup.huffType,
-                best: setup.autoSelectBestHuffmanTree,
-                checksum: setup.checksum,
-                last: call.flush == CPA_DC_FLUSH_FINAL,
-                recover: call.recover,
-            },
+            params: params(&setup, call),
             effect,
             submitted_ns,
         };
@@ -604,5 +597,16 @@ impl Cookie {
         self.state = CookieState::Answered;
         let Self { session, callback, tag, results, .. } = *self;
         Answer { slot, session, callback, tag, results, status, values }
+    }
+}
+
+fn params(setup: &CpaDcSessionSetupData, call: &Call) -> Params {
+    Params {
+        level: setup.compLevel,
+        huffman: setup.huffType,
+        best: setup.autoSelectBestHuffmanTree,
+        checksum: setup.checksum,
+        last: call.flush == CPA_DC_FLUSH_FINAL,
+        recover: call.recover,
     }
 }

@@ -1,10 +1,9 @@
 //! A simulated QAT device behind the C interface of qatlib: for tests, and for measuring software
 //! without hardware.
 //!
-//! Two shared objects are made of this crate, under the names that the real ones have:
-//! `libusdm.so.0` holds
-//! [`Usdm`], the pinned memory with its IOVAs; `libqat.so.4` holds [`Device`], the instances and their engine
-//! threads. Programs that were built for QAT (Intel's QATzip and `qzip` among them) run on it
+//! This crate is built into two shared objects with the names of the real ones: `libusdm.so.0` has
+//! [`Usdm`], the pinned memory with its IOVAs; `libqat.so.4` has [`Device`], the instances and
+//! their engine threads. Programs built for QAT (such as Intel's QATzip and `qzip`) run on it
 //! unmodified:
 //!
 //! ```text
@@ -12,13 +11,13 @@
 //!  icp_sal_DcPollInstance ◄─ callbacks, results ◄──────── responses, due by the service model
 //! ```
 //!
-//! What is as on the real thing: ring and RETRY, callbacks only from polls, completions in any
-//! order, the statuses of good and bad requests, memory that must be pinned, events, death and
-//! reset of a device. What is stricter: the device refuses what a real one would read or overwrite.
-//! What is missing: stateful sessions, LZ4, LZ4s, skip data, integrity CRCs, the data-plane API.
-//! Faults come from a script; `SCRIPT.md` describes it.
+//! As on a real device: ring and RETRY, callbacks only from polls, completions in any order, the
+//! statuses of good and bad requests, memory that must be pinned, events, death and reset of a
+//! device. Stricter: the device refuses what a real one would read or overwrite. Missing: stateful
+//! sessions, LZ4, LZ4s, skip data, integrity CRCs, the data-plane API. Faults come from a script;
+//! `SCRIPT.md` describes it.
 //!
-//! Figures taken on it show the cost of software and scheduling. They are never a device's
+//! Figures measured on it show the cost of software and scheduling, and never a device's
 //! throughput.
 
 mod counters;
@@ -44,7 +43,7 @@ pub use usdm::Usdm;
 /// The environment's script: the value of `PLATEN_QAT_SIM`, or the file that it names.
 ///
 /// # Errors
-/// A file of that name that cannot be read.
+/// The file cannot be read.
 pub fn script_from_environment() -> Result<Option<String>, String> {
     let Some(value) = std::env::var_os("PLATEN_QAT_SIM") else { return Ok(None) };
     let path = std::path::Path::new(&value);

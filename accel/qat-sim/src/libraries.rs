@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds the simulated libraries, optimised, and returns the folder that holds `libqat.so.4` and
+/// Builds the simulated libraries, optimised, and returns the folder with `libqat.so.4` and
 /// `libusdm.so.0`.
 ///
-/// The first caller of a process builds; other processes wait for it. Everything lands in the
-/// target folder that the running test was built into.
+/// The first caller of a process builds; other processes wait for it. The files go to the target
+/// folder of the running test.
 ///
 /// # Panics
-/// When cargo fails: a test that needs the device cannot go on.
+/// If cargo fails: a test that needs the device cannot go on.
 pub fn libraries() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(build).clone()
@@ -25,7 +25,7 @@ fn build() -> PathBuf {
     let target = target_folder();
     let folder = target.join("qat-sim");
     fs::create_dir_all(&folder).expect("the target folder can be written");
-    // One build at a time, also between processes; the lock goes with the file's handle.
+    // One build at a time, also between processes; closing the file unlocks it.
     let lock = File::create(folder.join("lock")).expect("the target folder can be written");
     // SAFETY: the descriptor is open.
     let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
@@ -35,7 +35,7 @@ fn build() -> PathBuf {
     let mut command = Command::new(cargo);
     command.args(["build", "--release", "-p", "qat-sim-libqat", "-p", "qat-sim-libusdm"]);
     command.arg("--target-dir").arg(&target).current_dir(env!("CARGO_MANIFEST_DIR"));
-    // A wrapped cargo (coverage, sanitizers) sets flags for its own kind of build.
+    // A wrapped cargo (coverage, sanitizers) sets flags for its own builds.
     command.env_remove("CARGO_BUILD_TARGET").env_remove("CARGO_ENCODED_RUSTFLAGS");
     let output = command.output().expect("cargo runs");
     assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
@@ -46,7 +46,7 @@ fn build() -> PathBuf {
     folder
 }
 
-/// Where the running test was built: `TARGET/PROFILE/deps/TEST`, or the environment's word.
+/// The target folder of the running test, from `TARGET/PROFILE/deps/TEST` or from the environment.
 fn target_folder() -> PathBuf {
     let executable = std::env::current_exe().ok();
     let above = executable.as_deref().and_then(|path| path.ancestors().nth(3));
@@ -56,7 +56,8 @@ fn target_folder() -> PathBuf {
     known.or_else(named).unwrap_or_else(workspace)
 }
 
-/// Copies a library to its real name, by renaming: a process that has the old one open keeps it.
+/// Copies a library to its real name by a rename, so that a process that has the old one open still
+/// has it.
 fn install(from: &Path, folder: &Path, name: &str) {
     let same = |left: &Path, right: &Path| match (fs::read(left), fs::read(right)) {
         (Ok(left), Ok(right)) => left == right,

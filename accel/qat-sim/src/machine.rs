@@ -1,4 +1,4 @@
-//! A started library: what its script does by time, and what it tells the application.
+//! A started library: faults by time, and events for the application.
 
 #![expect(unsafe_code, reason = "calls the application's callbacks")]
 
@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How the device reaches pinned memory, and the settings of it.
+/// The device's access to pinned memory.
 pub trait Dma: Sync {
     /// Reads all of `into` from a bus address, or nothing.
     fn read(&self, iova: u64, into: &mut [u8]) -> bool;
     /// Writes all of `from`, or nothing.
     fn write(&self, iova: u64, from: &[u8]) -> bool;
-    /// Takes layout and limit for allocations from now on.
+    /// Sets layout and limit of later allocations.
     fn configure(&self, settings: &Settings);
-    /// Frees of what was no allocation.
+    /// Frees of addresses that were not allocated.
     fn violations(&self) -> u64;
 }
 
@@ -51,13 +51,13 @@ pub(crate) struct Late {
     pub(crate) task: Task,
 }
 
-/// Something for the notification callbacks of one device.
+/// An event for the notification callbacks of one device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
     pub(crate) package: usize,
     pub(crate) kind: u32,
     pub(crate) not_before_ns: u64,
-    /// RESTARTING: when the application was told. It has 10 s to poll its rings empty.
+    /// RESTARTING: when the application was notified. It has 10 s to poll its rings empty.
     pub(crate) told_ns: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Handles are no addresses: whoever follows one faults.
+/// Handles are not addresses: dereferencing one faults.
 pub(crate) const HANDLES: usize = 0x5141_5400_0000;
 pub(crate) const HANDLE_STEP: usize = 0x100;
 pub(crate) fn handle_of(index: usize) -> CpaInstanceHandle {
@@ -112,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// Does what the script says by time alone.
+    /// Executes the faults due by time.
     pub(crate) fn tick(&self) {
         if self.faults.is_armed() {
             let mut deeds = Vec::new();
@@ -123,7 +123,7 @@ impl Machine {
 
     pub(crate) fn act(&self, deed: Deed) {
         add(&self.tallies.faults, 1);
-        // Silence is of an instance, death and reset of a whole device.
+        // Silence is per instance, death and reset per device.
         let named = deed.instance.and_then(|index| self.instances.get(index));
         let package = named.map(|instance| instance.package);
         for instance in &self.instances {
@@ -165,7 +165,7 @@ impl Machine {
         self.events_count.store(events.len() as u64, Ordering::Release);
     }
 
-    /// Delivers what is due, in order for each device.
+    /// Delivers the due events of each device in order.
     pub(crate) fn deliver_events(&self) {
         let mut waiting = Vec::new();
         for _ in 0..self.events_count.load(Ordering::Acquire) {
@@ -184,7 +184,7 @@ impl Machine {
         self.events_count.store(events.len() as u64, Ordering::Release);
     }
 
-    /// Delivers one event; gives it back when it is not over.
+    /// Delivers one event; returns it if it is not finished.
     fn deliver(&self, mut event: Event) -> Option<Event> {
         let now = now_ns();
         if now < event.not_before_ns {
@@ -196,7 +196,7 @@ impl Machine {
                 for instance in mine() {
                     instance.silent.store(true, Ordering::Release);
                     instance.set_state(State::Error);
-                    // Again: what came in since the device died is dead as well.
+                    // Again: requests that came in since the device died are dead as well.
                     instance.end_epoch(true);
                     self.notify(instance, event.kind);
                 }
@@ -236,14 +236,14 @@ impl Machine {
         }
     }
 
-    /// Puts a task off.
+    /// Delays a task.
     pub(crate) fn delay(&self, instance: usize, task: Task, ms: u64) {
         let mut late = lock(&self.late);
         late.push(Late { due_ns: now_ns() + ms * 1_000_000, instance, task });
         self.late_count.store(late.len() as u64, Ordering::Release);
     }
 
-    /// Takes the instance's late tasks that are due.
+    /// Takes the instance's delayed tasks that are due.
     pub(crate) fn take_late(&self, instance: &Instance, into: &mut Vec<Task>) {
         if self.late_count.load(Ordering::Acquire) == 0 {
             return;
@@ -260,13 +260,13 @@ impl Machine {
         self.late_count.store(late.len() as u64, Ordering::Release);
     }
 
-    /// How long until a late task is due.
+    /// The time until a delayed task is due.
     pub(crate) fn until_late(&self) -> Option<Duration> {
         let due = lock(&self.late).iter().map(|entry| entry.due_ns).min()?;
         Some(Duration::from_nanos(due.saturating_sub(now_ns())))
     }
 
-    /// An engine thread has something to do.
+    /// Whether an engine thread has something to do.
     pub(crate) fn has_work(&self) -> bool {
         let ready = |instance: &Instance| {
             !instance.silent.load(Ordering::Acquire) && instance.queued.load(Ordering::Acquire) > 0

@@ -1,6 +1,6 @@
 //! Seeded randomness (SplitMix64: 64 bits of state, good enough to shuffle).
 
-/// A sequence that its seed determines.
+/// A sequence determined by its seed.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 

@@ -1,23 +1,23 @@
-//! The language of set-up and faults; `SCRIPT.md` is its description for users.
+//! The language of set-up and faults, which `SCRIPT.md` describes for users.
 //!
-//! A script is read whole before any of it is applied, so a bad line changes nothing.
+//! A script is parsed completely before any of it is applied, so an invalid line changes nothing.
 
-/// What a device does with its source bytes.
+/// A device's treatment of its source bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// Real deflate.
     Deflate,
-    /// Stored blocks at once: what is left is the cost of the software around the device.
+    /// Immediate stored blocks, so that only the cost of the software around the device remains.
     Stored,
 }
 
-/// How pinned memory is laid out.
+/// The layout of pinned memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
-    /// Whole pages for each allocation, inaccessible pages around it; the device sees not one byte
-    /// more.
+    /// Whole pages for each allocation, with inaccessible pages around it; the device cannot access
+    /// a byte more.
     Guard,
-    /// 2-MiB slabs shared by allocations, as the real libusdm has them: overruns hit neighbours.
+    /// 2-MiB slabs shared by allocations, as in the real libusdm: overruns hit neighbours.
     Slab,
 }
 
@@ -30,14 +30,14 @@ pub enum Order {
     Fifo,
 }
 
-/// A device before it is started.
+/// A device's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Compression instances, 0 to [`MAX_INSTANCES`].
     pub instances: usize,
-    /// Devices that the instances are spread over, round robin.
+    /// Devices, over which the instances are spread round robin.
     pub packages: usize,
-    /// What the device does.
+    /// The device's work.
     pub engine: Engine,
     /// Fixed part of a request's time, nanoseconds. `None`: 10 us for deflate (an assumption: no
     /// figure for 4 KiB is published), 0 for stored.
@@ -46,9 +46,9 @@ pub struct Settings {
     /// the capacity that Linux states for a 4xxx (`ADF_4XXX_RL_MAX_TP_DC`, dynamic deflate, level
     /// 1), no limit for stored.
     pub gbps: Option<u64>,
-    /// Requests that a device works on at once. 8 is an assumption, not a published figure.
+    /// Requests that a device executes at a time. 8 is an assumption, not a published figure.
     pub engines: usize,
-    /// Entries of an instance's ring; one less is in flight at most. 512 in qatlib 24.02 and 26.08.
+    /// Entries of an instance's ring; at most one less is in flight. 512 in qatlib 24.02 and 26.08.
     pub ring: usize,
     /// Limit of pinned memory in bytes.
     pub usdm_bytes: Option<u64>,
@@ -56,14 +56,14 @@ pub struct Settings {
     pub memory: MemoryMode,
     /// Order of completions.
     pub order: Order,
-    /// Seed of everything random.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Intermediate buffers that `cpaDcStartInstance` wants: 0 on 4xxx and later, 12 to 64 on older
-    /// ones.
+    /// Intermediate buffers that `cpaDcStartInstance` needs: 0 on 4xxx and later, 12 to 64 on older
+    /// devices.
     pub intermediate: u16,
-    /// What `requiresPhysicallyContiguousMemory` says.
+    /// The value of `requiresPhysicallyContiguousMemory`.
     pub contiguous: bool,
-    /// No device: `icp_sal_userIsQatAvailable` says 0 and a start fails.
+    /// No device: `icp_sal_userIsQatAvailable` returns 0 and a start fails.
     pub absent: bool,
 }
 
@@ -88,67 +88,67 @@ impl Default for Settings {
     }
 }
 
-/// More instances than this are refused: 64 is what one 4xxx has with all its VFs.
+/// The most instances: 64 is what one 4xxx has with all its VFs.
 pub const MAX_INSTANCES: usize = 64;
 
 /// When a rule starts to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
-    /// At the N-th submission that the rule's filter matches, from 1.
+    /// At the N-th submission that matches the rule's filter, from 1.
     At(u64),
-    /// At every N-th of them.
+    /// At every N-th matching submission.
     Every(u64),
-    /// So many milliseconds after the first submission.
+    /// This many milliseconds after the first submission.
     After(u64),
     /// When the script is set.
     Now,
 }
 
-/// How many submissions (or polls) an action holds for.
+/// For how many submissions (or polls) an action applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// So many.
+    /// This many.
     Times(u64),
-    /// All from then on.
+    /// All later ones.
     Forever,
 }
 
-/// What a rule does.
+/// A rule's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Submissions answer RETRY.
+    /// Submissions return RETRY.
     Retry(Count),
-    /// Submissions answer FAIL.
+    /// Submissions return FAIL.
     Fail(Count),
-    /// The callback says SUCCESS, the results' status is this.
+    /// The callback has SUCCESS, the results this status.
     Status(i32, Count),
-    /// The callback says FAIL, the results' status is this.
+    /// The callback has FAIL, the results this status.
     Error(i32, Count),
-    /// Polls answer FAIL and deliver nothing.
+    /// Polls return FAIL and deliver nothing.
     PollFail(Count),
-    /// Requests are carried out and answered so many milliseconds late.
+    /// Requests are executed and answered this many milliseconds late.
     Late(u64, Count),
-    /// One bit of the output is wrong.
+    /// One bit of the output is flipped.
     Flip(Count),
     /// The checksum is wrong.
     Crc(Count),
-    /// The results say that so many bytes were produced.
+    /// The results report this many produced bytes.
     Produced(u32, Count),
     /// Nothing is answered.
     Silence,
-    /// The end of silence: what was held is carried out.
+    /// Ends silence: the delayed requests are executed.
     Revive,
     /// The device dies: silence, then the event, then dummy answers.
     Fatal,
-    /// The event that a reset begins.
+    /// The event at the start of a reset.
     Restarting,
-    /// The event that it is over.
+    /// The event at the end of a reset.
     Restarted,
-    /// `Fatal`, `Restarting`, and `Restarted` after so many milliseconds.
+    /// `Fatal`, `Restarting`, and `Restarted` after this many milliseconds.
     Reset(u64),
 }
 
-/// Which direction a rule is about.
+/// A rule's direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Compression.
@@ -160,13 +160,13 @@ pub enum Direction {
 /// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// When.
+    /// When it acts.
     pub trigger: Trigger,
     /// Only for this instance.
     pub instance: Option<usize>,
     /// Only for this direction.
     pub direction: Option<Direction>,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
@@ -189,7 +189,7 @@ enum Setup {
     Absent,
 }
 
-/// A script that was read.
+/// A parsed script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Script {
     setup: Vec<Setup>,
@@ -197,7 +197,7 @@ pub struct Script {
     reset: bool,
 }
 
-/// A line that is not in the language. The user's script is at fault.
+/// An invalid line; the script's author is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: `{directive}`: {problem}")]
 pub struct ScriptError {
@@ -205,15 +205,15 @@ pub struct ScriptError {
     pub line: usize,
     /// The directive, cut to 80 characters.
     pub directive: String,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
 }
 
 impl Script {
-    /// Reads a script.
+    /// Parses a script.
     ///
     /// # Errors
-    /// The first directive that is not in the language.
+    /// The first invalid directive.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         let mut script = Self::default();
         for (number, line) in text.lines().enumerate() {
@@ -234,17 +234,17 @@ impl Script {
         &self.rules
     }
 
-    /// It says something that a running device cannot change.
+    /// Whether it has directives that need a stopped device.
     pub fn has_setup(&self) -> bool {
         !self.setup.is_empty()
     }
 
-    /// It asks for a clean device first.
+    /// Whether it resets the device first.
     pub fn resets(&self) -> bool {
         self.reset
     }
 
-    /// Applies the set-up directives, later ones over earlier ones.
+    /// Applies the set-up directives in order.
     pub fn apply(&self, settings: &mut Settings) {
         for setup in &self.setup {
             match *setup {

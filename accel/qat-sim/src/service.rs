@@ -1,4 +1,4 @@
-//! A device's time, its threads' CPU clocks, and where they wait.
+//! A device's simulated time, its threads' CPU clocks, and their sleep.
 
 #![expect(unsafe_code, reason = "reads per-thread CPU clocks")]
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{fence, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Where idle engine threads wait.
+/// Where idle engine threads sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Doorbell {
     parked: AtomicUsize,
@@ -16,9 +16,9 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Wakes parked threads. Costs one load when there are none.
+    /// Wakes sleeping threads. Costs one load if there are none.
     pub(crate) fn ring(&self) {
-        // Pairs with the fence in `park`: either we see the parked thread, or it sees our task.
+        // Pairs with the fence in `park`: either we see the sleeping thread, or it sees our task.
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) > 0 {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
@@ -42,7 +42,7 @@ impl Doorbell {
 pub(crate) struct Clocks(Mutex<Vec<libc::clockid_t>>);
 
 impl Clocks {
-    /// CPU time of the threads that run, nanoseconds.
+    /// CPU time of the running threads, nanoseconds.
     pub(crate) fn read(&self) -> u64 {
         let clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         clocks.iter().map(|clock| clock_ns(*clock)).sum()
@@ -65,7 +65,7 @@ impl Clocks {
     }
 }
 
-/// A clock in nanoseconds; 0 for one that is gone.
+/// A clock in nanoseconds; 0 if it is gone.
 pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the out pointer is a local.
@@ -75,12 +75,12 @@ pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// One device's time: when each of its engines is free again.
+/// One device's simulated time: when each of its engines is free.
 #[derive(Debug)]
 pub(crate) struct Service {
     free_ns: Mutex<Vec<u64>>,
     pub(crate) latency_ns: u64,
-    /// Gbit/s of one engine are bits per nanosecond; 0 for no limit. In thousandths.
+    /// Throughput of one engine in Gbit/s (bits per nanosecond), in thousandths; 0 for no limit.
     milli_gbps: u64,
 }
 
@@ -93,12 +93,12 @@ impl Service {
         }
     }
 
-    /// Requests take time.
+    /// Whether requests take time.
     pub(crate) fn is_timed(&self) -> bool {
         self.latency_ns > 0 || self.milli_gbps > 0
     }
 
-    /// When a request of so many plain bytes is answered, if it came in at `submitted_ns`.
+    /// When a request of `bytes` plain bytes, submitted at `submitted_ns`, is answered.
     pub(crate) fn due(&self, submitted_ns: u64, bytes: usize) -> u64 {
         if self.milli_gbps == 0 {
             return submitted_ns + self.latency_ns;

@@ -1,9 +1,9 @@
-//! Buffer lists: the checks of libqat on the way in, the device's form of them in the metadata.
+//! Buffer lists: libqat's checks, and the device's form of a list in its metadata.
 //!
-//! As in libqat, an address is translated once per flat buffer and once for the metadata, and the
+//! As in libqat, an address is translated once a flat buffer and once for the metadata, and the
 //! list of bus addresses is written into the metadata, where the device reads it. Unlike libqat,
-//! the simulated one also asks whether the metadata's end is pinned: metadata that is too small is
-//! refused instead of overrun.
+//! this also checks that the end of the metadata is pinned: metadata that is too small is refused
+//! instead of overrun.
 
 #![expect(unsafe_code, reason = "reads the caller's buffer lists, writes their metadata")]
 
@@ -11,18 +11,18 @@ use crate::script::Direction;
 use qat_abi::*;
 use std::ffi::c_void;
 
-/// The caller's `CpaVirtualToPhysical`, present.
+/// The caller's `CpaVirtualToPhysical`.
 pub(crate) type Translation = unsafe extern "C" fn(*mut c_void) -> CpaPhysicalAddr;
 
-/// The bytes before the entries, and of one entry, of a list in metadata.
+/// Bytes of a list's header in the metadata, and of one entry.
 pub(crate) const HEADER: usize = 16;
 pub(crate) const ENTRY: usize = 16;
-/// Flat buffers in one list, at most.
+/// The most flat buffers of a list.
 pub(crate) const MAX_FLATS: usize = 1 << 16;
-/// Bytes in one list, at most: more than a request ever has, little enough to copy.
+/// The most bytes of a list: more than any request has, and few enough to copy.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
-/// `cpaDcBufferListGetMetaSize`: with room to align, as the real one has it.
+/// `cpaDcBufferListGetMetaSize`: with room for alignment, like the real one.
 pub(crate) fn meta_bytes(flats: u32) -> Option<u32> {
     flats.checked_mul(16)?.checked_add(16 + 64)
 }
@@ -47,7 +47,7 @@ pub(crate) struct Lists {
     target: u64,
 }
 
-/// Looks at what can be seen without a session.
+/// Checks everything that does not depend on the session.
 ///
 /// # Safety
 /// The pointers in `call` are null or valid.
@@ -68,7 +68,7 @@ pub(crate) unsafe fn check(call: &Call) -> Result<Lists, CpaStatus> {
     Ok(Lists { source, target })
 }
 
-/// What the session has against the request.
+/// The session's objection to the request, if any.
 pub(crate) fn against(
     setup: &CpaDcSessionSetupData,
     call: &Call,
@@ -86,7 +86,7 @@ pub(crate) fn against(
         (Direction::Compress, CPA_DC_HT_STATIC) => MIN_DEST_STATIC as u64,
         (Direction::Compress, _) => MIN_DEST_DYNAMIC as u64,
     };
-    // A stateless request is the whole of its data: it ends FULL or FINAL.
+    // A stateless request has all of its data: it ends FULL or FINAL.
     let unfinished = call.direction == Direction::Compress
         && !matches!(call.flush, CPA_DC_FLUSH_FULL | CPA_DC_FLUSH_FINAL);
     let bad = setup.sessDirection == wrong
@@ -96,7 +96,7 @@ pub(crate) fn against(
     bad.then_some(CPA_STATUS_INVALID_PARAM)
 }
 
-/// Writes both lists into their metadata; the metadata's bus addresses.
+/// Writes both lists into their metadata; returns the metadata's bus addresses.
 ///
 /// # Safety
 /// `check` has passed `call`.
@@ -168,7 +168,7 @@ unsafe fn describe(list: *const CpaBufferList, translation: Translation) -> Resu
     Ok(physical)
 }
 
-/// Looks whether an intermediate buffer is one that the device can use.
+/// Checks that the device can use an intermediate buffer.
 ///
 /// # Safety
 /// `list` is null or valid.

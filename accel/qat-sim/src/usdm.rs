@@ -1,9 +1,9 @@
-//! Pinned memory: what `libusdm.so.0` hands out, and what the device may touch.
+//! Pinned memory: the allocator of `libusdm.so.0`, and the device's access.
 //!
-//! All of it lies in one reserved range of the process. A table per page answers "which IOVA"
-//! without a lock, a second one "which address": device accesses are checked byte for byte against
-//! both. IOVAs have 39 bits, are contiguous within an allocation, run against the addresses between
-//! allocations and equal no address.
+//! All of it is in one reserved address range. One table by page gives the IOVA without a lock, a
+//! second one the address; device accesses are checked against both, byte for byte. IOVAs have 39
+//! bits, are contiguous within an allocation, descend as addresses of allocations ascend, and never
+//! equal an address.
 //!
 //! Device accesses copy: the caller's memory is never borrowed, and a free waits for a copy in
 //! progress.
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 const PAGE: usize = 4096;
-/// Address space for pinned memory; reserved, not used.
+/// Address space for pinned memory, only reserved.
 const SPAN: usize = 16 << 30;
 const PAGES: usize = SPAN / PAGE;
-/// The first IOVA: far from any address of a process, within 39 bits with the span.
+/// The first IOVA: no address of a process is near it, and with the span it is within 39 bits.
 const IOVA_BASE: u64 = 0x41_0000_0000;
 const SLAB: usize = 2 << 20;
 /// Largest allocation of the real library.
@@ -35,7 +35,7 @@ const _: () = assert!(IOVA_BASE + SPAN as u64 <= 1 << 39);
 #[derive(Debug, Default)]
 pub struct Usdm {
     region: OnceLock<Option<Region>>,
-    /// Written to allocate and free, read for each device access.
+    /// Locked for writing to allocate and free, for reading by each device access.
     heap: RwLock<Heap>,
 }
 
@@ -43,15 +43,15 @@ pub struct Usdm {
 #[derive(Debug)]
 struct Region {
     base: NonNull<u8>,
-    /// By page of the range: page of the IOVA space + 1 in the upper half, bytes that are valid in
-    /// the lower one.
+    /// By page of the range: page of the IOVA space + 1 in the upper half, number of valid bytes in
+    /// the lower half.
     forward: &'static [AtomicU64],
     /// By page of the IOVA space: page of the range + 1.
     reverse: &'static [AtomicU32],
 }
 
-// SAFETY: the base is an address, never dereferenced without the checks of `resolve`; the tables
-// are atomics.
+// SAFETY: the base is an address that is dereferenced only after the checks of `resolve`; the
+// tables are atomics.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -60,31 +60,30 @@ unsafe impl Sync for Region {}
 struct Heap {
     mode: Option<MemoryMode>,
     limit: Option<u64>,
-    /// Mapped runs: offset to bytes.
+    /// Mapped runs: offset and bytes.
     runs: BTreeMap<usize, usize>,
-    /// Where to look next: reuse comes as late as possible.
+    /// Where the search for free addresses starts: an address is reused as late as possible.
     cursor: usize,
     used: u64,
-    /// Allocations inside slabs: offset to (bytes, slab).
+    /// Allocations inside slabs: offset, and (bytes, slab).
     parts: BTreeMap<usize, (usize, usize)>,
     violations: u64,
 }
 
 impl Usdm {
-    /// Sets layout and limit for what is allocated from now on: what somebody left behind does not
-    /// count.
+    /// Sets layout and limit of later allocations. Earlier ones do not count against the limit.
     pub fn configure(&self, mode: MemoryMode, limit: Option<u64>) {
         let mut heap = self.heap.write().unwrap_or_else(PoisonError::into_inner);
         heap.mode = Some(mode);
         heap.limit = limit.map(|limit| limit + heap.used);
     }
 
-    /// It was configured before.
+    /// Whether it was configured before.
     pub fn is_configured(&self) -> bool {
         self.heap.read().unwrap_or_else(PoisonError::into_inner).mode.is_some()
     }
 
-    /// `qaeMemAllocNUMA`: null when the sizes are out of bounds or the memory is exhausted.
+    /// `qaeMemAllocNUMA`: null if the sizes are out of bounds or the memory is exhausted.
     pub fn allocate(&self, bytes: usize, align: usize) -> *mut c_void {
         if bytes == 0 || bytes > MAX_BYTES || !align.is_power_of_two() || align > MAX_ALIGN {
             return ptr::null_mut();
@@ -102,7 +101,7 @@ impl Usdm {
         }
     }
 
-    /// `qaeMemFreeNUMA`; false when this is no allocation.
+    /// `qaeMemFreeNUMA`; false if the address was not allocated.
     pub fn free(&self, address: *mut c_void) -> bool {
         let Some(region) = self.region() else { return false };
         let offset = (address as usize).wrapping_sub(region.base.as_ptr() as usize);
@@ -127,7 +126,7 @@ impl Usdm {
         let Some(Some(region)) = self.region.get() else { return 0 };
         let offset = (address as usize).wrapping_sub(region.base.as_ptr() as usize);
         let Some(entry) = region.forward.get(offset / PAGE) else { return 0 };
-        // Pairs with the Release in `map`; an entry says all there is to know.
+        // Pairs with the Release in `map`; an entry is complete in itself.
         let entry = entry.load(Ordering::Acquire);
         let within = (offset % PAGE) as u64;
         if within >= entry & 0xffff_ffff {
@@ -142,31 +141,31 @@ impl Usdm {
         self.resolve(iova, 1).map_or(ptr::null_mut(), |address| address.as_ptr().cast())
     }
 
-    /// A device read; false, and nothing read, unless all of it is mapped.
+    /// A device read; returns false and reads nothing unless all of it is mapped.
     pub fn read(&self, iova: u64, into: &mut [u8]) -> bool {
         let _heap = self.heap.read().unwrap_or_else(PoisonError::into_inner);
         let Some(source) = self.resolve(iova, into.len()) else { return false };
-        // SAFETY: `resolve` found all of the range mapped, and the lock keeps it so; the
+        // SAFETY: `resolve` found the whole range mapped, and the lock prevents a change; the
         // destination is ours.
         unsafe { ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), into.len()) };
         true
     }
 
-    /// A device write; false, and nothing written, unless all of it is mapped.
+    /// A device write; returns false and writes nothing unless all of it is mapped.
     pub fn write(&self, iova: u64, from: &[u8]) -> bool {
         let _heap = self.heap.read().unwrap_or_else(PoisonError::into_inner);
         let Some(target) = self.resolve(iova, from.len()) else { return false };
-        // SAFETY: as in `read`; pinned memory belongs to the device for the time of a request.
+        // SAFETY: as in `read`; during a request pinned memory belongs to the device.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), target.as_ptr(), from.len()) };
         true
     }
 
-    /// Frees of what was no allocation.
+    /// Frees of addresses that were not allocated.
     pub fn violations(&self) -> u64 {
         self.heap.read().unwrap_or_else(PoisonError::into_inner).violations
     }
 
-    /// Where a run of IOVAs lies. To be called with the heap's lock held.
+    /// The address of a run of IOVAs. The caller holds the heap's lock.
     fn resolve(&self, iova: u64, bytes: usize) -> Option<NonNull<u8>> {
         let region = self.region.get()?.as_ref()?;
         let start = usize::try_from(iova.checked_sub(IOVA_BASE)?).ok()?;
@@ -175,7 +174,7 @@ impl Usdm {
         let base = usize::try_from(first.checked_sub(1)?).ok()?;
         let pages = start / PAGE..=(end - 1) / PAGE;
         for (index, page) in pages.enumerate() {
-            // The lock is held: a page that is mapped stays so.
+            // The lock is held, so a mapped page stays mapped.
             let mapped = region.reverse.get(page)?.load(Ordering::Relaxed) as usize;
             if mapped != base + index + 1 {
                 return None;
@@ -226,7 +225,7 @@ impl Heap {
         Some(offset)
     }
 
-    /// A free, aligned offset with a free page on both sides, from `from` on.
+    /// A free, aligned offset from `from` on, with a free page on both sides.
     fn gap(&self, from: usize, bytes: usize, align: usize) -> Option<usize> {
         let mut offset = (from + PAGE).next_multiple_of(align);
         let before = self.runs.range(..offset).next_back();
@@ -256,7 +255,7 @@ impl Heap {
         true
     }
 
-    /// A part of a slab, or a slab of its own for what is larger.
+    /// A part of a slab, or a slab of its own for a large allocation.
     fn part(&mut self, region: &Region, bytes: usize, align: usize) -> Option<usize> {
         let rounded = bytes.next_multiple_of(64);
         let mut slabs: Vec<usize> = self.parts.values().map(|(_, slab)| *slab).collect();
@@ -289,7 +288,7 @@ impl Region {
         let skip = aligned.next_multiple_of(MAX_ALIGN) - aligned;
         let forward = reserve(PAGES * size_of::<AtomicU64>(), libc::PROT_READ | libc::PROT_WRITE)?;
         let reverse = reserve(PAGES * size_of::<AtomicU32>(), libc::PROT_READ | libc::PROT_WRITE)?;
-        // As the real library has it: a child of fork must not see memory that a device writes to.
+        // As in the real library: a forked child must not share memory that a device writes to.
         // SAFETY: the range is ours.
         unsafe { libc::madvise(range.as_ptr().cast(), SPAN + MAX_ALIGN, libc::MADV_DONTFORK) };
         Some(Self {
@@ -305,7 +304,7 @@ impl Region {
     fn open(&self, offset: usize, bytes: usize) -> bool {
         // SAFETY: the run lies in the reserved range.
         let start = unsafe { self.base.add(offset) };
-        // SAFETY: as above, and nothing else uses the run: it is in no allocation.
+        // SAFETY: as above, and the run is in no allocation, so nothing uses it.
         let result = unsafe {
             libc::mprotect(start.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
         };
@@ -315,8 +314,9 @@ impl Region {
     fn close(&self, offset: usize, bytes: usize) {
         // SAFETY: the run lies in the reserved range.
         let start = unsafe { self.base.add(offset) };
-        // Mapped anew instead of protected: the pages go back to the system, and a later use starts
-        // with zeros. SAFETY: the run was this allocation's; whoever still uses it is to fault.
+        // Mapped anew instead of protected: the pages return to the system, and a later use starts
+        // with zeros. SAFETY: the run was this allocation's; a later access by its former user has
+        // to fault.
         let mapped = unsafe {
             libc::mmap(
                 start.as_ptr().cast(),
@@ -328,7 +328,7 @@ impl Region {
             )
         };
         assert!(mapped != libc::MAP_FAILED, "a run of the reserved range can be mapped again");
-        // SAFETY: as above; the new mapping forgot the advice.
+        // SAFETY: as above; the new mapping lost the advice.
         unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
     }
 }

@@ -1,4 +1,4 @@
-//! Direct and asynchronous offload on a device, or on the simulated one.
+//! Measures direct and asynchronous offload on a device or on the simulated one.
 //!
 //! ```text
 //! PLATEN_QAT_SIM='latency 30' cargo run --release -p qat --example offload_cost -- FOLDER-OF-LIBRARIES [PAGES [IN-FLIGHT]]

@@ -1,10 +1,10 @@
-//! One session on one instance, and the pinned slots its requests live in. Everything here talks to
-//! the C interface; what to submit, and what to do with the answers, is `device`'s.
+//! One session on one instance, with the pinned slots of its requests. This module only talks to
+//! the C interface; `device` decides what to submit and handles the answers.
 //!
-//! A slot is one pinned allocation: the two buffer lists and their flat buffers, what the library
-//! needs with each, the operation, the results, the source bytes, the destination bytes. From a
-//! successful submission until its callback it belongs to the device. The driver may read the
-//! source meanwhile, which the device only reads too; it touches nothing else of it.
+//! A slot is one pinned allocation: two buffer lists with their flat buffers and the library's
+//! private data, the operation, the results, the source bytes, the destination bytes. From a
+//! successful submission until its callback a slot belongs to the device. Meanwhile the driver may
+//! read the source, which the device only reads too, and touches nothing else of the slot.
 
 #![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
 
@@ -18,18 +18,18 @@ use qat_abi::{CpaBufferList, CpaDcOpData, CpaDcRqResults, CpaFlatBuffer, CpaStat
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a session is set up.
+/// The parameters of a session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     /// Compression level, 1 to 12.
     pub(crate) level: u32,
     /// `CpaDcSessionDir`.
     pub(crate) direction: u32,
-    /// Slots, at most `MAX_SLOTS`.
+    /// The number of slots, at most `MAX_SLOTS`.
     pub(crate) slots: usize,
-    /// Plain bytes of a request at most.
+    /// The most plain bytes of a request.
     pub(crate) max_plain: usize,
-    /// Bytes that a slot's source and its destination have at least, each.
+    /// The least bytes of a slot's source, and of its destination.
     pub(crate) room: usize,
 }
 
@@ -43,10 +43,10 @@ struct Layout {
     end: usize,
 }
 
-/// How long an engine waits for a poll of the event thread.
+/// The longest wait for the event thread's poll.
 const LONGEST_POLL: Duration = Duration::from_millis(20);
 
-/// A bound above this is not believed, bytes: twice the largest piece.
+/// A larger bound in bytes is not trusted: twice the largest piece.
 const MAX_BOUND: u32 = 128 << 10;
 const SOURCE_LIST: usize = 0;
 const DEST_LIST: usize = 32;
@@ -62,8 +62,8 @@ impl Layout {
         let source_meta = CONTROL_END;
         let dest_meta = source_meta + round(meta);
         let source = dest_meta + round(meta);
-        // The destination comes last: a device that writes too far leaves the allocation instead of
-        // hitting a list.
+        // The destination is last: a device that writes beyond it leaves the allocation and does
+        // not hit a list.
         let dest = source + round(room);
         Self { source_meta, dest_meta, source, dest, end: dest + room }
     }
@@ -78,15 +78,14 @@ pub(crate) struct Channel {
     slots: Vec<Pinned>,
     layout: Layout,
     room: usize,
-    /// Requests the device has accepted and not called back for.
+    /// Requests that the device has accepted and not called back for.
     owned: usize,
-    /// This channel has the instance's turn.
+    /// Whether this channel has the instance's turn.
     turn: bool,
 }
 
 impl Channel {
-    /// Starts the instance where that is needed, and a session on it. The caller has claimed the
-    /// instance.
+    /// Starts the instance if necessary, and a session on it. The caller has claimed the instance.
     pub(crate) fn new(
         api: &'static Api,
         instance: Arc<Instance>,
@@ -104,15 +103,14 @@ impl Channel {
         instance.start(api)?;
         let handle = instance.handle();
         let mut meta = 0;
-        // SAFETY: the handle came from the library and is not stopped before the last channel is
-        // gone.
+        // SAFETY: the handle came from the library and is not stopped while a channel exists.
         let status = unsafe { (api.meta_size)(handle, 1, &raw mut meta) };
         call("cpaDcBufferListGetMetaSize", status)?;
         let mut data = abi::CpaDcSessionSetupData {
             compLevel: setup.level,
             compType: abi::CPA_DC_DEFLATE,
             huffType: abi::CPA_DC_HT_FULL_DYNAMIC,
-            // Bytes that do not shrink come back as stored blocks, which every inflater reads.
+            // Incompressible bytes come back as stored blocks, which every inflater reads.
             autoSelectBestHuffmanTree: abi::CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS,
             sessDirection: setup.direction,
             sessState: abi::CPA_DC_STATELESS,
@@ -135,8 +133,8 @@ impl Channel {
             let status = unsafe {
                 compress_bound(handle, abi::CPA_DC_HT_FULL_DYNAMIC, plain, &raw mut bound)
             };
-            // A library that does not know leaves it to `setup.room`; an output that does not fit
-            // is an error answer.
+            // If the library does not know, `setup.room` applies; an output that does not fit is an
+            // error.
             bound = if status == abi::CPA_STATUS_SUCCESS { bound.min(MAX_BOUND) } else { 0 };
         }
         let room = setup.room.max(bound as usize);
@@ -158,7 +156,7 @@ impl Channel {
         };
         call("cpaDcInitSession", status)?;
         let channel = Self { api, instance, session, slots, layout, room, owned: 0, turn: false };
-        // The claim makes this the only owner.
+        // The claim makes this channel the only owner.
         channel.instance.mailbox.clear();
         for slot in 0..channel.slots.len() {
             channel.describe(slot);
@@ -175,16 +173,16 @@ impl Channel {
         self.owned
     }
 
-    /// Words of the mailbox that can have bits of this channel's slots.
+    /// Words of the mailbox with bits of this channel's slots.
     pub(crate) fn words(&self) -> usize {
         self.slots.len().div_ceil(64)
     }
 
-    /// The source of a slot, to be filled. The slot is not with the device.
+    /// The source of a slot, to be filled. The device must not have the slot.
     pub(crate) fn source_mut(&mut self, slot: u16) -> &mut [u8] {
         let start = self.at(slot, self.layout.source);
-        // SAFETY: `room` initialised bytes of the slot; the device does not have the slot, and the
-        // borrow of `self` keeps it from being submitted.
+        // SAFETY: `room` initialised bytes of the slot; the device does not have the slot, and
+        // cannot get it while `self` is borrowed.
         unsafe { std::slice::from_raw_parts_mut(start, self.room) }
     }
 
@@ -198,18 +196,18 @@ impl Channel {
     /// The first `len` bytes of a slot's destination, after its callback.
     pub(crate) fn output(&self, slot: u16, len: usize) -> &[u8] {
         assert!(len <= self.room, "{len} bytes of output, the slot has {}", self.room);
-        // SAFETY: `len` initialised bytes (zeroed when made); the callback has come, so nobody
-        // writes to them.
+        // SAFETY: `len` initialised bytes (zeroed when allocated); the callback has come, so
+        // nothing writes to them.
         unsafe { std::slice::from_raw_parts(self.at(slot, self.layout.dest), len) }
     }
 
-    /// What the library wrote about the request in `slot`, after its callback.
+    /// The library's results of the request in `slot`, after its callback.
     pub(crate) fn results(&self, slot: u16) -> CpaDcRqResults {
         // SAFETY: aligned, initialised; the callback has come. Volatile because a device wrote it.
         unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().read_volatile() }
     }
 
-    /// Has `len` bytes of the slot's source worked on. SUCCESS: the slot is the device's.
+    /// Submits `len` bytes of the slot's source. After SUCCESS the slot belongs to the device.
     pub(crate) fn submit(&mut self, slot: u16, len: usize, op: Op) -> CpaStatus {
         if !self.take_turn() {
             return abi::CPA_STATUS_FAIL;
@@ -233,8 +231,7 @@ impl Channel {
                 (self.api.decompress)(instance, session, source, dest, results, flush, tag)
             },
         };
-        // A callback that came in spite of a refusal has the last word: it is taken back like any
-        // other.
+        // If a callback came despite the refusal, it counts: it is taken back like any other.
         if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.give_up(slot) {
             self.owned += 1;
             return abi::CPA_STATUS_SUCCESS;
@@ -242,7 +239,7 @@ impl Channel {
         status
     }
 
-    /// Runs the callbacks of whatever the device has finished. FAIL without the instance's turn.
+    /// Runs the callbacks of finished requests. FAIL without the instance's turn.
     pub(crate) fn poll(&mut self) -> CpaStatus {
         if !self.take_turn() {
             return abi::CPA_STATUS_FAIL;
@@ -250,28 +247,31 @@ impl Channel {
         self.instance.poll(self.api)
     }
 
-    /// From here on nobody else submits to the instance or polls it, until `rest`; `false` if the
-    /// event thread does not end its poll. A poll takes microseconds: one that takes longer has no
-    /// CPU, or is stuck in the library. The engine works in software then, as after any failure.
+    /// Takes the instance's turn until `rest`, so that no other thread submits to it or polls it;
+    /// `false` if the event thread does not end its poll. A poll takes microseconds: a longer one
+    /// has no CPU, or is stuck in the library. The engine then works in software, as after any
+    /// failure.
     fn take_turn(&mut self) -> bool {
         self.turn = self.turn || self.instance.turn.take_within(LONGEST_POLL);
         self.turn
     }
 
-    /// Lets the event thread poll the instance.
+    /// Lets the event thread poll the instance again.
     pub(crate) fn rest(&mut self) {
         if std::mem::take(&mut self.turn) {
             self.instance.turn.end();
         }
     }
 
-    /// Takes the callback of `slot`: the slot is the driver's again. Returns the callback's status.
+    /// Takes the callback of `slot`, which belongs to the driver again. Returns the callback's
+    /// status.
     pub(crate) fn take_back(&mut self, slot: u16) -> CpaStatus {
         self.owned -= 1;
         self.instance.mailbox.status(slot)
     }
 
-    /// Polls and takes back all callbacks without looking at them; returns the requests still out.
+    /// Polls and takes back all callbacks, ignoring their results; returns the requests still in
+    /// flight.
     pub(crate) fn drain(&mut self) -> usize {
         if self.owned > 0 {
             self.poll();
@@ -286,8 +286,8 @@ impl Channel {
         self.owned
     }
 
-    /// Ends the session and gives the instance back. `Err` with the channel while the device still
-    /// has requests.
+    /// Ends the session and releases the instance. Returns the channel as `Err` while the device
+    /// still has requests.
     #[expect(
         clippy::result_large_err,
         reason = "the channel is what is given back, once in its life"
@@ -302,8 +302,8 @@ impl Channel {
             (self.api.remove_session)(self.instance.handle(), self.session.start().cast())
         };
         self.rest();
-        // A dead device refuses (FAIL of qatlib 24.02 in its state ERROR), and may still write to
-        // what it had: the answers that came were the library's own.
+        // A dead device refuses (qatlib 24.02 returns FAIL in its state ERROR), and may still write
+        // to the memory of its requests: the answers that came were the library's own.
         if status == abi::CPA_STATUS_SUCCESS {
             self.instance.release();
             Ok(())
@@ -312,8 +312,7 @@ impl Channel {
         }
     }
 
-    /// Gives the memory up for good: the device may still write to it. For requests that never came
-    /// back.
+    /// Leaks the memory of requests that never came back: the device may still write to it.
     pub(crate) fn abandon(self) -> usize {
         let bytes = self.slots.iter().map(Pinned::len).sum();
         std::mem::forget(self);
@@ -324,7 +323,8 @@ impl Channel {
         self.instance.mailbox.expect(self.instance.ordinal, slot)
     }
 
-    /// What a request changes: the source's length, and clean results (`checksum` is the seed).
+    /// The part of a slot that changes with each request: the source's length, and empty results
+    /// (`checksum` is the seed).
     fn prepare(&mut self, slot: u16, len: usize) {
         let len = u32::try_from(len).expect("a slot is far below 4 GiB");
         let flat = CpaFlatBuffer { dataLenInBytes: len, pData: self.at(slot, self.layout.source) };
@@ -334,7 +334,7 @@ impl Channel {
         unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().write(CpaDcRqResults::default()) };
     }
 
-    /// What stays the same over all requests of a slot.
+    /// The part of a slot that is the same for all requests.
     fn describe(&self, slot: usize) {
         let slot = u16::try_from(slot).expect("at most MAX_SLOTS slots");
         let list = |flat, meta| CpaBufferList {

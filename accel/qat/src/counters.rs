@@ -1,4 +1,4 @@
-//! What an engine has done, readable from any thread.
+//! An engine's counters, readable from any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,27 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The engine has no instance: there is none, or others have them all.
+    /// The engine has no instance: there is none, or other engines have them all.
     NoInstance,
-    /// Load sharing: the device is full, and this CPU is done before the device would be.
+    /// Load sharing: the device is full, and this CPU is faster now.
     Busy,
     /// The device refused the request (submission not SUCCESS, or RETRY with nothing in flight).
     Refused,
     /// The device answered with an error.
     Failed,
-    /// The device answered with a wrong checksum, length or content.
+    /// The device returned a wrong checksum, length or output.
     Wrong,
     /// No answer within the deadline.
     Late,
     /// Polling the instance failed.
     Poll,
-    /// The device died with the request in it, or is dead.
+    /// The device died with the request, or is dead.
     Fatal,
     /// The device is being reset.
     Restarting,
-    /// The instance is under suspicion and has not answered a probe yet.
+    /// The instance is suspect and has not answered a probe yet.
     Suspect,
-    /// Not a request for a device: no bytes.
+    /// Not a request for a device: it has no bytes.
     Unfit,
 }
 
@@ -46,7 +46,7 @@ impl Reason {
         Self::Unfit,
     ];
 
-    /// In words, as they stand after a count.
+    /// The words after a count.
     pub fn text(self) -> &'static str {
         match self {
             Self::NoInstance => "without an instance",
@@ -66,25 +66,25 @@ impl Reason {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters of one engine. Written by the engine's thread only, so a count costs no locked
-        /// instruction.
+        /// Counters of one engine. Only the engine's thread writes them, so a count needs no atomic
+        /// read-modify-write.
         #[derive(Debug, Default)]
         pub struct Counters {
             $(pub(crate) $name: AtomicU64,)*
             pub(crate) software: [AtomicU64; Reason::ALL.len()],
         }
 
-        /// The counters at one moment.
+        /// A snapshot of the counters.
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
         pub struct Snapshot {
             $($(#[$doc])* pub $name: u64,)*
-            /// Pieces done in software, by reason, reasons that did not occur left out.
+            /// Pieces done in software, by reason; reasons that did not occur are omitted.
             #[serde(serialize_with = "as_map")]
             pub by_software: Vec<(Reason, u64)>,
         }
 
         impl Counters {
-            /// Reads all counters; each is exact, together they are as of about the same moment.
+            /// Reads all counters. Each is exact; together they are of about the same moment.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot {
                     $($name: self.$name.load(Ordering::Relaxed),)*
@@ -100,46 +100,46 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Pieces taken by `submit`.
+    /// Pieces accepted by `submit`.
     submitted,
-    /// Pieces delivered, however they were done.
+    /// Pieces delivered, by device or software.
     delivered,
-    /// Pieces delivered as the device made them.
+    /// Pieces delivered as the device's output.
     by_device,
-    /// Pieces delivered as an error: data that no decoder takes.
+    /// Pieces delivered as bad data, which no decoder accepts.
     bad_data,
-    /// Bytes of those taken.
+    /// Bytes of pieces submitted.
     bytes_in,
-    /// Bytes of those delivered.
+    /// Bytes of pieces delivered.
     bytes_out,
     /// Submissions that the device answered with RETRY.
     retries,
-    /// Submissions that the device refused otherwise.
+    /// Submissions that the device refused with another error.
     refusals,
     /// Polls of the instance that failed.
     poll_failures,
-    /// Requests without an answer when their deadline came.
+    /// Requests that missed their deadline.
     deadlines,
-    /// Callbacks that came after their piece had been redone in software.
+    /// Callbacks that came after their piece was done again in software.
     late,
-    /// Slots that are the device's although their piece has been delivered (now, not ever).
+    /// Slots that the device has although their piece was delivered (current number).
     quarantined,
-    /// Times the engine stopped trusting its instance.
+    /// Times that the instance became suspect.
     suspicions,
-    /// Probes sent to an instance under suspicion.
+    /// Probes sent to a suspect instance.
     probes,
-    /// Times a probe or a restart brought the device back into use.
+    /// Times that a probe or a restart ended a suspicion.
     recoveries,
     /// Outputs of the device that were decompressed and compared.
     verified,
-    /// Pieces under way in the device (now).
+    /// Pieces in flight in the device (current number).
     in_flight,
     /// Longest time from `submit` to delivery, microseconds.
     longest_wait_us,
-    /// Estimate: the device's time for 1 KiB of input while it is busy, nanoseconds. 0 before the
-    /// first.
+    /// Estimated time of a busy device for 1 KiB of input, nanoseconds; 0 before the first
+    /// measurement.
     device_ns_per_kib,
-    /// Estimate: this CPU's time for 1 KiB of input, nanoseconds. 0 before the first.
+    /// Estimated time of this CPU for 1 KiB of input, nanoseconds; 0 before the first measurement.
     software_ns_per_kib,
 }
 

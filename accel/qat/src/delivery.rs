@@ -1,5 +1,5 @@
-//! What the device's and the software's side of an engine share: the clock, the counters, the
-//! pieces that wait for software, and the delivery.
+//! Shared by the device's and the software's side of an engine: clock, counters, the queue of
+//! pieces for software, and delivery.
 
 use crate::counters::{add, set, Counters, Reason};
 use crate::piece::{BadData, By, Finished, Op};
@@ -9,24 +9,24 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A piece under way.
+/// A piece in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) op: Op,
     /// Bytes of the source.
     pub(crate) len: usize,
     pub(crate) tag: u64,
-    /// CRC-32 of the plain bytes: of the source when compressing, not known before the end
-    /// otherwise.
+    /// CRC-32 of the plain bytes: when compressing, of the source; when decompressing, known only
+    /// at the end.
     pub(crate) crc32: u32,
-    /// When it was submitted, nanoseconds of the delivery's clock.
+    /// Time of its submission, in nanoseconds of the delivery's clock.
     pub(crate) at: u64,
 }
 
 impl Work {
     pub(crate) const NONE: Self = Self { op: Op::Compress, len: 0, tag: 0, crc32: 0, at: 0 };
 
-    /// Plain bytes: what the times of both sides are measured by.
+    /// Plain bytes, to which the rates of both sides refer.
     pub(crate) fn plain_len(&self) -> usize {
         match self.op {
             Op::Compress => self.len,
@@ -35,20 +35,20 @@ impl Work {
     }
 }
 
-/// Where a piece's source is.
+/// The place of a piece's source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A slot of the device.
+    /// A slot of the device, in pinned memory.
     Pinned(u16),
     /// A slot of ordinary memory.
     Plain(u16),
 }
 
-/// A piece that waits for software.
+/// A piece in the queue for software.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queued {
     pub(crate) place: Place,
-    /// The slot's own number must still be this, else the piece has been delivered meanwhile.
+    /// Must still be the slot's number; otherwise the piece has been delivered meanwhile.
     pub(crate) number: u64,
     pub(crate) reason: Reason,
     plain_len: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Queued {
 pub(crate) struct Delivery {
     pub(crate) counters: Arc<Counters>,
     pub(crate) software: Software,
-    /// Time of the last `tick`, nanoseconds since the engine was made.
+    /// Time of the last `tick`, in nanoseconds since the engine was made.
     pub(crate) now: u64,
     /// Pieces submitted and not delivered.
     pub(crate) outstanding: usize,
@@ -70,11 +70,12 @@ pub(crate) struct Delivery {
     base: Instant,
 }
 
-/// Before the first measurement: libdeflate level 1 on a server of today, nanoseconds for 1 KiB.
+/// The rates before the first measurement: libdeflate level 1 on a current server, nanoseconds for
+/// 1 KiB.
 const FIRST_RATES: [u64; 2] = [3500, 1000];
 
 impl Delivery {
-    /// `pieces`: how many can be queued without allocating.
+    /// `pieces`: the capacity of the queue, which never grows.
     pub(crate) fn new(software: Software, pieces: usize) -> Self {
         Self {
             counters: Arc::default(),
@@ -95,8 +96,7 @@ impl Delivery {
         self.now = u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// Puts a piece behind the others that wait for software; returns the number its slot must
-    /// keep.
+    /// Queues a piece for software; returns the number that its slot has to record.
     pub(crate) fn queue(&mut self, place: Place, plain_len: usize, reason: Reason) -> u64 {
         self.numbers += 1;
         self.queue.push_back(Queued { place, number: self.numbers, reason, plain_len });
@@ -110,8 +110,8 @@ impl Delivery {
         Some(queued)
     }
 
-    /// Forgets a place whose piece has been delivered. So no piece is queued twice, and the queue
-    /// never grows.
+    /// Removes a piece that has been delivered. So no piece is queued twice, and the queue never
+    /// grows.
     pub(crate) fn withdraw(&mut self, number: u64) {
         if let Some(at) = self.queue.iter().position(|queued| queued.number == number) {
             let queued = self.queue.remove(at);
@@ -119,8 +119,8 @@ impl Delivery {
         }
     }
 
-    /// Forgets the places of a device that goes. All of them are void: none of its slots has a
-    /// piece.
+    /// Removes the pieces of a device that is dropped. All of them are void: none of its slots has
+    /// a piece.
     pub(crate) fn withdraw_pinned(&mut self) {
         self.queue.retain(|queued| matches!(queued.place, Place::Plain(_)));
         self.queued_bytes = self.queue.iter().map(|queued| queued.plain_len).sum();
@@ -130,12 +130,12 @@ impl Delivery {
         !self.queue.is_empty()
     }
 
-    /// Nanoseconds that software needs for what is queued and `len` plain bytes more.
+    /// Nanoseconds that software needs for the queue and `len` more plain bytes.
     pub(crate) fn software_ns(&self, op: Op, len: usize) -> u64 {
         (self.queued_bytes + len) as u64 * self.rates[kind(op)] / 1024
     }
 
-    /// Does a piece in software and delivers it; true when the data was good.
+    /// Does a piece in software and delivers it; returns whether the data was good.
     pub(crate) fn redo(
         &mut self,
         work: &Work,
@@ -173,7 +173,7 @@ impl Delivery {
     }
 }
 
-/// Who takes delivered pieces: their tag, and what they came to.
+/// Receives delivered pieces: their tag and result.
 pub(crate) trait Done: FnMut(u64, Result<Finished<'_>, BadData>) {}
 impl<F: FnMut(u64, Result<Finished<'_>, BadData>)> Done for F {}
 
@@ -204,8 +204,8 @@ fn deliver(
 
 /// The new estimate of nanoseconds for 1 KiB after `len` bytes took from `start` to `end`.
 ///
-/// One sample in eight; a sample of a thread that was put aside meanwhile counts as four times the
-/// estimate at most.
+/// The weight of a sample is 1/8. A sample is capped at four times the estimate, because the thread
+/// may have been descheduled meanwhile.
 pub(crate) fn smooth(rate: u64, start: u64, end: u64, len: usize) -> u64 {
     let sample = end.saturating_sub(start).saturating_mul(1024) / (len as u64).max(64);
     if rate == 0 {
@@ -226,8 +226,7 @@ fn kind(op: Op) -> usize {
 mod tests {
     use super::*;
 
-    /// Pieces that wait for software, in order, and what each of them is: the delivery's queue as it
-    /// should be.
+    /// A model of the queue: the pieces in order, with their places.
     #[test]
     fn what_is_withdrawn_waits_for_nobody_and_the_queue_never_grows() {
         const PIECES: usize = 40;
@@ -252,7 +251,7 @@ mod tests {
                 4 | 5 if !model.is_empty() => {
                     let (number, ..) = model.remove(next(model.len()));
                     delivery.withdraw(number);
-                    // Gone is gone.
+                    // It has been removed.
                     delivery.withdraw(number);
                 }
                 6 if next(40) == 0 => {

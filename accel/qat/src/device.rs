@@ -1,4 +1,4 @@
-//! The device's side of an engine: what is in flight, when to stop trusting, how to come back.
+//! The device's side of an engine: requests in flight, suspicion, recovery.
 
 mod care;
 
@@ -17,20 +17,20 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who has a slot.
+/// The owner of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Nobody.
+    /// No owner.
     Free,
     /// The caller fills it.
     Leased,
     /// It waits for room in the ring.
     Pending,
-    /// The device. `redo`: it is also queued for software, and whoever is first delivers it.
+    /// The device. With `redo` it is also queued for software, and the first result is delivered.
     Flying { redo: bool },
-    /// The software's queue; the device is done with it or never had it.
+    /// The software's queue; the device is done with the slot or never had it.
     Queued,
-    /// The device, and its piece has been delivered by software.
+    /// The device, after software has delivered its piece.
     Lost,
     /// The device, with a probe.
     Probe,
@@ -44,12 +44,12 @@ struct Slot {
     number: u64,
 }
 
-/// Whether the device gets work.
+/// Whether the device gets requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
     Good,
-    /// Software does everything until a probe is answered. `since`: when it began. `sent`: the
-    /// probe that is out.
+    /// Software does everything until a probe is answered. `since`: the start of the suspicion.
+    /// `sent`: the probe in flight.
     Suspect {
         since: u64,
         probe_at: u64,
@@ -57,9 +57,9 @@ enum Trust {
     },
 }
 
-/// Looks that find a piece late, within `FORGIVEN_NS`, until the instance is under suspicion.
+/// Checks that find a late piece, within `FORGIVEN_NS`, before the instance becomes suspect.
 const LATES: u32 = 3;
-/// Pause before a probe: first, longest. It doubles while the device fails.
+/// Pause before a probe: first and longest. It doubles while the device fails.
 const BACKOFF_NS: (u64, u64) = (20_000_000, 10_000_000_000);
 
 #[derive(Debug)]
@@ -75,13 +75,13 @@ pub(crate) struct Device {
     flying_bytes: usize,
     /// Slots in phase `Lost`.
     lost: usize,
-    /// Looks that found a piece late, of those since `lates_since`.
+    /// Checks since `lates_since` that found a late piece.
     lates: u32,
     lates_since: u64,
-    /// Slots leased, pending, queued: the caller's pieces that keep this device from being
-    /// exchanged.
+    /// Slots leased, pending or queued: pieces of the caller that prevent the exchange of this
+    /// device.
     held: usize,
-    /// The device's nanoseconds for 1 KiB while it is busy; and since when it is.
+    /// Nanoseconds of the busy device for 1 KiB; and since when it is busy.
     rate: u64,
     busy_since: u64,
     last_answer: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Device {
     trusted_since: u64,
     backoff: u64,
     state: State,
-    /// When `state` left Running.
+    /// When `state` ceased to be Running.
     down_since: u64,
     restarts: u64,
     fatals: u64,
@@ -104,13 +104,13 @@ pub(crate) struct Device {
     probe_packed: Vec<u8>,
 }
 
-/// Slots kept for probes. A probe that is not answered keeps its slot, so more than one.
+/// Slots reserved for probes. More than one, because an unanswered probe occupies its slot.
 const PROBE_SLOTS: usize = 2;
-/// Polls that fail in a row until the instance is under suspicion.
+/// Consecutive failed polls before the instance becomes suspect.
 const POLL_FAILURES: u32 = 3;
-/// Answers in a row that software could do and the device could not.
+/// Consecutive errors of the device on data that software could handle.
 const ERRORS: u32 = 8;
-/// RETRYs in a row with nothing of ours in the ring.
+/// Consecutive RETRYs with none of our requests in the ring.
 const IDLE_RETRIES: u32 = 16;
 
 impl Device {
@@ -135,8 +135,7 @@ impl Device {
         let mailbox = instance.mailbox;
         let depth = u16::try_from(options.depth).expect("at most 256");
         let probes = depth..depth + u16::try_from(PROBE_SLOTS).expect("a constant");
-        // Letters in an order that has matches, literals and a dynamic tree in it, whatever the
-        // length.
+        // Letters in an order that gives matches, literals and a dynamic tree at any length.
         let letters = b"platen looks whether the device is well";
         let probe_plain: Vec<u8> = (0..options.max_plain.min(4096))
             .map(|i| letters[(i * i / 8) % letters.len()])
@@ -183,7 +182,7 @@ impl Device {
         self.trust == Trust::Good && self.state == State::Running
     }
 
-    /// Why it is not.
+    /// Why the device is not usable.
     pub(crate) fn unusable(&self) -> Option<Reason> {
         match (self.state, self.trust) {
             (State::Fatal, _) => Some(Reason::Fatal),
@@ -193,12 +192,12 @@ impl Device {
         }
     }
 
-    /// Half of its slots are with a device that does not give them back: no use going on with it.
+    /// Whether half of its slots are lost to requests that never came back: give it up.
     pub(crate) fn is_worn(&self) -> bool {
         self.lost * 2 >= self.options.depth
     }
 
-    /// Nothing is to be done for a while: whoever watches may poll it.
+    /// There is nothing to do for a while: let the event thread poll.
     pub(crate) fn rest(&mut self) {
         self.channel.rest();
     }
@@ -207,12 +206,12 @@ impl Device {
         self.flying
     }
 
-    /// Nothing of this engine's is with the device or on its way to it.
+    /// Whether none of this engine's requests is with the device or pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.flying == 0 && self.held == 0
     }
 
-    /// It has been unusable for `ns`, and no piece of the caller's is in one of its slots.
+    /// Whether it has been unusable for `ns`, and no piece of the caller is in its slots.
     pub(crate) fn is_useless_since(&self, now: u64, ns: u64) -> bool {
         let since = match (self.state, self.trust) {
             (State::Running, Trust::Good) => return false,
@@ -222,12 +221,12 @@ impl Device {
         self.is_idle() && now >= since.saturating_add(ns)
     }
 
-    /// Estimate: nanoseconds until the device has done what it has.
+    /// Estimated nanoseconds until the device has done all requests in flight.
     pub(crate) fn wait_ns(&self) -> u64 {
         self.flying_bytes as u64 * self.rate / 1024
     }
 
-    /// The longest wait with which a piece is still given to the device.
+    /// The longest such wait with which a piece is still given to the device.
     pub(crate) fn patience(&self) -> u64 {
         self.deadline / 2
     }
@@ -249,7 +248,7 @@ impl Device {
         self.channel.source_mut(slot)
     }
 
-    /// A filled slot: to the device, or with a `reason` against that to software.
+    /// Submits a filled slot to the device or, if there is a `reason` against that, to software.
     pub(crate) fn submit(
         &mut self,
         slot: u16,
@@ -260,7 +259,7 @@ impl Device {
         self.slots[usize::from(slot)].work = work;
         match reason {
             Some(reason) => self.hand_over(slot, reason, delivery),
-            // Behind those that wait already.
+            // Behind the slots that are already pending.
             None if !self.pending.is_empty() => self.pend(slot),
             None => match self.fly(slot, delivery) {
                 Flown::Away => {}
@@ -270,7 +269,7 @@ impl Device {
         }
     }
 
-    /// Collects callbacks, delivers what the device did well, queues the rest for software.
+    /// Collects callbacks, delivers good results, queues the others for software.
     pub(crate) fn collect(&mut self, delivery: &mut Delivery, done: &mut impl Done) {
         if self.channel.owned() == 0 {
             return;
@@ -287,7 +286,7 @@ impl Device {
                 }
             }
         }
-        // Callbacks may have come all the same, or from the event thread's poll.
+        // Callbacks may have come despite the failure, or from the event thread's poll.
         let before = self.flying_bytes;
         for word in 0..self.channel.words() {
             let mut bits = self.mailbox.take_done(word);
@@ -305,7 +304,7 @@ impl Device {
         }
     }
 
-    /// Events, deadlines, slots that wait for room, probes.
+    /// Handles events, deadlines, pending slots and probes.
     pub(crate) fn tend(&mut self, delivery: &mut Delivery) {
         self.look_at_events(delivery);
         if delivery.now >= self.next_look {
@@ -321,7 +320,8 @@ impl Device {
         }
     }
 
-    /// Does a queued piece in software. One whose callback came meanwhile has been withdrawn.
+    /// Does a queued piece in software. If its callback has come meanwhile, it was removed from the
+    /// queue.
     pub(crate) fn redo(
         &mut self,
         slot: u16,
@@ -351,9 +351,9 @@ impl Device {
                 self.recycle(slot);
             }
         }
-        // Only an error that software does not make is the device's: a peer's broken data is not.
-        // Nor are data that software puts up with and a device need not, such as bytes after the
-        // end.
+        // An error counts against the device only if software succeeds: broken data from a peer
+        // does not. Nor does data that software tolerates and a device need not, such as bytes
+        // after the end.
         let data = queued.reason == Reason::Wrong && matches!(work.op, Op::Decompress { .. });
         let error = matches!(queued.reason, Reason::Failed | Reason::Wrong | Reason::Refused);
         if good && error && !data {
@@ -364,7 +364,7 @@ impl Device {
         }
     }
 
-    /// The engine goes, or takes another instance.
+    /// The engine is dropped, or takes another instance.
     pub(crate) fn retire(mut self, qat: &Qat, delivery: &mut Delivery) {
         delivery.tick();
         let end = delivery.now + self.deadline;
@@ -409,7 +409,7 @@ impl Device {
         }
     }
 
-    /// A callback came for `slot`: it is the driver's again.
+    /// Handles the callback of `slot`, which belongs to the driver again.
     fn called_back(&mut self, slot: u16, delivery: &mut Delivery, done: &mut impl Done) {
         let status = self.channel.take_back(slot);
         match self.slots[usize::from(slot)].phase {
@@ -417,7 +417,8 @@ impl Device {
                 let mut work = self.slots[usize::from(slot)].work;
                 self.landed(&work);
                 let judged = self.judge(slot, &mut work, status, false, delivery);
-                // A suspicion that this raised has queued all that fly, and so this one.
+                // If this raised a suspicion, all slots in flight have been queued for software,
+                // also this one.
                 let redo = self.slots[usize::from(slot)].phase == (Phase::Flying { redo: true });
                 match judged {
                     Ok(len) => {
@@ -425,7 +426,7 @@ impl Device {
                         if redo {
                             delivery.withdraw(self.slots[usize::from(slot)].number);
                         }
-                        // A place in the software's queue would be void from here on.
+                        // Voids its place in the software's queue, if it has one.
                         self.slots[usize::from(slot)].number = 0;
                         delivery.deliver(&work, self.channel.output(slot, len), done);
                         self.recycle(slot);
@@ -436,7 +437,7 @@ impl Device {
                     }
                     Err(reason) => {
                         self.held += 1;
-                        // A dying device answers with FAIL before its event is seen.
+                        // A dying device answers with FAIL before its event arrives.
                         let reason = self.unusable().unwrap_or(reason);
                         self.hand_over(slot, reason, delivery);
                     }
@@ -465,14 +466,13 @@ impl Device {
                     _ => self.sign_of_life(status, delivery.now),
                 }
             }
-            // `take_done` reports only announced requests, and those are in one of the phases
+            // `take_done` reports only announced requests, whose slots are in one of the phases
             // above.
             phase => unreachable!("callback of slot {slot} in phase {phase:?}"),
         }
     }
 
-    /// Looks at what the device says it did. `Ok` with the length of the output, or why it is not
-    /// to be used.
+    /// Checks the device's results. Returns the length of the output, or why it is not used.
     fn judge(
         &mut self,
         slot: u16,
@@ -501,8 +501,8 @@ impl Device {
                     let output = self.channel.output(slot, produced);
                     let plain = self.channel.source(slot, work.len);
                     if delivery.software.decompress(output, work.len) != Ok(plain) {
-                        // Its checksum and its own verification were fine: nothing it says can be
-                        // believed.
+                        // The device's checksum and its own verification were right, so nothing
+                        // that it reports can be trusted.
                         self.suspect(Reason::Wrong, delivery);
                         return Err(Reason::Wrong);
                     }
@@ -523,7 +523,7 @@ impl Device {
         Ok(produced)
     }
 
-    /// Whether this output is one of those that are decompressed and compared.
+    /// Whether to decompress and compare this output.
     fn is_verified(&mut self) -> bool {
         if self.options.verify_every == 0 {
             return false;
@@ -543,7 +543,7 @@ impl Device {
                     self.pending.pop_front();
                 }
                 Flown::Refused(reason) => {
-                    // A suspicion raised meanwhile has emptied the queue already.
+                    // If that raised a suspicion, the queue is empty already.
                     if self.pending.front() == Some(&slot) {
                         self.pending.pop_front();
                         self.hand_over(slot, reason, delivery);
@@ -553,7 +553,7 @@ impl Device {
                     if self.flying == 0 {
                         self.idle_retries += 1;
                         if self.idle_retries >= IDLE_RETRIES {
-                            // Full of nothing, or of what it has lost.
+                            // Full although it has none of our requests, or only lost ones.
                             self.suspect(Reason::Refused, delivery);
                         }
                         return;
@@ -577,14 +577,14 @@ impl Device {
         self.pending.push_back(slot);
     }
 
-    /// The slot, which the device does not have, waits for software.
+    /// Queues a slot, which the device does not have, for software.
     fn hand_over(&mut self, slot: u16, reason: Reason, delivery: &mut Delivery) {
         let at = &mut self.slots[usize::from(slot)];
         at.phase = Phase::Queued;
         at.number = delivery.queue(Place::Pinned(slot), at.work.plain_len(), reason);
     }
 
-    /// The slot, which the device has, waits for software as well.
+    /// Queues a slot, which the device has, for software as well.
     fn hedge(&mut self, slot: u16, reason: Reason, delivery: &mut Delivery) {
         let at = &mut self.slots[usize::from(slot)];
         at.phase = Phase::Flying { redo: true };
@@ -606,19 +606,18 @@ impl Device {
     }
 }
 
-/// Whether a decompression answered so because of the stream (`CpaDcReqStatus`: invalid blocks,
-/// codes and distances, an incomplete stream, an empty dynamic block), and not because of the
-/// device.
+/// Whether the data is the cause of a decompression's status (`CpaDcReqStatus`: invalid blocks,
+/// codes and distances, an incomplete stream, an empty dynamic block), and not the device.
 fn is_about_data(status: i32) -> bool {
     matches!(status, -10..=-1 | -15 | -19)
 }
 
-/// What became of a submission.
+/// The result of a submission.
 enum Flown {
     /// The device has it.
     Away,
     /// No room.
     Full,
-    /// Not by this device.
+    /// Refused by this device.
     Refused(Reason),
 }

@@ -1,5 +1,5 @@
-//! One worker's engine: slots to fill, submission, delivery. It has a device when there is one to
-//! have.
+//! The engine of one worker: slots to fill, submission, delivery. It has a device if one is
+//! available.
 
 use crate::counters::{add, set, Counters, Reason};
 use crate::delivery::{Delivery, Place, Work};
@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A slot to fill and submit. Give it to the engine it came from; a lease that is dropped loses its
-/// slot.
+/// A slot to fill and submit on the engine that returned it. Dropping a lease loses the slot.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped loses its slot: submit it or give it back"]
 pub struct Lease {
@@ -24,7 +23,7 @@ pub struct Lease {
     place: Place,
 }
 
-/// One worker, one instance, one session. Used by one thread at a time.
+/// One worker with one instance and one session. Used by one thread at a time.
 #[derive(Debug)]
 pub struct Engine {
     id: u32,
@@ -34,14 +33,14 @@ pub struct Engine {
     delivery: Delivery,
     plain: Vec<PlainSlot>,
     plain_free: Vec<u16>,
-    /// What the last piece was, for estimates.
+    /// The last piece's operation, for estimates.
     last_op: Op,
-    /// The clock has been read since the last poll.
+    /// Whether the clock has been read since the last poll.
     ticked: bool,
     /// When to look for an instance again, and the pause after that.
     claim_at: u64,
     claim_pause: u64,
-    /// Waits in a row that nothing came of.
+    /// Consecutive waits without a result.
     waits: u32,
 }
 
@@ -52,23 +51,22 @@ struct PlainSlot {
     number: u64,
 }
 
-/// Slots of ordinary memory: what can wait for software at once. The device's own slots come on
-/// top.
+/// Slots in ordinary memory, for pieces that wait for software, in addition to the device's slots.
 const PLAIN_SLOTS: u16 = 16;
-/// Software work of one `poll`, after which the caller gets its thread back.
+/// Software work of one `poll`, after which it returns.
 const POLL_BUDGET_NS: u64 = 1_000_000;
 const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
-/// Of a sleep between two looks at the device: what a new piece may have to wait beside a device
-/// that has work for four times as long.
+/// The longest sleep between two polls of the device, and so the longest delay of a new piece
+/// beside a device that has work for four times as long.
 const LONGEST_PAUSE_NS: u64 = 1_000_000;
-/// With less in flight than this an instance is not worth having.
+/// An instance with less depth than this is not worth having.
 const LEAST_DEPTH: usize = 8;
-/// An instance that has been of no use for so long is exchanged for a free one.
+/// An instance that has been unusable for this long is exchanged for a free one.
 const EXCHANGE_AFTER_NS: u64 = 1_000_000_000;
 
 impl Engine {
-    /// An engine on a free instance of `qat`, or without one: it works in software then, and looks
-    /// again now and then.
+    /// An engine on a free instance of `qat`. Without one it works in software, and looks for one
+    /// now and then.
     pub fn new(qat: Option<&Arc<Qat>>, options: EngineOptions) -> Self {
         static IDS: AtomicU32 = AtomicU32::new(0);
         let options = options.in_range();
@@ -102,8 +100,7 @@ impl Engine {
         engine
     }
 
-    /// Gives an engine that was made without one a device to look for instances on; the next `poll`
-    /// does.
+    /// Gives an engine without a `Qat` one, on which the next `poll` looks for an instance.
     pub fn attach(&mut self, qat: &Arc<Qat>) {
         if self.qat.is_none() {
             self.qat = Some(Arc::clone(qat));
@@ -116,19 +113,19 @@ impl Engine {
         self.device.as_ref().is_some_and(Device::usable)
     }
 
-    /// A slot for a piece of `plain_len` plain bytes. `None`: poll (and wait) first.
+    /// A slot for a piece of `plain_len` plain bytes; `None`: poll (and wait) first.
     pub fn take(&mut self, plain_len: usize) -> Option<Lease> {
         let place = match self.device.as_mut().filter(|device| device.usable()) {
             None => self.plain_free.pop().map(Place::Plain),
             Some(device) => {
                 let wait = device.wait_ns();
-                // More than half the deadline ahead of it: full, however many slots are free.
+                // With work for more than half the deadline the device is full, even with free
+                // slots.
                 let slot = if wait <= device.patience() { device.lease() } else { None };
                 match slot {
                     Some(slot) => Some(Place::Pinned(slot)),
-                    // Full. The CPU takes this piece if it is done before the device would be: then
-                    // the device still has work while the CPU is busy, so that neither stands
-                    // still.
+                    // Full. The CPU takes this piece if it finishes before the device would: then
+                    // the device still has work while the CPU is busy, and neither is idle.
                     None if device.is_idle()
                         || self.options.share
                             && self.delivery.software_ns(self.last_op, plain_len) < wait =>
@@ -142,16 +139,16 @@ impl Engine {
         place.map(|place| Lease { engine: self.id, place })
     }
 
-    /// Bytes that `source` has: enough for any piece, compressed or plain.
+    /// The size of `source` in bytes: enough for any piece, compressed or plain.
     pub fn capacity(&self) -> usize {
         self.options.room()
     }
 
-    /// The slot's source memory. Holds anything before it is filled.
+    /// The slot's source memory, with undefined contents.
     ///
     /// # Panics
     ///
-    /// When the lease is another engine's.
+    /// If the lease is another engine's.
     pub fn source(&mut self, lease: &Lease) -> &mut [u8] {
         assert_eq!(lease.engine, self.id, "a lease of another engine");
         match lease.place {
@@ -162,11 +159,11 @@ impl Engine {
         }
     }
 
-    /// Gives a slot back that is not needed after all.
+    /// Returns an unused slot.
     ///
     /// # Panics
     ///
-    /// When the lease is another engine's.
+    /// If the lease is another engine's.
     pub fn give_back(&mut self, lease: Lease) {
         assert_eq!(lease.engine, self.id, "a lease of another engine");
         match lease.place {
@@ -177,12 +174,12 @@ impl Engine {
         }
     }
 
-    /// Takes the first `len` bytes of the slot's source as a piece. It is delivered by a later
-    /// `poll`, once, with `tag`.
+    /// Submits the first `len` bytes of the slot's source as a piece. A later `poll` delivers it
+    /// once, with `tag`.
     ///
     /// # Panics
     ///
-    /// When the lease is another engine's, or `len` is above `capacity` (compressing: above
+    /// If the lease is another engine's, or `len` is above `capacity` (compressing: above
     /// `max_plain`). A `plain_len` above `max_plain` may come from a peer: it is delivered as bad
     /// data.
     pub fn submit(&mut self, lease: Lease, len: usize, op: Op, tag: u64) {
@@ -190,7 +187,7 @@ impl Engine {
         let limit = if op == Op::Compress { self.options.max_plain } else { self.capacity() };
         assert!(len <= limit, "a piece of {len} bytes, {limit} at most");
         if !self.ticked {
-            // Pieces submitted between two polls share one reading of the clock.
+            // Pieces submitted between two polls share one clock reading.
             self.delivery.tick();
             self.ticked = true;
         }
@@ -223,9 +220,9 @@ impl Engine {
         }
     }
 
-    /// Collects what the device has done, looks after the device, does some of the pieces that wait
-    /// for software. `done` gets each piece's tag and what it came to; the bytes are valid during
-    /// the call. Returns how many there were.
+    /// Collects the device's results, supervises the device, and does some of the queued pieces in
+    /// software. `done` gets each piece's tag and result; the bytes are valid during the call.
+    /// Returns the number of pieces delivered.
     pub fn poll(&mut self, mut done: impl FnMut(u64, Result<Finished<'_>, BadData>)) -> usize {
         self.delivery.tick();
         let before = self.delivery.outstanding;
@@ -249,8 +246,8 @@ impl Engine {
         delivered
     }
 
-    /// Sleeps 20 µs to 1 ms when there is nothing to do but wait for the device, by what it has to
-    /// do; call it when `poll` returned 0.
+    /// Sleeps 20 µs to 1 ms, by the device's remaining work, if the engine can only wait for the
+    /// device; call it when `poll` returned 0.
     ///
     /// Sets the calling thread's timer slack to 1 µs, once: with the default of 50 µs the sleep
     /// would be three times as long.
@@ -262,13 +259,12 @@ impl Engine {
             return;
         }
         if !SLACK_SET.replace(true) {
-            // Refused only by a kernel that does not know it; the sleeps are longer then, nothing
-            // else.
+            // Only a kernel without this call refuses; then the sleeps are just longer.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
         }
-        // A device that is busy answers soon; one that has been quiet for some sleeps gets longer
-        // ones. A wake-up costs as much as a page: one that is known to be at it for long is looked
-        // at four times until it is done.
+        // A busy device answers soon; after some sleeps without an answer they get longer. A
+        // wake-up costs as much as a page, so a device with much work is polled about four times
+        // until it is done.
         let pause = if self.waits < 4 { 20_000 } else { 50_000 };
         self.waits += 1;
         let work = self.device.as_ref().filter(|device| device.usable()).map_or(0, Device::wait_ns);
@@ -304,14 +300,15 @@ impl Engine {
                     device.redo(slot, &queued, &mut self.delivery, done);
                 }
             }
-            // Load sharing: back to the device after each piece, lest it runs dry meanwhile.
+            // Load sharing: return to the device after each piece, so that it does not run out of
+            // work.
             if queued.reason == Reason::Busy || self.delivery.now >= end {
                 break;
             }
         }
     }
 
-    /// Claims a free instance, if this engine has none or one that has been dead for a while.
+    /// Claims a free instance, if this engine has none or its own has been dead for a while.
     fn look_for_instance(&mut self) {
         let Some(qat) = self.qat.clone() else {
             self.claim_at = u64::MAX;
@@ -352,8 +349,7 @@ impl Engine {
         }
     }
 
-    /// A device on a claimed instance, with less depth where pinned memory does not reach for all
-    /// of it.
+    /// Opens a device on a claimed instance, with less depth if pinned memory does not suffice.
     fn open(
         &mut self,
         qat: &Qat,
@@ -373,8 +369,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Pieces that were not delivered are given up. Waits for the device as long as the deadline,
-    /// when it works.
+    /// Pieces that were not delivered are dropped. Waits for a working device, up to the deadline.
     fn drop(&mut self) {
         if let (Some(device), Some(qat)) = (self.device.take(), &self.qat) {
             device.retire(qat, &mut self.delivery);

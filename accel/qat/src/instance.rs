@@ -1,4 +1,4 @@
-//! One instance: its handle, what it can do, who has it.
+//! An instance: its handle, its capabilities, its owner.
 
 #![expect(unsafe_code, reason = "the C interface of libqat")]
 
@@ -13,26 +13,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What an instance is, as the library tells.
+/// The library's description of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct InstanceInfo {
-    /// The library's name for it.
+    /// Its name.
     pub name: String,
     /// The kind of device.
     pub part: String,
-    /// Which device (`packageId`).
+    /// The device (`packageId`).
     pub package: u16,
     /// PCI bus, device and function, as in `bus:device.function`.
     pub address: String,
     /// NUMA node.
     pub node: i32,
-    /// A compression that fails the device's own check comes back as stored blocks.
+    /// Whether a compression that fails the device's own check comes back as stored blocks.
     pub recovers: bool,
-    /// Decompression tells whether the final block was reached.
+    /// Whether decompression reports the end of the final block.
     pub reports_end: bool,
 }
 
-/// Why an instance that was free could not be used.
+/// Why a free instance could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InstanceError {
     /// Pinned memory ran out: the memlock limit, or the libraries' own.
@@ -43,10 +43,10 @@ pub(crate) enum InstanceError {
     Call { instance: String, call: &'static str, status: CpaStatus },
 }
 
-/// Who submits to an instance or polls it: its engine, from its first piece until it has none under
-/// way, or the event thread for one poll. libqat lets two threads poll at once, but not while a
-/// device dies: that poll walks the requests without the ring's lock, and a request that another
-/// thread is about to submit is then given back twice (qatlib 24.02).
+/// The right to submit to an instance and to poll it. Its engine has the turn from its first piece
+/// until it has none in flight; the event thread takes it for one poll. libqat lets two threads
+/// poll at once, but not while a device dies: that poll walks the requests without the ring's lock,
+/// and a request that another thread is about to submit is then returned twice (qatlib 24.02).
 #[derive(Debug, Default)]
 pub(crate) struct Turn(AtomicBool);
 
@@ -56,7 +56,7 @@ impl Turn {
         !self.0.swap(true, Ordering::Acquire)
     }
 
-    /// Takes the turn as soon as it is free, within so long; whether it has been.
+    /// Takes the turn as soon as it is free, within `longest`; returns whether it was.
     pub(crate) fn take_within(&self, longest: Duration) -> bool {
         let mut since = None;
         while !self.try_take() {
@@ -68,7 +68,7 @@ impl Turn {
         true
     }
 
-    /// Gives it back. Only for the thread that has it.
+    /// Ends the turn. Only for the thread that has it.
     pub(crate) fn end(&self) {
         self.0.store(false, Ordering::Release);
     }
@@ -81,32 +81,32 @@ pub(crate) struct Instance {
     pub(crate) ordinal: u16,
     pub(crate) mailbox: &'static Mailbox,
     pub(crate) info: InstanceInfo,
-    /// Under suspicion by its engine, or left behind by one: the event thread polls it.
+    /// Suspect, or left by an engine with requests in flight: the event thread polls it.
     pub(crate) neglected: AtomicBool,
     claimed: AtomicBool,
     pub(crate) turn: Turn,
-    /// Set once `cpaDcStartInstance` succeeded; the intermediate buffers live as long.
+    /// Set after `cpaDcStartInstance` has succeeded. It owns the intermediate buffers.
     started: Mutex<Option<Vec<Pinned>>>,
     counters: Mutex<Option<Arc<Counters>>>,
     problem: Mutex<Option<String>>,
 }
 
-// SAFETY: the handle is a token for the library, whose functions may be called from any thread.
+// SAFETY: the handle is a token for the library, whose functions are thread-safe.
 unsafe impl Send for Instance {}
-// SAFETY: as above; everything else in it is atomic or behind a lock.
+// SAFETY: as above; all other fields are atomic or behind a lock.
 unsafe impl Sync for Instance {}
 
-/// An instance that is there and cannot be used.
+/// An instance that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Unfit {
-    /// The library's name for it.
+    /// Its name.
     pub name: String,
-    /// What it lacks.
+    /// The missing capability.
     pub lacks: String,
 }
 
 impl Instance {
-    /// Asks the library about `handle`; `Err` for an instance that cannot do the work.
+    /// Queries the library about `handle`; `Err` for an instance that lacks something.
     pub(crate) fn probe(api: &Api, handle: CpaInstanceHandle, ordinal: u16) -> Result<Self, Unfit> {
         let nameless = || format!("instance {ordinal}");
         let unfit = |name: String, lacks: &str| Unfit { name, lacks: lacks.to_owned() };
@@ -153,8 +153,8 @@ impl Instance {
         // SAFETY: the callback does not unwind and takes a number for its tag.
         let status = unsafe { (api.set_notification)(handle, Some(on_event), tag) };
         if status != abi::CPA_STATUS_SUCCESS {
-            // Without events a dead device would only be found by deadlines, and a restarted one by
-            // probes.
+            // Without events only deadlines would detect a dead device, and only probes a restarted
+            // one.
             return Err(unfit(info.name, "events (cpaDcInstanceSetNotificationCb failed)"));
         }
         Ok(Self {
@@ -190,7 +190,7 @@ impl Instance {
         self.claimed.store(false, Ordering::Release);
     }
 
-    /// The counters of the engine that has it, and what went wrong when one tried.
+    /// Records the counters of the instance's engine, and why the last attempt to use it failed.
     pub(crate) fn report(&self, counters: Option<Arc<Counters>>, problem: Option<String>) {
         *lock(&self.counters) = counters;
         *lock(&self.problem) = problem;
@@ -200,7 +200,7 @@ impl Instance {
         (lock(&self.counters).clone(), lock(&self.problem).clone())
     }
 
-    /// Runs callbacks. The caller has the turn.
+    /// Runs callbacks. The caller must have the turn.
     pub(crate) fn poll(&self, api: &Api) -> CpaStatus {
         // SAFETY: the handle came from the library and is not stopped while this instance is in
         // use.
@@ -259,9 +259,9 @@ impl Instance {
     }
 
     /// A buffer for the device's first pass with dynamic trees: devices before 4xxx have no memory
-    /// of their own.
+    /// for that.
     fn intermediate(&self, api: &'static Api, meta: usize) -> Result<Pinned, InstanceError> {
-        // Twice the largest output, as Intel's API document asks.
+        // Twice the largest output, as Intel's API document requires.
         let room = 2 * MAX_PIECE.next_multiple_of(4096) + 4096;
         let data = 128 + meta.next_multiple_of(ALIGN);
         let len = data + room;
@@ -286,13 +286,13 @@ impl Instance {
     }
 }
 
-/// A text of the library, up to its 0 byte.
+/// A text of the library, which ends at its NUL byte.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }
 
-/// These locks guard plain values that are whole at any time, so a panic elsewhere does not spoil
+/// These locks protect plain values that are valid at any time, so a panic elsewhere does not spoil
 /// them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,6 +1,6 @@
 //! A driver of Intel QAT data compression that never loses a page.
 //!
-//! # What it is
+//! # Overview
 //!
 //! ```text
 //! Libraries::load ─► Qat::start ─► instances ──claim──► Engine (one per worker thread)
@@ -11,34 +11,34 @@
 //! ```
 //!
 //! An [`Engine`] compresses and decompresses pieces of at most 64 KiB as raw deflate streams. It
-//! keeps many requests in flight on one instance, submits and polls in its own thread, and delivers
-//! every piece exactly once: as the device made it, or made again in software with the [`Reason`].
-//! It works the same without any device.
+//! has many requests in flight on one instance, submits and polls in its own thread, and delivers
+//! every piece exactly once: the device's result, or software's with the [`Reason`]. Without a
+//! device it works in software.
 //!
-//! # What fails, and what then
+//! # Failures
 //!
 //! | the device | the engine |
 //! |---|---|
-//! | is full (RETRY) | polls; shares the load with the CPU where that is done sooner |
+//! | is full (RETRY) | polls; shares the load with the CPU where that is faster |
 //! | refuses, answers with an error, a wrong checksum or a wrong length | redoes that piece in software |
 //! | does not answer | redoes the piece by its deadline; with no answers at all, everything in flight |
 //! | dies or is reset | redoes everything in flight at once, uses software until it is back |
-//! | fails in a row | is under suspicion: software, with probes of made-up data, further and further apart |
+//! | fails repeatedly | suspects it: works in software, and sends probes of made-up data at growing intervals |
 //!
-//! A slot belongs to the device until *its* callback. Work that is redone goes into another buffer,
-//! and the slot stays away from use until the callback comes. A late or second callback finds
-//! another generation and changes nothing.
+//! A slot belongs to the device until *its* callback. Software writes to another buffer, and the
+//! slot is not reused until the callback comes. A late or second callback has another generation
+//! and is ignored.
 //!
 //! # Limits
 //!
-//! Deflate only. x86-64 and AArch64 Linux. `qatlib` 22 or later (checked against 24.02 and 26.08);
-//! instances must do both directions, so the split instances of a 6xxx need its compression
-//! instances to decompress as well. One `Qat` per process. An engine has one instance: engines
-//! beyond the number of instances work in software and look for a free one now and then. A bit that
-//! flips in the device's output after the device checked it is found only where the output is
+//! Deflate only. x86-64 and AArch64 Linux. `qatlib` 22 or later (checked against 24.02 and 26.08).
+//! Instances must do both directions, so with the split instances of a 6xxx its compression
+//! instances must decompress as well. One `Qat` a process. An engine has one instance: engines
+//! beyond the number of instances work in software and look for a free one now and then. A bit flip
+//! in the device's output after the device's own check is detected only where the output is
 //! verified ([`EngineOptions::verify_every`]) or by the checksum of the layer above. Data for
 //! decompression may have bytes after the final deflate block; they are ignored. Requests that
-//! never come back keep their pinned memory for the life of the process.
+//! never come back occupy their pinned memory until the process ends.
 //!
 //! Sources: `cpa.h`, `cpa_dc.h`, `icp_sal_poll.h`, `icp_sal_user.h` of qatlib 24.02.0, and the
 //! behaviour of that version's access layer.

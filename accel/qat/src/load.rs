@@ -1,8 +1,8 @@
 //! The libraries, found at run time: `libusdm.so.0` (pinned memory) and `libqat.so.4` (the device).
 //!
-//! Absence is normal: most hosts have no QAT, and a build must not need one. libusdm comes first
-//! and both are loaded with RTLD_GLOBAL, because libqat's own reference to libusdm is then met by
-//! the one chosen here (glibc matches by SONAME). They are never unloaded: their threads and
+//! Absence is normal: most hosts have no QAT, and a build must not need it. libusdm is loaded
+//! first, and both with RTLD_GLOBAL, so that libqat's reference to libusdm resolves to the file
+//! chosen here (glibc matches by SONAME). They are never unloaded, because their threads and
 //! destructors do not expect it.
 
 #![expect(unsafe_code, reason = "dlopen and dlsym")]
@@ -11,13 +11,13 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use qat_abi as abi;
 use std::path::{Path, PathBuf};
 
-/// Where to look for the two libraries.
+/// The location of the two libraries.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Location {
     /// The dynamic linker's search path.
     #[default]
     System,
-    /// A folder that holds both, by their SONAMEs.
+    /// A folder with both, by their SONAMEs.
     Folder(PathBuf),
     /// Two files.
     Files {
@@ -28,24 +28,24 @@ pub enum Location {
     },
 }
 
-/// Why the libraries cannot be used. None of these is an error of this host: QAT is just not there.
+/// Why the libraries cannot be used. None of these is an error of the host: there is just no QAT.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The dynamic linker did not load a file.
     #[error("cannot load {file}: {reason}; install qatlib (Debian: libqat4, libusdm0; Fedora, RHEL: qatlib)")]
     Library {
-        /// What was asked for.
+        /// The file.
         file: String,
-        /// The dynamic linker's words.
+        /// The dynamic linker's message.
         reason: String,
     },
-    /// A function is missing: not the library it claims to be, or a version older than qatlib 22.
+    /// A function is missing: it is another library, or older than qatlib 22.
     #[error("{file} has no function {symbol}: not qatlib 22 or later")]
     Symbol {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which function.
+        /// The function.
         symbol: &'static str,
     },
 }
@@ -68,7 +68,7 @@ impl Libraries {
     ///
     /// # Errors
     ///
-    /// What is missing, and the package that has it.
+    /// [`LoadError`], which names the missing file and its package.
     pub fn load(location: &Location) -> Result<Self, LoadError> {
         let (usdm, qat) = match location {
             Location::System => (PathBuf::from(USDM), PathBuf::from(QAT)),
@@ -81,8 +81,8 @@ impl Libraries {
             Api::resolve(&Source::new(&usdm, &usdm_library), &Source::new(&qat, &qat_library))?;
         // Never dlclose: callbacks and destructors of the libraries may run until the process ends.
         std::mem::forget((usdm_library, qat_library));
-        // One small table per loading; engines on any thread then share it without counting
-        // references.
+        // One small leaked table a load, so that engines on any thread share it without a reference
+        // count.
         Ok(Self { api: Box::leak(Box::new(api)), usdm, qat })
     }
 
@@ -96,7 +96,7 @@ impl Libraries {
         &self.qat
     }
 
-    /// Functions that only newer versions have, and whether these libraries do.
+    /// Functions that only newer versions have, and whether these libraries have them.
     pub fn optional(&self) -> [(&'static str, bool); 3] {
         [
             ("icp_sal_DcGetFileDescriptor", self.api.file_descriptor),
@@ -106,7 +106,7 @@ impl Libraries {
     }
 }
 
-/// The functions this driver calls. Names are those of the libraries, without prefix.
+/// The functions that this driver calls, by the libraries' names without prefix.
 #[derive(Debug)]
 pub(crate) struct Api {
     pub(crate) is_available: abi::IcpSalUserIsQatAvailable,
@@ -183,10 +183,10 @@ impl Api {
 }
 
 fn open(path: &Path) -> Result<Library, LoadError> {
-    // SAFETY: loading runs the library's initialisers. qatlib's only prepare its own variables; a
-    // file that was named on the command line is trusted as an executable would be.
+    // SAFETY: loading runs the library's initialisers. qatlib's only set its own variables; a file
+    // named on the command line is trusted like an executable.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| {
-        // libloading keeps the linker's message as the source.
+        // libloading has the linker's message as the source.
         let reason = std::error::Error::source(&error)
             .map_or_else(|| error.to_string(), ToString::to_string);
         LoadError::Library { file: path.display().to_string(), reason }

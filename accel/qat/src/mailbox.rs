@@ -1,15 +1,16 @@
-//! Where the library's callbacks leave their word: one static mailbox per instance.
+//! The mailbox of an instance, in which the library's callbacks store their results. Mailboxes are
+//! static.
 //!
-//! A callback carries only a tag, and it may come late, twice, or after its engine has gone. So a
-//! tag is numbers, never a pointer: instance, slot, generation. The mailbox of an instance is never
-//! freed, its generations never repeat within 2^32 requests of a slot, and a callback whose
-//! generation is not the expected one is counted and ignored. Any thread may run a callback; the
-//! engine that owns the instance collects.
+//! A callback has only a tag, and may come late, twice, or after its engine is gone. So a tag
+//! consists of numbers and is never a pointer: instance, slot, generation. A mailbox is never
+//! freed, its generations repeat only after 2^32 requests of a slot, and a callback with another
+//! generation than expected is counted and ignored. Any thread may run a callback; the engine that
+//! owns the instance collects.
 //!
-//! What a slot waits for and what came are one word, so that they change in one step: whoever
-//! changes it first, the callback, another callback or the owner that gives up, decides for all.
-//! The bit in `done` then carries what the library wrote to the owner. `scripts/loom` proves that,
-//! and that nothing less would do.
+//! A slot's expected generation and its result share one 64-bit word, so that both change in one
+//! step: the first to change it (the callback, another callback, or an owner that gives up)
+//! decides. The bit in `done` then publishes the library's writes to the owner. `scripts/loom`
+//! proves that, and that each part is necessary.
 
 use crate::sync::{exchange, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering, Site};
 use qat_abi::CpaStatus;
@@ -17,17 +18,16 @@ use std::array::from_fn;
 use std::ffi::c_void;
 use std::sync::OnceLock;
 
-/// Slots an instance can have: its ring takes 511 requests, so more would be of no use. A model
-/// needs two.
+/// Slots of an instance: its ring holds 511 requests. A model needs two.
 pub(crate) const MAX_SLOTS: usize = if cfg!(loom) { 2 } else { 512 };
-/// Instances a process can have: 16 devices of 64.
+/// Instances of a process: 16 devices of 64.
 pub(crate) const MAX_INSTANCES: usize = 1024;
 const WORDS: usize = MAX_SLOTS.div_ceil(64);
 
 static MAILBOXES: [OnceLock<Box<Mailbox>>; MAX_INSTANCES] =
     [const { OnceLock::new() }; MAX_INSTANCES];
 
-/// What an instance's notifications last said.
+/// The last event of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -40,7 +40,7 @@ pub enum State {
     Restarting = 2,
 }
 
-/// What the notifications of an instance have said so far.
+/// The events of an instance so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Events {
     pub(crate) state: State,
@@ -58,15 +58,14 @@ pub(crate) struct Mailbox {
     pub(crate) fatals: AtomicU64,
     /// RESTARTED events.
     pub(crate) restarts: AtomicU64,
-    /// Callbacks that belonged to no request: late ones of a former life, or a second one.
+    /// Callbacks without a request: late or repeated ones.
     pub(crate) strays: AtomicU64,
-    /// Last generation handed out per slot, over all engines that ever had this instance. Owner
-    /// only.
+    /// Last generation of each slot, over all engines that ever had this instance. Owner only.
     last: [AtomicU32; MAX_SLOTS],
-    /// High half: the generation whose callback is awaited, 0 for none. Low half: the status that
-    /// the callback brought, valid from when the slot's bit has been taken until the next request.
+    /// High half: the expected generation, 0 for none. Low half: the callback's status, valid from
+    /// when the slot's bit is taken until the next request.
     requests: [AtomicU64; MAX_SLOTS],
-    /// A bit for each slot whose callback has come.
+    /// One bit for each slot whose callback has come.
     done: [AtomicU64; WORDS],
 }
 
@@ -100,49 +99,48 @@ impl Mailbox {
         }
     }
 
-    /// The state and the counts. A restart that is counted has changed the state, and its death is
-    /// counted.
+    /// The state and the counts. If a restart is counted, the change of state and the death before
+    /// it are visible.
     pub(crate) fn events(&self) -> Events {
-        // The count first: whoever sees a restart while the state is still the one before would
-        // take note of it, and have forgotten it when the state says that the device is back.
+        // The count first: a reader that saw the restart with the old state would handle the
+        // restart, and miss it when the state changes later.
         let restarts = self.restarts.load(strong(Site::RestartAcquire, Ordering::Acquire));
         Events { state: self.state(), fatals: self.fatals.load(Ordering::Relaxed), restarts }
     }
 
-    /// A new start of the library: the state is what it was made with, whatever the last life ended
-    /// in.
+    /// Resets the state for a new start of the library.
     pub(crate) fn reset(&self) {
         self.state.store(State::Running as u8, Ordering::Relaxed);
         self.fatals.store(0, Ordering::Relaxed);
         self.restarts.store(0, Ordering::Relaxed);
     }
 
-    /// Announces a request in `slot` and gives its tag. The slot has no request under way, and no
-    /// callback that `take_done` has yet to report.
+    /// Announces a request in `slot` and returns its tag. The slot must have no request in flight,
+    /// and no callback that `take_done` has yet to report.
     pub(crate) fn expect(&self, ordinal: u16, slot: u16) -> *mut c_void {
         let at = usize::from(slot);
         let count = u32::from(step(Site::Generation));
         // 0 means "none", so it is skipped when the count wraps.
         let generation = self.last[at].load(Ordering::Relaxed).wrapping_add(count).max(1);
         self.last[at].store(generation, Ordering::Relaxed);
-        // Relaxed: the library takes it to the callback with the request, as it does everything the
-        // request points to.
+        // Relaxed: the library's submission orders this before the callback, like all memory of the
+        // request.
         self.requests[at].store(awaited(generation), Ordering::Relaxed);
         let tag = u64::from(generation) << 32 | u64::from(ordinal) << 16 | u64::from(slot);
-        // Numbers, not an address: nobody dereferences it.
+        // A number and not an address: it is never dereferenced.
         std::ptr::without_provenance_mut(usize::try_from(tag).expect("64-bit pointers"))
     }
 
-    /// A new owner: nothing is awaited and nothing has come. Nobody may have requests on the
-    /// instance, and no thread may be running its callbacks.
+    /// Clears the mailbox for a new owner. There must be no requests on the instance, and no
+    /// callback running.
     pub(crate) fn clear(&self) {
         for word in self.requests.iter().chain(&self.done) {
             word.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The request in `slot` was refused after all. False when its callback has come nevertheless:
-    /// `take_done` reports it, and the slot has a request under way until then.
+    /// Withdraws a request in `slot` that was refused; `false` if its callback has come
+    /// nevertheless. Then `take_done` reports it, and the request is in flight until then.
     #[must_use = "a request whose callback has come is under way until it is taken"]
     pub(crate) fn give_up(&self, slot: u16) -> bool {
         let at = usize::from(slot);
@@ -150,24 +148,24 @@ impl Mailbox {
         exchange(Site::GiveUp, &self.requests[at], request, 0)
     }
 
-    /// Slots whose callbacks have come in word `word`, each reported once.
+    /// Slots of word `word` whose callbacks have come; each is reported once.
     pub(crate) fn take_done(&self, word: usize) -> u64 {
-        // The plain load keeps an idle poll free of locked instructions.
+        // The plain load avoids an atomic read-modify-write in an idle poll.
         if self.done[word].load(Ordering::Relaxed) == 0 {
             return 0;
         }
         self.done[word].swap(0, strong(Site::DoneAcquire, Ordering::Acquire))
     }
 
-    /// What the callback of a slot that `take_done` reported said.
+    /// The callback's status of a slot that `take_done` reported.
     pub(crate) fn status(&self, slot: u16) -> CpaStatus {
         let request = self.requests[usize::from(slot)].load(Ordering::Relaxed);
         (request & 0xffff_ffff) as CpaStatus
     }
 
     fn deliver(&self, slot: usize, generation: u32, status: CpaStatus) {
-        // One exchange claims the request and leaves the status: "once" is certain, whichever
-        // threads call, and the status is the claimant's. 0 is "none", so it claims nothing.
+        // One exchange claims the request and stores the status, so exactly one callback succeeds,
+        // with its own status. 0 means "none" and claims nothing.
         let claimed = generation != 0
             && self.requests.get(slot).is_some_and(|request| {
                 let answered = u64::from(status.cast_unsigned());
@@ -177,7 +175,7 @@ impl Mailbox {
             self.strays.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        // Release: the results the library wrote before this callback are seen by whoever takes the
+        // Release: publishes the library's writes before this callback to the thread that takes the
         // bit.
         let release = strong(Site::DoneRelease, Ordering::Release);
         self.done[slot / 64].fetch_or(1 << (slot % 64), release);
@@ -201,7 +199,7 @@ impl Mailbox {
     }
 }
 
-/// The word of a slot whose request of this generation is under way.
+/// The word of a slot whose request of this generation is in flight.
 fn awaited(generation: u32) -> u64 {
     u64::from(generation) << 32
 }
@@ -234,7 +232,7 @@ mod models;
 mod tests {
     use super::*;
 
-    // Ordinals no device has, so that these tests share no mailbox with others.
+    // Ordinals that no device has, so that these tests share no mailbox with others.
     fn mailbox(ordinal: u16) -> (&'static Mailbox, u16) {
         (Mailbox::of(usize::from(ordinal)).unwrap(), ordinal)
     }

@@ -1,13 +1,13 @@
-//! What offloading costs and brings, measured: the data of `platen-bench offload`.
+//! Measures the cost and gain of offloading: the data of `platen-bench offload`.
 //!
-//! *Direct*: submit one page, wait for it, take the next, as a caller of a synchronous interface
-//! does. *Asynchronous*: keep many in flight. Both use the same engine, without load sharing, so
-//! that the difference is the way of waiting and nothing else. On a simulated device the figures
-//! show software's cost and the effect of latency, never a device's throughput; with its `engine
-//! stored` at 128 in flight they show what this driver costs by itself.
+//! *Direct*: submit one page, wait for it, take the next, like a caller of a synchronous interface.
+//! *Asynchronous*: have many in flight. Both use the same engine without load sharing, so that only
+//! the way of waiting differs. On a simulated device the figures show software's cost and the
+//! effect of latency, never a device's throughput; with its `engine stored` and 128 in flight they
+//! show the cost of this driver alone.
 //!
-//! CPU time is the calling thread's: submission, both copies, polling, checks. The device's
-//! threads, if simulated, are other threads.
+//! CPU time is the calling thread's: submission, both copies, polling, checks. A simulated device's
+//! threads are other threads.
 
 use crate::{Engine, Op, Snapshot};
 use rustix::time::{clock_gettime, ClockId, Timespec};
@@ -16,42 +16,42 @@ use std::time::{Duration, Instant};
 /// Page size measured, bytes.
 pub const PAGE: usize = 4096;
 
-/// How long to measure, and how deep.
+/// The extent of a measurement.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Pages to do. They are taken from the given ones in turn.
+    /// The number of pages, taken from the given ones in turn.
     pub pages: usize,
-    /// Pages in flight: 1 is direct offload. The engine's depth is the other limit.
+    /// Pages in flight: 1 is direct offload. The engine's depth is a limit too.
     pub in_flight: usize,
-    /// Poll without a pause instead of sleeping between polls that brought nothing: least latency,
-    /// a whole CPU.
+    /// Poll without a pause instead of sleeping between polls without a result: least latency, a
+    /// whole CPU.
     pub busy: bool,
-    /// Stop when this much time has passed, whatever the pages.
+    /// Stop after this time, even if pages remain.
     pub at_most: Duration,
 }
 
-/// What was measured.
+/// A measurement's result.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Measured {
-    /// Pages in flight at most.
+    /// The most pages in flight.
     pub in_flight: usize,
     /// Pages done.
     pub pages: u64,
-    /// Of them by the device.
+    /// Pages done by the device.
     pub by_device: u64,
     /// Wall time, seconds.
     pub seconds: f64,
-    /// Pages for each second.
+    /// Pages a second.
     pub pages_per_second: f64,
-    /// CPU time of the calling thread for each page, microseconds.
+    /// CPU time of the calling thread a page, microseconds.
     pub cpu_us_per_page: f64,
-    /// Half of the pages took at most this long from submission to delivery, microseconds.
+    /// The median time from submission to delivery, microseconds.
     pub p50_us: f64,
-    /// 99 of 100 did.
+    /// The 99th percentile of that time, microseconds.
     pub p99_us: f64,
-    /// Plain bytes for each compressed byte.
+    /// Plain bytes over compressed bytes.
     pub ratio: f64,
-    /// The engine's counters after it.
+    /// The engine's counters afterwards.
     pub counters: Snapshot,
 }
 
@@ -62,7 +62,7 @@ pub fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
     let (pages, _) = pages.as_chunks::<PAGE>();
     assert!(!pages.is_empty(), "no whole page to compress");
     let window = plan.in_flight.max(1);
-    // Everything that grows is made before the clock starts.
+    // Allocate everything before the clock starts.
     let mut waits: Vec<u32> = Vec::with_capacity(plan.pages);
     let mut frame = vec![0; engine.capacity()];
     let before = engine.counters().snapshot();
@@ -70,8 +70,7 @@ pub fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
     let (mut submitted, mut compressed) = (0, 0u64);
     let mut ended = start;
     while waits.len() < submitted || submitted < plan.pages {
-        // One reading of the clock for the pages of a turn: the pages' own times are relative to
-        // it.
+        // One clock reading for all pages of an iteration; times are relative to it.
         let now = micros(start);
         let more = start.elapsed() < plan.at_most;
         if !more && submitted == waits.len() {
@@ -129,13 +128,13 @@ pub struct Comparison {
     pub direct_busy: Measured,
     /// Many in flight.
     pub asynchronous: Measured,
-    /// Throughput of the last over that of `direct`.
+    /// Throughput of `asynchronous` over that of `direct`.
     pub gain: f64,
-    /// Throughput of the last over that of `direct_busy`.
+    /// Throughput of `asynchronous` over that of `direct_busy`.
     pub gain_busy: f64,
 }
 
-/// Measures all ways, direct first. The engine should have load sharing off.
+/// Measures all three ways, direct first. The engine should have load sharing off.
 pub fn compare(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Comparison {
     let mut with =
         |in_flight, busy| measure(engine, pages, &Plan { in_flight, busy, ..plan.clone() });
@@ -157,7 +156,7 @@ fn thread_cpu() -> Duration {
     Duration::new(seconds, u32::try_from(tv_nsec).unwrap_or(0))
 }
 
-/// Of sorted waits.
+/// A percentile of sorted waits.
 fn quantile(waits: &[u32], percent: usize) -> f64 {
     let at = (waits.len() * percent / 100).min(waits.len().saturating_sub(1));
     waits.get(at).copied().map_or(0.0, f64::from)

@@ -1,16 +1,16 @@
-//! Pinned memory: what the device may read and write.
+//! Pinned memory, which the device may read and write.
 
 #![expect(unsafe_code, reason = "allocation by libusdm")]
 
 use crate::load::Api;
 use std::ptr::NonNull;
 
-/// Alignment that every structure of the interface is content with, bytes.
+/// Alignment, in bytes, that suffices for every structure of the interface.
 pub(crate) const ALIGN: usize = 64;
 
-/// Memory of libusdm: it stays where it is, and each allocation is contiguous for the device.
+/// Memory of libusdm: pinned, and each allocation is contiguous for the device.
 ///
-/// Zeroed when made. Not freed by itself while a device may still write to it: see `Channel`.
+/// Zeroed at first. The owner must not drop it while a device may still write to it: see `Channel`.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     api: &'static Api,
@@ -18,13 +18,13 @@ pub(crate) struct Pinned {
     len: usize,
 }
 
-// SAFETY: an allocation belongs to no thread, and libusdm's functions are safe to call from any.
+// SAFETY: an allocation has no thread affinity, and libusdm's functions are thread-safe.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// Takes `len` bytes near NUMA node `node`; `None` when the pinned memory is exhausted.
+    /// Allocates `len` bytes near NUMA node `node`; `None` when the pinned memory is exhausted.
     pub(crate) fn new(api: &'static Api, len: usize, node: i32) -> Option<Self> {
-        // SAFETY: no preconditions; at most 150 KiB is ever asked for, far below the 64 MiB limit.
+        // SAFETY: no preconditions; at most 150 KiB is ever requested, far below the 64 MiB limit.
         let start = unsafe { (api.mem_alloc)(len, node, ALIGN) };
         let start = NonNull::new(start.cast::<u8>())?;
         // SAFETY: the allocation is `len` bytes and nobody else has it yet.

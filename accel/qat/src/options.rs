@@ -1,32 +1,32 @@
-//! How an engine works.
+//! Options of an engine.
 
 use crate::piece::MAX_PIECE;
 use std::time::Duration;
 
-/// How an engine works. Values out of range are brought into it.
+/// Options of an engine. Values out of range are clamped.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Deflate level of device and software, 1 to 9. Default 1.
     pub level: u32,
-    /// Requests in flight at most, 1 to 256. Default 128; the device's ring holds 511.
+    /// The most requests in flight, 1 to 256. Default 128; the device's ring holds 511.
     pub depth: usize,
-    /// Plain bytes of a piece at most, 1 to 64 KiB. Default 64 KiB. A slot takes a good two times
-    /// that.
+    /// The most plain bytes of a piece, 1 to 64 KiB. Default 64 KiB. A slot takes somewhat more
+    /// than twice that.
     pub max_plain: usize,
-    /// No piece waits longer for the device, 1 ms to 60 s. Default 100 ms.
+    /// The longest wait of a piece for the device, 1 ms to 60 s. Default 100 ms.
     pub deadline: Duration,
-    /// What the session is set up for. Default both.
+    /// The session's directions. Default both.
     pub direction: Direction,
-    /// While the device is full, do pieces in software that are done sooner that way. Default true.
+    /// While the device is full, do pieces in software if that is faster. Default true.
     pub share: bool,
-    /// Of the device's compressed outputs, decompress each n-th and compare: 1 for all, 0 for none.
+    /// Decompress and compare every n-th compressed output of the device: 1 for all, 0 for none.
     /// Default 64.
     ///
     /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is
-    /// compared always; this finds what goes wrong after that, at about 4 µs for a page.
+    /// always compared. This finds errors after that, for about 4 µs a page.
     pub verify_every: u32,
-    /// Look for an instance now and then: when there is none, or the one there is has been of no
-    /// use for a second. That allocates, also pinned memory; nothing else in a `poll` allocates.
+    /// Look for an instance now and then: if there is none, or the current one has been unusable
+    /// for a second. That allocates, also pinned memory; nothing else in a `poll` allocates.
     /// Default true.
     pub roam: bool,
 }

@@ -1,18 +1,18 @@
-//! What an engine is given and what it delivers: pieces.
+//! Pieces: an engine's input and output.
 
 use crate::counters::Reason;
 
-/// Largest piece an engine takes, plain bytes: what intermediate buffers are made for.
+/// The most plain bytes of a piece, which also sizes the intermediate buffers.
 pub const MAX_PIECE: usize = 64 << 10;
 
-/// What to do with a piece.
+/// The operation on a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Plain bytes to a raw deflate stream.
     Compress,
     /// A raw deflate stream to its plain bytes.
     Decompress {
-        /// How many they are, exactly.
+        /// The exact length of the plain bytes.
         plain_len: usize,
     },
 }
@@ -20,16 +20,16 @@ pub enum Op {
 /// A piece that is done.
 #[derive(Debug, Clone, Copy)]
 pub struct Finished<'a> {
-    /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes: up
-    /// to the caller then.
+    /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes; the
+    /// caller decides what to do then.
     pub bytes: &'a [u8],
     /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
     pub crc32: u32,
-    /// Who did it.
+    /// The device or software.
     pub by: By,
 }
 
-/// Who did a piece.
+/// The producer of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// The device.
@@ -38,13 +38,13 @@ pub enum By {
     Software(Reason),
 }
 
-/// Bytes that are no deflate stream of the stated plain length. The sender's fault; libdeflate is
-/// the judge, not the device.
+/// Bytes that are no deflate stream of the stated plain length; the sender is at fault. libdeflate
+/// decides that, not the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes are no deflate stream of {plain_len} plain bytes")]
 pub struct BadData {
     /// Bytes of the data.
     pub len: usize,
-    /// What they were to become.
+    /// The stated length of the plain bytes.
     pub plain_len: usize,
 }

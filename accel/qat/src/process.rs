@@ -1,5 +1,5 @@
-//! The device as the process has it: started once, its instances claimed by engines, its events
-//! polled by one thread, stopped when the last engine has gone.
+//! QAT in this process: started once, its instances claimed by engines, its events polled by one
+//! thread, stopped when the last engine is gone.
 
 #![expect(unsafe_code, reason = "the C interface of libqat")]
 
@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How to start the library.
+/// Options of starting the library.
 #[derive(Debug, Clone)]
 pub struct StartOptions {
-    /// Process name given to the library: a section of the configuration file where one is used.
-    /// The default is the environment's `QAT_SECTION_NAME`, or "SHIM", which is what QATzip uses.
+    /// Process name given to the library: a section of its configuration file, if there is one. The
+    /// default is the environment's `QAT_SECTION_NAME`, or "SHIM" as in QATzip.
     pub section: String,
-    /// Time between two looks for events of the device. Default 10 ms.
+    /// Interval between polls for events of the device. Default 10 ms.
     pub event_interval: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Default for StartOptions {
     }
 }
 
-/// Why the libraries are there and the device is not.
+/// Why the device cannot be used although the libraries are there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -40,14 +40,14 @@ pub enum StartError {
     /// /dev/vfio.
     #[error("libqat finds no usable QAT device on this host")]
     Unavailable,
-    /// The process has it already; the library can be started once.
+    /// This process has started QAT already; the library can be started only once.
     #[error("this process has started QAT already")]
     AlreadyStarted,
-    /// `icp_sal_userStartMultiProcess` failed: all virtual functions are taken, or the service qat
-    /// (qatmgr) is not there.
+    /// `icp_sal_userStartMultiProcess` failed: all virtual functions are in use, or the service qat
+    /// (qatmgr) does not run.
     #[error("icp_sal_userStartMultiProcess(\"{section}\") answered {status}")]
     Start {
-        /// The section asked for.
+        /// The section.
         section: String,
         /// `CpaStatus`.
         status: CpaStatus,
@@ -58,18 +58,17 @@ pub enum StartError {
     /// No thread for the device's events: without it a dead device would look like a slow one.
     #[error("cannot start the thread for device events: {0}")]
     Thread(String),
-    /// It started, and there is no instance for compression.
+    /// The library started, but there is no instance for compression.
     #[error("no instance for compression ({} found that cannot be used{}); the device's service may be set to crypto only", .0.len(), first(.0))]
     NoInstance(Vec<Unfit>),
 }
 
-/// The first instance that cannot be used, and why.
+/// The first unfit instance, and why.
 fn first(unfit: &[Unfit]) -> String {
     unfit.first().map_or(String::new(), |unfit| format!("; {} lacks {}", unfit.name, unfit.lacks))
 }
 
-/// The started device. Engines hold it; when the last of them and the caller have let go, it is
-/// stopped.
+/// The started library. It is stopped when the caller and the last engine have dropped it.
 #[derive(Debug)]
 pub struct Qat {
     inner: Arc<Inner>,
@@ -79,27 +78,27 @@ pub struct Qat {
 #[derive(Debug)]
 struct Inner {
     api: &'static Api,
-    /// `icp_sal_userStartMultiProcess` succeeded, so a stop is owed.
+    /// Whether `icp_sal_userStartMultiProcess` succeeded, so that a stop is due.
     running: bool,
     instances: Vec<Arc<Instance>>,
     unfit: Vec<Unfit>,
-    /// Channels of engines that have gone while the device still had requests.
+    /// Channels whose engines are gone while the device still has requests.
     orphans: Mutex<Vec<Channel>>,
     stopping: AtomicBool,
 }
 
-/// One `Qat` per process: the library knows only one start.
+/// One `Qat` a process, because the library can be started only once.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// How long a stop waits for requests that are still with the device.
+/// How long a stop waits for requests in flight.
 const STOP_GRACE: Duration = Duration::from_millis(250);
 
 impl Qat {
-    /// Starts the library and asks it for instances.
+    /// Starts the library and queries its instances.
     ///
     /// # Errors
     ///
-    /// Why there is no device; all of them are normal on a host without one.
+    /// [`StartError`]; each is normal on a host without QAT.
     pub fn start(libraries: &Libraries, options: &StartOptions) -> Result<Arc<Self>, StartError> {
         let section = CString::new(options.section.clone())
             .map_err(|_| StartError::Section(options.section.clone()))?;
@@ -116,12 +115,12 @@ impl Qat {
         Ok(Arc::new(Self { inner, events: Some(events) }))
     }
 
-    /// Instances that engines can use.
+    /// The instances that engines can use.
     pub fn instances(&self) -> impl ExactSizeIterator<Item = &InstanceInfo> {
         self.inner.instances.iter().map(|instance| &instance.info)
     }
 
-    /// Instances that are there and cannot be used.
+    /// The instances that cannot be used.
     pub fn unfit(&self) -> &[Unfit] {
         &self.inner.unfit
     }
@@ -134,7 +133,7 @@ impl Qat {
         self.inner.api
     }
 
-    /// Free instances whose device runs, each claimed as it is given out: use it or release it.
+    /// Free instances whose device runs. Each is claimed when it is returned: use it or release it.
     pub(crate) fn claims(&self) -> impl Iterator<Item = &Arc<Instance>> {
         self.inner
             .instances
@@ -142,8 +141,8 @@ impl Qat {
             .filter(|instance| instance.mailbox.state() == State::Running && instance.claim())
     }
 
-    /// Takes a channel whose engine has gone. It is closed when the device has given everything
-    /// back.
+    /// Takes a channel whose engine is gone. It is closed when the device has returned all
+    /// requests.
     pub(crate) fn close(&self, channel: Channel) {
         if let Err(channel) = channel.close() {
             channel.instance().neglected.store(true, Ordering::Release);
@@ -157,16 +156,16 @@ impl Drop for Qat {
         self.inner.stopping.store(true, Ordering::Release);
         if let Some(events) = self.events.take() {
             events.thread().unpark();
-            // A panic there has been reported already; the stop goes on.
+            // A panic of the thread was already reported; the stop goes on.
             let _ = events.join();
         }
-        // The thread has let go, so this is the last owner: dropping it stops the library.
+        // The thread has dropped its reference, so this is the last: dropping it stops the library.
     }
 }
 
 impl Inner {
     fn start(api: &'static Api, section: &std::ffi::CStr) -> Result<Self, StartError> {
-        // From here on dropping `inner` undoes what has been done, also `STARTED`.
+        // From here on dropping `inner` undoes what was done, including `STARTED`.
         let mut inner = Self {
             api,
             running: false,
@@ -223,12 +222,12 @@ impl Inner {
     fn watch(&self, interval: Duration) {
         while !self.stopping.load(Ordering::Acquire) {
             std::thread::park_timeout(interval);
-            // SAFETY: the library is started. FAIL and RETRY both mean that there was nothing.
+            // SAFETY: the library is started. FAIL and RETRY both mean that there were no events.
             let _: CpaStatus = unsafe { (self.api.poll_events)() };
             for instance in &self.instances {
                 let unwell = instance.mailbox.state() != State::Running;
-                // A device restarts only when its rings have been polled empty, and an engine
-                // without work does not poll. One with work has the turn, and polls.
+                // A device restarts only after its rings were polled empty, and an engine without
+                // work does not poll. An engine with work has the turn, and polls.
                 let watched = unwell || instance.neglected.load(Ordering::Acquire);
                 if watched && instance.is_started() && instance.turn.try_take() {
                     instance.poll(self.api);
@@ -259,8 +258,8 @@ impl Drop for Inner {
             let _: CpaStatus = unsafe { (self.api.poll_events)() };
             std::thread::sleep(Duration::from_millis(1));
         }
-        // What has not come back by now may still be written to by the device: that memory is never
-        // given back.
+        // The device may still write to the memory of requests that have not come back, so that
+        // memory is leaked.
         let lost: Vec<u16> = std::mem::take(&mut *lock(&self.orphans))
             .into_iter()
             .map(|channel| {
@@ -273,7 +272,7 @@ impl Drop for Inner {
             instance.stop(self.api, lost.contains(&instance.ordinal));
         }
         if self.running {
-            // SAFETY: started, all engines have gone, the event thread has been joined.
+            // SAFETY: the library is started, all engines are gone, the event thread is joined.
             let _: CpaStatus = unsafe { (self.api.stop)() };
         }
         STARTED.store(false, Ordering::Release);

@@ -1,9 +1,10 @@
-//! The same work without a device: libdeflate, with contexts and an output buffer made once.
+//! Compression and decompression in software: libdeflate, with contexts and an output buffer
+//! allocated once.
 
 use crate::piece::BadData;
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 
-/// Contexts and output of one engine.
+/// Contexts and output buffer of one engine.
 pub(crate) struct Software {
     compressor: Compressor,
     decompressor: Decompressor,
@@ -37,10 +38,10 @@ impl Software {
 
     /// The `plain_len` bytes of the raw deflate stream `data`.
     ///
-    /// Bytes after the final block are not looked at, as by the device.
+    /// Ignores bytes after the final block, as the device does.
     pub(crate) fn decompress(&mut self, data: &[u8], plain_len: usize) -> Result<&[u8], BadData> {
         let bad = BadData { len: data.len(), plain_len };
-        // A length above the limit is the caller's data too: refused, not trusted.
+        // The length may come from a peer: above the limit it is refused.
         let output = self.output.get_mut(..plain_len).ok_or(bad)?;
         match self.decompressor.deflate_decompress(data, output) {
             Ok(len) if len == plain_len => Ok(output),

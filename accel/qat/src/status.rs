@@ -1,10 +1,8 @@
-//! What there is of QAT on this host, what it does, and what is missing: the data of `platen qat
-//! status`.
+//! The state of QAT on this host, and what is missing: the data of `platen qat status`.
 //!
-//! Reading only: /sys, /proc, /dev and this process's own state. Every path is below a root that
-//! tests set. Sources: Linux `Documentation/ABI/testing/sysfs-driver-qat` and
-//! `debugfs-driver-qat_telemetry`; qatlib's INSTALL and `qat_init.sh`; PCI identifiers from the
-//! kernel's `adf_accel_devices.h`.
+//! Reads only /sys, /proc, /dev and this process's own state, below a root that tests can set.
+//! Sources: Linux `Documentation/ABI/testing/sysfs-driver-qat` and `debugfs-driver-qat_telemetry`;
+//! qatlib's INSTALL and `qat_init.sh`; PCI identifiers from the kernel's `adf_accel_devices.h`.
 
 mod host;
 
@@ -17,31 +15,31 @@ use crate::mailbox::State;
 use crate::process::{Qat, StartError};
 use std::path::Path;
 
-/// Everything, at one moment.
+/// The state of QAT.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Status {
     /// The libraries.
     pub libraries: LibraryStatus,
-    /// Why the device could not be started, where that was tried.
+    /// Why the device could not be started, if that was tried.
     pub start_error: Option<String>,
-    /// Instances of this process, in the order they are claimed in.
+    /// Instances of this process, in the order in which they are claimed.
     pub instances: Vec<InstanceStatus>,
     /// Instances that cannot be used, and why.
     pub unfit: Vec<Unfit>,
     /// The host.
     pub host: Host,
-    /// What is missing for QAT to be used, most basic first. Empty when it is used.
+    /// Requirements of QAT that are missing, most basic first. Empty if QAT works.
     pub missing: Vec<Missing>,
 }
 
 /// The libraries.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct LibraryStatus {
-    /// Path of libusdm, as it was asked for; none when not loaded.
+    /// Path of libusdm, as requested; `None` if it is not loaded.
     pub usdm: Option<String>,
     /// Path of libqat.
     pub qat: Option<String>,
-    /// Functions that only some versions have, and whether these do.
+    /// Functions that only some versions have, and whether these libraries have them.
     pub optional: Vec<(&'static str, bool)>,
     /// Why they are not loaded.
     pub error: Option<String>,
@@ -50,19 +48,19 @@ pub struct LibraryStatus {
 /// One instance.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct InstanceStatus {
-    /// What it is.
+    /// The library's description.
     pub info: InstanceInfo,
-    /// What its notifications say.
+    /// The last event.
     pub state: State,
-    /// An engine has it.
+    /// Whether an engine has it.
     pub claimed: bool,
-    /// Its engine does not give it work, or has gone while it still had requests.
+    /// Whether its engine suspects it, or is gone while it still had requests.
     pub neglected: bool,
     /// FATAL_ERROR events.
     pub fatals: u64,
     /// RESTARTED events.
     pub restarts: u64,
-    /// Callbacks that belonged to no request.
+    /// Callbacks without a request.
     pub strays: u64,
     /// Why the last engine that claimed it could not use it.
     pub problem: Option<String>,
@@ -71,7 +69,7 @@ pub struct InstanceStatus {
 }
 
 impl Status {
-    /// Looks at the host below `root` ("/" but in tests), and at the process's own libraries and
+    /// Examines the host below `root` ("/", except in tests), and the process's libraries and
     /// device.
     pub fn collect(
         root: &Path,
@@ -98,7 +96,7 @@ impl Status {
         let (mut instances, mut unfit, mut start_error) = (Vec::new(), Vec::new(), None);
         match device {
             Some(Ok(qat)) => {
-                // It works, so nothing that the host lacks on paper matters.
+                // QAT works, so nothing is missing.
                 missing.clear();
                 instances = qat.all().iter().map(|instance| InstanceStatus::of(instance)).collect();
                 unfit = qat.unfit().to_vec();

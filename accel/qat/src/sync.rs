@@ -1,24 +1,24 @@
-//! The atomics of the mailbox, named here only, so that loom's can stand in for them.
+//! The atomics of the mailbox, named only here, so that loom's can replace them.
 //!
-//! Every ordering stronger than `Relaxed` and every step that the mailbox's promises rest on is
-//! written through a
-//! [`Site`]. In a normal build the site vanishes. Under `--cfg loom` the environment variable `WEAKEN=<site>` takes that
-//! one away, and a model must then fail: what nobody misses is either not needed or not tested.
+//! Every ordering stronger than `Relaxed` and every step on which the mailbox's guarantees depend
+//! has a [`Site`], which costs nothing in a normal build. Under `--cfg loom` the environment
+//! variable `WEAKEN=<site>` weakens that one, and a model must then fail: otherwise the ordering is
+//! either unnecessary or untested.
 
-/// A place where the proof rests on an ordering or a step of the protocol.
+/// A place where the proof depends on an ordering or a step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
-    /// `Mailbox::deliver` sets the bit: what the library wrote before the callback is there.
+    /// `Mailbox::deliver` sets the bit: publishes the library's writes before the callback.
     DoneRelease,
-    /// `Mailbox::take_done` takes the bit: what the library wrote before the callback is seen.
+    /// `Mailbox::take_done` takes the bit: sees the library's writes before the callback.
     DoneAcquire,
-    /// `Mailbox::event` counts a restart: the state that it brought is there.
+    /// `Mailbox::event` counts a restart: publishes the new state.
     RestartRelease,
-    /// `Mailbox::events` reads the count: the state that the restart brought is seen.
+    /// `Mailbox::events` reads the count: sees the state of the restart.
     RestartAcquire,
-    /// `Mailbox::deliver`: one callback of those that come for a request claims it.
+    /// `Mailbox::deliver`: exactly one of a request's callbacks claims it.
     Claim,
-    /// `Mailbox::expect`: the slot's next request is told from the one before.
+    /// `Mailbox::expect`: distinguishes the slot's next request from the last.
     Generation,
     /// `Mailbox::give_up`: either the request is given up, or its callback has come.
     GiveUp,
@@ -46,7 +46,7 @@ mod real {
         true
     }
 
-    /// Whether `word` was `from`; it is `to` then.
+    /// Replaces `from` by `to`; returns whether `word` was `from`.
     #[inline(always)]
     pub(crate) fn exchange(_: Site, word: &AtomicU64, from: u64, to: u64) -> bool {
         word.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -71,7 +71,7 @@ mod model {
         Site::GiveUp,
     ];
 
-    /// What `WEAKEN` names.
+    /// The site in `WEAKEN`.
     fn weakened() -> Option<Site> {
         static WEAKEN: OnceLock<Option<Site>> = OnceLock::new();
         *WEAKEN.get_or_init(|| {
@@ -93,7 +93,7 @@ mod model {
         weakened() != Some(site)
     }
 
-    /// Taken away: looks first and writes then, and another may come between.
+    /// Weakened: loads first and stores then, so that another thread's store may come between.
     pub(crate) fn exchange(site: Site, word: &AtomicU64, from: u64, to: u64) -> bool {
         if step(site) {
             return word.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();

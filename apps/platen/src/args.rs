@@ -1,4 +1,4 @@
-//! What can be typed. QEMU's names are taken where QEMU has one.
+//! The command line, with QEMU's names where QEMU has them.
 
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
@@ -11,24 +11,24 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Seconds to wait for a lost peer: a switch that restarts a port or a spanning tree that settles
-/// takes up to 30 s.
+/// Seconds to wait for a lost peer: a switch that restarts a port, or a spanning tree that
+/// converges, takes up to 30 s.
 const RESUME: u64 = 30;
 
-/// on or off, as QEMU says it.
+/// QEMU's on and off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
     On,
     Off,
 }
 
-/// Delta cache where nobody says how large, at either end: 256 MiB, and on a host that is short of
-/// memory, which may be why it is emptied, no more than a 16th of what there is.
+/// The default delta cache at either end: 256 MiB, but at most 1/16 of the available memory on a
+/// host that is short of memory, which may be why it is being evacuated.
 fn delta_cache_default() -> u64 {
     (256 << 20).min(available_memory().unwrap_or(u64::MAX) / 16)
 }
 
-/// What the kernel believes can be had without swapping, bytes (/proc/meminfo).
+/// The kernel's estimate of memory available without swapping, bytes (/proc/meminfo).
 fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -37,7 +37,7 @@ fn available_memory() -> Option<u64> {
 
 /// A size of a delta cache.
 fn delta_cache_size(text: &str) -> Result<Size, String> {
-    /// Guests of 64 GiB; the table of who is in which slot is a 512th of it.
+    /// Guests of 64 GiB; the cache's table takes 1/512 of this.
     const MOST: u64 = 64 << 30;
     let size: Size = text.parse()?;
     if size.0 <= MOST {
@@ -47,12 +47,12 @@ fn delta_cache_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// How many multifd channels the source QEMU is told to use.
+/// The number of multifd channels of the source QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Channels {
-    /// What is better with this QEMU.
+    /// platen's choice for this QEMU.
     Auto,
-    /// So many; 0 is a single stream.
+    /// A number; 0 is a single stream.
     Count(u8),
 }
 
@@ -73,10 +73,10 @@ impl FromStr for Channels {
 impl Channels {
     /// The number to use.
     ///
-    /// A single stream is the default for every QEMU: compression is done by platen's threads
-    /// either way, and QEMU 7.2's multifd threads burn CPU while their channels are blocked (28 CPU
-    /// seconds at 200 Mbit/s where a single stream takes 2). Multifd pays where one migration
-    /// thread cannot fill the link, beyond 10 Gbit/s.
+    /// A single stream is the default for every QEMU: platen's threads compress either way, and
+    /// QEMU 7.2's multifd threads spin while their channels are blocked (28 CPU seconds at 200
+    /// Mbit/s, where a single stream takes 2). Multifd gains only where one migration thread cannot
+    /// fill the link, beyond 10 Gbit/s.
     pub(crate) fn count(self) -> u8 {
         match self {
             Self::Auto => 0,
@@ -109,7 +109,7 @@ impl FromStr for Named {
     }
 }
 
-/// This host's certificate and the CAs that it trusts.
+/// This host's certificate and its trusted CAs.
 #[derive(Args, Debug)]
 pub(crate) struct TlsOptions {
     /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes
@@ -131,7 +131,7 @@ pub(crate) struct TlsOptions {
 }
 
 impl TlsOptions {
-    /// Where CA, certificate and key are.
+    /// The paths of CA, certificate and key.
     pub(crate) fn paths(&self) -> (PathBuf, PathBuf, PathBuf) {
         let of = |given: &Option<PathBuf>, name: &str| {
             given.clone().unwrap_or_else(|| self.tls_dir.join(name))
@@ -223,7 +223,7 @@ pub(crate) struct SourceOptions {
 }
 
 impl SourceOptions {
-    /// Codec and level; `None` where they are chosen on the way.
+    /// Codec and level; `None` with `--codec auto`.
     pub(crate) fn settings(&self) -> anyhow::Result<Option<Settings>> {
         if let Some(level) = self.qatzip_level {
             if self.codec != CodecChoice::Named(Codec::DeflateQz) {
@@ -255,7 +255,7 @@ impl SourceOptions {
         self.compress_threads.map_or_else(|| default_threads().min(most), usize::from)
     }
 
-    /// Bytes of delta cache to ask for.
+    /// Bytes of delta cache to request.
     pub(crate) fn delta_cache(&self) -> u64 {
         match self.delta_cache {
             Some(size) => size.0,
@@ -264,12 +264,12 @@ impl SourceOptions {
         }
     }
 
-    /// Keeps this process to its CPUs. Before it has threads.
+    /// Restricts this process to its CPUs. Call it before there are threads.
     pub(crate) fn keep_to_cpus(&self) -> anyhow::Result<()> {
         self.cpus.as_ref().map_or(Ok(()), Cpus::apply)
     }
 
-    /// What `--codec auto` is told; `None` for a named codec.
+    /// The configuration of `--codec auto`; `None` for a named codec.
     pub(crate) fn auto(&self) -> anyhow::Result<Option<AutoConfig>> {
         if self.codec != CodecChoice::Auto {
             return Ok(None);
@@ -278,10 +278,10 @@ impl SourceOptions {
     }
 }
 
-/// A codec that the user names, or platen's own choice during the migration.
+/// A codec named by the user, or platen's choice during the migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodecChoice {
-    /// platen chooses, again and again.
+    /// platen chooses, repeatedly.
     Auto,
     /// The user's choice.
     Named(Codec),
@@ -322,7 +322,7 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// As it is given.
+    /// The name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -476,12 +476,12 @@ pub(crate) struct ReceiveArgs {
 }
 
 impl ReceiveArgs {
-    /// Bytes of delta cache to grant at most.
+    /// The most bytes of delta cache to grant.
     pub(crate) fn delta_cache(&self) -> u64 {
         self.delta_cache.map_or_else(delta_cache_default, |size| size.0)
     }
 
-    /// Checks that names fit together.
+    /// Checks that the targets' names are consistent.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let targets: Vec<_> = self.targets().collect();
         for (at, target) in targets.iter().enumerate() {
@@ -503,7 +503,7 @@ impl ReceiveArgs {
         Ok(())
     }
 
-    /// Everything that may be delivered to.
+    /// All targets.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &Named> {
         self.deliver.iter().chain(&self.allow)
     }
@@ -513,7 +513,7 @@ impl ReceiveArgs {
     }
 }
 
-/// A target that has a name.
+/// A target, which must have a name.
 fn with_name(text: &str) -> Result<Named, String> {
     let named: Named = text.parse()?;
     match named.name {
@@ -524,12 +524,12 @@ fn with_name(text: &str) -> Result<Named, String> {
 
 pub(crate) fn shown(name: &Option<String>) -> String {
     name.as_ref().map_or("the unnamed target".into(), |name| {
-        // Another host's text: it must not write control characters to a terminal.
+        // The text comes from another host: it must not write control characters to a terminal.
         format!("target '{}'", name.escape_debug())
     })
 }
 
-/// The cores, at most 8: more than 8 threads fill a 25 Gbit/s link with zstd 1, and a host has
+/// The number of CPUs, at most 8: 8 threads fill a 25 Gbit/s link with zstd 1, and the host has
 /// other work.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)

@@ -1,10 +1,10 @@
-//! `--cpus LIST`: which CPUs the relay may run on.
+//! `--cpus LIST`: the CPUs on which the relay may run.
 
 use anyhow::{bail, ensure, Context};
 use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 use std::str::FromStr;
 
-/// CPUs as the kernel lists them: "0-3,8".
+/// CPUs in the kernel's list format: "0-3,8".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cpus(Vec<usize>);
 
@@ -13,7 +13,7 @@ impl FromStr for Cpus {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |word: &str| {
-            // `parse` would take a sign.
+            // `parse` would accept a sign.
             if word.is_empty() || !word.bytes().all(|digit| digit.is_ascii_digit()) {
                 return Err(format!("'{word}' in '{text}' is no CPU: give a list like 0-3,8"));
             }
@@ -36,15 +36,15 @@ impl FromStr for Cpus {
 }
 
 impl Cpus {
-    /// Keeps this thread, and all that it starts from here on, to these CPUs. Call it before there
-    /// are others.
+    /// Restricts this thread, and all that it starts from now on, to these CPUs. Call it before
+    /// there are other threads.
     pub(crate) fn apply(&self) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         for &cpu in &self.0 {
             set.set(cpu);
         }
         if let Err(error) = sched_setaffinity(None, &set) {
-            // The kernel's EINVAL: none of them is there.
+            // EINVAL: none of these CPUs exists.
             bail!("--cpus: cannot run on any of {:?}: {error}", self.0);
         }
         let got = sched_getaffinity(None).context("--cpus: cannot tell what was granted")?;
@@ -54,7 +54,7 @@ impl Cpus {
     }
 }
 
-/// A number of cores, as `--max-cpu` takes it.
+/// Parses a number of cores for `--max-cpu`.
 pub(crate) fn cores(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(cores) if (0.05..=4096.0).contains(&cores) => Ok(cores),

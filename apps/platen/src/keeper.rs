@@ -1,4 +1,4 @@
-//! The process beside a source relay that outlives it (`relay::Keeper`).
+//! The helper process of a source relay that outlives it (`relay::Keeper`).
 
 use crate::say::say;
 use anyhow::Context;
@@ -8,16 +8,16 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Starts one, of this very program.
+/// Starts the helper, from this same program.
 pub(crate) fn start() -> anyhow::Result<Keeper> {
     // `ps` shows the name, not the path by which the program was found.
     Keeper::spawn(Command::new("/proc/self/exe").arg0("platen").arg("keep"))
         .context("cannot start the process that keeps QEMU's socket open should this one be killed")
 }
 
-/// Is one.
+/// Runs as the helper.
 pub(crate) fn run() -> anyhow::Result<()> {
-    // What `ps` shows without arguments is else the last part of /proc/self/exe.
+    // Otherwise `ps` without arguments shows the last part of /proc/self/exe.
     let _ = rustix::thread::set_name(c"platen");
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
     relay::keep(&UnixStream::from(control), say)

@@ -1,9 +1,9 @@
-//! platen: moves and holds memory at a fraction of its size.
+//! platen: migrates VMs and stores memory at a fraction of its size.
 //!
-//! The one binary. `args` is what was typed, a module for each command is what it does; everything
-//! else is in the crates.
+//! The only binary. `args` is the command line, each command has a module, and everything else is
+//! in the crates.
 
-// These wait for a reader that does not read, and panic when there is none: see `say`.
+// These macros block on a reader that does not read, and panic without one: see `say`.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod args;
@@ -30,7 +30,7 @@ mod source_end;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Ends a debug build whose I/O threads allocate.
+/// Aborts a debug build whose I/O threads allocate.
 #[cfg(debug_assertions)]
 #[global_allocator]
 static ALLOCATOR: ::device::guard::Allocator = ::device::guard::Allocator;
@@ -62,17 +62,17 @@ enum Command {
     Qat(args::QatArgs),
     /// Make certificates for the hosts that migrate VMs to each other
     Cert(cert::CertArgs),
-    /// What `migrate` and `relay` start beside themselves: see `relay::keep`
+    /// Helper process of `migrate` and `relay`: see `relay::keep`
     #[command(hide = true)]
     Keep,
 }
 
-/// Has a file that reaches the limit of `ulimit -f` be an error of its write. The signal would end
-/// the process, and a VM may be on its way through it.
+/// Makes exceeding the file size limit (`ulimit -f`) an error of the write. The signal would end
+/// the process, and with it perhaps a running migration.
 fn block_file_size_signal() {
     let mut signals = nix::sys::signal::SigSet::empty();
     signals.add(nix::sys::signal::Signal::SIGXFSZ);
-    // The mask goes on to every thread and every process that is started.
+    // Threads and child processes inherit the mask.
     let _ = signals.thread_block();
 }
 

@@ -1,4 +1,4 @@
-//! `platen migrate`: drives the source QEMU by its monitor and carries its stream.
+//! `platen migrate`: controls the source QEMU by its monitor and relays its stream.
 
 use crate::args::MigrateArgs;
 use crate::monitor::{is_on, open_monitor, refuse_colo};
@@ -15,22 +15,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
-/// How often the monitor is asked.
+/// The interval between queries of the monitor.
 const ASK: Duration = Duration::from_millis(250);
-/// How long QEMU may take to call its migration completed, failed or cancelled once the stream has
-/// ended.
+/// How long QEMU may take, after the end of the stream, to report its migration as completed,
+/// failed or cancelled.
 const VERDICT: Duration = Duration::from_secs(15);
 
-/// What QEMU calls a migration that was interrupted in postcopy: not over, and nobody's but its
-/// user's to take up again.
+/// QEMU's status of a migration that was interrupted in postcopy: it is not over, and only the user
+/// can resume it.
 const PAUSED: &str = "postcopy-paused";
 
-/// From this version on a source can fail, and start its VM again, when it has begun to send in
-/// postcopy (its state `postcopy-device`); platen takes the first section in postcopy for the point
+/// From this version on a source can fail, and resume its VM, after it has started to send in
+/// postcopy (its state `postcopy-device`); platen treats the first section in postcopy as the point
 /// of no return.
 const FAILS_IN_POSTCOPY: (u32, u32) = (10, 2);
 
-/// Tells the source QEMU what the migration needs.
+/// Sets the source QEMU's capabilities and parameters.
 fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
     let status = qmp.query_migrate()?.status.unwrap_or_default();
     let running = ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo"];
@@ -126,8 +126,8 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Tells the source QEMU to migrate. For a moment after a migration that failed QEMU calls it over
-/// and has not released what belongs to it, and refuses the next one for that.
+/// Starts the migration in the source QEMU. For a moment after a failed migration QEMU reports it
+/// as over, but has not released its resources, and therefore refuses the next one.
 fn begin(qmp: &mut Qmp, address: &UnixAddress) -> Result<(), QmpError> {
     let until = Instant::now() + VERDICT;
     loop {
@@ -142,7 +142,7 @@ fn begin(qmp: &mut Qmp, address: &UnixAddress) -> Result<(), QmpError> {
     }
 }
 
-/// What the source QEMU says of its VM.
+/// The source QEMU's status of its VM.
 fn source_vm(qmp: &mut Qmp) -> String {
     match qmp.query_status() {
         Ok(vm) => format!("the source QEMU's VM is '{}'", vm.status),
@@ -150,7 +150,7 @@ fn source_vm(qmp: &mut Qmp) -> String {
     }
 }
 
-/// Runs the relay on a thread of its own, because this one has the monitor.
+/// Runs the relay on a thread of its own, because this one uses the monitor.
 fn start(source: &Arc<Source>, measure: Measure) -> anyhow::Result<mpsc::Receiver<Message>> {
     let (sender, receiver) = mpsc::channel();
     let source = source.clone();
@@ -172,7 +172,7 @@ enum Message {
     Ended(Result<SourceEnd, RelayError>),
 }
 
-/// Shows progress and passes interrupts on until the relay has ended.
+/// Shows progress and handles interrupts until the relay has ended.
 fn watch(
     qmp: &mut Qmp,
     source: &Source,
@@ -195,9 +195,10 @@ fn watch(
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {
             passed_on = asked;
-            // Politely first: QEMU cancels and closes its socket. Then by ending the relay. Once
-            // the destination may be starting the VM, or the source turns to postcopy, a cancel
-            // would resume the source beside it: the relay decides then (W23).
+            // First QEMU cancels and closes its socket; on the second interrupt, or if that is not
+            // possible, the relay ends. Once the destination may be starting the VM, or the source
+            // turns to postcopy, a cancel would resume the source beside it; then the relay decides
+            // (W23).
             let postcopy =
                 qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
             if postcopy || asked > 1 || !handle.forbid_commit() || qmp.migrate_cancel().is_err() {
@@ -207,8 +208,8 @@ fn watch(
             }
         }
         let info = qmp.query_migrate().ok();
-        // QEMU gave up before it ever connected (a bad path, a device that cannot migrate): no
-        // socket will say so.
+        // QEMU gave up before it connected (a bad path, a device that cannot migrate): no socket
+        // will report that.
         if let Some(info) =
             info.as_ref().filter(|info| info.is_over() && info.status() != "completed")
         {
@@ -224,7 +225,7 @@ fn describe(info: &MigrationInfo) -> String {
     info.error_desc.clone().unwrap_or_else(|| info.status().to_string())
 }
 
-/// QEMU's own verdict, once it has one.
+/// QEMU's result of the migration, if it reports one in time.
 fn verdict(qmp: &mut Qmp) -> Option<MigrationInfo> {
     let until = Instant::now() + VERDICT;
     loop {
@@ -236,7 +237,7 @@ fn verdict(qmp: &mut Qmp) -> Option<MigrationInfo> {
     }
 }
 
-/// QEMU's figures where QEMU has them, ours where it has not.
+/// Fills in QEMU's figures where there are any, and the relay's otherwise.
 fn fill(
     report: &mut Report,
     info: Option<&MigrationInfo>,
@@ -250,7 +251,7 @@ fn fill(
     report.status = match (result, status) {
         (Ok(_), status) => status.to_string(),
         (Err(_), status @ ("cancelled" | PAUSED)) => status.into(),
-        // Whatever else ended it may leave the VM at the destination, and has to be read.
+        // Any other error may leave the VM at the destination, so the user has to see it.
         (Err(RelayError::SourceEnded | RelayError::Session(SessionError::Local { .. })), _)
             if interrupted =>
         {

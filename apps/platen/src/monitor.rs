@@ -1,17 +1,17 @@
-//! QEMU's monitors, as both ends open them, and the QEMUs that neither end carries.
+//! QEMU's monitors, as both ends open them, and the QEMUs that both ends refuse.
 
 use anyhow::{bail, Context};
 use qmp::Qmp;
 use relay::UnixAddress;
 use std::time::Duration;
 
-/// How long a monitor may take to answer.
+/// The time limit of a monitor's answer.
 const MONITOR: Duration = Duration::from_secs(10);
 
-/// The oldest QEMU whose stream is known byte by byte.
+/// The oldest QEMU whose stream format is known completely.
 pub(crate) const OLDEST: (u32, u32) = (7, 2);
 
-/// With COLO both VMs run at once, and from QEMU 11.1 on the stream does not show it.
+/// With COLO both VMs run at once, and since QEMU 11.1 the stream does not show it.
 pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow::Result<()> {
     if is_on(capabilities, "x-colo") {
         bail!("the {end} QEMU has x-colo on, which platen does not carry: turn it off (migrate-set-capabilities)");
@@ -19,14 +19,13 @@ pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow
     Ok(())
 }
 
-/// Whether a capability is on, by the answer to query-migrate-capabilities.
 /// Whether `name` is on in an answer to `query-migrate-capabilities`.
 pub(crate) fn is_on(capabilities: &serde_json::Value, name: &str) -> bool {
     let all = capabilities.as_array();
     all.is_some_and(|all| all.iter().any(|one| one["capability"] == name && one["state"] == true))
 }
 
-/// Opens a monitor and refuses a QEMU whose stream is not known.
+/// Opens a monitor and refuses a QEMU older than [`OLDEST`].
 pub(crate) fn open_monitor(address: &UnixAddress) -> anyhow::Result<Qmp> {
     let qmp =
         Qmp::connect(address.path(), MONITOR).with_context(|| format!("monitor {address}"))?;

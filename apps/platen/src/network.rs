@@ -1,4 +1,4 @@
-//! The way between the relays: mutual TLS, or plain TCP for who insists.
+//! The connection between the relays: mutual TLS, or plain TCP with `--insecure`.
 
 use crate::args::TlsOptions;
 use anyhow::{bail, Context};
@@ -16,7 +16,7 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Reads this host's certificate; a host that has none is told what to do.
+/// Reads this host's certificate; the error without one says what to do.
 fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {
     let (ca, cert, key) = options.paths();
     let credentials = Credentials::load(&ca, &cert, &key).context(
@@ -33,8 +33,8 @@ fn host(address: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// What secures links to `peer`, which must be what it is called there or by `--peer-name`; none
-/// with `--insecure`.
+/// TLS for links to `peer`, whose certificate must have that name or `--peer-name`; `None` with
+/// `--insecure`.
 pub(crate) fn connector(
     options: &TlsOptions,
     peer: &str,
@@ -47,7 +47,7 @@ pub(crate) fn connector(
     Ok(Some(Connector::new(&credentials(options)?, name.unwrap_or_else(|| host(peer)))?))
 }
 
-/// What secures links to this host; none with `--insecure`.
+/// TLS for links to this host; `None` with `--insecure`.
 pub(crate) fn acceptor(options: &TlsOptions, names: &[String]) -> anyhow::Result<Option<Acceptor>> {
     if options.insecure {
         return Ok(None);

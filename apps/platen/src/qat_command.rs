@@ -1,4 +1,4 @@
-//! `platen qat`, and the device for a migration.
+//! `platen qat`, and the QAT device for a migration.
 
 use crate::args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
 use crate::qat_status;
@@ -29,7 +29,7 @@ impl QatLibraries {
 const NO_DEVICE: &str =
     "--accelerator qat: no QAT device (`platen qat status` says what is missing)";
 
-/// The device for a source, if one is wanted and there. Says on stderr when software is left to do
+/// The device for a source, if one is wanted and available. Reports on stderr if software has to do
 /// the work.
 pub(crate) fn accelerator(
     wanted: Accelerator,
@@ -60,7 +60,7 @@ pub(crate) fn accelerator(
     }
 }
 
-/// The device for a receiver, likewise.
+/// The device for a receiver, in the same way.
 pub(crate) fn receiver(
     wanted: Accelerator,
     libraries: &QatLibraries,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: QatArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// File names that cargo gives the simulated libraries, and those that programs load.
+/// Cargo's file names of the simulated libraries, and the SONAMEs that programs load.
 const SIMULATED: [(&str, &str); 2] =
     [("libqat_sim_libqat.so", qat::QAT), ("libqat_sim_libusdm.so", qat::USDM)];
 
@@ -111,12 +111,11 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
     if let Some(report) = &args.report {
         command.env("PLATEN_QAT_SIM_REPORT", report);
     }
-    // Ctrl-C and SIGTERM are for the command to answer; here they would leave the private folder
-    // behind.
+    // The command handles Ctrl-C and SIGTERM; here they would leave the private folder behind.
     let (interrupted, running) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
     let (seen, pid) = (interrupted.clone(), running.clone());
     let tell = |pid: &Pid| {
-        // It may have ended already: then there is nothing to tell it.
+        // The command may have ended already.
         let _ = kill_process(*pid, Signal::TERM);
     };
     ctrlc::set_handler(move || {
@@ -137,7 +136,7 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// A folder with the simulated libraries by the names that programs load.
+/// A folder with the simulated libraries under their SONAMEs.
 fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
     let beside = std::env::current_exe().context("cannot tell where platen is")?;
     let beside = beside.parent().unwrap_or(Path::new("."));

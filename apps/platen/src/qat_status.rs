@@ -1,4 +1,4 @@
-//! `platen qat status`: what there is of QAT on this host, what it does, and what is missing.
+//! `platen qat status`: the state of QAT on this host, and what is missing.
 
 use crate::args::StatusArgs;
 use crate::say::show;
@@ -6,7 +6,7 @@ use qat::status::{Function, InstanceStatus, Status};
 use qat::{Libraries, Qat, StartOptions};
 use std::path::Path;
 
-/// What is to be done on a host that gets its first device, in order.
+/// The steps to set up a host's first device, in order.
 const SET_UP: [&str; 5] = [
     "VT-d in the firmware, intel_iommu=on on the kernel's command line",
     "ServicesEnabled=dc in /etc/default/qat (Fedora, RHEL: /etc/sysconfig/qat)",
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A line for each thing there is, and two for each that is missing.
+/// One line for each thing that exists, and two for each that is missing.
 fn text(status: &Status) -> String {
     let mut lines = Vec::new();
     match (&status.libraries.usdm, &status.libraries.qat) {

@@ -1,4 +1,4 @@
-//! `platen receive`: takes migrations and hands each to its QEMU.
+//! `platen receive`: accepts migrations and delivers each to its QEMU.
 
 use crate::args::{shown, ReceiveArgs};
 use crate::cpus::Cpus;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the destination QEMU may take to say that it has loaded the VM.
+/// How long the destination QEMU may take to report that it has loaded the VM.
 const LOADED: Duration = Duration::from_secs(10);
 
 struct Receiver {
@@ -33,7 +33,7 @@ struct Receiver {
     succeeded: AtomicU64,
     unconfirmed: AtomicU64,
     failed: AtomicU64,
-    /// Set once it is there, for its accelerators' counters.
+    /// Set once the server exists, for its accelerators' counters.
     server: OnceLock<Weak<Server>>,
 }
 
@@ -42,7 +42,7 @@ impl Receiver {
         self.monitors.iter().find(|(name, _)| name == target).map(|(_, address)| address)
     }
 
-    /// Takes note of how a migration ended.
+    /// Counts how a migration ended.
     fn count(&self, status: &str, target: &Option<String>) {
         match status {
             "completed" => self.succeeded.fetch_add(1, Ordering::AcqRel),
@@ -69,7 +69,7 @@ impl Receiver {
     }
 }
 
-/// Tells a destination QEMU what the source is told.
+/// Sets a destination QEMU up like the source.
 fn set_up(monitor: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
     let mut qmp = open_monitor(monitor)?;
     let status = qmp.query_status()?.status;
@@ -93,12 +93,12 @@ fn set_up(monitor: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells a destination QEMU to listen. It listens for one migration only, so that this is said when
-/// the first bytes of one are there: a source QEMU that refuses to migrate uses nothing up.
+/// Tells a destination QEMU to listen. It listens for one migration only, so this happens when the
+/// first bytes of one arrive: a source QEMU that refuses to migrate wastes nothing.
 fn start_listening(monitor: &UnixAddress, deliver: &UnixAddress) -> anyhow::Result<()> {
     let mut qmp = open_monitor(monitor)?;
     match qmp.migrate_incoming(&deliver.to_string()) {
-        // Somebody told it before; whether it listens at `deliver` shows when it is connected to.
+        // It was told before. The connection will show whether it listens at `deliver`.
         Err(QmpError::Refused { desc, .. }) if desc.contains("already been started") => {
             say(&format!("monitor {monitor}: the destination QEMU listens already"));
             Ok(())
@@ -110,8 +110,8 @@ fn start_listening(monitor: &UnixAddress, deliver: &UnixAddress) -> anyhow::Resu
 impl Host for Receiver {
     fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String> {
         let Some(monitor) = self.monitor(target) else { return Ok(()) };
-        // A bare relay that does not say how QEMU was set up: a single stream with return path is
-        // QEMU's plainest form.
+        // A bare relay does not report how QEMU was set up; assume QEMU's default, a single stream
+        // with return path.
         let setup = hello.setup.clone().unwrap_or(Setup { channels: 0, return_path: true });
         set_up(monitor, &setup)
             .map_err(|error| format!("the destination cannot be set up: {error:#}"))
@@ -147,14 +147,14 @@ impl Host for Receiver {
             report.json().into_bytes()
         });
         if let (false, Err(error)) = (destination.has_begun(), &result) {
-            // No migration, no report.
+            // No migration, so no report.
             return say(&format!("{peer} left before it migrated to {}: {error}", shown(target)));
         }
         let mut report = measured();
         let vm = self.monitor(target).map(|monitor| vm_state(monitor, result.is_ok()));
         match &result {
             Ok(end) => {
-                // Without a return path QEMU says nothing to a relay; its monitor may.
+                // Without a return path QEMU confirms nothing to a relay, but its monitor may.
                 let verdict = vm.as_ref().and_then(|vm| vm.migration.as_deref());
                 report.status = match (end.confirmed, verdict) {
                     (true, _) | (false, Some("completed")) => "completed",
@@ -181,11 +181,11 @@ impl Host for Receiver {
     }
 }
 
-/// What a destination QEMU says of its VM.
+/// A destination QEMU's status of its VM.
 struct VmState {
-    /// For a person.
+    /// Text for a person.
     text: String,
-    /// The status of its migration, while it answers.
+    /// The status of its migration, if QEMU answers.
     migration: Option<String>,
 }
 
@@ -195,7 +195,7 @@ impl VmState {
     }
 }
 
-/// What the destination QEMU says of its VM.
+/// Queries the destination QEMU's status of its VM.
 fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> VmState {
     let Ok(mut qmp) = Qmp::connect(monitor.path(), Duration::from_secs(2)) else {
         return VmState::ended();
@@ -235,7 +235,8 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     }
     let acceptor = network::acceptor(&args.tls, &args.peer_name)?;
     let listener = network::listen(&args.listen)?;
-    // Behind `listen`: the reports of a receiver that has the port already stay as they are.
+    // After `listen`, so that the reports of a receiver that has the port already are not
+    // overwritten.
     if let Some(path) = &args.json {
         File::create(path)
             .with_context(|| format!("cannot write the report to {}", path.display()))?;

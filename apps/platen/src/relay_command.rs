@@ -14,7 +14,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
     let setup = args.channels.map(|channels| Setup { channels, return_path: true });
     let plan = Plan::new(&args.source, &args.connect, setup)?;
     let listening = listen(&args.listen)?;
-    // None while there is no session that an interrupt would have to end.
+    // `None` while there is no session to end on an interrupt.
     let running = Arc::new(Mutex::new(None));
     let interrupted = running.clone();
     ctrlc::set_handler(move || match &*lock(&interrupted) {
@@ -49,7 +49,7 @@ fn lock(handle: &Running) -> MutexGuard<'_, Option<SourceHandle>> {
     handle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a receiver has gone while the relay waited for its migration, if that is what ended it.
+/// If the receiver disconnected while the relay waited for its migration, the reason.
 fn receiver_gone(source: &Source, result: &Result<SourceEnd, RelayError>) -> Option<String> {
     let error = match result {
         Err(RelayError::Ended(error)) if !source.has_begun() => error,
@@ -65,7 +65,7 @@ fn receiver_gone(source: &Source, result: &Result<SourceEnd, RelayError>) -> Opt
     gone.then(|| error.to_string())
 }
 
-/// Reports how it ended.
+/// Reports the result.
 fn finish(
     args: &RelayArgs,
     mut report: Report,

@@ -1,4 +1,4 @@
-//! The report of a migration: `info migrate`'s names, as text or JSON.
+//! The report of a migration, with the names of `info migrate`, as text or JSON.
 
 use crate::auto::Auto;
 use crate::say::{say, show};
@@ -127,7 +127,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The figures of a source.
+    /// The report of a source.
     pub(crate) fn of_source(
         source: &Source,
         settings: Option<Settings>,
@@ -157,7 +157,7 @@ impl Report {
         report
     }
 
-    /// The figures both ends have.
+    /// The figures of both ends.
     pub(crate) fn of(counters: &Counters, transferred: u64, total: Duration) -> Self {
         let mut report = Self {
             transferred,
@@ -180,7 +180,7 @@ impl Report {
         self.seconds_lost = lost.as_secs_f64();
     }
 
-    /// What only a source whose migration has completed knows.
+    /// Figures that exist only at a source whose migration has completed.
     pub(crate) fn set_end(&mut self, end: &SourceEnd) {
         self.set_total(end.total);
         self.hidden_downtime = end.hidden_downtime.map(|time| time.as_secs_f64() * 1e3);
@@ -194,7 +194,7 @@ impl Report {
         self.pages_per_second = (self.normal + self.duplicate) as f64 / seconds;
     }
 
-    /// As `info migrate` would, a figure a line.
+    /// Text in the style of `info migrate`, one figure a line.
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         let mut line = |name: &str, value: String| {
@@ -260,8 +260,8 @@ impl Report {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Prints it, and writes it to `json` if given. That one of them fails is said, and nothing
-    /// else: whether the VM has moved is what the exit status tells.
+    /// Prints the report, and writes it to `json` if given. An error is only reported: the exit
+    /// status says whether the VM has migrated.
     pub(crate) fn publish(&self, json: Option<&Path>) {
         let written = json.map_or(Ok(()), |path| {
             write_whole(path, &(self.json() + "\n"))
@@ -276,14 +276,14 @@ impl Report {
     }
 }
 
-/// Writes a file as a whole or leaves it as it was. What is no regular file (a pipe, a device) is
-/// written as it is.
+/// Writes a file completely or not at all. Anything but a regular file (a pipe, a device) is
+/// written directly.
 fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     use std::io::Write;
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return std::fs::write(path, text);
     }
-    // A link stays one.
+    // Resolve a symbolic link, so that it stays one.
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let mut file = tempfile::Builder::new()
@@ -301,7 +301,7 @@ fn ratio(plain: u64, size: u64) -> f64 {
     plain as f64 / size as f64
 }
 
-/// What one accelerator did, in a line.
+/// One line about an accelerator.
 fn summary(accelerator: &qat::Snapshot) -> String {
     let reasons: Vec<String> = accelerator
         .by_software
@@ -318,7 +318,7 @@ pub(crate) fn process_cpu() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// The destination's CPU seconds out of its report.
+/// The destination's CPU seconds from its report.
 fn peer_cpu(report: &[u8]) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_slice(report).ok()?;
     report.get("cpu-seconds")?.get("destination")?.as_f64()

@@ -1,10 +1,10 @@
-//! Lines for a person, from processes that must not wait for one, nor end because nobody listens: a
-//! VM or a disk needs them.
+//! Messages for a person, from processes that must neither wait for a reader nor end without one,
+//! because a VM or a disk depends on them.
 //!
-//! Standard error may be a pipe that is full and not read, or whose reader has gone; a terminal
-//! that was stopped; a service manager's socket. Whoever is to read it may be swapped out to the
-//! very disk that waits for us. `eprintln!` waits for the first of these and panics for the second,
-//! so that nothing here uses it.
+//! Standard error may be a full pipe that is not read, a pipe without a reader, a stopped terminal,
+//! or a service manager's socket. The process that should read it may be swapped out to the very
+//! disk that waits for us. `eprintln!` blocks on the first and panics on the second, so nothing
+//! here uses it.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fstat, open, FileType, Mode, OFlags};
@@ -13,19 +13,18 @@ use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-/// A pipe takes so much as a whole or not at all.
+/// A pipe accepts a write up to this length entirely or not at all.
 const MOST: usize = 4096;
 
-/// How a descriptor of somebody else's is written to without waiting: its flags are shared with all
-/// who have it, and so is what `O_NONBLOCK` would do to them.
+/// How to write to a shared descriptor without blocking: its flags are shared with other processes,
+/// so `O_NONBLOCK` would affect them too.
 #[derive(Debug)]
 enum Way {
-    /// A socket can be told for each line.
+    /// A socket: each send has a flag.
     Socket,
-    /// A pipe or a terminal is opened once more, with flags of our own.
+    /// A pipe or a terminal: opened again, with flags of our own.
     Own(OwnedFd),
-    /// A file does not make anybody wait for a reader. Opened once more it would be written from
-    /// its beginning.
+    /// A file: writes never wait for a reader. Opened again it would be written from its start.
     Shared,
 }
 
@@ -37,15 +36,15 @@ impl Way {
             Ok(FileType::Fifo | FileType::CharacterDevice) => {
                 let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
                 let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-                // Somebody else's terminal, or a pipe without a reader: what is left is to look
-                // first.
+                // Another user's terminal, or a pipe without a reader, cannot be opened: poll
+                // before each write.
                 open(path, flags, Mode::empty()).map_or(Self::Shared, Self::Own)
             }
             _ => Self::Shared,
         }
     }
 
-    /// Writes a line as a whole, if it is taken at once; gives whether it was.
+    /// Writes a line entirely, if that is possible at once; returns whether it was.
     fn write(&self, fd: BorrowedFd<'_>, line: &[u8]) -> bool {
         let written = match self {
             Self::Socket => rustix::net::send(fd, line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
@@ -57,24 +56,24 @@ impl Way {
     }
 }
 
-/// Whether somebody takes a line just now.
+/// Whether a write would not block now.
 fn takes(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Says a line on standard error, or leaves it out when nobody takes it just now. It neither waits
-/// nor panics.
+/// Writes a line to standard error, or drops it if it cannot be written at once. Neither blocks nor
+/// panics.
 pub(crate) fn say(line: &str) {
     static WAY: OnceLock<Way> = OnceLock::new();
     let stderr = rustix::stdio::stderr();
-    // Nobody to tell that nobody listens.
+    // An error cannot be reported anywhere.
     let _ = WAY.get_or_init(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &whole(line));
 }
 
-/// A text with its control characters escaped, line ends and tabs left: names and reasons come from
-/// other hosts, and a terminal does as it is told.
+/// Escapes control characters, except line feeds and tabs: names and reasons come from other hosts,
+/// and a terminal would obey.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let escaped = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(escaped) {
@@ -98,15 +97,15 @@ fn whole(line: &str) -> Vec<u8> {
     whole
 }
 
-/// Says what could not be taken of a swap server's precautions.
+/// Reports the precautions of a swap server that failed.
 pub(crate) fn say_untaken(untaken: impl IntoIterator<Item = swap::Untaken>) {
     for untaken in untaken {
         say(&format!("precaution not taken: {:#}", anyhow::Error::from(untaken)));
     }
 }
 
-/// Has panics said in the same way: one that waits for a reader of its last words does not end, and
-/// is not replaced.
+/// Reports panics in the same way: a process that blocks on the message of its panic does not end,
+/// and is not replaced.
 pub(crate) fn say_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -114,12 +113,11 @@ pub(crate) fn say_panics() {
     }));
 }
 
-/// Writes what a command was asked for to standard output. Who has closed it has seen enough: that
-/// is no error.
+/// Writes a command's result to standard output. It is no error if the reader has closed it.
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     use std::io::{stdout, ErrorKind, Write};
     let mut out = stdout().lock();
@@ -152,7 +150,7 @@ mod tests {
         assert!(said > 100);
         let flags = rustix::fs::fcntl_getfl(&write).unwrap();
         assert!(!flags.contains(OFlags::NONBLOCK), "{flags:?}");
-        // Only whole lines, and again when there is room.
+        // Only whole lines were written, and writing works again when there is room.
         let mut reader = File::from(read);
         let mut got = vec![0; line.len() * said];
         reader.read_exact(&mut got).unwrap();

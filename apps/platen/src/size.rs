@@ -1,4 +1,4 @@
-//! Numbers of bytes as people type and read them.
+//! Numbers of bytes, as users type and read them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! What `migrate` and `relay` have in common: a source relay made from its options, with everything
-//! local set up before the peer hears of it.
+//! Common to `migrate` and `relay`: makes a source relay from its options. All local steps come
+//! before the peer is contacted.
 
 use crate::args::{ConnectOptions, OnOff, SourceOptions};
 use crate::keeper;
@@ -14,8 +14,8 @@ use session::Setup;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Exit status of a migration that was delivered, but that nobody can confirm: the source QEMU used
-/// no return path.
+/// Exit status of a migration that was delivered and cannot be confirmed, because the source QEMU
+/// uses no return path.
 pub(crate) const UNCONFIRMED: u8 = 3;
 
 /// The exit statuses of a relay, for its help.
@@ -24,7 +24,7 @@ pub(crate) const EXIT_STATUS: &str =
      delivered, but the source QEMU uses no return path, so that nobody has heard whether the destination runs the VM. \
      receive: of its one migration with --once";
 
-/// The longest --name, bytes. It crosses the network in a message of 8 KiB.
+/// The longest --name in bytes. It crosses the network in a message of 8 KiB.
 const MAX_NAME: usize = 255;
 
 /// A source relay that is not connected yet.
@@ -69,7 +69,7 @@ impl Plan {
     }
 
     /// Connects a relay that accepts QEMU's connections on `listening`. The keeper runs and the
-    /// socket is bound before the peer hears of it: what fails here costs the peer nothing.
+    /// socket is bound before the peer is contacted, so a failure here costs the peer nothing.
     pub(crate) fn connect(&self, listening: &Arc<Listening>) -> anyhow::Result<Source> {
         let keeper = keeper::start()?;
         let source =
@@ -85,7 +85,7 @@ pub(crate) fn listen(address: &UnixAddress) -> Result<Arc<Listening>, RelayError
     address.listen().map(Arc::new)
 }
 
-/// Since when a source relay is measured.
+/// The start of a source relay's measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Measure {
     settings: Option<Settings>,
@@ -94,7 +94,7 @@ pub(crate) struct Measure {
 }
 
 impl Measure {
-    /// From now on.
+    /// Starts measuring.
     pub(crate) fn begin(settings: Option<Settings>) -> Self {
         Self { settings, started: Instant::now(), cpu: process_cpu() }
     }
@@ -105,7 +105,7 @@ impl Measure {
         Report::of_source(source, self.settings, self.started.elapsed(), cpu)
     }
 
-    /// The report that the peer gets when all has ended well.
+    /// The report for the peer, when everything has succeeded.
     pub(crate) fn for_peer(&self, source: &Source) -> Vec<u8> {
         let mut report = self.report(source);
         report.status = "completed".into();

@@ -38,7 +38,7 @@ fn wait(child: &mut Child) -> Option<i32> {
     None
 }
 
-/// What is kept beside a relay says that it holds on, and holds on whether somebody hears it or
+/// A relay's keeper reports that it holds QEMU's socket, and holds it whether its output is read or
 /// not.
 #[test]
 fn a_socket_of_qemu_s_is_held_though_nobody_hears_why() {
@@ -111,7 +111,7 @@ fn a_receiver_serves_though_nobody_hears_it() {
     }
 }
 
-/// Who has closed standard output has seen enough; a full disk is an error with a name.
+/// A closed standard output is no error; a full disk is an error with a name.
 #[test]
 fn output_that_nobody_takes_is_no_panic() {
     let run = |out: Stdio| -> Output {

@@ -131,7 +131,7 @@ fn output(command: &mut Command) -> Output {
     command.env("PATH", path()).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What a command prints; it must succeed.
+/// The output of a command, which must succeed.
 fn run(command: &mut Command) -> String {
     let output = output(command);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -247,8 +247,8 @@ fn without_a_supervisor_it_is_one_process() {
     served.end();
 }
 
-/// What a service manager sends to all processes at once must not hit the one that is needed when
-/// another dies.
+/// A signal that a service manager sends to all processes at once must not end the stand-by server,
+/// which is needed when another one dies.
 #[test]
 fn a_server_that_stands_by_follows_its_supervisor_and_no_signals() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What `platen device serve` holds is not lost to anything that its servers could do without: what
-//! somebody takes while there is no server, and a standard error that nobody reads.
+//! `platen device serve` survives events that its servers could survive: a resource taken by
+//! another process while there is no server, and a standard error that is not read.
 
 use rustix::fs::{open, Mode, OFlags};
 use rustix::process::{kill_process, Pid, Signal};
@@ -231,7 +231,7 @@ fn a_file_in_the_place_of_a_fuse_mount_keeps_no_server_from_serving() {
 fn full() -> (OwnedFd, OwnedFd) {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let path = format!("/proc/self/fd/{}", write.as_raw_fd());
-    // What is shared with the server stays as a shell makes it.
+    // The file description shared with the server has the flags that a shell gives it.
     let own = open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
     let mut own = fs::File::from(own.unwrap());
     for bytes in [&[b'x'; 4096][..], b"x"] {

@@ -1,8 +1,8 @@
-//! Counters of the device, by the names of zram's `io_stat` and beyond.
+//! The device's counters: zram's `io_stat`, and more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the device has done since it was made; the sums are taken while others work.
+/// The device's counters since it was made. They are summed while threads work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoStats {
@@ -10,21 +10,21 @@ pub struct IoStats {
     pub failed_reads: u64,
     /// Pages that could not be written.
     pub failed_writes: u64,
-    /// Requests that were not valid.
+    /// Invalid requests.
     pub invalid_io: u64,
-    /// Pages that clients said they no longer need: discards, and zeros that free.
+    /// Pages freed by clients: discards, and write-zeroes that may free.
     pub notify_free: u64,
     /// Pages read.
     pub pages_read: u64,
     /// Pages written.
     pub pages_written: u64,
-    /// Requests split over the workers.
+    /// Requests that were split over the workers.
     pub split_requests: u64,
-    /// Requests of any kind.
+    /// All requests.
     pub requests: u64,
 }
 
-/// One thread's share; it alone writes them.
+/// One thread's counters, which it alone writes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -38,7 +38,7 @@ pub(crate) struct Counters {
     pub(crate) requests: AtomicU64,
 }
 
-/// Adds to a counter of one's own.
+/// Adds to a counter that only this thread writes.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The device: opened over a store, and asked for queues.
+//! The device: opens a store, and makes queues.
 
 use std::fmt;
 use std::io;
@@ -22,25 +22,23 @@ use crate::request::Backend;
 use crate::station::Station;
 use crate::threads::Threads;
 
-/// What a device is to be.
+/// A device's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Codec and level of what is written from now on. What is stored already is read whatever it
-    /// is.
+    /// Codec and level of new writes. Pages stored with other ones stay readable.
     pub settings: Settings,
-    /// Threads beside the transports' own that large requests are split over, at most 32; 0: each
-    /// transport thread does its requests alone.
+    /// Worker threads that large requests are split over, at most 32; 0: each transport thread does
+    /// its requests alone.
     pub workers: usize,
-    /// Requests that are split, or wait for the backing device, that a queue may have under way.
+    /// The most requests of a queue in flight that are split or wait for the backing device.
     pub depth: u16,
-    /// Whether there is memory for dictionaries that may be installed: 0.1 to 0.3 MB each. Those
-    /// that the store has are used anyway, if the codec is zstd.
+    /// Whether to allocate memory for dictionaries that may be installed later: 0.1 to 0.3 MB each.
+    /// Dictionaries that the store already has are used anyway, if the codec is zstd.
     pub dictionaries: bool,
 }
 
 impl Default for DeviceOptions {
-    /// zstd level 1, as many workers as there are CPUs but one (that one is the transport's), and
-    /// 256 requests.
+    /// zstd level 1; a worker for each CPU but one, which is for the transport; 256 requests.
     fn default() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -56,16 +54,16 @@ impl Default for DeviceOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// More workers than a device may have.
+    /// More than 32 workers.
     #[error("{0} workers, at most 32 are allowed")]
     Workers(usize),
     /// Workers and queues have used up the store's workers.
     #[error("no room for another thread: the store has {MAX_WORKERS} workers")]
     Full,
-    /// A device whose pages are compressed by another codec than QAT's.
+    /// The device's codec is not QAT's.
     #[error("a QAT device compresses for codec qatzip, not for {0}")]
     Offload(codec::Codec),
-    /// No instance could be opened, or the device has some already.
+    /// No instance could be opened, or the device uses QAT already.
     #[error("no instance of the QAT device is to be had (`platen qat status` says more)")]
     NoInstance,
     /// The codec cannot be set up.
@@ -74,9 +72,9 @@ pub enum OpenError {
     /// The kernel refused.
     #[error("cannot make {what}")]
     Io {
-        /// What was asked for.
+        /// The object that could not be made.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -106,16 +104,16 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Too many workers, a codec that cannot be set up, no thread.
+    /// [`OpenError::Workers`], [`OpenError::Full`], [`OpenError::Settings`], [`OpenError::Io`].
     pub fn new(store: &Arc<Store>, options: &DeviceOptions) -> Result<Self, OpenError> {
         Self::with_pulse(store, options, Arc::new(Pulse::private()))
     }
 
-    /// The same, with signs of life that a supervisor sees.
+    /// As [`new`](Self::new), with heartbeats that a supervisor sees.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn with_pulse(
         store: &Arc<Store>,
         options: &DeviceOptions,
@@ -143,18 +141,18 @@ impl Device {
         Ok(Self { threads, store, depth: options.depth.max(1) })
     }
 
-    /// Has pages that are written compressed by a QAT device, by threads with an instance each.
-    /// Gives the number of these threads. All memory is taken here.
+    /// Starts threads that compress written pages with a QAT device, with an instance each. Returns
+    /// the number of these threads. All memory is allocated here.
     ///
     /// # Errors
     ///
-    /// Another codec than qatzip, no free instance, no thread.
+    /// [`OpenError::Offload`], [`OpenError::NoInstance`], [`OpenError::Io`].
     pub fn offload(&self, qat: &Arc<Qat>, options: &OffloadOptions) -> Result<usize, OpenError> {
         let Threads { records, dispatch, .. } = &*self.threads;
         if records.settings.codec() != codec::Codec::DeflateQz {
             return Err(OpenError::Offload(records.settings.codec()));
         }
-        // Held to the end: nobody else begins meanwhile.
+        // Held to the end, so that a concurrent call waits.
         let mut handles = self.threads.handles();
         let mut ready = Vec::new();
         let wanted = if dispatch.qat.is_set_up() { 0 } else { options.threads };
@@ -178,7 +176,7 @@ impl Device {
         Ok(number)
     }
 
-    /// What QAT devices have done; `None` before [`offload`](Self::offload).
+    /// The QAT counters; `None` before [`offload`](Self::offload).
     pub fn offload_stats(&self) -> Option<OffloadStats> {
         let (on_device, engines) = self.threads.dispatch.qat.stats()?;
         Some(OffloadStats { on_device, engines })
@@ -189,7 +187,7 @@ impl Device {
         &self.store
     }
 
-    /// Codec and level of what is written.
+    /// Codec and level of new writes.
     pub fn settings(&self) -> Settings {
         self.threads.records.settings
     }
@@ -199,7 +197,7 @@ impl Device {
         &self.threads.records.dictionaries
     }
 
-    /// Threads beside the transports' own.
+    /// Worker threads, without the transports' own.
     pub fn workers(&self) -> usize {
         self.threads.records.workers
     }
@@ -216,7 +214,7 @@ impl Device {
 
     /// Opens a queue for one thread.
     ///
-    /// # Errors
+    /// [`OpenError::Full`]; the kernel's.
     ///
     /// No room for another one, and the kernel's.
     pub fn queue(&self) -> Result<DeviceQueue, OpenError> {

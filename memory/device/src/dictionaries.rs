@@ -1,9 +1,8 @@
-//! The dictionaries of a store, digested: what all threads read with, and which one they write
-//! with.
+//! A store's dictionaries in digested form: all threads read with any of them, and write with the
+//! newest.
 //!
-//! The memory is taken when the device is made. A dictionary that is installed later goes into it
-//! on the thread that installs it; a thread that writes sees it by one load, and nothing is taken
-//! away from one that still has the last.
+//! All memory is allocated with the device. A dictionary that is installed later is digested into
+//! it by the installing thread. Writers see it by one atomic load; the older one stays valid.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,24 +10,23 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use codec::{Codec, Dictionary, Settings};
 use store::{DictionaryError, Store, DICTIONARIES, DICTIONARY_TAG, MAX_DICTIONARY};
 
-/// Of one store; every thread that reads or writes has it.
+/// The dictionaries of one store, shared by all threads that read or write.
 #[derive(Debug)]
 pub struct Dictionaries {
-    /// By their places. One that is not there cannot be read: it is damaged, or was never
-    /// installed.
+    /// By place. An empty one cannot be read: it is damaged, or was never installed.
     there: [OnceLock<Arc<Dictionary>>; DICTIONARIES],
-    /// The place of the one to write with, and one more; 0 for none.
+    /// The place of the newest, plus one; 0 for none.
     newest: AtomicUsize,
-    /// Memory for those that may come.
+    /// Memory for dictionaries installed later.
     rooms: Mutex<Vec<Arc<Dictionary>>>,
 }
 
 impl Dictionaries {
-    /// Those of this store. Who asks first decides what they are for: with `settings` of zstd they
-    /// are written with, and there is memory for `more` of them.
+    /// The dictionaries of this store. The first call decides their use: if `settings` are of zstd,
+    /// pages are written with them, and `more` allocates memory for later ones.
     pub(crate) fn of(store: &Store, settings: Option<Settings>, more: bool) -> Arc<Self> {
         let made = store.beside(|| Arc::new(Self::new(store, settings, more)));
-        // Nobody else in this program puts anything there.
+        // No other type is ever stored there.
         made.unwrap_or_else(|| Arc::new(Self::new(store, settings, false)))
     }
 
@@ -57,17 +55,17 @@ impl Dictionaries {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Dictionary>>> {
-        // Whatever is in it is whole.
+        // A panic under this lock interrupts no update.
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The one of this place.
+    /// The dictionary at this place.
     #[inline]
     pub fn at(&self, place: usize) -> Option<&Arc<Dictionary>> {
         self.there.get(place)?.get()
     }
 
-    /// What pages are written with, if with any: the tag's, and the dictionary.
+    /// The tag and the dictionary of new writes, if there is one.
     #[inline]
     pub fn newest(&self) -> Option<(u8, &Arc<Dictionary>)> {
         // Pairs with the Release in `install`.
@@ -76,29 +74,29 @@ impl Dictionaries {
         Some((tag, self.at(place)?))
     }
 
-    /// Dictionaries that may be installed yet.
+    /// How many dictionaries may still be installed.
     pub fn rooms(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether pages are written with one, or may be later.
+    /// Whether pages are written with a dictionary, or may be later.
     pub(crate) fn may_be(&self) -> bool {
         self.newest().is_some() || self.rooms() > 0
     }
 
-    /// Bytes of memory for digested ones, of those that may come too.
+    /// Bytes of memory of digested dictionaries, including room for later ones.
     pub fn memory(&self) -> usize {
         let there = self.there.iter().filter_map(OnceLock::get).map(|one| one.memory());
         there.sum::<usize>() + self.lock().iter().map(|one| one.memory()).sum::<usize>()
     }
 
-    /// Memory to try a dictionary in: `None` if none is left. [`install`](Self::install) it, or
+    /// Memory to try a dictionary in; `None` if none is left. [`install`](Self::install) it, or
     /// [`give_back`](Self::give_back).
     pub fn take_room(&self) -> Option<Arc<Dictionary>> {
         self.lock().pop()
     }
 
-    /// Takes back what came to nothing. Lost to all if somebody still has it.
+    /// Takes back unused room. It is lost if another reference to it exists.
     pub fn give_back(&self, mut room: Arc<Dictionary>) {
         if let Some(empty) = Arc::get_mut(&mut room) {
             empty.clear();
@@ -106,12 +104,12 @@ impl Dictionaries {
         }
     }
 
-    /// Installs a dictionary, which `digested` is of these `bytes`, for good: from now on pages are
-    /// written with it.
+    /// Installs a dictionary for good; pages are written with it from now on. `digested` must be
+    /// made from `bytes`.
     ///
     /// # Errors
     ///
-    /// The store's: no place, no memory. `digested` is given back then.
+    /// The store's: no place, no memory. Then `digested` is given back.
     pub fn install(
         &self,
         store: &Store,
@@ -126,7 +124,7 @@ impl Dictionaries {
                 return Err(error);
             }
         };
-        // Places are given once.
+        // The store never returns a place twice.
         let _ = self.there[place].set(digested);
         self.newest.store(place + 1, Ordering::Release);
         Ok(place)

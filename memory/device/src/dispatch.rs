@@ -12,14 +12,14 @@ use store::MAX_WORKERS;
 use crate::request::Op;
 use crate::station::Station;
 
-/// An invitation to work on a flight of a queue.
+/// An invitation to work on a queue's flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invitation {
     pub(crate) queue: u16,
     pub(crate) flight: u16,
 }
 
-/// Pages of a flight that have to be waited for.
+/// Pages of a flight that a fetch thread has to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
     pub(crate) queue: u16,
@@ -28,23 +28,22 @@ pub(crate) struct Fetch {
     pub(crate) count: u32,
 }
 
-/// Pieces of requests that may wait for the backing device's threads. A request that is split has
-/// five and one for each worker that has found the first: 64 requests of four ublk queues each are
-/// 2,000 pieces on four CPUs. The thread that has one more waits for the backing device itself, as
-/// without these threads.
+/// Entries in the ring to the fetch threads. A split request takes five, and one for each worker
+/// that has found the first: 64 requests of four ublk queues each are 2,000 entries on four CPUs.
+/// If the ring is full, the thread waits for the backing device itself.
 const FETCHES: usize = 16_384;
 
-/// Work for threads of one kind, and what they sleep on.
+/// A ring of work for threads of one kind, and the event they wait on.
 pub(crate) struct Work<T> {
     ring: Ring<T>,
-    /// The ring has something, or it is time to stop.
+    /// Signalled when the ring has work or the threads have to stop.
     event: EventCount,
 }
 
-/// What came of waiting for work.
+/// The result of waiting for work.
 pub(crate) enum Next<T> {
     Work(T),
-    /// The time is up.
+    /// The deadline has passed.
     Nothing,
     Stop,
 }
@@ -52,17 +51,17 @@ pub(crate) enum Next<T> {
 impl<T> Work<T> {
     fn new(room: usize) -> Self {
         let event = EventCount::new();
-        // The first wait of a process asks for the number of its CPUs, which allocates.
+        // The first wait of a process asks for the number of its CPUs, which allocates: do it here.
         let _ = event.wait_until(Some(Instant::now()), || None::<()>);
         Self { ring: Ring::new(room), event }
     }
 
-    /// Puts `work` in; `false` if there is no room.
+    /// Adds `work`; `false` if there is no room.
     fn put(&self, work: T) -> bool {
         self.ring.push(work).is_ok()
     }
 
-    /// What is there, without waiting.
+    /// Takes work without waiting.
     pub(crate) fn pop(&self) -> Option<T> {
         self.ring.pop()
     }
@@ -83,26 +82,27 @@ impl<T> Work<T> {
 }
 
 impl<T: Copy> Work<T> {
-    /// Puts `work` in `number` times, as long as there is room, and gives how often it was.
+    /// Adds `work` up to `number` times, as far as there is room; returns how often.
     fn put_often(&self, work: T, number: u32) -> u32 {
         let sent = (0..number).take_while(|_| self.put(work)).count();
-        // A thread that is woken wakes the next.
+        // Each woken thread wakes the next.
         self.event.notify_one();
         u32::try_from(sent).expect("no more than asked for")
     }
 }
 
-/// Writes for threads with an instance of a QAT device.
+/// Writes for the QAT threads.
 pub(crate) struct QatWork {
     pub(crate) invitations: Work<Invitation>,
-    /// Threads whose instance takes pages. A hint: a thread that is given a page does it, by the
-    /// device or in software.
+    /// QAT threads whose instance accepts pages. Only a hint: such a thread completes every page
+    /// that it gets, on the device or in software.
     pub(crate) on_device: AtomicUsize,
-    /// Of each thread, in the order of their numbers.
+    /// One for each QAT thread, by number.
     counters: Mutex<Vec<Arc<qat::Counters>>>,
 }
 
-/// One more of these threads is worth waking for so many pages: half of what one has in flight.
+/// Pages of a write that justify waking one more QAT thread: half of the pages that one has in
+/// flight.
 const QAT_THREAD_PAGES: u32 = 64;
 
 impl QatWork {
@@ -114,19 +114,19 @@ impl QatWork {
         }
     }
 
-    /// Whether a write is to go there.
+    /// Whether writes should go to the QAT threads.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         self.on_device.load(Ordering::Relaxed) > 0
     }
 
-    /// Threads that a write of so many pages is worth waking.
+    /// How many QAT threads to wake for a write of `pages` pages.
     pub(crate) fn threads_for(&self, pages: u32) -> u32 {
         let threads = u32::try_from(self.on_device.load(Ordering::Relaxed)).unwrap_or(1);
         (pages / QAT_THREAD_PAGES).clamp(1, threads.max(1))
     }
 
-    /// Sends an invitation `number` times, as long as there is room, and gives how often it was.
+    /// Sends an invitation up to `number` times, as far as there is room; returns how often.
     pub(crate) fn invite(&self, invitation: Invitation, number: u32) -> u32 {
         self.invitations.put_often(invitation, number)
     }
@@ -140,7 +140,8 @@ impl QatWork {
         !self.counters.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Threads whose instance takes pages, and the driver's counters of each; `None` without any.
+    /// The number of QAT threads whose instance accepts pages, and the driver's counters of each;
+    /// `None` without QAT threads.
     pub(crate) fn stats(&self) -> Option<(usize, Vec<Snapshot>)> {
         let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let engines: Vec<Snapshot> = counters.iter().map(|one| one.snapshot()).collect();
@@ -149,19 +150,19 @@ impl QatWork {
     }
 }
 
-/// What queues, workers and the other threads of a device share to pass requests on.
+/// Shared by all threads of a device, to pass requests on.
 pub(crate) struct Dispatch {
     workers: usize,
     pub(crate) invitations: Work<Invitation>,
     pub(crate) fetches: Work<Fetch>,
-    /// Threads that wait for the backing device; 0 without one.
+    /// The number of fetch threads; 0 without a backing device.
     pub(crate) fetchers: usize,
     pub(crate) qat: QatWork,
     pub(crate) stop: AtomicBool,
-    /// A queue's station is made when it is first needed and stays, since an invitation may outlive
+    /// A queue's station is made at first use and never freed, because an invitation may outlive
     /// the queue.
     stations: Box<[OnceLock<Station>]>,
-    /// Which of them have a queue, a bit each.
+    /// Bit n is set: station n has a queue.
     open: Mutex<u64>,
 }
 
@@ -183,11 +184,11 @@ impl Dispatch {
         self.stations[usize::from(queue)].get().expect("it was made with its queue")
     }
 
-    /// Requests of so many pages are split.
+    /// Requests of this many pages or more are split.
     pub(crate) fn split_from(&self, op: Op) -> u32 {
         match op {
             _ if self.workers == 0 => u32::MAX,
-            // To wake a thread costs about what a page costs to compress, and two to three to read.
+            // Waking a thread costs about as much as compressing a page, or reading two to three.
             Op::Write => 8,
             Op::Read => 16,
             Op::Discard | Op::WriteZeroes { .. } => 16384,
@@ -195,14 +196,14 @@ impl Dispatch {
         }
     }
 
-    /// Sends workers an invitation `number` times, as long as there is room, and gives how often it
-    /// was.
+    /// Sends workers an invitation up to `number` times, as far as there is room; returns how
+    /// often.
     pub(crate) fn invite(&self, invitation: Invitation, number: u32) -> u32 {
         self.invitations.put_often(invitation, number)
     }
 
-    /// Has `count` pages of a flight, from its page `first` on, read by a thread that may wait;
-    /// `false` if there is none, or no room to say so. The caller has counted the invitation.
+    /// Hands `count` pages of a flight, from its page `first`, to a fetch thread; `false` if there
+    /// is none, or no room in the ring. The caller has counted the invitation.
     pub(crate) fn fetch(&self, queue: u16, flight: u16, first: u32, count: u32) -> bool {
         let sent = self.fetchers > 0 && self.fetches.put(Fetch { queue, flight, first, count });
         if sent {
@@ -211,7 +212,7 @@ impl Dispatch {
         sent
     }
 
-    /// Tells all threads to end when they have done what is there.
+    /// Tells all threads to finish the queued work and end.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.invitations.event.notify_all();
@@ -219,8 +220,7 @@ impl Dispatch {
         self.qat.invitations.event.notify_all();
     }
 
-    /// Opens the first place that is free, if `make` gives what is to be there: `None` when all are
-    /// taken.
+    /// Opens the first free station number with `make`; `None` if all are taken.
     pub(crate) fn open<T, E>(
         &self,
         make: impl FnOnce(usize, &OnceLock<Station>) -> Result<T, E>,
@@ -233,7 +233,7 @@ impl Dispatch {
         Ok(Some(made))
     }
 
-    /// The queue of this number is gone.
+    /// Frees a queue's station number.
     pub(crate) fn close(&self, queue: u16) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << queue);
     }

@@ -1,8 +1,8 @@
-//! An allocator that ends the process when a thread allocates where it must not.
+//! An allocator that aborts the process when an I/O thread allocates.
 //!
-//! A server of swap that asks for memory to write a page out may wait for that very page to be
-//! written. So nothing between a request and its completion allocates, and a debug build says so
-//! at once: the binary installs [`Allocator`], and I/O threads hold an [`IoPath`] while they work.
+//! A swap server that allocates memory in order to write a page out may wait for that very page to
+//! be written. So nothing between a request and its completion allocates. A debug build checks
+//! that: the binary installs [`Allocator`], and I/O threads hold an [`IoPath`] while they work.
 //!
 //! ```
 //! #[cfg(debug_assertions)]
@@ -10,8 +10,8 @@
 //! static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 //! ```
 //!
-//! It sees what Rust allocates. The C codecs take their memory when they are set up, which the
-//! tests of `codec` check by their own count of it.
+//! It sees only Rust's allocations. The C codecs allocate when they are set up; the tests of
+//! `codec` count their allocations.
 #![expect(unsafe_code, reason = "an allocator is unsafe to write")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,12 +19,12 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 thread_local! {
-    /// How many [`IoPath`]s this thread holds. Constant and without a destructor: reading it never
-    /// allocates.
+    /// The number of [`IoPath`]s that this thread holds. A constant without a destructor: reading
+    /// it never allocates.
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it is held, this thread must not allocate. Costs nothing in a release build.
+/// While a thread holds it, the thread must not allocate. Free in a release build.
 #[derive(Debug)]
 #[must_use = "it ends when it is dropped"]
 pub struct IoPath {
@@ -32,7 +32,7 @@ pub struct IoPath {
 }
 
 impl IoPath {
-    /// From here on.
+    /// Forbids allocations of this thread from here on.
     #[inline]
     pub fn enter() -> Self {
         if cfg!(debug_assertions) {
@@ -52,7 +52,7 @@ impl Drop for IoPath {
 }
 
 /// The system's allocator, which aborts with a message on a thread that holds an [`IoPath`]. A
-/// thread that panics may allocate, so that the panic is the message.
+/// panicking thread may allocate, so that its message is printed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocator;
 
@@ -69,7 +69,7 @@ impl Allocator {
         if std::thread::panicking() {
             return;
         }
-        // Straight to the file: printing might allocate. That it fails changes nothing.
+        // Directly to the file: printing might allocate. A failure makes no difference.
         let _ = rustix::io::write(
             rustix::stdio::stderr(),
             b"platen: an I/O thread allocated memory; see device::guard\n",
@@ -78,7 +78,7 @@ impl Allocator {
     }
 }
 
-// SAFETY: every method is `System`'s, after a check that either returns or ends the process.
+// SAFETY: every method is `System`'s, after a check that either returns or aborts.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

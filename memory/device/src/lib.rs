@@ -1,8 +1,7 @@
 //! A block device of compressed pages, without a transport: requests in, completions out.
 //!
 //! Blocks are pages of 4096 bytes. A transport opens one [`Queue`] for each of its threads and
-//! submits
-//! [`Request`]s; ublk, NBD and FUSE stand behind the same two traits, [`Backend`] and [`Queue`].
+//! submits [`Request`]s; ublk, NBD and FUSE all use the two traits [`Backend`] and [`Queue`].
 //!
 //! ```text
 //!  transport's thread                                     worker threads, shared by all queues
@@ -14,84 +13,84 @@
 //!  reap(tag, result) ◄════════════════ ring, eventfd ═════════════╯
 //! ```
 //!
-//! A thread has its own encoder, decoder, buffers and access to the store, all made beforehand: a
-//! page costs no allocation, no lock, no system call and no line of a log. A debug build can see to
-//! the first ([`guard`]).
+//! Each thread has its own encoder, decoder, buffers and access to the store, all made beforehand:
+//! a page takes no allocation, lock, system call or log message. A debug build checks for
+//! allocations ([`guard`]).
 //!
 //! # What is stored
 //!
-//! A page that is one word over and over is kept in its table entry. Any other page is compressed
-//! by the device's codec, whose number is the object's tag; it is stored as it is when that saves
-//! less than a 32nd, since a decoder would then cost more than the memory. The store keeps a
-//! checksum of each object and names the page in it. What somebody else recompressed, alone or in
-//! groups of neighbours ([`RECOMPRESSED`]), is read in the same way: [`PageReader`] keeps the last
-//! group, so that its next page costs a copy. A page that is written leaves its group.
+//! A page that repeats one 64-bit value is stored in its table entry. Any other page is compressed
+//! by the device's codec, whose number is the object's tag. It is stored uncompressed if
+//! compression saves less than 1/32, because decompression would then cost more than the memory is
+//! worth. The store has a checksum of each object, which covers the page number. Pages that the
+//! policy recompressed, alone or in groups of neighbours ([`RECOMPRESSED`]), are read in the same
+//! way: [`PageReader`] caches the last group, so that its next page costs a copy. A written page
+//! leaves its group.
 //!
 //! # A QAT device
 //!
-//! With codec `qatzip` and [`Device::offload`] writes of any size go to threads that have an
-//! instance of a QAT device each, and nobody else compresses:
+//! With codec `qatzip` and [`Device::offload`], writes of any size go to QAT threads, which have an
+//! instance of a QAT device each, and no other thread compresses:
 //!
 //! ```text
 //!  submit(tag, write) ═ ring ═► device-qat-n: page to a slot ─► device ─► poll: stream, CRC-32 ─► store
-//!                                │ keeps many in flight, goes on taking pages meanwhile
-//!                                └ refused, failed, late: the driver's own software, from the slot's copy
+//!                                │ has many in flight, and takes more pages meanwhile
+//!                                └ refused, failed, late: the driver's own software
 //! ```
 //!
-//! These threads sleep while there is nothing to do, and for a quarter of what the device has yet to
-//! do while there is.
+//! Software works on the slot's copy of the page. A QAT thread without work sleeps. With pages in flight, it sleeps for a quarter of the expected
+//! rest of their time.
 //!
-//! While no instance is well, writes are done as if there were none: by all threads, in software. A
-//! page that a device has made is stored with the CRC-32 of what the device was given, and a read
-//! that decodes to something else is an error. Reads are software's: a page is decoded before a
-//! device has answered.
+//! While no instance works, all threads do writes in software. A page compressed by a device is
+//! stored with the CRC-32 of the device's input, and a read that decodes to other bytes is an
+//! error. Reads are done in software: decoding a page is faster than an answer of the device.
 //!
-//! With a dictionary in the store ([`Dictionaries`]) pages are compressed with it, and their tags
-//! name it. Its memory is there from the beginning ([`DeviceOptions::dictionaries`]); who installs
-//! one is `memory/policy`.
+//! If the store has a dictionary ([`Dictionaries`]), pages are compressed with it, and their tags
+//! name it. Its memory is allocated with the device ([`DeviceOptions::dictionaries`]);
+//! `memory/policy` installs dictionaries.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! - A page is written as a whole or not at all. Two writes of a page at once leave one of them.
-//! - A request is over when its last page is. Pages of one request are done in no particular order,
-//!   and a failure of one leaves the others done, or, of a write that finds no memory, not tried.
-//! - What a completed write stored is there for every read submitted after it, on any queue.
+//! - A page is written entirely or not at all. Of two concurrent writes of a page, one remains.
+//! - A request is complete when its last page is. Its pages are done in no particular order. If one
+//!   fails, the others are done nevertheless; but a write that finds no memory may skip the rest.
+//! - A read submitted after a write has completed sees that write, on any queue.
 //! - Nothing is buffered: a flush has nothing to do.
 //!
-//! # What fails
+//! # Errors
 //!
-//! [`Errno`], one for a request: `ENOSPC` when a write finds no memory (what was stored stays), `EIO` when a
-//! page cannot be read (its checksum or its entry is wrong, or it does not decode), `EINVAL` for a
-//! request beyond the end or with a buffer of another length. The first damage found is kept
-//! ([`Device::damage`]) for somebody else's thread to print, and each is counted.
+//! One [`Errno`] a request: `ENOSPC` when a write finds no memory (the old data stays), `EIO` when
+//! a page cannot be read (a wrong checksum, a damaged entry, or a decoding error), `EINVAL` for a
+//! request beyond the end or with a buffer of another length. The first damage is recorded
+//! ([`Device::damage`]), for another thread to print, and each is counted.
 //!
-//! # Signs of life
+//! # Heartbeats
 //!
-//! Each thread that does requests writes what it does to a slot of a [`pulse::Pulse`]
-//! ([`Device::with_pulse`]): a supervisor sees by it when a server hangs.
+//! Each I/O thread writes its progress to a slot of a [`pulse::Pulse`] ([`Device::with_pulse`]), by
+//! which a supervisor detects a server that hangs.
 //!
 //! # Processes that fork
 //!
-//! A device is of the process that made it. In a child that was forked, with requests in flight or
-//! without, there are no workers: it may use neither device nor queues, and leaves by `exec` or
-//! `_exit`, as dropping them waits for what is in flight. It also has the store, and the lock that
-//! keeps a second server from it, until then. The parent goes on: the store is shared memory, and
-//! so are ublk's buffers; private buffers, as NBD's, and all else that is written are copied page
-//! by page when the parent first writes them, which takes memory that a server of swap may not wait
-//! for. So `platen device serve` starts processes in its supervisor only, which has no requests,
-//! and by `vfork` and `exec`.
+//! A device belongs to the process that made it. A forked child has no workers, with requests in
+//! flight or without: it must not use the device or its queues, and has to leave by `exec` or
+//! `_exit`, because dropping them waits for requests in flight. Until then the child also holds the
+//! store and its lock, which excludes a second server. The parent can continue: the store and
+//! ublk's buffers are shared memory. Private memory, such as NBD's buffers, is copied when the
+//! parent first writes it, and a swap server must not wait for the memory that this takes. So
+//! `platen device serve` starts processes only in its supervisor, which has no requests, and by
+//! `vfork` and `exec`.
 //!
 //! # Proof
 //!
-//! `tests/oracle.rs`: several queues against plain memory. `src/models.rs` with `scripts/loom`: how
-//! a split request is finished and its queue woken, in every interleaving, and again with each
-//! ordering made weaker.
+//! `tests/oracle.rs`: several queues against plain memory. `src/models.rs` with `scripts/loom`: the
+//! completion of a split request and the wake-up of its queue, in every interleaving, and again
+//! with each ordering weakened.
 //!
 //! # Limits
 //!
-//! Workers, queues, threads with an instance of a QAT device and, with a backing device, the four
-//! that wait for it take one of the store's 64 workers each. A queue has
-//! [`DeviceOptions::depth`] split requests under way at a time; one more is done by its own thread.
+//! Each worker, queue, QAT thread and, with a backing device, each of the four fetch threads takes
+//! one of the store's 64 workers. A queue has up to [`DeviceOptions::depth`] split requests in
+//! flight; the queue's own thread does any more.
 
 #![cfg_attr(loom, expect(dead_code, reason = "the models use a part"))]
 

@@ -1,9 +1,9 @@
-//! Every interleaving, and every value that a weakly ordered load may give, of small models of a
-//! split request.
+//! Loom models of a split request: every interleaving, and every value that a weakly ordered load
+//! may return.
 //!
-//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a
-//! failure. Loom's cells stand for the pages of a request: they see a page that two threads have,
-//! and one that is read by who was not told that it is done.
+//! `scripts/loom` runs them, also with each ordering or step weakened in turn, and then requires a
+//! failure. Loom's cells stand for the pages of a request: they detect two threads in one page, and
+//! a read of a page before its completion was seen.
 #![expect(unsafe_code, reason = "the models write the pages of a request")]
 
 use std::collections::VecDeque;
@@ -16,17 +16,17 @@ use crate::flight::{DoPages, WaitForPages};
 use crate::request::{Buffer, Errno, Op, Request};
 use crate::station::Station;
 
-/// Explores `model` with `preemptions` forced switches at most; blocking switches are free.
+/// Explores `model` with at most `preemptions` forced switches; blocking switches are free.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
-/// Does the pages of a model's request: told the request's number and the page's.
+/// Does the pages of a model's request; the closure gets the request's number and the page's.
 struct Pages<'a> {
     done: &'a mut dyn FnMut(u64, u32) -> Result<(), Errno>,
-    /// The page that has to be waited for.
+    /// The page that needs a wait.
     slow: Option<u32>,
 }
 
@@ -49,7 +49,7 @@ impl WaitForPages for Pages<'_> {
     }
 }
 
-/// A station of one flight, and the two pages of its request.
+/// A station with one flight, and the two pages of its request.
 struct Model {
     station: Station,
     pages: [UnsafeCell<u64>; 2],
@@ -61,21 +61,21 @@ impl Model {
         Arc::new(Self { station, pages: [UnsafeCell::new(0), UnsafeCell::new(0)] })
     }
 
-    /// What the queue does: begins a request of two pages in the flight, for one helper.
+    /// The queue's part: starts a request of two pages in the flight, with one invitation.
     fn begin(&self, tag: u64) {
         let request = Request { op: Op::Write, page: tag, pages: 2, buffer: Buffer::NONE };
-        // SAFETY: the model's queue begins it when it is free and not under way; loom checks just
+        // SAFETY: the model's queue starts it when it is free and not under way; loom checks just
         // that.
         unsafe { self.station.flights[0].begin(tag, request, 1) };
     }
 
-    /// Writes the request's number into pages, as long as there are any; whether the last was among
-    /// them. A page that had it before is an error.
+    /// Writes the request's number into pages until none is left; returns whether they included the
+    /// last. A page that already has the number is an error.
     fn work(&self) -> bool {
         self.work_but(None, |_, _| false)
     }
 
-    /// The same but for a page that has to be waited for, which `delegate` gets.
+    /// The same, but `delegate` gets the page that needs a wait.
     fn work_but(&self, slow: Option<u32>, delegate: impl FnMut(u32, u32) -> bool) -> bool {
         let mut done = |tag, first| self.write(tag, first);
         let mut pages = Pages { done: &mut done, slow };
@@ -85,7 +85,7 @@ impl Model {
 
     fn write(&self, tag: u64, first: u32) -> Result<(), Errno> {
         self.pages[first as usize].with_mut(|page| {
-            // SAFETY: the page is ours, as it was taken off the flight; loom checks just that.
+            // SAFETY: the page was claimed, so it is ours; loom checks just that.
             let page = unsafe { &mut *page };
             let before = std::mem::replace(page, tag);
             if before < tag {
@@ -96,7 +96,7 @@ impl Model {
         })
     }
 
-    /// What a thread does that pages were handed over to.
+    /// A fetch thread's part.
     fn fetch(&self, first: u32, count: u32) {
         let mut done = |tag, first| self.write(tag, first);
         let mut pages = Pages { done: &mut done, slow: None };
@@ -108,12 +108,11 @@ impl Model {
         }
     }
 
-    /// What a thread with a QAT device does: takes all pages, leaves, and does them later, the last
-    /// one first; whether the last of all was among them. What they are it reads from the request,
-    /// each time.
+    /// A QAT thread's part: claims all pages, releases the flight, and does them later, the last
+    /// one first. It reads the request again for each page.
     fn offload(&self) {
         let flight = &self.station.flights[0];
-        // SAFETY: it is invited, and leaves below.
+        // SAFETY: this thread was invited, and releases the flight below.
         let request = unsafe { flight.request() };
         let mut taken = Vec::new();
         while let Some((number, _)) = flight.claim(&request) {
@@ -122,7 +121,7 @@ impl Model {
         flight.release();
         let mut last = false;
         while let Some(number) = taken.pop() {
-            // SAFETY: it has taken this page, which is done below.
+            // SAFETY: this thread has claimed the page, which is completed below.
             let Request { page: tag, .. } = unsafe { flight.request() };
             last |= flight.complete(1, self.write(tag, number));
         }
@@ -132,7 +131,7 @@ impl Model {
         }
     }
 
-    /// What a worker does with an invitation.
+    /// A worker's part, with an invitation.
     fn follow(&self) {
         let last = self.work();
         self.station.flights[0].release();
@@ -141,7 +140,7 @@ impl Model {
         }
     }
 
-    /// What a transport's thread does until its request is over.
+    /// The transport thread's part until its request is complete.
     fn wait(&self) {
         let mut early = VecDeque::new();
         while early.is_empty() {
@@ -153,12 +152,13 @@ impl Model {
         assert_eq!(early, [0]);
     }
 
-    /// What the queue does when a request is over.
+    /// The queue's part when a request is complete.
     fn check(&self, tag: u64) {
-        // SAFETY: the flight is over, and we are its queue.
+        // SAFETY: the flight is finished, and we are its queue.
         assert_eq!(unsafe { self.station.flights[0].result() }, (tag, Ok(())));
         for page in &self.pages {
-            // SAFETY: the request is over, so that nobody writes its pages; loom checks just that.
+            // SAFETY: the request is complete, so no thread writes its pages; loom checks just
+            // that.
             page.with(|page| assert_eq!(unsafe { *page }, tag));
         }
     }
@@ -207,7 +207,7 @@ fn two_helpers_finish_a_request_that_its_queue_sleeps_for() {
     explore(2, || {
         let model = Model::new();
         let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
-        // SAFETY: it is free and not under way.
+        // SAFETY: the flight is free and not under way.
         unsafe { model.station.flights[0].begin(1, request, 2) };
         let helpers = [(); 2].map(|()| {
             let model = Arc::clone(&model);
@@ -273,7 +273,7 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
     explore(2, || {
         let model = Model::new();
         let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
-        // SAFETY: it is free and not under way.
+        // SAFETY: the flight is free and not under way.
         unsafe { model.station.flights[0].begin(1, request, 2) };
         let helpers = [(); 2].map(|()| {
             let model = Arc::clone(&model);
@@ -290,7 +290,7 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
     });
 }
 
-/// Without that a queue would find its eventfd readable again and again, and never sleep.
+/// Otherwise a queue's eventfd would stay readable, and the queue never sleep.
 #[test]
 fn a_queue_clears_what_has_woken_it_and_nothing_stays_readable() {
     explore(3, || {

@@ -1,4 +1,4 @@
-//! One thread's way from plain pages to the store and back.
+//! A thread's path between plain pages and the store.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::pages::{Damage, PageReader, CRC};
 use crate::records::{Records, Thread};
 use crate::request::{Buffer, Errno, Extent, Op, PAGE};
 
-/// What a thread without an accelerator does for `settings`: a page alone needs no member around
-/// its stream.
+/// A thread's settings without an accelerator: a single page needs no gzip header and trailer
+/// around its stream.
 fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
     match settings.codec() {
         Codec::DeflateQz => Settings::new(Codec::Zlib, Some(settings.level())),
@@ -22,8 +22,8 @@ fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
     }
 }
 
-/// The most that a thread that reads and writes pages takes from the heap, in bytes: contexts of its
-/// codec, buffers, its flights. Without dictionaries, which are counted by themselves.
+/// The most heap memory, in bytes, of a thread that reads and writes pages: codec contexts,
+/// buffers, flights. Dictionaries are counted separately.
 pub fn thread_heap(settings: Settings) -> usize {
     let contexts = match (settings.codec(), settings.level()) {
         (Codec::Zlib | Codec::DeflateQz, level) if level > 3 => 712,
@@ -35,31 +35,32 @@ pub fn thread_heap(settings: Settings) -> usize {
     (contexts + 304) << 10
 }
 
-/// A page whose compressed form is longer is stored as it is: reading it then costs a copy, where a
-/// decoder would take microseconds to save less than a 32nd of a page.
+/// A page whose compressed form is longer is stored uncompressed: reading it then costs a copy, and
+/// decompression would cost microseconds to save less than 1/32 of a page.
 const LONGEST: usize = PAGE - PAGE / 32;
 
-/// Pages that are discarded between two signs of life.
+/// Pages discarded between two heartbeats.
 const AT_ONCE: u64 = 4096;
 
-/// Contexts, buffers and access to the store of one thread.
+/// A thread's codec contexts, buffers and access to the store.
 pub(crate) struct PageIo {
     records: Arc<Records>,
     worker: Worker,
     encoder: Encoder,
     reader: PageReader,
-    /// What the encoder makes.
+    /// The encoder's output.
     coded: Box<[u8]>,
-    /// What the store gives and takes, while a part of a page is changed.
+    /// The store's object, while a part of a page is changed.
     object: Box<[u8; MAX_OBJECT]>,
-    /// A whole page, while a part of it is changed.
+    /// The plain page, while a part of it is changed.
     plain: Box<[u8; PAGE]>,
-    /// Of its counters.
+    /// The place of the thread's counters and heartbeat.
     place: usize,
 }
 
 impl PageIo {
-    /// One for this thread, with all its memory: it compresses and decompresses once.
+    /// Allocates all memory for this thread: also compresses and decompresses a page, because
+    /// codecs allocate at first use.
     pub(crate) fn new(
         records: &Arc<Records>,
         worker: Worker,
@@ -80,7 +81,7 @@ impl PageIo {
             place: records.place(thread),
         };
         this.slot().assign();
-        // Not one word over and over, so that the codec itself runs.
+        // Not a repeated value, so that the codec itself runs.
         for (at, byte) in this.plain.iter_mut().enumerate() {
             *byte = (at / 7).to_le_bytes()[0];
         }
@@ -96,7 +97,7 @@ impl PageIo {
         Ok(this)
     }
 
-    /// The thread's sign of life.
+    /// The thread's heartbeat.
     #[inline]
     pub(crate) fn slot(&self) -> &Slot {
         self.records.slot(self.place)
@@ -120,7 +121,7 @@ impl PageIo {
             Op::Discard | Op::WriteZeroes { keep: false } => {
                 add(&self.counters().notify_free, u64::from(count));
                 let mut start = pages.start;
-                // In parts, so that a large one is seen to progress.
+                // In parts, so that a large discard shows progress.
                 while start < pages.end {
                     let end = pages.end.min(start + AT_ONCE);
                     self.worker.discard(start..end);
@@ -130,7 +131,7 @@ impl PageIo {
             }
             Op::WriteZeroes { keep: true } => {
                 for index in pages {
-                    // Zero fits the entry, so that only a page that is not there could fail.
+                    // Zero fits the entry, so only a page out of range can fail.
                     let stored = self.worker.put_same(index, 0).map_err(|_| Errno::Invalid);
                     self.slot().advance();
                     result = result.and(stored);
@@ -142,7 +143,7 @@ impl PageIo {
                     let stored = self.write(page + u64::from(number), plain);
                     self.slot().advance();
                     result = result.and(stored);
-                    // Each page would wait for memory anew, and the request has failed already.
+                    // The request has failed, and each further page would wait for memory in vain.
                     if stored == Err(Errno::NoSpace) {
                         break;
                     }
@@ -172,15 +173,14 @@ impl PageIo {
         stored.map_err(|error| self.refused(&error))
     }
 
-    /// Stores a page that is one word over and over.
+    /// Stores a page that repeats one 64-bit value.
     pub(crate) fn write_same(&mut self, index: u64, word: u64) -> Result<(), Errno> {
         let stored = self.worker.put_same(index, word);
         add(&self.counters().pages_written, 1);
         stored.map_err(|error| self.refused(&error))
     }
 
-    /// Stores a page of which somebody else has made a deflate stream, with the CRC-32 of what that
-    /// was made of.
+    /// Stores a page from a deflate stream of a QAT device, with the CRC-32 of the device's input.
     #[inline]
     pub(crate) fn write_offloaded(
         &mut self,
@@ -222,7 +222,7 @@ impl PageIo {
         }
     }
 
-    /// One try to change a part of a page; damage is counted.
+    /// Tries once to change a part of a page; counts damage.
     fn edit(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), ModifyError> {
         let range = at..at + bytes.len();
         let Self { records, worker, encoder, reader, coded, object, plain, .. } = self;
@@ -255,8 +255,8 @@ impl PageIo {
         modified
     }
 
-    /// Makes a page that is in a group one of its own, and brings one back that is on the backing
-    /// device, which is waited for.
+    /// Stores a page of a group as an object of its own, or brings a page back from the backing
+    /// device, for which it waits.
     fn take_out_of_store(&mut self, index: u64) -> Result<(), Errno> {
         let Self { reader, worker, plain, records, place, .. } = self;
         let slot = records.slot(*place);
@@ -278,17 +278,17 @@ impl PageIo {
             Page::Backed => self.reader.bring_back(&mut self.worker, index, form),
             _ => self.worker.leave_group(index, self.reader.group(), form, false),
         };
-        // If it was written meanwhile, that is as good.
+        // If the page was written meanwhile, there is nothing to do either.
         left.map(drop).map_err(|error| self.refused(&error))
     }
 
-    /// The first run of one kind in `most` pages from `page` on.
+    /// The first run of pages of one kind, in `most` pages from `page`.
     pub(crate) fn extent(&self, page: u64, most: u64) -> Result<Extent, Errno> {
         let end = page.saturating_add(most).min(self.worker.store().pages());
         let kind = |index| match self.worker.peek(index) {
             Ok((Page::Absent, _)) => (true, true),
             Ok((Page::Same(0), _)) => (false, true),
-            // One that is damaged is stored.
+            // A damaged page counts as stored.
             _ => (false, false),
         };
         if page >= end {
@@ -341,11 +341,11 @@ impl DoPages for PageIo {
         let mut result = Ok(());
         for number in first..first + count {
             #[expect(unsafe_code, reason = "the page of the buffer is ours")]
-            // SAFETY: the caller has this page of the buffer to itself.
+            // SAFETY: the caller has exclusive use of this page of the buffer.
             let out = unsafe { buffer.read(number as usize) };
             let read = match self.reader.read(&self.worker, page + u64::from(number), true, out) {
                 Ok(Page::Backed) => {
-                    // The pages before it are counted by who reads them again.
+                    // The thread that reads them again counts the pages before it.
                     return None;
                 }
                 Ok(_) => Ok(()),
@@ -366,8 +366,7 @@ fn damaged(counters: &Counters, records: &Records, damage: Damage) -> Errno {
     Errno::Io
 }
 
-/// Compresses a page, with the newest dictionary if there is one, and gives the tag of what came of
-/// it.
+/// Compresses a page, with the newest dictionary if there is one; returns the tag too.
 #[inline]
 fn encode(
     encoder: &mut Encoder,
@@ -385,7 +384,7 @@ fn encode(
     }
 }
 
-/// Reads `count` pages of a request from its page `first` on, wherever they are.
+/// Reads `count` pages of a request from its page `first`, from memory or from the backing device.
 fn fetch(
     reader: &mut PageReader,
     worker: &Worker,
@@ -397,7 +396,7 @@ fn fetch(
     let mut result = Ok(());
     for number in first..first + count {
         #[expect(unsafe_code, reason = "the page of the buffer is ours")]
-        // SAFETY: the caller has this page of the buffer to itself.
+        // SAFETY: the caller has exclusive use of this page of the buffer.
         let out = unsafe { buffer.read(number as usize) };
         let read = reader.fetch(worker, page + u64::from(number), true, out);
         result = result.and(read.map(drop).map_err(|damage| damaged(counters, records, damage)));
@@ -406,17 +405,17 @@ fn fetch(
     result
 }
 
-/// What a thread has that only reads, and may wait for the backing device.
+/// The state of a fetch thread, which only reads, and may wait for the backing device.
 pub(crate) struct Fetcher {
     records: Arc<Records>,
     worker: Worker,
     reader: PageReader,
-    /// Of its counters.
+    /// The place of the thread's counters and heartbeat.
     place: usize,
 }
 
 impl Fetcher {
-    /// One for this thread, with all its memory.
+    /// Allocates all memory for this thread.
     pub(crate) fn new(records: &Arc<Records>, worker: Worker, thread: Thread) -> Self {
         let reader = PageReader::new(worker.store());
         let place = records.place(thread);

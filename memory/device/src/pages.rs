@@ -1,4 +1,4 @@
-//! One thread's way from what the store has to plain pages.
+//! A thread's path from stored to plain pages.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use store::{
 use crate::dictionaries::Dictionaries;
 use crate::request::PAGE;
 
-/// Added to the tag of an object that was compressed once more: by a codec for idle pages.
+/// Added to the tag of an object that the policy recompressed.
 pub const RECOMPRESSED: u8 = 32;
 
 /// Added to the tag of an object that is no smaller in a group than alone.
 pub const ALONE: u8 = 16;
 
-/// Bytes behind the stream of an object that was made by a QAT device, whose tag is that of
-/// [`Codec::DeflateQz`]: the CRC-32 of the page, little-endian. The store's checksum covers what the device wrote;
-/// this one, what it was given.
+/// Length of the CRC-32 of the page, little-endian, after the stream of an object that a QAT device
+/// made; its tag is that of [`Codec::DeflateQz`]. The store's checksum covers the device's output,
+/// this one its input.
 pub(crate) const CRC: usize = 4;
 
-/// The codec that a tag names; zstd also for an object that was made with a dictionary.
+/// The codec that a tag names; zstd for an object that was made with a dictionary.
 pub fn codec_of(tag: u8) -> Option<Codec> {
     if dictionary_of(tag).is_some() {
         return Some(Codec::Zstd);
@@ -34,10 +34,10 @@ pub fn codec_of(tag: u8) -> Option<Codec> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
-    /// The store cannot give its bytes.
+    /// The store cannot return its bytes.
     #[error(transparent)]
     Stored(#[from] GetError),
-    /// Its bytes are those that were stored, and are of no codec we know.
+    /// The stored bytes are intact, but no codec has their tag.
     #[error("page {index}: stored with tag {tag}, which no codec has")]
     Tag {
         /// The page.
@@ -45,8 +45,7 @@ pub enum Damage {
         /// The tag.
         tag: u8,
     },
-    /// Its bytes are those that were stored, and the dictionary that they were made with is not
-    /// there, or damaged.
+    /// The stored bytes are intact, but their dictionary is missing or damaged.
     #[error("page {index}: compressed with dictionary {place}, which is not there")]
     Dictionary {
         /// The page.
@@ -54,44 +53,43 @@ pub enum Damage {
         /// The dictionary's place.
         place: usize,
     },
-    /// Its bytes are those that were stored, and do not decode.
+    /// The stored bytes are intact, but do not decode.
     #[error("page {index}: {error}")]
     Decode {
         /// The page.
         index: u64,
-        /// What the codec said.
+        /// The codec's error.
         error: DecodeError,
     },
-    /// Its bytes are those that were stored, and decode to another page than a QAT device was
-    /// given.
+    /// The stored bytes are intact, but decode to another page than the QAT device's input.
     #[error("page {index}: made by a QAT device from bytes of CRC-32 {expected:08x}, decodes to {got:08x}")]
     Offloaded {
         /// The page.
         index: u64,
         /// CRC-32 of the page when it was written.
         expected: u32,
-        /// That of what it decodes to.
+        /// CRC-32 of the decoded page.
         got: u32,
     },
 }
 
-/// A decoder and buffers. The last group that was read is kept, so that the next page of it costs a
-/// copy.
+/// A decoder with buffers. It caches the last group that it read, so that the group's next page
+/// costs a copy.
 pub struct PageReader {
     decoder: Decoder,
     dictionaries: Arc<Dictionaries>,
-    /// What the store gave for a page of its own.
+    /// The object of the last page that was not in a group.
     object: Box<[u8; MAX_OBJECT]>,
     group: GroupBuffer,
-    /// The pages of `group`, so many.
+    /// The decoded pages of `group`; their number is `decoded`.
     plain: Box<[u8]>,
     decoded: usize,
-    /// What the backing device gave last.
+    /// The last block read from the backing device.
     block: BackBuffer,
 }
 
 impl PageReader {
-    /// One for this store's pages with all its memory, about 0.4 MiB.
+    /// Allocates all memory for pages of this store, about 0.4 MiB.
     pub fn new(store: &Store) -> Self {
         Self {
             decoder: Decoder::new(),
@@ -104,14 +102,14 @@ impl PageReader {
         }
     }
 
-    /// Reads page `index` into `out`, and says what it was: for an object, its bytes are in
-    /// [`object`](Self::object) then, for a page of a group that is in [`group`](Self::group). With `touch`
-    /// the page is young again. For [`Page::Backed`] nothing is read: [`fetch`](Self::fetch) is for
-    /// threads that may wait.
+    /// Reads page `index` into `out`, and returns how it was stored. An object's bytes are in
+    /// [`object`](Self::object) afterwards, those of a page of a group in [`group`](Self::group).
+    /// With `touch` resets the page's age. For [`Page::Backed`] it reads nothing:
+    /// [`fetch`](Self::fetch) is for threads that may wait.
     ///
     /// # Errors
     ///
-    /// [`Damage`]; `out` holds no particular bytes then.
+    /// [`Damage`]; then the bytes in `out` are undefined.
     #[inline]
     pub fn read(
         &mut self,
@@ -133,14 +131,14 @@ impl PageReader {
                 unpack(&mut self.decoder, &self.dictionaries, index, page, &self.object, out)?;
                 return Ok(page);
             }
-            // If it is something else by now, that is to be read.
+            // The page changed meanwhile: read it again.
             if self.read_grouped(worker, index, touch, out)? {
                 return Ok(page);
             }
         }
     }
 
-    /// As [`read`](Self::read), wherever the page is: waits for the backing device if need be.
+    /// As [`read`](Self::read), but waits for the backing device if the page is there.
     ///
     /// # Errors
     ///
@@ -157,7 +155,7 @@ impl PageReader {
                 Page::Backed => {}
                 page => return Ok(page),
             }
-            // If it is something else by now, that is to be read.
+            // The page changed meanwhile: read it again.
             if let Some(page) = worker.read_back(index, &mut self.block, &mut self.object)? {
                 unpack(&mut self.decoder, &self.dictionaries, index, page, &self.object, out)?;
                 return Ok(Page::Backed);
@@ -165,12 +163,12 @@ impl PageReader {
         }
     }
 
-    /// Stores the page that [`fetch`](Self::fetch) read last from the backing device in memory, as
-    /// these bytes, if it is there still.
+    /// Stores these bytes in memory for the page that [`fetch`](Self::fetch) last read from the
+    /// backing device, if the page is still there.
     ///
     /// # Errors
     ///
-    /// No memory.
+    /// [`PutError`].
     pub(crate) fn bring_back(
         &self,
         worker: &mut Worker,
@@ -180,7 +178,7 @@ impl PageReader {
         worker.bring_back(index, &self.block, tag, bytes)
     }
 
-    /// The plain page of what the store gave elsewhere, which is no part of a group.
+    /// Decodes what the store returned for a page that is in no group.
     pub(crate) fn unpack(
         &mut self,
         index: u64,
@@ -208,7 +206,7 @@ impl PageReader {
         if !grouped.had || self.decoded == 0 {
             self.decoded = 0;
             let tag = grouped.tag;
-            // Groups are made without.
+            // Groups are made without dictionaries.
             let codec = codec_of(tag).filter(|_| dictionary_of(tag).is_none());
             let codec = codec.ok_or(Damage::Tag { index, tag })?;
             let plain = &mut self.plain[..grouped.members * PAGE];
@@ -227,12 +225,12 @@ impl PageReader {
         &self.dictionaries
     }
 
-    /// The bytes that the store had for the page that was read last, if it was an object.
+    /// The stored bytes of the last page read, if it was an object.
     pub fn object(&self) -> &[u8; MAX_OBJECT] {
         &self.object
     }
 
-    /// How many pages that group was made of.
+    /// How many pages the last group was made of.
     pub fn members(&self) -> usize {
         self.decoded
     }
@@ -249,7 +247,7 @@ impl std::fmt::Debug for PageReader {
     }
 }
 
-/// The plain page of what the store gave.
+/// Decodes what the store returned.
 #[inline]
 fn unpack(
     decoder: &mut Decoder,
@@ -290,7 +288,7 @@ fn unpack(
     decoded.map_err(|error| Damage::Decode { index, error })
 }
 
-/// The plain page of what a QAT device has made.
+/// Decodes what a QAT device has made.
 fn unpack_offloaded(
     decoder: &mut Decoder,
     index: u64,

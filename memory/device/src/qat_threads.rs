@@ -1,4 +1,4 @@
-//! Threads that have pages compressed by a QAT device, many in flight each.
+//! QAT threads: have pages compressed by a QAT device, with many in flight each.
 #![expect(unsafe_code, reason = "works on flights of queues")]
 
 use std::sync::atomic::Ordering;
@@ -14,24 +14,23 @@ use crate::page_io::PageIo;
 use crate::records::MAX_QAT_THREADS;
 use crate::request::PAGE;
 
-/// How pages are given to a QAT device.
+/// Options of the use of a QAT device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// Threads, each with an instance of its own, at most 32; fewer where there are fewer
-    /// instances.
+    /// Threads, each with an instance of its own, at most 32; fewer if there are fewer instances.
     pub threads: usize,
-    /// Pages that each keeps in flight, 1 to 256. With 1 it waits for each page: direct offload.
+    /// Pages that each thread has in flight, 1 to 256. With 1 it waits for each page.
     pub depth: usize,
-    /// While the device is full, do pages in software that are done sooner that way.
+    /// While the device is full, compress pages in software if that is faster.
     pub share: bool,
-    /// Of the device's outputs, decompress each n-th and compare: 1 for all, 0 for none.
+    /// Decompress and compare every n-th output of the device: 1 for all, 0 for none.
     pub verify_every: u32,
-    /// No page waits longer for the device, 1 ms to 60 s.
+    /// The longest wait of a page for the device, 1 ms to 60 s.
     pub deadline: Duration,
 }
 
 impl Default for OffloadOptions {
-    /// One thread for each eight CPUs, since one copies 1 GB/s and more; 128 pages in flight,
+    /// One thread for each eight CPUs, because one copies 1 GB/s and more; 128 pages in flight,
     /// shared load, one output in 64 verified, 100 ms.
     fn default() -> Self {
         let driver = EngineOptions::default();
@@ -47,7 +46,7 @@ impl Default for OffloadOptions {
 }
 
 impl OffloadOptions {
-    /// An engine of the driver, which does not look for another instance later: that would
+    /// An engine of the driver that does not look for another instance later, because that would
     /// allocate.
     pub(crate) fn engine(&self, qat: &Arc<Qat>, level: i32) -> qat::Engine {
         let options = EngineOptions {
@@ -64,32 +63,32 @@ impl OffloadOptions {
     }
 }
 
-/// What QAT devices have done for a device.
+/// The QAT counters of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OffloadStats {
-    /// Threads whose instance takes pages just now.
+    /// Threads whose instance accepts pages just now.
     pub on_device: usize,
     /// The driver's counters of each thread.
     pub engines: Vec<Snapshot>,
 }
 
-/// One thread with an instance.
+/// A QAT thread, with one instance.
 pub(crate) struct QatThread {
     dispatch: Arc<Dispatch>,
     /// Its access to the store.
     pages: PageIo,
     qat: qat::Engine,
-    /// The invitation that it is following.
+    /// The invitation that it follows.
     current: Option<Invitation>,
-    /// It is counted in `on_device`.
+    /// Whether it is counted in `on_device`.
     ready: bool,
-    /// Queues to be notified, a bit each: there are at most as many as the store has workers, 64.
+    /// Bit n is set: notify queue n. There are at most as many queues as the store has workers, 64.
     waiting: u64,
 }
 
 impl QatThread {
-    /// One whose engine has an instance.
+    /// A thread whose engine has an instance.
     pub(crate) fn new(dispatch: &Arc<Dispatch>, pages: PageIo, qat: qat::Engine) -> Self {
         dispatch.qat.add_thread(qat.counters());
         Self { dispatch: Arc::clone(dispatch), pages, qat, current: None, ready: false, waiting: 0 }
@@ -118,11 +117,11 @@ impl QatThread {
                 self.pages.slot().begin();
             }
         }
-        // What follows gives memory back.
+        // Ending frees memory.
         drop(path);
     }
 
-    /// Says whether writes are welcome.
+    /// Publishes whether this thread accepts writes.
     fn report(&mut self) {
         let ready = self.qat.on_device();
         if ready != self.ready {
@@ -136,11 +135,12 @@ impl QatThread {
         }
     }
 
-    /// Gives the device pages while it has room, and gives their number.
+    /// Gives the device pages while it has room; returns their number.
     fn fill(&mut self) -> usize {
         let Self { dispatch, pages, qat, current, waiting, .. } = self;
         let mut taken = 0;
-        // Pages of one word need no room, and what is in flight is to be looked at.
+        // Same-filled pages need no room, so without a limit the loop might not look at the pages
+        // in flight.
         while taken < MOST_AT_ONCE {
             let Some(invitation) = current.or_else(|| dispatch.qat.invitations.pop()) else {
                 return taken;
@@ -149,7 +149,7 @@ impl QatThread {
             let Some(lease) = qat.take(PAGE) else { return taken };
             let station = dispatch.station(invitation.queue);
             let flight = &station.flights[usize::from(invitation.flight)];
-            // SAFETY: we were invited, and release the invitation below.
+            // SAFETY: this thread was invited, and releases the invitation below.
             let request = unsafe { flight.request() };
             let Some((number, _)) = flight.claim(&request) else {
                 qat.give_back(lease);
@@ -177,14 +177,14 @@ impl QatThread {
         taken
     }
 
-    /// Stores what the device has done, and gives the number of pages.
+    /// Stores the device's results; returns the number of pages.
     fn collect(&mut self) -> usize {
         let Self { dispatch, pages, qat, waiting, .. } = self;
         qat.poll(|tag, finished| {
             let (Invitation { queue, flight: at }, number) = untag(tag);
             let station = dispatch.station(queue);
             let flight = &station.flights[usize::from(at)];
-            // SAFETY: we have claimed this page, which is complete below.
+            // SAFETY: this thread has claimed the page, which is completed below.
             let request = unsafe { flight.request() };
             let index = request.page + u64::from(number);
             let plain = request.buffer.written(number as usize);
@@ -193,7 +193,7 @@ impl QatThread {
             } else if let Ok(finished) = finished {
                 pages.write_offloaded(index, plain, finished.bytes, finished.crc32)
             } else {
-                // Said only of what is to be decompressed.
+                // The engine says this only of input that is to be decompressed.
                 pages.write(index, plain)
             };
             if flight.complete(1, stored) {
@@ -203,8 +203,8 @@ impl QatThread {
         })
     }
 
-    /// Tells the queues what is finished: once for all that a look has brought, since each may cost
-    /// a system call.
+    /// Notifies the queues of finished flights: once for all results of a poll, because each
+    /// notification may be a system call.
     fn notify(&mut self) {
         while self.waiting != 0 {
             let queue = self.waiting.trailing_zeros();
@@ -213,8 +213,8 @@ impl QatThread {
         }
     }
 
-    /// Sleeps until there is work, or it is time to look after the instance; `false` when it is
-    /// time to stop.
+    /// Sleeps until there is work, or until the instance has to be checked; `false` if the thread
+    /// has to stop.
     fn rest(&mut self) -> bool {
         let Dispatch { qat, stop, .. } = &*self.dispatch;
         let look = (!self.ready).then(|| Instant::now() + PROBING);
@@ -237,8 +237,8 @@ fn untag(tag: u64) -> (Invitation, u32) {
     (Invitation { queue, flight }, u32::from_be_bytes(n))
 }
 
-/// Pages taken between two looks at the device.
+/// The most pages taken between two polls of the device.
 const MOST_AT_ONCE: usize = 256;
 
-/// How often a thread looks after an instance that is not well.
+/// How often a thread checks an instance that does not work.
 const PROBING: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! One transport thread's queue.
+//! The queue of one transport thread.
 #![expect(unsafe_code, reason = "works on its own flights")]
 
 use std::collections::VecDeque;
@@ -22,9 +22,9 @@ pub struct DeviceQueue {
     threads: Arc<Threads>,
     pages: PageIo,
     number: u16,
-    /// Flights that are not under way, the one used longest ago first.
+    /// Flights that are not under way, the least recently used first.
     idle: VecDeque<u16>,
-    /// Those that were taken out of the ring and not yet reported.
+    /// Finished flights that were taken from the ring and not yet reported.
     early: VecDeque<u16>,
     under_way: usize,
 }
@@ -41,25 +41,25 @@ impl DeviceQueue {
         }
     }
 
-    /// Reads whole pages from `page` on, on this thread alone.
+    /// Reads whole pages from `page`, on this thread alone.
     ///
     /// # Errors
     ///
-    /// As a request.
+    /// Those of a request.
     pub fn read_now(&mut self, page: u64, out: &mut [u8]) -> Result<(), Errno> {
-        // SAFETY: the bytes are ours until `now` returns, and then the request is over.
+        // SAFETY: the bytes are ours until `now` returns, and the request is complete by then.
         let buffer = unsafe { Buffer::new(out.as_mut_ptr(), out.len()) };
         self.now(Op::Read, page, buffer)
     }
 
-    /// Writes whole pages from `page` on, on this thread alone.
+    /// Writes whole pages from `page`, on this thread alone.
     ///
     /// # Errors
     ///
-    /// As a request.
+    /// Those of a request.
     pub fn write_now(&mut self, page: u64, bytes: &[u8]) -> Result<(), Errno> {
-        // SAFETY: nobody writes the bytes until `now` returns, the device neither since it is a
-        // write, and then the request is over.
+        // SAFETY: no thread writes the bytes until `now` returns (the device only reads them, since
+        // it is a write), and the request is complete by then.
         let buffer = unsafe { Buffer::new(bytes.as_ptr().cast_mut(), bytes.len()) };
         self.now(Op::Write, page, buffer)
     }
@@ -68,7 +68,7 @@ impl DeviceQueue {
         self.watched(|queue| queue.do_now(op, page, buffer))
     }
 
-    /// Does a request's work as its thread's, seen by a supervisor and without allocations.
+    /// Works on requests with heartbeats, and with the check for allocations.
     #[inline]
     fn watched<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let _path = IoPath::enter();
@@ -82,7 +82,7 @@ impl DeviceQueue {
         let pages = u32::try_from(buffer.len() / PAGE).unwrap_or(u32::MAX);
         let request = Request { op, page, pages, buffer };
         self.check(&request)?;
-        // Whoever calls this waits.
+        // The caller of `do_now` waits for the backing device.
         let done = self.pages.run(op, page, &buffer, 0, pages);
         done.unwrap_or_else(|| self.pages.wait(page, &buffer, 0, pages))
     }
@@ -109,10 +109,10 @@ impl DeviceQueue {
         }
     }
 
-    /// A flight to use, if there is one.
+    /// A free flight, if there is one.
     fn flight(&mut self) -> Option<u16> {
         let station = self.threads.dispatch.station(self.number);
-        // One whose last invitation lies in the ring still is left for later.
+        // A flight with an invitation still in the ring is not free yet.
         for _ in 0..self.idle.len().min(8) {
             let number = self.idle.pop_front()?;
             if station.flights[usize::from(number)].is_free() {
@@ -123,32 +123,32 @@ impl DeviceQueue {
         None
     }
 
-    /// Shares a request out; `None` if it is under way.
+    /// Splits a request; `None` if it is under way afterwards.
     fn split(&mut self, number: u16, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         add(&self.pages.counters().split_requests, 1);
         let dispatch = &self.threads.dispatch;
         let flight = &dispatch.station(self.number).flights[usize::from(number)];
         let most = u32::try_from(self.threads.records.workers).unwrap_or(u32::MAX);
         let helpers = most.min(request.pages / HELPER_PAGES).max(1);
-        // SAFETY: it was free and idle, and is ours.
+        // SAFETY: the flight was free and idle, and is ours.
         unsafe { flight.begin(tag, request, helpers) };
         let sent = dispatch.invite(Invitation { queue: self.number, flight: number }, helpers);
         flight.cancel(helpers - sent);
         let delegate = |first, count| dispatch.fetch(self.number, number, first, count);
-        // SAFETY: it is ours and under way.
+        // SAFETY: the flight is ours and under way.
         if unsafe { flight.work(&mut self.pages, delegate) } {
             self.idle.push_back(number);
-            // SAFETY: it is ours, and nothing else was begun in it.
+            // SAFETY: the flight is ours, and no other request was started in it.
             return Some(unsafe { flight.result() }.1);
         }
         self.under_way += 1;
-        // Whatever is left of it is being worked on just now: a page for each worker, or two.
+        // The rest is being worked on just now: a page or two for each worker.
         if !self.spin_for(number) {
             return None;
         }
         self.idle.push_back(number);
         self.under_way -= 1;
-        // SAFETY: it is ours, and nothing else was begun in it.
+        // SAFETY: the flight is ours, and no other request was started in it.
         Some(
             unsafe {
                 self.threads.dispatch.station(self.number).flights[usize::from(number)].result()
@@ -157,46 +157,45 @@ impl DeviceQueue {
         )
     }
 
-    /// Has a small read done by threads that may wait for the backing device; `None` if it is under
-    /// way.
+    /// Delegates a small read to the fetch threads; `None` if it is under way afterwards.
     fn read_later(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         let Request { page, pages, ref buffer, .. } = request;
-        // One that is taken is used: it would be gone for good.
+        // Take a flight only if it will be used: it leaves the idle list.
         let there = self.threads.dispatch.fetchers > 0;
         let Some(number) = there.then(|| self.flight()).flatten() else {
-            // So many that there is no place to note one more: the others are waited for anyway.
+            // All flights are in use, so other requests wait for the device anyway.
             return Some(self.pages.wait(page, buffer, 0, pages));
         };
         let dispatch = &self.threads.dispatch;
         let flight = &dispatch.station(self.number).flights[usize::from(number)];
         let fetchers = u32::try_from(dispatch.fetchers).unwrap_or(u32::MAX);
         let part = pages.div_ceil(fetchers).max(1);
-        // SAFETY: it was free and idle, and is ours.
+        // SAFETY: the flight was free and idle, and is ours.
         unsafe { flight.begin(tag, request, 1) };
         flight.claim_all(pages);
         let mut last = false;
         for first in (0..pages).step_by(part as usize) {
             let count = part.min(pages - first);
             let delegate = |first, count| dispatch.fetch(self.number, number, first, count);
-            // SAFETY: it is ours and under way, and these pages are done by nobody else.
+            // SAFETY: the flight is ours and under way, and no other thread does these pages.
             last |= unsafe { flight.delegate_or_wait(&mut self.pages, first, count, delegate) };
         }
         flight.release();
         if last {
             self.idle.push_back(number);
-            // SAFETY: it is ours, and nothing else was begun in it.
+            // SAFETY: the flight is ours, and no other request was started in it.
             return Some(unsafe { flight.result() }.1);
         }
         self.under_way += 1;
         None
     }
 
-    /// Gives a write to the threads with a QAT device; whether they have room for it.
+    /// Hands a write to the QAT threads; returns whether they have room for it.
     fn give_to_qat(&mut self, number: u16, tag: u64, request: Request) -> bool {
         let dispatch = &self.threads.dispatch;
         let flight = &dispatch.station(self.number).flights[usize::from(number)];
         let helpers = dispatch.qat.threads_for(request.pages);
-        // SAFETY: it was free and idle, and is ours.
+        // SAFETY: the flight was free and idle, and is ours.
         unsafe { flight.begin(tag, request, helpers) };
         let sent = dispatch.qat.invite(Invitation { queue: self.number, flight: number }, helpers);
         flight.cancel(helpers - sent);
@@ -208,7 +207,7 @@ impl DeviceQueue {
         true
     }
 
-    /// Waits a little for a flight to be finished; whether it is.
+    /// Spins briefly for a flight to finish; returns whether it has.
     fn spin_for(&mut self, number: u16) -> bool {
         let station = self.threads.dispatch.station(self.number);
         let start = Instant::now();
@@ -278,7 +277,7 @@ impl Queue for DeviceQueue {
         let mut number = 0;
         while let Some(done) = self.next_done() {
             let flight = &self.threads.dispatch.station(self.number).flights[usize::from(done)];
-            // SAFETY: it is ours, was under way, and nothing else was begun in it.
+            // SAFETY: the flight is ours, was under way, and no other request was started in it.
             let (tag, result) = unsafe { flight.result() };
             self.idle.push_back(done);
             self.under_way -= 1;
@@ -312,14 +311,14 @@ impl Queue for DeviceQueue {
     }
 
     fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
-        // Not watched: it may look at all entries of the table, and waits for nothing.
+        // Without a heartbeat: it may look at all entries of the table, but never waits.
         self.pages.extent(page, most)
     }
 }
 
 impl Drop for DeviceQueue {
     fn drop(&mut self) {
-        // The buffers are the transport's, which takes them back when we are gone.
+        // The buffers are the transport's, which frees them after this.
         while self.under_way > 0 {
             if self.arm() {
                 let _ = poll(&mut [PollFd::new(&self.fd(), PollFlags::IN)], None);
@@ -340,9 +339,9 @@ impl fmt::Debug for DeviceQueue {
     }
 }
 
-/// One more thread is worth waking for so many pages.
+/// Pages that justify waking one more worker.
 const HELPER_PAGES: u32 = 8;
 
-/// How long a thread whose own share is done waits for the others before it goes on: about what a
-/// sleep and a wake-up cost, and more than a page takes that nobody interrupts.
+/// How long a thread that has done its own share spins for the others: about the cost of a sleep
+/// and a wake-up, and longer than a page takes if the thread is not interrupted.
 const LONGEST_SPIN: Duration = Duration::from_micros(30);

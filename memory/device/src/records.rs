@@ -1,5 +1,4 @@
-//! What the threads of a device know of it, and what they note: settings, dictionaries, counters,
-//! damage.
+//! Data shared by a device's threads: settings, dictionaries, counters, damage.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,14 +10,14 @@ use crate::counters::Counters;
 use crate::dictionaries::Dictionaries;
 use crate::pages::Damage;
 
-/// Threads that wait for a backing device, where there is one: so many of its reads are under way,
-/// since a disk does several at a time faster than one after the other.
+/// The number of fetch threads of a device with a backing device, and so of reads in flight: a disk
+/// does several at a time faster than one after another.
 pub const FETCHERS: usize = 4;
 
-/// Threads with an instance of a QAT device at most; each takes one of the store's workers.
+/// The most QAT threads; each takes one of the store's workers.
 pub(crate) const MAX_QAT_THREADS: usize = 32;
 
-/// Shared by all threads of a device; none of it is ever waited for.
+/// Shared by all threads of a device, without waiting.
 pub(crate) struct Records {
     pub(crate) pages: u64,
     pub(crate) settings: Settings,
@@ -26,21 +25,21 @@ pub(crate) struct Records {
     /// Threads that large requests are split over.
     pub(crate) workers: usize,
     counters: Box<[Counters]>,
-    /// What each of these threads does, for a supervisor to see.
+    /// The threads' heartbeats, for a supervisor.
     pulse: Arc<Pulse>,
     damage: OnceLock<Damage>,
 }
 
-/// Whose counters they are.
+/// A thread with counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Thread {
-    /// The worker of this number.
+    /// The worker with this number.
     Worker(usize),
-    /// The transport's thread with the queue of this number.
+    /// The transport's thread that has the queue with this number.
     Queue(usize),
-    /// The thread of this number that waits for the backing device.
+    /// The fetch thread with this number.
     Fetcher(usize),
-    /// The thread of this number with an instance of a QAT device.
+    /// The QAT thread with this number.
     Qat(usize),
 }
 
@@ -65,7 +64,7 @@ impl Records {
         }
     }
 
-    /// Where counters and sign of life of a thread are.
+    /// The place of a thread's counters and heartbeat.
     pub(crate) fn place(&self, of: Thread) -> usize {
         match of {
             Thread::Worker(number) => number,
@@ -81,18 +80,18 @@ impl Records {
         &self.counters[place]
     }
 
-    /// The sign of life at this place.
+    /// The heartbeat at this place.
     #[inline]
     pub(crate) fn slot(&self, place: usize) -> &Slot {
         self.pulse.slot(place)
     }
 
-    /// Of all threads.
+    /// The counters of all threads.
     pub(crate) fn all_counters(&self) -> &[Counters] {
         &self.counters
     }
 
-    /// Notes the first damage that is found: it is for a person to read, the others are counted.
+    /// Records the first damage, for a person to read; further damage is only counted.
     pub(crate) fn note_damage(&self, damage: Damage) {
         let _ = self.damage.set(damage);
     }

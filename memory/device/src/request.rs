@@ -1,4 +1,4 @@
-//! What a transport sees: requests, the two traits, and the three ways to fail.
+//! The interface of transports: requests, two traits, three errors.
 #![expect(
     unsafe_code,
     reason = "a buffer is the transport's, used by other threads until completion"
@@ -11,57 +11,57 @@ use std::os::fd::BorrowedFd;
 /// Bytes of a block.
 pub const PAGE: usize = 4096;
 
-/// What is to be done with some pages.
+/// A request's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Their contents into the buffer.
+    /// Copy the pages to the buffer.
     Read,
-    /// The buffer's contents into them.
+    /// Copy the buffer to the pages.
     Write,
-    /// They are forgotten, and read as zeros.
+    /// Free the pages; they read as zeros.
     Discard,
-    /// They read as zeros.
+    /// Zero the pages.
     WriteZeroes {
-        /// They count as stored: [`Queue::extent`] shows zeros and no hole. Costs no memory.
+        /// Whether the pages count as stored: [`Queue::extent`] shows zeros and no hole. Takes no
+        /// memory.
         keep: bool,
     },
-    /// Nothing: what is completed is stored. Whatever pages it names are not looked at.
+    /// Does nothing, because completed writes are stored. Its page range is ignored.
     Flush,
 }
 
-/// Memory of the transport: what a read fills and a write takes.
+/// The transport's memory: a read's destination, a write's source.
 #[derive(Clone, Copy)]
 pub struct Buffer {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: a buffer is only an address; who makes one promises what `Buffer::new` asks, for all
-// threads.
+// SAFETY: a buffer is only an address; its maker promises what `Buffer::new` asks, for all threads.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// For requests that have none.
+    /// For requests without a buffer.
     pub const NONE: Self = Self { start: std::ptr::null_mut(), len: 0 };
 
-    /// The `len` initialised bytes at `start`, in no particular alignment.
+    /// The `len` initialised bytes at `start`, with any alignment.
     ///
     /// # Safety
     ///
-    /// From [`Queue::submit`] of a request with this buffer until that request is over, the bytes
-    /// are valid, and they are the device's: nobody else writes them, and for [`Op::Read`] nobody
-    /// else reads them. A request is over when `submit` gives `Some`, when [`Queue::reap`] reports
-    /// its tag, or when the queue has been dropped (which waits for it).
+    /// From [`Queue::submit`] of a request with this buffer until the request is complete, the
+    /// bytes are valid and belong to the device: no one else writes them, and for [`Op::Read`] no
+    /// one else reads them. A request is complete when `submit` returns `Some`, when
+    /// [`Queue::reap`] reports its tag, or when the queue has been dropped (which waits for it).
     pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         Self { start, len }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -70,25 +70,25 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the buffer does not have them.
+    /// If the buffer is too short.
     #[inline]
     pub(crate) fn written(&self, number: usize) -> &[u8; PAGE] {
         let start = self.page(number);
         // SAFETY: the page is within the buffer, and by the promise of `new` valid, initialised and
-        // written by nobody while the request is under way, which is while we are called.
+        // not written while the request is under way, which it is during this call.
         unsafe { &*start }
     }
 
-    /// The bytes of page `number` of a read's buffer. Only for the thread that has taken this page
-    /// of the request.
+    /// The bytes of page `number` of a read's buffer. Only for the thread that has claimed this
+    /// page of the request.
     ///
     /// # Safety
     ///
-    /// No other reference to this page of the buffer is there.
+    /// No other reference to this page of the buffer exists.
     ///
     /// # Panics
     ///
-    /// If the buffer does not have them.
+    /// If the buffer is too short.
     #[inline]
     #[expect(
         clippy::mut_from_ref,
@@ -97,7 +97,7 @@ impl Buffer {
     pub(crate) unsafe fn read(&self, number: usize) -> &mut [u8; PAGE] {
         let start = self.page(number);
         // SAFETY: the page is within the buffer, and by the promise of `new` valid, initialised and
-        // the device's; by the caller's promise nobody else in the device has it.
+        // the device's; by the caller's promise no other thread of the device uses it.
         unsafe { &mut *start }
     }
 
@@ -118,13 +118,13 @@ impl fmt::Debug for Buffer {
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// The first page.
     pub page: u64,
-    /// How many; 0 is done at once.
+    /// The number of pages; a request of 0 completes at once.
     pub pages: u32,
-    /// For [`Op::Read`] and [`Op::Write`]: exactly as many pages. Not looked at for the others.
+    /// For [`Op::Read`] and [`Op::Write`]: exactly that many pages. Ignored for the others.
     pub buffer: Buffer,
 }
 
@@ -135,17 +135,17 @@ pub enum Errno {
     /// EIO: a page cannot be read.
     #[error("a page cannot be read")]
     Io = 5,
-    /// EINVAL: beyond the end, or a buffer of another length. The transport's fault or its
-    /// client's.
+    /// EINVAL: beyond the end, or a buffer of another length: an error of the transport or of its
+    /// client.
     #[error("the request is not valid")]
     Invalid = 22,
-    /// ENOSPC: no memory for what was to be written.
+    /// ENOSPC: no memory for a written page.
     #[error("no memory left for the page")]
     NoSpace = 28,
 }
 
 impl Errno {
-    /// The kernel's number, positive.
+    /// The kernel's errno, positive.
     pub fn raw(self) -> i32 {
         self as i32
     }
@@ -160,82 +160,80 @@ impl Errno {
     }
 }
 
-/// What is stored for a run of pages.
+/// The stored form of a run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Pages in the run, at least 1.
     pub pages: u64,
-    /// Nothing is stored for them.
+    /// Nothing is stored.
     pub hole: bool,
     /// They read as zeros.
     pub zero: bool,
 }
 
-/// A block device, as a transport sees it.
+/// The interface of a block device to a transport.
 pub trait Backend: Send + Sync + 'static {
-    /// One thread's way in.
+    /// The queue of one thread.
     type Queue: Queue;
 
-    /// Blocks that there are.
+    /// The number of blocks.
     fn pages(&self) -> u64;
 
-    /// Opens a queue for one thread. Allocates all that it will need.
+    /// Opens a queue for one thread, and allocates all that it will need.
     ///
     /// # Errors
     ///
-    /// No room for another queue, and the kernel's.
+    /// No room for another queue; the kernel's.
     fn open(&self) -> io::Result<Self::Queue>;
 }
 
-/// One transport thread's requests. Owned by that thread; nothing here allocates or blocks, except
-/// as said.
+/// The requests of one transport thread, which owns the queue. Methods neither allocate nor block,
+/// unless their documentation says so.
 pub trait Queue: Send + 'static {
-    /// Begins a request. `Some` when it is over already, and then `tag` is not reported again;
-    /// else [`reap`](Self::reap) reports it. `tag` is the caller's, and means nothing here.
+    /// Starts a request. Returns `Some` if it is complete already; then `tag` is not reported
+    /// again. Otherwise [`reap`](Self::reap) reports `tag`, which the caller chooses.
     ///
-    /// Dropping the queue waits for all that is under way.
+    /// Dropping the queue waits for all requests in flight.
     fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>>;
 
-    /// Does a read at once, if nothing of it has to be waited for; `None` if it has, or if that
-    /// cannot be known: then nothing has happened, the buffer is the caller's, and the request can
-    /// be [submitted](Self::submit).
+    /// Does a read at once if it needs no wait. `None` if it does, or may: then nothing has
+    /// happened, the buffer is the caller's, and the request can be [submitted](Self::submit).
     fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
         let _ = request;
         None
     }
 
-    /// Reports what is over since the last time, and gives their number.
+    /// Reports the requests completed since the last call, and returns their number.
     fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize;
 
-    /// Requests that are under way.
+    /// The number of requests in flight.
     fn in_flight(&self) -> usize;
 
-    /// To be called before the thread sleeps on [`fd`](Self::fd): `false` if there is something to
-    /// reap already, and then nothing will wake it. Needed again before the next sleep.
+    /// Has to be called before each sleep of the thread on [`fd`](Self::fd). Returns `false` if
+    /// there is something to reap already; then nothing will wake the thread.
     fn arm(&mut self) -> bool;
 
-    /// Whether a write, however small, is better not waited for before the next one is begun:
-    /// somebody has many under way who takes long over each. It may change at any time.
+    /// Whether the caller should start further writes before waiting for one, however small: the
+    /// device has many in flight, each with a long latency. May change at any time.
     fn defers_writes(&self) -> bool {
         false
     }
 
-    /// An eventfd that becomes readable when there is something to reap and the queue was
-    /// [armed](Self::arm). It is for waiting on; nobody needs to read it, and it may be readable
-    /// once for nothing.
+    /// An eventfd that becomes readable when there is something to reap and the queue is
+    /// [armed](Self::arm). Only for waiting: the caller need not read it. Spurious wake-ups are
+    /// possible.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Writes `bytes` into page `page`, beginning at its byte `at`, and leaves the rest as it is. A
-    /// write of the same page by anybody else comes before or after, not in between. Waits for
-    /// another patch of the same page.
+    /// Writes `bytes` into page `page` at offset `at`, without changing the rest. Other writes of
+    /// the page come entirely before or after. Waits for a concurrent patch of the same page.
     ///
     /// # Errors
     ///
     /// As for a request; also [`Errno::Io`] when the page cannot be read.
     fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno>;
 
-    /// What is stored from `page` on, for at most `most` pages: the length of the first run of one
-    /// kind.
+    /// The length and kind of the first run of pages of one kind, in at most `most` pages from
+    /// `page`.
     ///
     /// # Errors
     ///

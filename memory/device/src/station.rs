@@ -1,4 +1,4 @@
-//! What a queue shares with the workers: flights, and how it hears that one is finished.
+//! A station: a queue's flights, and how the queue is told that one has finished.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,17 +8,18 @@ use ring::Ring;
 use crate::flight::Flight;
 use crate::sync::{fence_seq_cst, spin, step, AtomicBool, AtomicU32, Ordering, Site, Wake};
 
-/// What a queue shares with the workers.
+/// Shared by a queue and the workers.
 pub(crate) struct Station {
     pub(crate) flights: Box<[Flight]>,
-    /// Numbers of flights that workers have finished. Has room for all.
+    /// Numbers of finished flights. Has room for all.
     done: Ring<u16>,
-    /// Whether the queue's thread sleeps, or is about to. Who takes it back sets `wake`.
+    /// Whether the queue's thread sleeps or is about to. The thread that clears it sets `wake`.
     armed: AtomicBool,
     wake: Wake,
-    /// The queue has armed itself, and not looked since who took that back. Its own.
+    /// Whether the queue, since it armed itself, has seen that a worker cleared `armed`. Used by
+    /// the queue only.
     looked: AtomicBool,
-    /// Times that `wake` was set, or is about to be, and was not cleared. The queue's own.
+    /// How often `wake` was set, or is about to be, since it was cleared. Used by the queue only.
     set: AtomicU32,
 }
 
@@ -34,25 +35,26 @@ impl Station {
         })
     }
 
-    /// Tells the queue that a flight is finished. For workers.
+    /// Tells the queue that a flight has finished. For workers.
     pub(crate) fn finish(&self, flight: u16) {
         self.put(flight);
         self.notify();
     }
 
-    /// A flight is finished; the queue is to be [notified](Self::notify) of it.
+    /// Adds a finished flight; the caller has to [`notify`](Self::notify) the queue.
     pub(crate) fn put(&self, flight: u16) {
         let mut flight = flight;
         while let Err(back) = self.done.push(flight) {
-            // The cell that it needs is being emptied just now.
+            // Another thread is just emptying the cell.
             flight = back;
             spin();
         }
     }
 
-    /// Wakes the queue's thread for what was [`put`](Self::put), if it sleeps.
+    /// Wakes the queue's thread after a [`put`](Self::put), if it sleeps.
     pub(crate) fn notify(&self) {
-        // Pairs with the fence in `arm`: either we see that it is armed, or it sees the flight.
+        // Pairs with the fence in `arm`: either we see that the queue is armed, or it sees the
+        // flight.
         fence_seq_cst(Site::FinishFence);
         if self.armed.load(Ordering::Relaxed)
             && self.armed.swap(false, Ordering::Relaxed)
@@ -62,18 +64,19 @@ impl Station {
         }
     }
 
-    /// A flight that is finished. For the queue.
+    /// Takes a finished flight. For the queue.
     #[inline]
     pub(crate) fn done(&self) -> Option<u16> {
         self.done.pop()
     }
 
-    /// For the queue, before it sleeps: `false` if a flight is finished, which is in `early` then.
+    /// For the queue, before it sleeps: `false` if a flight has finished, which is in `early` then.
     pub(crate) fn arm(&self, early: &mut VecDeque<u16>) -> bool {
         self.disarm();
         let set = self.set.load(Ordering::Relaxed);
         if set > 0 {
-            // What it says is looked at below. A thread that is yet to set it wakes us for nothing.
+            // The code below looks at the flights that it announces. A thread that has yet to set
+            // it causes a spurious wake-up.
             self.set.store(set - self.wake.clear(), Ordering::Relaxed);
         }
         self.looked.store(false, Ordering::Relaxed);
@@ -89,10 +92,10 @@ impl Station {
         early.is_empty()
     }
 
-    /// The queue sleeps no more.
+    /// Disarms the queue, which sleeps no more.
     pub(crate) fn disarm(&self) {
-        // An exchange, which cannot miss that a worker has taken it back: exactly that worker sets
-        // `wake`, so that a queue which nobody wakes needs no system call to clear it.
+        // An exchange sees whether a worker has cleared it, and exactly that worker sets `wake`. So
+        // a queue that was not woken needs no system call to clear `wake`.
         let taken = !self.armed.swap(false, Ordering::Relaxed);
         if taken && !self.looked.load(Ordering::Relaxed) {
             let set = self.set.load(Ordering::Relaxed);
@@ -101,7 +104,7 @@ impl Station {
         self.looked.store(true, Ordering::Relaxed);
     }
 
-    /// What to sleep on.
+    /// The event to sleep on.
     pub(crate) fn wake(&self) -> &Wake {
         &self.wake
     }

@@ -1,28 +1,27 @@
-//! The only file that names the atomics of flights and stations, so that loom's can stand in for
-//! them.
+//! The only file that names the atomics of flights and stations, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed` and every fence of the protocols in `flight.rs` and
-//! `station.rs` is written through a [`Site`]. In a normal build the site vanishes. Under `--cfg
-//! loom` the environment variable `WEAKEN_DEVICE=<site>` takes that one ordering or fence away,
-//! `WEAKEN_DEVICE=<site>AcqRel` leaves an acquire and release fence of it, and a model must then
-//! fail. (`WEAKEN` is the ring's, which the models use.)
+//! `station.rs` has a [`Site`], which costs nothing in a normal build. Under `--cfg loom` the
+//! environment variable `WEAKEN_DEVICE=<site>` removes that one ordering or fence, and
+//! `WEAKEN_DEVICE=<site>AcqRel` weakens a SeqCst fence to AcqRel; a model must then fail. (`WEAKEN`
+//! is the ring's, which the models use.)
 
-/// A place where the proof rests on an ordering, a fence or a step of the protocol.
+/// A place where the proof depends on an ordering, a fence or a step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
     /// `Flight::is_free`: all invited threads have released it.
     FreeAcquire,
-    /// `Flight::release`: we look at the request no more.
+    /// `Flight::release`: this thread no longer accesses the request.
     InvitationRelease,
-    /// `Flight::complete`: what the other threads did is done.
+    /// `Flight::complete`: the other threads' work is visible.
     LeftAcquire,
-    /// `Flight::complete`: what we did is done.
+    /// `Flight::complete`: this thread's work is visible.
     LeftRelease,
-    /// `Station::notify`: between the flight in the ring and looking whether the queue sleeps.
+    /// `Station::notify`: between the push of the flight and the look whether the queue sleeps.
     FinishFence,
-    /// `Station::arm`: between saying that the queue sleeps and looking into the ring.
+    /// `Station::arm`: between arming and the look into the ring.
     ArmFence,
-    /// `Station::notify`: a queue that sleeps is woken.
+    /// `Station::notify`: wakes a sleeping queue.
     Wakes,
 }
 
@@ -67,7 +66,7 @@ mod real {
         std::hint::spin_loop();
     }
 
-    /// `std`'s cell with loom's closures.
+    /// `std`'s cell with loom's interface.
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -87,7 +86,7 @@ mod real {
         }
     }
 
-    /// What a queue's thread sleeps on: an eventfd.
+    /// The event that a queue's thread sleeps on: an eventfd.
     #[derive(Debug)]
     pub(crate) struct Wake(OwnedFd);
 
@@ -98,11 +97,11 @@ mod real {
 
         /// Makes it readable.
         pub(crate) fn set(&self) {
-            // Full only if nobody has looked 2^64 times: then it is readable.
+            // Fails only if the counter is full, and then it is readable.
             let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
         }
 
-        /// Makes it not readable, and gives how often it was set.
+        /// Makes it unreadable; returns how often it was set.
         pub(crate) fn clear(&self) -> u32 {
             let mut count = [0; 8];
             match rustix::io::read(&self.0, &mut count) {
@@ -138,7 +137,7 @@ mod model {
         Site::Wakes,
     ];
 
-    /// What `WEAKEN_DEVICE` names: a site, and whether an acquire and release fence is left of it.
+    /// The value of `WEAKEN_DEVICE`: a site, and whether an AcqRel fence remains.
     fn weakened() -> Option<(Site, bool)> {
         static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
         *WEAKEN.get_or_init(|| {
@@ -180,8 +179,8 @@ mod model {
         loom::thread::yield_now();
     }
 
-    /// An eventfd without a kernel. It orders nothing that a poll of a real one would not order:
-    /// sleeping and waking.
+    /// An eventfd without a kernel. It orders only what a poll of a real one orders: sleep and
+    /// wake-up.
     #[derive(Debug)]
     pub(crate) struct Wake {
         set: Mutex<u32>,
@@ -206,7 +205,7 @@ mod model {
             *self.set.lock().expect("no model panics here") > 0
         }
 
-        /// What `poll` does: sleeps until it is readable.
+        /// As `poll`: sleeps until it is readable.
         pub(crate) fn sleep(&self) {
             let mut set = self.set.lock().expect("no model panics here");
             while *set == 0 {

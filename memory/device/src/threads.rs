@@ -1,4 +1,4 @@
-//! The device's own threads: workers, which do pages of requests that are split, and those that
+//! The device's own threads: workers, which do pages of split requests, and fetch threads, which
 //! wait for the backing device.
 #![expect(unsafe_code, reason = "workers follow invitations to flights")]
 
@@ -11,10 +11,10 @@ use crate::guard::IoPath;
 use crate::page_io::{Fetcher, PageIo};
 use crate::records::Records;
 
-/// The name of the threads that wait for the backing device, before a dash and their number.
+/// The name of the fetch threads, before a dash and their number.
 pub const FETCH_THREAD: &str = "fetch";
 
-/// What a device and its queues share. The threads end when all of these are gone.
+/// Shared by a device and its queues. The threads end when the last reference is dropped.
 pub(crate) struct Threads {
     pub(crate) records: Arc<Records>,
     pub(crate) dispatch: Arc<Dispatch>,
@@ -50,13 +50,13 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.dispatch.stop();
         for thread in std::mem::take(&mut *self.handles()) {
-            // One that panicked has shown its panic.
+            // A thread that panicked has shown its panic.
             let _ = thread.join();
         }
     }
 }
 
-/// A worker: follows invitations until it is told to stop.
+/// A worker: follows invitations until it has to stop.
 fn work(dispatch: &Dispatch, pages: &mut PageIo) {
     let _path = IoPath::enter();
     while let Next::Work(Invitation { queue, flight: number }) =
@@ -65,7 +65,7 @@ fn work(dispatch: &Dispatch, pages: &mut PageIo) {
         pages.slot().begin();
         let station = dispatch.station(queue);
         let flight = &station.flights[usize::from(number)];
-        // SAFETY: we were invited, and release the invitation below.
+        // SAFETY: this thread was invited, and releases the invitation below.
         let last = unsafe {
             flight.work(pages, |first, count| dispatch.fetch(queue, number, first, count))
         };
@@ -77,7 +77,7 @@ fn work(dispatch: &Dispatch, pages: &mut PageIo) {
     }
 }
 
-/// A thread that may wait: reads what others have met on the backing device until it is told to
+/// A fetch thread: reads pages that other threads found on the backing device, until it has to
 /// stop.
 fn fetch(dispatch: &Dispatch, fetcher: &mut Fetcher) {
     let _path = IoPath::enter();
@@ -86,7 +86,7 @@ fn fetch(dispatch: &Dispatch, fetcher: &mut Fetcher) {
     {
         let station = dispatch.station(queue);
         let flight = &station.flights[usize::from(number)];
-        // SAFETY: we were invited for these pages, and release the invitation below.
+        // SAFETY: this thread was invited for these pages, and releases the invitation below.
         let last = unsafe { flight.fetch(fetcher, first, count) };
         flight.release();
         if last {

@@ -157,7 +157,7 @@ fn a_thread_that_meets_a_page_on_the_device_goes_on_with_others() {
     assert!(one == patched);
     assert_eq!(store.stats().bd_count, was_out - 1);
     assert!(queue.extent(0, 40).is_ok_and(|extent| extent.pages == 40 && !extent.hole));
-    // What is in memory is read at once, and nothing else is.
+    // Only pages in memory are read at once.
     assert_eq!(queue.read_at_once(request(Op::Read, 5, &mut one)), Some(Ok(())));
     assert!(one == patched);
     assert_eq!(queue.read_at_once(request(Op::Read, 4, &mut small)), None);

@@ -15,7 +15,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 use shelf::gate::{behind_the_gate, is_gate_open, page, put_out, set_gate};
 use store::{Options, Store};
 
-/// What hangs, hangs for longer.
+/// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(120);
 const PAGES: u64 = 200;
 /// These are on the device.

@@ -10,7 +10,7 @@ static ALLOCATOR: Allocator = Allocator;
 
 const CHILD: &str = "PLATEN_GUARD_TEST";
 
-/// What the child does: allocates before, after, elsewhere or on the I/O path, or panics there.
+/// The child: allocates before, after, on another thread or on the I/O path, or panics there.
 fn child(what: &str) {
     let before = vec![1_u8; 100];
     let path = IoPath::enter();

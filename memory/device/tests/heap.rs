@@ -1,5 +1,5 @@
-//! What a thread of a device takes from the heap: as much as `thread_heap` says, and not much less.
-//! A file of its own, since the C library counts for the whole process.
+//! The heap memory of a device's thread: as much as `thread_heap` says, and not much less. In a
+//! file of its own, because the C library counts for the whole process.
 #![expect(unsafe_code, reason = "asks the C library")]
 
 use codec::{Codec, Settings};

@@ -1,5 +1,5 @@
-//! What a supervisor sees of a device's threads: one that waits for a backing device is not taken
-//! for one that hangs.
+//! A supervisor's view of a device's threads: a thread that waits for a backing device does not
+//! count as hung.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
@@ -13,7 +13,7 @@ use pulse::{Pulse, State};
 use shelf::gate::{behind_the_gate, page, put_out, set_gate};
 use store::{Options, Store};
 
-/// What hangs, hangs for longer.
+/// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(120);
 const PAGES: u64 = 8;
 

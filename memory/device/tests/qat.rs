@@ -517,7 +517,7 @@ fn a_page_that_changes_while_the_device_has_it_is_one_or_the_other_as_a_whole() 
         };
         assert!(out == first || out == other, "page {number}");
     }
-    // What comes after them is what is there.
+    // Later writes win.
     let mut submit = |client: &mut Client, number: usize| {
         let bytes = &mut versions[2][number * PAGE..][..PAGE];
         // SAFETY: as above.

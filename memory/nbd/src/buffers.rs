@@ -1,18 +1,18 @@
-//! Ranges of bytes as pages, and what a connection has read and is to send.
+//! Byte ranges split into pages, and a connection's input and output buffers.
 
 use device::{Errno, Queue, PAGE};
 
-/// Page and byte in it.
+/// A byte offset as page and offset in the page.
 pub(crate) fn split(offset: u64) -> (u64, usize) {
     let at = usize::try_from(offset % PAGE as u64).expect("below a page");
     (offset / PAGE as u64, at)
 }
 
-/// A range of bytes to be written: a part of a page, whole pages, a part of a page.
+/// A byte range to be written: a partial page, whole pages, a partial page.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub(crate) offset: u64,
-    /// The whole pages, as bytes of the range.
+    /// The whole pages, as a range of the bytes.
     pub(crate) body: std::ops::Range<usize>,
     pub(crate) page: u64,
     pub(crate) pages: usize,
@@ -28,7 +28,7 @@ impl Parts {
         Self { offset, body: head..head + pages * PAGE, page, pages, len }
     }
 
-    /// Writes the parts that are no whole pages.
+    /// Writes the partial pages.
     pub(crate) fn patch<Q: Queue>(&self, queue: &mut Q, bytes: &[u8]) -> Result<(), Errno> {
         let mut result = Ok(());
         let (head, tail) = (..self.body.start, self.body.end..self.len);
@@ -44,7 +44,7 @@ impl Parts {
     }
 }
 
-/// What has come and is not yet done.
+/// Received bytes that are not yet parsed.
 pub(crate) struct Input {
     pub(crate) bytes: Box<[u8]>,
     pub(crate) start: usize,
@@ -68,7 +68,8 @@ impl Input {
         }
     }
 
-    /// Room for more, never none: the longest thing that is needed as a whole is half of it.
+    /// Free space, never empty: the longest message that is needed in one piece takes half of the
+    /// buffer.
     pub(crate) fn back(&mut self) -> &mut [u8] {
         if self.start > 0 && self.bytes.len() - self.end < self.bytes.len() / 2 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -78,7 +79,7 @@ impl Input {
     }
 }
 
-/// What is to be sent.
+/// Bytes to be sent.
 pub(crate) struct Output {
     pub(crate) bytes: Box<[u8]>,
     pub(crate) len: usize,
@@ -93,7 +94,7 @@ impl Output {
         self.extend(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// The next `len` bytes, to be filled.
+    /// Appends `len` bytes, to be filled by the caller.
     pub(crate) fn extend(&mut self, len: usize) -> &mut [u8] {
         let start = self.len;
         self.len += len;

@@ -1,29 +1,28 @@
 //! One connection after its handshake: requests in, replies out, on one thread.
 //!
 //! ```text
-//!  socket ─► input (128 KiB) ─┬─ up to 32 KiB: done straight from input, or into output ─► output ─► socket
-//!                             │    a read of what is not in memory ─╮ a write that the device defers
-//!                             └─ longer: in slices of 256 KiB, 8 at most on the way
-//!                                  write: slice filled, submitted, answered with the last one
-//!                                  read: noted, and submitted when a slice is free; sent when it is over
+//!  socket ─► input (128 KiB) ─┬─ up to 32 KiB: done directly from input, or into output ─► socket
+//!                             │    a read that needs a wait ─╮  a write that the device defers ─╮
+//!                             └─ longer, or one of these two: in slices of 256 KiB, at most 8 in flight
+//!                                  write: slice filled, submitted; reply after the last slice
+//!                                  read: queued, submitted when a slice is free; sent when complete
 //! ```
 //!
-//! Nothing that is read holds up what is written: a read that waits for the backing device is a
-//! note of a few bytes until it gets one of the six slices that reads may have, and the thread goes
-//! on with what comes after it. On a disk that is swapped to, memory is got back by writing. (What
-//! does wait is a write of a *part* of a page that is there; the kernel writes whole pages.)
+//! Reads do not hold up writes: a read that waits for the backing device is a queue entry of a few
+//! bytes until it gets one of the six slices for reads, and meanwhile the thread handles the
+//! requests behind it. On a disk that is swapped to, writes free memory. (A write of a *part* of an
+//! existing page does wait; the kernel writes whole pages.)
 //!
-//! Replies collect in `output` until there is nothing more to parse, so that a client with many
-//! small requests on the way costs two system calls for many of them. Memory is bounded by these
-//! buffers whatever a client does: one that does not read is not read from either.
+//! Replies collect in `output` until there is nothing more to parse, so that many small requests of
+//! a client need two system calls together. These buffers bound the memory of a connection: a
+//! client that does not read its replies is not read from either.
 //!
-//! A client that is gone is not served: reads that wait for the backing device then are nobody's,
-//! but fill buffers of ours when they are over. After a while they are left to the server with
-//! these, and the connection ends.
+//! If the client is gone, its reads that still wait for the backing device will complete into our
+//! buffers. After a while the server takes them over with their buffers, and the connection ends.
 //!
-//! The kernel's own client knows simple replies only. There, the slices of one read follow each
-//! other without anything between, so that the first one is sent when those that fit at a time are
-//! all over, 1.5 MiB; a failure after that ends the connection.
+//! The kernel's client supports only simple replies. With these, a read's data must be contiguous,
+//! so a reply starts only when as many of the read's slices as fit at a time (1.5 MiB) are
+//! complete; an error after that ends the connection.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -44,64 +43,62 @@ use crate::wire::{
     Parsed, Request, Session, CHUNK, DATA_CHUNK, REQUEST, STATE_HOLE, STATE_ZERO,
 };
 
-/// Why a connection ended that should not have.
+/// Why a connection ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// What came is not the protocol.
+    /// The client's bytes violate the protocol.
     #[error(transparent)]
     Broken(#[from] Broken),
-    /// The client went away in the middle of a request.
+    /// The client disconnected in the middle of a request.
     #[error("connection cut in the middle of a request")]
     Cut,
-    /// A page of a long read is damaged, and simple replies cannot say so in the middle.
+    /// A page of a long read is damaged, and a simple reply that has begun cannot report an error.
     #[error("read at byte {offset} failed after its reply had begun")]
     Late {
-        /// Where.
+        /// The byte of the export.
         offset: u64,
     },
-    /// The socket's or the queue's.
+    /// An error of the socket or of the queue.
     #[error("socket failed")]
     Io(#[from] io::Error),
 }
 
-/// Bytes of one slice of a large request.
+/// Bytes of a slice of a large request.
 const SLICE: usize = 256 << 10;
-/// Slices on the way at a time.
+/// Slices in flight at a time.
 const SLICES: usize = 8;
-/// Those that reads may have: what is written needs no more than workers to be over, and must
-/// always get one.
+/// Slices for reads. The others are for writes, which need only workers to complete and must never
+/// wait for reads.
 const READS: usize = SLICES - 2;
-/// Reads that may wait for a slice. The kernel's client has 128 requests on the way on a
-/// connection.
+/// Reads that may wait for a slice. The kernel's client has 128 requests in flight on a connection.
 const WAITING: usize = 512;
-/// Requests that are there at a time: with slices on the way, and one of each kind between two
-/// slices.
+/// Large requests at a time: those with slices in flight, and one of each kind between two slices.
 const LARGES: usize = SLICES + 2;
-/// Requests up to here go without a slice.
+/// Requests up to this length need no slice.
 const SMALL: usize = 32 << 10;
 const INPUT: usize = 128 << 10;
 const OUTPUT: usize = 256 << 10;
-/// Room in `output` kept for the headers of replies to large requests on the way, and to reads that
-/// wait, all of which may fail at once.
+/// Space in `output` reserved for reply headers of large requests in flight and of waiting reads,
+/// all of which may fail at once.
 const RESERVE: usize = (2 * SLICES + WAITING) * DATA_CHUNK;
 /// Extents in one reply of block status.
 const EXTENTS: usize = 512;
-/// Pages looked at for one reply of block status.
+/// Pages examined for one reply of block status.
 const LOOKED_AT: u64 = 1 << 18;
-/// The tag of a request that is waited for on the spot.
+/// The tag of a request that the thread waits for.
 const NOW: u64 = u64::MAX;
 
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
-/// A request that goes in slices.
+/// A request done in slices.
 #[derive(Clone, Copy, Debug)]
 struct Large {
     cookie: u64,
     write: bool,
-    /// Slices on the way.
+    /// Slices in flight.
     slices: usize,
-    /// The last one is on the way, or done.
+    /// The last slice is in flight or done.
     complete: bool,
     error: Option<Error>,
 }
@@ -112,56 +109,56 @@ struct Waiting {
     cookie: u64,
     offset: u64,
     left: usize,
-    /// Where it is noted, if some of it has been submitted.
+    /// Its place in `larges`, once a slice of it was submitted.
     large: Option<usize>,
 }
 
-/// What a slice is used for.
+/// The use of a slice.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     large: usize,
-    /// Byte of the export.
+    /// The byte of the export.
     offset: u64,
-    /// Bytes of it that matter, from `start` on.
+    /// The bytes in use, from `start`.
     start: usize,
     len: usize,
     first: bool,
     last: bool,
-    /// What became of it, once it is over.
+    /// The result, when the slice is complete.
     over: Option<Result<(), Error>>,
 }
 
-/// A request that is being taken in slice by slice.
+/// A request whose bytes are being received.
 #[derive(Clone, Copy, Debug)]
 enum Current {
     Write { large: usize, offset: u64, left: usize, slice: Option<(usize, usize)> },
     Skip { left: usize },
 }
 
-/// What the parser needs to go on.
+/// The parser's next requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     /// More bytes.
     Input,
-    /// A slice, or room for replies.
+    /// A free slice, or space for replies.
     Room,
-    /// Nothing: the client is done.
+    /// Nothing: the client has disconnected.
     End,
 }
 
-/// Memory that a connection takes beside its queue, in bytes.
+/// Memory of a connection in bytes, without its queue.
 pub const CONNECTION_MEMORY: usize =
     INPUT + OUTPUT + SLICES * (SLICE + 2 * PAGE) + SMALL + 2 * PAGE + (64 << 10);
 
-/// How long reads are waited for whose client is gone.
+/// How long a connection waits for reads after its client has gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Serves requests until the client leaves, and gives why the connection had to end if that was not
-/// it. `input` is what came after the handshake; `others` is called before what has been read is
-/// done, may make it wait, and says whether the client has given this connection up.
+/// Serves requests until the client disconnects; returns the reason if the connection ended early.
+/// `input` has the bytes received after the handshake. `others` is called before received requests
+/// are done: it may block, and returns whether the client has given this connection up.
 ///
-/// Reads that do not get over are left with the slices that they fill, if `leave` has room for
-/// that: the queue has them still, and tells by its tags which ones it is done with.
+/// Reads that do not complete are handed over with their slices if `leave` has room: the queue
+/// still uses the slices, and reports by its tags when it no longer does.
 pub(crate) fn serve<Q: Queue>(
     stream: &UnixStream,
     queue: &mut Q,
@@ -191,8 +188,8 @@ pub(crate) fn serve<Q: Queue>(
     let _path = IoPath::enter();
     let _ = others();
     let result = connection.run();
-    // Slices are the device's as long as requests are on the way. What is written is over soon, and
-    // has to be: it may be sent again by another connection.
+    // The device owns slices while their requests are in flight. Writes complete soon, and have to
+    // be waited for: the client may send them again on another connection.
     let begun = Instant::now();
     while connection.queue.in_flight() > 0 {
         if begun.elapsed() >= PATIENCE && !connection.is_writing() && leave() {
@@ -213,18 +210,19 @@ struct Connection<'a, Q> {
     slices: Slices,
     uses: [Option<Use>; SLICES],
     larges: [Option<Large>; LARGES],
-    /// Reads that slices are still to be submitted of, in turn.
+    /// Reads with slices yet to be submitted, in turn.
     waiting: VecDeque<Waiting>,
     /// Slices of reads that are not yet sent; those of one read in order.
     outgoing: VecDeque<usize>,
-    /// This one's simple reply is half sent: nothing else may be.
+    /// The large request whose simple reply is partly sent: no other reply may be sent.
     within: Option<usize>,
-    /// Pages of which a client wants a part.
+    /// Pages of which a client reads a part.
     edge: Box<[u8]>,
     current: Option<Current>,
-    /// The client takes no answers any more.
+    /// The client reads no more replies.
     deserted: bool,
-    /// Waits for what must be over before anything that has been read is done.
+    /// Waits for requests of other connections that must complete before received requests are
+    /// done.
     others: &'a dyn Fn() -> bool,
 }
 
@@ -253,7 +251,7 @@ impl<Q: Queue> Connection<'_, Q> {
         }
     }
 
-    /// All that is on the way is answered, or there is nobody to be answered.
+    /// Returns when all requests in flight are answered, or the client reads no more replies.
     fn finish(&mut self) -> Result<(), ConnectionError> {
         loop {
             let advanced = self.advance()?;
@@ -270,27 +268,27 @@ impl<Q: Queue> Connection<'_, Q> {
         }
     }
 
-    /// Notes what is over, sends what can be sent and submits what has waited; whether there was
-    /// any of it.
+    /// Records completions, sends replies and submits waiting reads; returns whether it did
+    /// anything.
     fn advance(&mut self) -> Result<bool, ConnectionError> {
         let reaped = self.reap();
         let sent = self.send_slices()?;
         Ok(self.give_out() | reaped | sent)
     }
 
-    /// The client has closed its end.
+    /// The client has closed its sending side.
     fn left(&mut self) -> Result<(), ConnectionError> {
         if self.current.is_some() || self.input.len() > 0 {
             return Err(ConnectionError::Cut);
         }
-        // It may still want its answers; if it does not, that is its right.
+        // It may still read the replies; if it does not, that is no error.
         match self.finish() {
             Err(ConnectionError::Io(_)) => Ok(()),
             other => other,
         }
     }
 
-    /// Does what the input has, until something is missing.
+    /// Handles received requests until something is missing.
     fn parse(&mut self) -> Result<Need, ConnectionError> {
         loop {
             let need = match self.current {
@@ -310,7 +308,7 @@ impl<Q: Queue> Connection<'_, Q> {
         let Some(bytes) = self.input.front().first_chunk::<REQUEST>() else {
             return Ok(Some(Need::Input));
         };
-        // The answer to a small request must fit.
+        // There must be room for the reply to a small request.
         if self.output.room() < RESERVE + DATA_CHUNK + SMALL {
             return Ok(Some(Need::Room));
         }
@@ -337,7 +335,7 @@ impl<Q: Queue> Connection<'_, Q> {
                 return Ok(Some(Need::Room));
             }
             self.input.take(REQUEST);
-            // A slice ends where a page does.
+            // A slice ends at a page boundary.
             let one = split(offset).1 + len <= SLICE;
             if command == (Command::Read { whole: true }) && !one {
                 self.fail(cookie, Error::Overflow, true);
@@ -347,8 +345,8 @@ impl<Q: Queue> Connection<'_, Q> {
             }
             return Ok(None);
         }
-        // Waited for on the spot, a write would wait for all of a device's latency, and the next
-        // one with it.
+        // If the thread waited here, this write and each after it would take the device's full
+        // latency.
         if write && (len > SMALL || len > 0 && self.queue.defers_writes()) {
             let large = self.enter(cookie, true);
             self.input.take(REQUEST);
@@ -386,7 +384,7 @@ impl<Q: Queue> Connection<'_, Q> {
         }
     }
 
-    // The socket.
+    // Socket I/O.
 
     fn flush(&mut self) -> Result<(), ConnectionError> {
         if self.within.is_some() || self.output.len == 0 {
@@ -395,7 +393,7 @@ impl<Q: Queue> Connection<'_, Q> {
         self.send(None)
     }
 
-    /// Sends what is in `output`, if that may be, and then the bytes of a slice.
+    /// Sends `output`, if allowed now, and then the bytes of a slice.
     fn send(&mut self, slice: Option<(usize, Use)>) -> Result<(), ConnectionError> {
         let output =
             if self.within.is_some() { &[][..] } else { &self.output.bytes[..self.output.len] };
@@ -419,12 +417,12 @@ impl<Q: Queue> Connection<'_, Q> {
         Ok(())
     }
 
-    /// Reads what there is; `false` at the end.
+    /// Receives available bytes; `false` at the end of the stream.
     fn receive(&mut self) -> Result<bool, ConnectionError> {
         let got = self.read()?;
-        // A client that has given this connection up may have sent the same by another one, and
-        // more after it: what still lies in this one must not undo that. Nobody was told that it is
-        // done.
+        // A client that has given this connection up may have sent the same writes again on another
+        // one, and later writes after them; the bytes that are still here must not undo those. No
+        // reply has been sent for them.
         if (self.others)() {
             self.deserted = true;
             if matches!(self.current, Some(Current::Write { .. })) {
@@ -436,7 +434,7 @@ impl<Q: Queue> Connection<'_, Q> {
 
     fn read(&mut self) -> Result<bool, ConnectionError> {
         let stream = &mut &*self.stream;
-        // Straight to where it belongs, when it is known.
+        // Directly to its place, if that is known.
         if let Some(Current::Write { large, offset, left, slice: Some((slice, filled)) }) =
             self.current
         {
@@ -451,14 +449,14 @@ impl<Q: Queue> Connection<'_, Q> {
         Ok(got > 0)
     }
 
-    /// Sleeps until a request is over or, with `input`, the socket has something; whether it has.
-    /// Without, a client that is gone is an error.
+    /// Sleeps until a request completes or, with `input`, the socket is readable; returns whether
+    /// it is. Without `input`, a client that is gone is an error.
     fn sleep(&mut self, input: bool) -> Result<bool, ConnectionError> {
         if !self.queue.arm() {
             return Ok(false);
         }
         let queue = PollFd::from_borrowed_fd(self.queue.fd(), PollFlags::IN);
-        // That both ways are shut is always said.
+        // Poll always reports a full hang-up.
         let wanted = if input { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = [queue, PollFd::new(self.stream, wanted)];
         match poll(&mut fds, None) {
@@ -471,16 +469,16 @@ impl<Q: Queue> Connection<'_, Q> {
         Ok(input && !fds[1].revents().is_empty())
     }
 
-    /// Sleeps until a request is over, or a while.
+    /// Sleeps until a request completes, or briefly.
     fn doze(&mut self) {
         if self.queue.arm() {
             let moment = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-            // Whatever it says, we look again.
+            // The caller looks again, whatever poll returns.
             let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], Some(&moment));
         }
     }
 
-    /// Whether the device has slices to write from.
+    /// Whether the device is writing from slices.
     fn is_writing(&self) -> bool {
         self.uses.iter().enumerate().any(|(slice, used)| {
             let write = used.and_then(|used| self.larges[used.large]).is_some_and(|of| of.write);
@@ -489,7 +487,7 @@ impl<Q: Queue> Connection<'_, Q> {
     }
 }
 
-/// A slice's request is over.
+/// Records the result of a slice's request.
 fn arrived(
     slices: &mut Slices,
     uses: &mut [Option<Use>; SLICES],
@@ -515,8 +513,8 @@ fn at_once<Q: Queue>(
     })
 }
 
-/// Does a request that no disk is waited for, and waits for it; what else arrives meanwhile is
-/// noted.
+/// Does a request that never waits for a disk, and waits for it; records other completions
+/// meanwhile.
 fn now<Q: Queue>(
     queue: &mut Q,
     uses: &mut [Option<Use>; SLICES],
@@ -534,7 +532,7 @@ fn now<Q: Queue>(
                 return done;
             }
             if queue.arm() {
-                // Woken for nothing is no harm: we look again.
+                // A spurious wake-up is harmless: the loop looks again.
                 let _ = poll(&mut [PollFd::new(&queue.fd(), PollFlags::IN)], None);
             }
             queue.reap(&mut |tag, result| {
@@ -568,8 +566,8 @@ mod tests {
     use std::net::Shutdown;
     use store::{Options, Store};
 
-    /// What page 3 holds after a client has sent a write of it, in `length` bytes, and gone in its
-    /// way, all of it before the server looked.
+    /// The contents of page 3 after a client has sent a write of it, of `length` bytes, and shut
+    /// its socket down as in `way`, all before the server looked.
     fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>) {
         let store = Store::create(256, Options::default()).unwrap();
         let options = DeviceOptions {
@@ -597,8 +595,7 @@ mod tests {
         (served, page)
     }
 
-    /// A queue whose pages from [`BAD`] on have to be waited for, and fail as soon as that is
-    /// tried.
+    /// A queue whose pages from [`BAD`] on need a wait, and then fail.
     struct Failing(device::DeviceQueue);
 
     const BAD: u64 = 128;
@@ -643,8 +640,7 @@ mod tests {
         }
     }
 
-    /// All that wait, as many as may, fail while the output is as full as it gets by what is
-    /// answered on the spot.
+    /// All reads that may wait fail, while the output has as many immediate replies as it can hold.
     #[test]
     fn there_is_room_for_the_answers_of_all_that_fail_at_once() {
         let store = Store::create(256, Options::default()).unwrap();
@@ -661,7 +657,7 @@ mod tests {
             };
             let fails = WAITING + READS - 1;
             (0..fails).for_each(|_| ask(BAD * PAGE as u64, PAGE));
-            // The last one finds just the room that it needs to be done.
+            // The last one has exactly the space that it needs.
             let mut answers = 0;
             let spare = OUTPUT - (RESERVE + DATA_CHUNK + SMALL);
             let mut left = spare;
@@ -688,7 +684,7 @@ mod tests {
         }
     }
 
-    /// Exactly one chunk, or refused: also where the same number of bytes begins within a page.
+    /// One chunk exactly, or an error: also for a read that starts in the middle of a page.
     #[test]
     fn a_read_that_may_not_be_in_parts_is_not() {
         let store = Store::create(256, Options::default()).unwrap();
@@ -702,7 +698,7 @@ mod tests {
         ] {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             let mut asked = 0x2560_9513_u32.to_be_bytes().to_vec();
-            // The flag DF, and a read.
+            // A read with the flag DF.
             asked.extend([0, 4, 0, 0]);
             asked.extend(7_u64.to_be_bytes());
             asked.extend(u64::try_from(offset).unwrap().to_be_bytes());
@@ -730,7 +726,7 @@ mod tests {
             let (served, page) = after(length, Shutdown::Both);
             assert!(matches!(served, Err(ConnectionError::Cut)), "{length}: {served:?}");
             assert!(page == vec![0; PAGE], "{length}");
-            // One that only has nothing more to say wants it done.
+            // A client that only closed its sending side still wants the write.
             let (served, page) = after(length, Shutdown::Write);
             assert!(served.is_ok() && page[5] == 1, "{length}: {served:?}");
         }

@@ -1,57 +1,57 @@
-//! The handshake, fixed newstyle: options in, replies out. No I/O.
+//! The fixed newstyle handshake: options in, replies out. No I/O.
 
 use crate::wire::{
     Session, ALLOCATION_ID, MAX_REQUEST, NBD_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     TRANSMISSION_FLAGS, TRANSMISSION_FLAGS_SIMPLE,
 };
 
-/// The one export: what it is called besides "", and its size.
+/// The only export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Its name; "" is taken for it too.
+    /// Its name; the empty name also means this export.
     pub name: String,
-    /// Bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
-/// What a client has agreed on, byte by byte.
+/// The state of a client's negotiation.
 #[derive(Debug)]
 pub struct Handshake<'a> {
     export: &'a Export,
-    /// The client's flags have come.
+    /// Whether the client's flags have arrived.
     greeted: bool,
-    /// The client does not want the 124 zeros after [`EXPORT_NAME`].
+    /// Whether the client wants no 124 zeros after [`EXPORT_NAME`].
     no_zeroes: bool,
     structured: bool,
-    /// The name of the export for which `base:allocation` was agreed on.
+    /// The export name for which `base:allocation` was negotiated.
     allocation: Option<Vec<u8>>,
     options: u32,
 }
 
-/// What there is to do next.
+/// The result of a step of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More bytes are needed.
     More,
-    /// An option was answered; there may be another one.
+    /// An option was answered; more may follow.
     Again,
     /// Requests follow.
     Serve(Session),
-    /// The client wants no more.
+    /// The client has ended the handshake.
     End,
 }
 
-/// Why a client is not talked to. Its fault.
+/// Why a handshake failed; the client is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Flags that we did not offer, or not fixed newstyle.
+    /// Flags that the server did not offer, or not fixed newstyle.
     #[error("client flags {0:08x}, expected fixed newstyle")]
     Flags(u32),
-    /// An option does not begin as options do.
+    /// An option with a wrong magic number.
     #[error("option begins with {0:016x}")]
     Magic(u64),
-    /// An option with more bytes than any has.
+    /// An option that is too long.
     #[error("option {option} of {len} bytes, at most {MAX_OPTION} are allowed")]
     Length {
         /// The option.
@@ -59,22 +59,22 @@ pub enum Refusal {
         /// Its length.
         len: u32,
     },
-    /// It asks without end.
+    /// Too many options.
     #[error("more than {MAX_OPTIONS} options")]
     Options,
-    /// The old way of choosing an export has no way to say no.
+    /// An unknown name in `NBD_OPT_EXPORT_NAME`, which has no error reply.
     #[error("no export of that name")]
     Name,
 }
 
-/// The longest option that is read: a name of 4096 bytes, as long as any may be, and more.
+/// The longest accepted option: more than a name of 4096 bytes, the longest allowed.
 pub(crate) const MAX_OPTION: u32 = 8192;
-/// Bytes of input that are ever needed at a time.
+/// The most input bytes that are needed at a time.
 pub(crate) const INPUT: usize = 16 + MAX_OPTION as usize;
 const MAX_OPTIONS: u32 = 128;
 
 impl<'a> Handshake<'a> {
-    /// One for a new connection.
+    /// The state of a new connection.
     pub fn new(export: &'a Export) -> Self {
         Self {
             export,
@@ -86,7 +86,7 @@ impl<'a> Handshake<'a> {
         }
     }
 
-    /// What the server says first: newstyle, fixed, zeros may be left out.
+    /// The server's greeting: newstyle, fixed, zeros may be omitted.
     pub fn greeting() -> [u8; 18] {
         let mut greeting = [0; 18];
         greeting[..8].copy_from_slice(&NBD_MAGIC.to_be_bytes());
@@ -95,12 +95,12 @@ impl<'a> Handshake<'a> {
         greeting
     }
 
-    /// Takes one thing from the front of `input`, puts what is to be answered at the end of `out`
-    /// (some hundred bytes more than the option had, at most), and gives how many bytes it took.
+    /// Parses one message at the front of `input`, appends the reply to `out` (at most some hundred
+    /// bytes longer than the option), and returns the number of bytes consumed.
     ///
     /// # Errors
     ///
-    /// What cannot be answered: the connection is to be closed.
+    /// An error without a reply: close the connection.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -200,7 +200,7 @@ impl<'a> Handshake<'a> {
                 break;
             }
         }
-        // Any alignment will do; pages are best.
+        // Any alignment works; whole pages are best.
         let mut sizes = [0; 14];
         sizes[..2].copy_from_slice(&INFO_BLOCK_SIZE.to_be_bytes());
         sizes[2..6].copy_from_slice(&1_u32.to_be_bytes());
@@ -231,7 +231,7 @@ impl<'a> Handshake<'a> {
         };
         let mut found = option == LIST_META_CONTEXT && number == 0;
         for _ in 0..number {
-            // As many as the option has bytes for, at most.
+            // Never more queries than the option has bytes for.
             let Some(query) = body.u32().and_then(|len| body.bytes(len as usize)) else {
                 reply(out, option, ERR_INVALID, b"fewer queries than stated");
                 return;
@@ -278,7 +278,7 @@ impl<'a> Handshake<'a> {
     }
 }
 
-/// Takes numbers and bytes off the front, as long as there are any.
+/// Takes numbers and bytes from the front.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -366,7 +366,7 @@ mod tests {
         named(name, &more)
     }
 
-    /// The types of the replies, and what became of the connection.
+    /// The types of the replies, and the result of the handshake.
     fn talk(options: &[Vec<u8>]) -> (Vec<u32>, Result<Progress, Refusal>) {
         let export = export();
         let mut handshake = Handshake::new(&export);

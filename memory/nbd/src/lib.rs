@@ -7,27 +7,28 @@
 //!                   connection.rs  socket ◄─► device::Queue
 //! ```
 //!
-//! It speaks fixed newstyle with structured replies, block status (`base:allocation`), trim,
-//! write-zeroes (no-hole, fast), FUA and flush (which have nothing to do), and says that several
-//! connections see the same. Any alignment will do: a part of a page is read, changed and stored as
-//! one ([`device::Queue::patch`]). Clients without structured replies, the kernel's among them, get
-//! simple ones. Not spoken: TLS, extended headers, several exports.
+//! It supports fixed newstyle with structured replies, block status (`base:allocation`), trim,
+//! write-zeroes (no-hole, fast), FUA and flush (both have nothing to do), and multiple connections
+//! with a consistent view (`CAN_MULTI_CONN`). Any alignment works: a partial page is read, changed
+//! and stored in one step ([`device::Queue::patch`]). Clients without structured replies, such as
+//! the kernel's, get simple ones. Not supported: TLS, extended headers, several exports.
 //!
-//! Many requests may be on the way on one connection: small ones are done in the order they come,
-//! on the connection's thread, and answered together; large ones go in slices that the device's
-//! workers share, and overtake each other.
+//! A connection may have many requests in flight. Small ones are done in order, on the connection's
+//! thread, and answered together; large ones are done in slices by the device's workers, and may
+//! overtake each other.
 //!
-//! # What fails
+//! # Errors
 //!
-//! A request is answered with an error of the protocol, and the connection goes on. What is not the
-//! protocol ends the connection, with a line for whoever runs the server. No client harms another
-//! one: each has its own thread and fixed buffers, and one that does not read is not read from.
+//! A failed request gets an error reply, and the connection goes on. A violation of the protocol
+//! ends the connection, with a line for the server's operator. Clients do not affect each other:
+//! each has its own thread and fixed buffers, and one that does not read its replies is not read
+//! from.
 //!
 //! # Limits
 //!
 //! One export. Reads and writes of 32 MiB ([`MAX_REQUEST`]); a longer write ends the connection. 3
-//! MiB of buffers for a connection whatever it does; [`ServerOptions::connections`] of them. Who
-//! may connect is the socket's mode: there is no other authentication.
+//! MiB of buffers a connection; at most [`ServerOptions::connections`] connections. The socket's
+//! mode decides who may connect; there is no other authentication.
 
 mod buffers;
 mod connection;

@@ -1,4 +1,4 @@
-//! Connections: accepted, greeted, served on a thread each, ended.
+//! Accepts connections, and serves each on a thread.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,18 +19,18 @@ use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
 use crate::slices::Slices;
 use crate::wire::Session;
 
-/// What a server allows.
+/// A server's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
-    /// What the export is called; clients that name none get it too.
+    /// The export's name; clients that give no name get it too.
     pub name: String,
-    /// Connections at a time; one more is closed at once. Each takes about 3 MiB and one of the
-    /// store's workers.
+    /// The most connections at a time; further ones are closed at once. Each takes about 3 MiB and
+    /// one of the store's workers.
     pub connections: usize,
-    /// How long a handshake may take.
+    /// The time limit of a handshake.
     pub handshake: Duration,
-    /// Refuse a connection for which there is no memory, instead of ending with it. Takes that
-    /// memory for a moment: not for a process whose memory is locked.
+    /// Whether to refuse a connection for which there is no memory, instead of aborting in it. The
+    /// check allocates that memory for a moment, so it is not for a process whose memory is locked.
     pub check_memory: bool,
 }
 
@@ -45,7 +45,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Serves one device to any number of clients.
+/// Serves a device to any number of clients.
 pub struct Server<B: Backend> {
     backend: Arc<B>,
     export: Export,
@@ -53,21 +53,22 @@ pub struct Server<B: Backend> {
     stop: OwnedFd,
     open: Mutex<Open>,
     simple_ended: AtomicU64,
-    /// Connections in `open` that have simple replies only. A connection that is counted here does
-    /// nothing before it has looked at those that were counted before it.
+    /// Connections in `open` with simple replies only. A connection that is counted here does
+    /// nothing before it has checked those counted before it.
     simple: AtomicUsize,
-    /// Those that wait in `wait_for_others`. For who watches.
+    /// Connections in `wait_for_others`, for observers.
     waiting: AtomicUsize,
-    /// What connections have left that are gone, and how many places there are taken or promised.
+    /// The reads of connections that have ended, and how many places for them are taken or
+    /// promised.
     stranded: Mutex<Vec<Stranded<B::Queue>>>,
     places: AtomicUsize,
 }
 
-/// Connections whose reads of a backing device do not get over, and which have ended: each has its
-/// buffers still, and one of the store's workers.
+/// The most ended connections whose reads of a backing device do not complete: each still has its
+/// buffers and one of the store's workers.
 pub const STRANDED: usize = 8;
 
-/// Reads whose client is gone, and what they fill.
+/// Reads whose client is gone, with the buffers that they fill.
 struct Stranded<Q> {
     queue: Q,
     slices: Slices,
@@ -81,22 +82,22 @@ impl<Q: Queue> Stranded<Q> {
     }
 }
 
-/// Connections that are there, to be ended from elsewhere.
+/// Open connections, so that other threads can end them.
 #[derive(Debug, Default)]
 struct Open {
     streams: HashMap<u64, Client>,
     stopped: bool,
 }
 
-/// A copy of a connection.
+/// A copy of a connection's socket.
 #[derive(Debug)]
 struct Client {
     stream: UnixStream,
-    /// With simple replies only, and served.
+    /// Whether it is served with simple replies only.
     simple: bool,
 }
 
-/// Why a client was sent away or lost.
+/// Why a client was refused or lost.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error("no handshake: {0}")]
@@ -121,7 +122,7 @@ impl<B: Backend> Server<B> {
     ///
     /// # Errors
     ///
-    /// The kernel has no eventfd.
+    /// The kernel's, if it has no eventfd.
     pub fn new(backend: Arc<B>, options: ServerOptions) -> io::Result<Self> {
         let size = backend.pages().saturating_mul(device::PAGE as u64);
         Ok(Self {
@@ -138,9 +139,8 @@ impl<B: Backend> Server<B> {
         })
     }
 
-    /// Takes connections until [`stop`](Self::stop); then ends them all and returns when they have
-    /// ended. `notice` gets a line for each client that misbehaves or is lost, 10 in a minute at
-    /// most.
+    /// Accepts connections until [`stop`](Self::stop); then ends all of them and returns. `notice`
+    /// gets a line for each client that misbehaves or is lost, at most 10 a minute.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl<B: Backend> Server<B> {
             let result = loop {
                 let mut fds =
                     [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-                // They are few, and nobody tells when they are over.
+                // They are few, and no event reports their completion.
                 let soon = Timespec { tv_sec: 1, tv_nsec: 0 };
                 match poll(&mut fds, (self.stranded() > 0).then_some(&soon)) {
                     Ok(_) if !fds[0].revents().is_empty() => break Ok(()),
@@ -169,7 +169,7 @@ impl<B: Backend> Server<B> {
                     Ok((stream, _)) => stream,
                     Err(error) if is_of_one_client(&error) => continue,
                     Err(error) => {
-                        // No descriptors or no memory: others may end and give theirs back.
+                        // No descriptors or no memory: connections that end may free some.
                         notices.add(&format!("cannot accept a connection: {error}"));
                         thread::sleep(Duration::from_millis(100));
                         continue;
@@ -190,7 +190,7 @@ impl<B: Backend> Server<B> {
                     if let Err(why) = self.client(connection, &stream) {
                         notices.add(&format!("client {connection}: {why}"));
                     }
-                    // Whoever holds a copy of it sees the end too.
+                    // Copies of the socket see the end too.
                     let _ = stream.shutdown(Shutdown::Both);
                     self.leave(connection);
                 });
@@ -202,7 +202,7 @@ impl<B: Backend> Server<B> {
             let mut open = self.open();
             open.stopped = true;
             for client in open.streams.values() {
-                // One that has gone is gone.
+                // An error means that the client is gone.
                 let _ = client.stream.shutdown(Shutdown::Both);
             }
             drop(open);
@@ -212,36 +212,35 @@ impl<B: Backend> Server<B> {
 
     /// Ends [`run`](Self::run).
     pub fn stop(&self) {
-        // Full only when it was stopped 2^64 times.
+        // Fails only if the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Connections that there are.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         self.open().streams.len()
     }
 
-    /// Connections with simple replies only that were served and have ended, or were given up by
-    /// their client while a request of theirs is under way. The kernel's client has such: whoever
-    /// serves it learns here that it has given one up.
+    /// The number of connections with simple replies that have ended, or that their client has
+    /// given up with a request in flight. The kernel's client has such connections; its server
+    /// learns here that the kernel has given one up.
     pub fn simple_ended(&self) -> u64 {
         let given_up = self.open().given_up(None).count() as u64;
         self.simple_ended.load(Ordering::Acquire) + given_up
     }
 
-    /// Connections whose requests wait until a request is over that its client has given up, and
-    /// may have sent again.
+    /// Connections that wait for requests which their client has given up on another connection,
+    /// and may have sent again.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Connections that have ended before their reads were over, which wait for a backing device; 8
-    /// at most.
+    /// Connections that ended before their reads, which wait for a backing device; at most 8.
     pub fn stranded(&self) -> usize {
         self.places.load(Ordering::Acquire)
     }
 
-    /// Takes a place among them.
+    /// Takes a place for such a connection.
     fn may_strand(&self) -> bool {
         let next = |taken| (taken < STRANDED).then_some(taken + 1);
         self.places.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
@@ -284,14 +283,13 @@ impl<B: Backend> Server<B> {
         }
     }
 
-    /// Waits until the threads are done of all connections that the kernel's client has given up,
-    /// or this one is given up too; whether it is.
+    /// Waits until the threads of all connections that the kernel's client has given up are done,
+    /// or this connection is given up too; returns whether it is.
     ///
-    /// That client shuts a connection down before it sends what was not answered there by another
-    /// one. So what has just been read from `stream` may be a write that a thread still has in its
-    /// hands; or come after one that was done again, and would be undone when that thread goes on.
-    /// A connection without another one beside it needs no look: one that comes later waits for it
-    /// here.
+    /// That client shuts a connection down before it sends unanswered requests again on another
+    /// one. So a request just read from `stream` may be a write that another thread is still doing;
+    /// or it may come after a write that was done again, and that the other thread would undo. A
+    /// connection without another one beside it needs no check: a later one waits for it here.
     fn wait_for_others(&self, number: u64, stream: &UnixStream) -> bool {
         if self.simple.load(Ordering::Acquire) < 2 {
             return false;
@@ -301,14 +299,14 @@ impl<B: Backend> Server<B> {
             return own;
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        // Two that have been given up do not wait for each other.
+        // Two connections that were both given up do not wait for each other.
         while !hung_up(stream, AGAIN) && self.open().given_up(Some(number)).next().is_some() {}
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         hung_up(stream, Duration::ZERO)
     }
 
-    /// Whether this connection has been given up, and whether another one has, by one system call
-    /// for 31 of them.
+    /// Whether this connection has been given up, and whether another one has: one system call for
+    /// 31 of them.
     fn given_up(&self, number: u64, stream: &UnixStream) -> (bool, bool) {
         let open = self.open();
         let others =
@@ -364,7 +362,7 @@ impl<B: Backend> Server<B> {
         Ok(served?)
     }
 
-    /// The handshake; `None` if the client wants no more, with what came after it otherwise.
+    /// Does the handshake: returns the bytes received after it, or `None` if the client has ended.
     fn greet(
         &self,
         stream: &UnixStream,
@@ -400,7 +398,7 @@ impl<B: Backend> Server<B> {
                         Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                         other => other.map_err(io)?,
                     };
-                    // One that looks whether somebody is here, and goes.
+                    // A client that only checks for a server.
                     if got == 0 {
                         return Ok(None);
                     }
@@ -415,14 +413,14 @@ impl<B: Backend> Drop for Server<B> {
     fn drop(&mut self) {
         self.look_at_stranded();
         let all = self.stranded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Whoever ends does not wait for a disk that answers nobody; the buffers are the device's
-        // until then.
+        // Do not wait for a disk that does not answer. Until it does, the buffers belong to the
+        // device.
         all.drain(..).for_each(std::mem::forget);
     }
 }
 
 impl Open {
-    /// Connections with simple replies, but for one, that their client has given up and whose
+    /// Connections with simple replies, except `but`, that their client has given up and whose
     /// threads are not done.
     fn given_up(&self, but: Option<u64>) -> impl Iterator<Item = u64> + '_ {
         self.streams
@@ -433,23 +431,23 @@ impl Open {
     }
 }
 
-/// Memory that a queue of the backend takes, in bytes: contexts of a codec, and buffers.
+/// Memory of a backend's queue in bytes: codec contexts, and buffers.
 const QUEUE_MEMORY: usize = 2 << 20;
 
-/// Whether there is so much memory now. A connection that is refused for want of some is better than
-/// the end of all: an allocation that fails later ends the process.
+/// Whether this much memory is free now. Refusing a connection is better than a failed allocation
+/// later, which would abort the process.
 fn has_memory(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }
 
-/// Whether the other end has been shut down in both ways, within so long.
+/// Whether the peer is shut down in both directions, waiting for up to `wait`.
 pub(crate) fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
     let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// How soon one that waits for others looks again.
+/// How often a waiting connection looks again.
 const AGAIN: Duration = Duration::from_millis(5);
 
 impl<B: Backend> fmt::Debug for Server<B> {
@@ -466,10 +464,10 @@ fn is_of_one_client(error: &io::Error) -> bool {
     matches!(error.kind(), Kind::WouldBlock | Kind::Interrupted | Kind::ConnectionAborted)
 }
 
-/// Lines for a person, few enough that no client can fill a disk with them.
+/// Messages for a person, limited so that no client can fill a disk with them.
 struct Notices<F> {
     say: F,
-    /// When this minute began, and lines said in it.
+    /// The start of the current minute, and the lines in it.
     lines: Mutex<(Instant, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! Buffers of large requests, lent to the device while it works on them.
+//! Buffers of large requests, lent to the device while it uses them.
 #![expect(unsafe_code, reason = "the device gets the buffers as addresses")]
 
 use std::ops::Range;
@@ -7,8 +7,8 @@ use device::Buffer;
 
 /// A fixed number of buffers of one size.
 ///
-/// Ownership rule: a buffer that is lent is the device's and nothing here makes a reference to it;
-/// any other is ours. One that is lent when this is dropped is never freed.
+/// Ownership rule: a lent buffer belongs to the device, and nothing here makes a reference to it;
+/// the others are ours. A buffer that is lent when this is dropped is never freed.
 #[derive(Debug)]
 pub(crate) struct Slices {
     memory: Vec<Slice>,
@@ -22,7 +22,7 @@ struct Slice {
     lent: bool,
 }
 
-// SAFETY: its memory is its own but for what is lent, which is the device's on whatever thread.
+// SAFETY: the memory is owned, except lent buffers, which the device may use on any thread.
 unsafe impl Send for Slices {}
 
 impl Slices {
@@ -34,26 +34,24 @@ impl Slices {
         Self { memory: (0..number).map(|_| slice()).collect(), len }
     }
 
-    /// A part of buffer `number` for a request; the buffer is lent until it is given back.
+    /// Lends a part of buffer `number` for a request, until [`give_back`](Self::give_back).
     ///
     /// # Panics
     ///
-    /// If it is lent already, or has no such part.
+    /// If the buffer is lent already, or has no such part.
     pub(crate) fn lend(&mut self, number: usize, part: Range<usize>) -> Buffer {
         let slice = &mut self.memory[number];
         assert!(!slice.lent, "slice {number} is lent");
         assert!(part.start <= part.end && part.end <= self.len, "{part:?} of {}", self.len);
         slice.lent = true;
-        // SAFETY: the result lies within the allocation, as was just asserted.
+        // SAFETY: the result is within the allocation, as was just asserted.
         let start = unsafe { slice.start.add(part.start) };
-        // SAFETY: the allocation is initialised and stays until `give_back` was called, which
-        // connections do when the request is over (see there); by the ownership rule nobody here
-        // touches it until then.
+        // SAFETY: the allocation is initialised and stays until `give_back`, which connections call
+        // when the request is complete; by the ownership rule nothing here accesses it until then.
         unsafe { Buffer::new(start, part.len()) }
     }
 
-    /// The device is done with buffer `number`. To be called when its request is over, and only
-    /// then.
+    /// Takes buffer `number` back. Call it when the buffer's request is complete, and not before.
     pub(crate) fn give_back(&mut self, number: usize) {
         self.memory[number].lent = false;
     }
@@ -87,15 +85,15 @@ impl Drop for Slices {
     fn drop(&mut self) {
         for slice in self.memory.iter().filter(|slice| !slice.lent) {
             let bytes = std::ptr::slice_from_raw_parts_mut(slice.start, self.len);
-            // SAFETY: it came from a box of this length, and nobody has it.
+            // SAFETY: the memory came from a box of this length, and is not lent.
             drop(unsafe { Box::from_raw(bytes) });
         }
     }
 }
 
-/// Runs a request over `bytes` that is over when `run` returns.
+/// Runs a request on `bytes` that is complete when `run` returns.
 pub(crate) fn borrowed<R>(bytes: &mut [u8], run: impl FnOnce(Buffer) -> R) -> R {
-    // SAFETY: initialised bytes that nobody else has until `run` returns; by then the request is
-    // over, which its callers in this crate see to.
+    // SAFETY: initialised bytes, borrowed exclusively until `run` returns; the request is complete
+    // by then, which the callers in this crate ensure.
     run(unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) })
 }

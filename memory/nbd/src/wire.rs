@@ -1,25 +1,25 @@
-//! Numbers and layouts of the NBD protocol's transmission phase. No I/O. Everything is big-endian.
+//! Numbers and layouts of the NBD protocol's transmission phase, without I/O. All numbers are
+//! big-endian.
 //!
 //! Source: the protocol document of the NetworkBlockDevice project, `doc/proto.md`.
 
-/// What a server says first: `NBDMAGIC`.
+/// The first 8 bytes of a server's greeting: `NBDMAGIC`.
 pub(crate) const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// What begins an option and the second word of the greeting: `IHAVEOPT`.
+/// The start of an option, and the second 8 bytes of the greeting: `IHAVEOPT`.
 pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
-/// The most bytes that one read or write may have: 32 MiB, what clients assume where nothing is
-/// said.
+/// The most bytes of a read or write: 32 MiB, which clients assume by default.
 pub const MAX_REQUEST: u32 = 32 << 20;
 
-/// What the export says of itself: has flags, flush, FUA, trim, write-zeroes, don't-fragment,
-/// several connections see the same, fast zeroes.
+/// The export's transmission flags: has flags, flush, FUA, trim, write-zeroes, don't-fragment,
+/// multi-conn, fast-zero.
 pub(crate) const TRANSMISSION_FLAGS: u16 =
     1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11;
-/// [`TRANSMISSION_FLAGS`] without the one that is only for structured replies.
+/// [`TRANSMISSION_FLAGS`] without don't-fragment, which needs structured replies.
 pub(crate) const TRANSMISSION_FLAGS_SIMPLE: u16 = TRANSMISSION_FLAGS & !(1 << 7);
 
 const FLAG_FUA: u16 = 1;
@@ -34,29 +34,29 @@ pub(crate) const REQUEST: usize = 28;
 pub(crate) const SIMPLE_REPLY: usize = 16;
 /// Length of a chunk's header.
 pub(crate) const CHUNK: usize = 20;
-/// Length of what comes before the data of a chunk of data.
+/// Length of everything before the data in a data chunk.
 pub(crate) const DATA_CHUNK: usize = CHUNK + 8;
 
 /// `base:allocation`: nothing is stored.
 pub(crate) const STATE_HOLE: u32 = 1;
 /// `base:allocation`: reads as zeros.
 pub(crate) const STATE_ZERO: u32 = 2;
-/// The number of the one metadata context that there is.
+/// The id of the only metadata context.
 pub(crate) const ALLOCATION_ID: u32 = 1;
 
-/// An error as the protocol numbers it.
+/// An error with the protocol's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Error {
     /// A page cannot be read.
     Io = 5,
-    /// The request makes no sense here.
+    /// The request is invalid.
     Invalid = 22,
-    /// No room, or beyond the end.
+    /// No room, or a write beyond the end.
     NoSpace = 28,
     /// Too long for one chunk.
     Overflow = 75,
-    /// Not something this server does.
+    /// Not supported.
     NotSupported = 95,
 }
 
@@ -70,92 +70,92 @@ impl From<device::Errno> for Error {
     }
 }
 
-/// What a client asks for, its numbers checked against the export.
+/// A client's command, checked against the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Bytes to it; `whole`: in one chunk.
+    /// Read.
     Read {
-        /// In one chunk or not at all.
+        /// In a single chunk.
         whole: bool,
     },
-    /// Bytes from it follow.
+    /// Write; the bytes follow.
     Write,
-    /// Nothing to do: what was answered is stored.
+    /// Flush: nothing to do, because completed writes are stored.
     Flush,
-    /// The bytes are not needed any more.
+    /// The bytes are no longer needed.
     Trim,
-    /// Zeros.
+    /// Write zeros.
     Zero {
-        /// They are to count as stored.
+        /// The zeros count as stored.
         keep: bool,
     },
-    /// What is stored where.
+    /// Block status.
     Status {
-        /// One extent only.
+        /// Only one extent.
         one: bool,
     },
 }
 
-/// A request that can be done.
+/// A valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// The client's name for it.
+    /// The client's id of the request.
     pub cookie: u64,
-    /// First byte.
+    /// The first byte.
     pub offset: u64,
-    /// Bytes; the range lies within the export.
+    /// Length in bytes; the range is within the export.
     pub length: u32,
 }
 
-/// What a request's 28 bytes are.
+/// The result of parsing a request's 28 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// Do this.
+    /// A valid request.
     Do(Request),
-    /// Answer with this error, after leaving out `skip` bytes of payload.
+    /// Reply with this error, after skipping `skip` bytes of payload.
     Refuse {
-        /// The client's name for it.
+        /// The client's id of the request.
         cookie: u64,
-        /// Why.
+        /// The error.
         error: Error,
-        /// Payload that follows, [`MAX_REQUEST`] at most.
+        /// Payload that follows, at most [`MAX_REQUEST`].
         skip: u32,
-        /// Whether an answer is a structured one where those are used.
+        /// Whether the reply is structured, where structured replies are in use.
         structured: bool,
     },
-    /// The client is done.
+    /// The client disconnects.
     Disconnect,
-    /// This is not the protocol, and where the next request begins cannot be known.
+    /// A violation of the protocol: the start of the next request is unknown.
     Broken(Broken),
 }
 
-/// Why a connection cannot go on. The client's fault.
+/// Why a connection cannot go on; the client is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Broken {
-    /// A request does not begin as requests do.
+    /// A request with a wrong magic number.
     #[error("request begins with {0:08x}")]
     Magic(u32),
-    /// A write is longer than any may be, and is not read only to be thrown away.
+    /// A write that is too long; its payload is not read in order to be discarded.
     #[error("write of {0} bytes, at most {MAX_REQUEST} are allowed")]
     Length(u32),
 }
 
-/// What requests are held against.
+/// The negotiated parameters, against which requests are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Bytes of the export.
+    /// The export's size in bytes.
     pub size: u64,
-    /// Structured replies were agreed on.
+    /// Whether structured replies were negotiated.
     pub structured: bool,
-    /// `base:allocation` was agreed on.
+    /// Whether `base:allocation` was negotiated.
     pub allocation: bool,
 }
 
 impl Session {
-    /// Reads a request.
+    /// Parses a request.
     pub fn parse(&self, bytes: &[u8; REQUEST]) -> Parsed {
         let [m0, m1, m2, m3, f0, f1, t0, t1, rest @ ..] = *bytes;
         let [c0, c1, c2, c3, c4, c5, c6, c7, o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3] = rest;
@@ -169,7 +169,7 @@ impl Session {
             return Parsed::Broken(Broken::Magic(magic));
         }
         let within = offset.checked_add(u64::from(length)).is_some_and(|end| end <= self.size);
-        // What is asked for, the flags it may have, and the error for a range that is not there.
+        // The command, its allowed flags, and the error for a range outside of the export.
         let (command, allowed, outside) = match kind {
             0 => {
                 (Command::Read { whole: flags & FLAG_DF != 0 }, FLAG_FUA | FLAG_DF, Error::Invalid)
@@ -218,7 +218,7 @@ impl Session {
     }
 }
 
-/// A simple reply; for a read without error the bytes follow.
+/// A simple reply; the bytes of a successful read follow.
 pub(crate) fn simple_reply(cookie: u64, error: Option<Error>) -> [u8; SIMPLE_REPLY] {
     let mut reply = [0; SIMPLE_REPLY];
     reply[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -227,7 +227,7 @@ pub(crate) fn simple_reply(cookie: u64, error: Option<Error>) -> [u8; SIMPLE_REP
     reply
 }
 
-/// The header of a chunk whose payload has `length` bytes.
+/// The header of a chunk with `length` bytes of payload.
 fn chunk(kind: u16, last: bool, cookie: u64, length: u32) -> [u8; CHUNK] {
     let mut header = [0; CHUNK];
     header[..4].copy_from_slice(&CHUNK_MAGIC.to_be_bytes());
@@ -238,7 +238,7 @@ fn chunk(kind: u16, last: bool, cookie: u64, length: u32) -> [u8; CHUNK] {
     header
 }
 
-/// What comes before `length` bytes of data at `offset`.
+/// The header of a chunk with `length` bytes of data at `offset`.
 pub(crate) fn data_chunk(cookie: u64, last: bool, offset: u64, length: u32) -> [u8; DATA_CHUNK] {
     let mut header = [0; DATA_CHUNK];
     header[..CHUNK].copy_from_slice(&chunk(1, last, cookie, length + 8));
@@ -246,7 +246,7 @@ pub(crate) fn data_chunk(cookie: u64, last: bool, offset: u64, length: u32) -> [
     header
 }
 
-/// The answer that has no content: a read of no bytes.
+/// The reply to a read of no bytes.
 pub(crate) fn empty_chunk(cookie: u64) -> [u8; CHUNK] {
     chunk(0, true, cookie, 0)
 }
@@ -256,11 +256,11 @@ pub(crate) fn error_chunk(cookie: u64, error: Error) -> [u8; CHUNK + 6] {
     let mut reply = [0; CHUNK + 6];
     reply[..CHUNK].copy_from_slice(&chunk(1 << 15 | 1, true, cookie, 6));
     reply[CHUNK..CHUNK + 4].copy_from_slice(&(error as u32).to_be_bytes());
-    // No text: two bytes of length, which are zero.
+    // No text: a length of two zero bytes.
     reply
 }
 
-/// What comes before `extents` descriptors of block status.
+/// The header of a block status reply with `extents` descriptors.
 pub(crate) fn status_chunk(cookie: u64, extents: usize) -> [u8; CHUNK + 4] {
     let length = u32::try_from(4 + 8 * extents).expect("a bounded number of extents");
     let mut header = [0; CHUNK + 4];
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(refused(parse(1, 1 << 30, 512)), Some((Error::NoSpace, 512)));
         assert_eq!(refused(parse(0, 0, MAX_REQUEST + 1)), Some((Error::Overflow, 0)));
         assert_eq!(parse(1, 0, MAX_REQUEST + 1), Parsed::Broken(Broken::Length(MAX_REQUEST + 1)));
-        // Whole-device commands may be longer.
+        // Commands without payload may be longer.
         assert!(matches!(parse(4, 0, 1 << 30), Parsed::Do(_)));
         assert!(matches!(parse(6, 0, 1 << 30), Parsed::Do(_)));
         assert_eq!(parse(2, 7, 7), Parsed::Disconnect);

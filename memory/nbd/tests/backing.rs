@@ -22,7 +22,7 @@ use store::{Options, Store};
 #[global_allocator]
 static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
-/// What hangs, hangs for longer.
+/// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(120);
 const PAGES: u64 = 4096;
 /// These are on the device; the others are in memory.
@@ -113,8 +113,8 @@ fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
         reads.insert(client.read(at, pages), (at, pages));
     }
     reads.insert(client.read(0, OUT), (0, OUT));
-    // What is in memory is read, written by one page and by many, discarded: answered while nothing
-    // comes from the device, and that is what frees memory.
+    // Pages in memory are read, written (one page and many) and discarded while nothing comes from
+    // the device; that is what frees memory.
     for round in 0..40 {
         let at = OUT + 200 + round * 64;
         let write = client.write(at, 1, at + 5000);

@@ -79,7 +79,7 @@ fn clients_that_lie_take_a_bounded_amount_of_memory() {
         }
         liars.push(liar);
     }
-    // What they can make it take, it has taken when its memory does not grow any more.
+    // The server has taken all that the clients can make it take when its memory no longer grows.
     let (mut most, mut since, begun) = (0, Instant::now(), Instant::now());
     while since.elapsed() < Duration::from_secs(2) && begun.elapsed() < Duration::from_secs(60) {
         ask();

@@ -17,7 +17,7 @@ use nbd::{Server, ServerOptions};
 use simple::{client, request};
 use store::{Options, Store};
 
-/// What hangs, hangs for longer.
+/// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(120);
 /// A connection's slices.
 const TOGETHER: usize = 8;

@@ -20,7 +20,7 @@ use nbd::{Server, ServerOptions};
 use simple::{client, request};
 use store::{Options, Store};
 
-/// What hangs, hangs for longer.
+/// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(300);
 
 /// A device whose next write of page 5 says that it has begun, and goes on when it is told to.

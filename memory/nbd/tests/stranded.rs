@@ -20,7 +20,7 @@ use store::{Options, Store};
 #[global_allocator]
 static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
-/// What hangs, hangs for longer.
+/// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(300);
 
 fn ask(stream: &mut UnixStream, kind: u8, page: u64, len: usize, bytes: &[u8]) {

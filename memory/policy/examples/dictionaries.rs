@@ -1,15 +1,15 @@
-//! What a dictionary brings to a device: memory and CPU with and without, trained and judged as a
-//! server does it.
+//! Measures what a dictionary gains on a device: memory and CPU with and without one, trained and
+//! judged as a server does it.
 //!
 //! `cargo run --release -p policy --example dictionaries [-- SET[,SET...] [LEVEL...]]`
 //! (guest,redis,text... 1 3)
 //!
-//! Two devices get the pages of a set, those left out that are one word over and over. One has a
-//! policy, which asks for a trainer: a thread here, in a server a process. When that has come to an
-//! end all pages are written again in random order on both, by turns of 256, and read in another;
-//! CPU is the thread's, medians of five such rounds. Memory is all of the store's after compaction:
-//! table, half-empty slabs and the dictionary are in it. What the server has for its tables is
-//! printed beside it.
+//! Two devices get the pages of a set, except same-filled ones. One has a policy, which asks for a
+//! trainer: here a thread, in a server a process. After the training all pages are written again in
+//! random order on both devices, alternating every 256 pages, and read in another random order. CPU
+//! time is the thread's, the median of five such rounds. Memory is the whole store's after
+//! compaction: table, half-empty slabs and dictionary included. The server's memory for the
+//! digested tables is printed as well.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -153,11 +153,11 @@ fn judge(name: &str, level: i32, pages: &[&[u8]]) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// Has the policy train a dictionary, and waits for the end of it.
+/// Makes the policy train a dictionary, and waits for the result.
 fn trained(one: &Judged) -> Result<PolicyStats, Box<dyn Error>> {
     let (ask, asked) = mpsc::channel();
     let start = Box::new(move |channel| {
-        // Nobody asks twice.
+        // The policy asks once.
         let _ = ask.send(channel);
     });
     let stop = Box::new(|| ());

@@ -1,5 +1,5 @@
-//! What groups of neighbours bring: ratio against the cost of writing and reading one, by size and
-//! level.
+//! Measures groups of neighbouring pages: ratio, and the cost of writing and reading one, by size
+//! and level.
 //!
 //! `cargo run --release -p policy --example group_sizes [SET]`
 

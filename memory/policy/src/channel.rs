@@ -1,36 +1,36 @@
-//! What a server and the process that trains for it say to each other, through a pair of stream
-//! sockets that is made for this one training and for nobody else.
+//! The protocol between a server and its trainer process, over a pair of stream sockets made for
+//! this one training.
 //!
 //! ```text
-//!  server  ─► question: magic, round, level, bytes of the dictionary that there is, checksum; that dictionary
-//!          ─► a word (1) and a page, as often as there are samples; a word (0)
-//!  trainer ─► answer: magic, round, bytes (0: none brings enough), gain (of 10000), checksum of the dictionary,
-//!             checksum of all that; the dictionary
+//!  server  ─► question: magic, round, level, length of the current dictionary, checksum;
+//!             that dictionary
+//!          ─► for each sample 1 (64 bits) and a page; then 0 (64 bits)
+//!  trainer ─► answer: magic, round, length (0: none gains enough), gain (of 10000), checksum of the
+//!             dictionary, checksum of all that; the dictionary
 //! ```
 //!
-//! # Why a pair of sockets
+//! # Why a socket pair
 //!
-//! The two have nothing in common that one of them could hold while it waits for memory, which a
-//! trainer may do, on a host that swaps to this very server. A file has an inode with a lock for
-//! writers, a pipe has one mutex for both ends. Each socket of a pair has its own: a mutex that
-//! only who *receives* from this end takes, and spin locks, under which nobody sleeps. What goes to
-//! the other end has its memory before the other end's lock is taken.
+//! A trainer may wait for memory, on a host that swaps to this very server, so the two must share
+//! no lock that the trainer could hold meanwhile. A file's inode has a lock for writers; a pipe has
+//! one mutex for both ends. Each socket of a pair has its own locks: a mutex that only a receiver
+//! at this end takes, and spin locks, which are not held while sleeping. A sender allocates before
+//! it takes the other end's lock.
 //!
-//! # What the server's end may cost its thread
+//! # What the channel may cost the server's thread
 //!
-//! Each call says `MSG_DONTWAIT`, and is for a page at most (for 16 KiB once, with the dictionary
-//! that there is). That flag keeps it from waiting for *room* (what the other end has not read is
-//! 208 KiB at most, by `net.core.wmem_default`), not from the kernel's search for memory for the
-//! bytes: a stream socket allocates with `GFP_KERNEL_ACCOUNT`. The thread is an I/O flusher
-//! (`PR_SET_IO_FLUSHER`), which takes `__GFP_IO` and `__GFP_FS` out of that: it may look for memory
-//! that is free for the taking and wait for that, but neither writes a page to a disk nor waits for
-//! one that is being written. It holds no lock meanwhile, of ours or of the kernel's, that a thread
-//! with requests could want; and one that is killed there is let out by the kernel. Nothing at all
-//! is said while memory is short (`training.rs`). Receiving allocates nothing.
+//! Each call has `MSG_DONTWAIT` and at most one page (16 KiB once, with the current dictionary).
+//! The flag avoids a wait for *room* (unread data is limited to 208 KiB by
+//! `net.core.wmem_default`), but not the kernel's search for memory: a stream socket allocates with
+//! `GFP_KERNEL_ACCOUNT`. The thread is an I/O flusher (`PR_SET_IO_FLUSHER`), which removes
+//! `__GFP_IO` and `__GFP_FS`: the allocation may wait for clean pages to be reclaimed, but neither
+//! writes a page to a disk nor waits for such a write. Meanwhile the thread holds no lock, of ours
+//! or of the kernel's, that an I/O thread could need, and a kill ends the allocation. While memory
+//! is short the server sends nothing at all (`training.rs`). Receiving allocates nothing.
 //!
-//! Whatever comes from the other end may be half of something, or anything: it is checked, and used
-//! for nothing but what the server then tries for itself. When one of the two ends, however it
-//! does, the other hears it.
+//! The peer's data may be truncated or arbitrary. It is checked, and a dictionary in it is used
+//! only after the server has tried it. When one end exits for any reason, the other end sees the
+//! end of the stream.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ use rustix::net::{recv, send, socketpair};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use store::MAX_DICTIONARY;
 
-/// Pages that a dictionary is trained on and judged by, two thirds and one.
+/// Sample pages: two thirds train a dictionary, one third judges it.
 pub(crate) const SAMPLES: usize = 768;
 
 /// "platenTQ", little endian.
@@ -55,45 +55,45 @@ pub(crate) const ANSWER_LEN: usize = 48;
 const PAGE_FOLLOWS: u64 = 1;
 const NO_MORE: u64 = 0;
 
-/// The most that a server says at once.
+/// The longest message of the server.
 const MOST: usize = QUESTION_LEN + MAX_DICTIONARY;
 
-/// What the server wants.
+/// The server's question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) round: u64,
     pub(crate) level: i32,
 }
 
-/// What the trainer has.
+/// The trainer's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// Bytes of the dictionary; 0 for none.
+    /// Length of the dictionary in bytes; 0 for none.
     pub(crate) len: usize,
-    /// What it brings on what was held out, of 10000.
+    /// Its gain on the held-out samples, of 10000.
     pub(crate) gain: u64,
 }
 
-/// Why nothing more comes from the other end.
+/// Why the exchange is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
-    /// It is gone.
+    /// The peer has closed its end.
     Gone,
-    /// It has said what no trainer says.
+    /// The peer's data is invalid.
     Lied,
 }
 
-/// The server's end, and what it holds for it: of a fixed size, made before it is needed.
+/// The server's end, with buffers of a fixed size that are allocated in advance.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// One for each training.
+    /// A new one for each training.
     socket: Option<OwnedFd>,
     round: u64,
-    /// What is on its way: bytes of `out` from `sent` on, up to `len`.
+    /// The message being sent: bytes `sent..len` of `out` remain.
     out: Box<[u8; MOST]>,
     len: usize,
     sent: usize,
-    /// The answer, and how much of it and of what follows has come.
+    /// The answer's header, and how many bytes of it and of what follows have arrived.
     head: [u8; ANSWER_LEN],
     received: usize,
 }
@@ -111,8 +111,8 @@ impl Channel {
         }
     }
 
-    /// Makes a new pair, whose other end it gives, and asks; `current` is the dictionary that there
-    /// is, if there is one.
+    /// Makes a new pair, starts to send the question, and returns the other end. `current` is the
+    /// current dictionary, or empty.
     pub(crate) fn open(&mut self, question: &Question, current: &[u8]) -> io::Result<OwnedFd> {
         self.close();
         let flags = SocketFlags::CLOEXEC;
@@ -128,12 +128,12 @@ impl Channel {
         Ok(theirs)
     }
 
-    /// Ends it, whatever was said.
+    /// Ends the exchange.
     pub(crate) fn close(&mut self) {
         self.socket = None;
     }
 
-    /// Sends of what is on its way as much as there is room for; whether that was all of it.
+    /// Sends as much of the message as there is room for; returns whether all of it is sent.
     pub(crate) fn flush(&mut self) -> Result<bool, Over> {
         let Some(socket) = &self.socket else { return Err(Over::Gone) };
         if self.sent < self.len {
@@ -147,7 +147,7 @@ impl Channel {
         Ok(self.sent == self.len)
     }
 
-    /// Puts a sample on its way, after all else has gone.
+    /// Starts to send a sample; the last message must be sent.
     pub(crate) fn put_sample(&mut self, page: &[u8; PAGE]) {
         debug_assert!(self.sent == self.len, "something is on its way");
         self.out[..8].copy_from_slice(&PAGE_FOLLOWS.to_le_bytes());
@@ -155,15 +155,14 @@ impl Channel {
         (self.sent, self.len) = (0, 8 + PAGE);
     }
 
-    /// Puts on its way that there are no more.
+    /// Starts to send the end of the samples.
     pub(crate) fn put_end(&mut self) {
         debug_assert!(self.sent == self.len, "something is on its way");
         self.out[..8].copy_from_slice(&NO_MORE.to_le_bytes());
         (self.sent, self.len) = (0, 8);
     }
 
-    /// What the trainer has made, when all of it has come: its dictionary is in `out`. `None` until
-    /// then.
+    /// The trainer's answer with its dictionary in `out`; `None` until all of it has arrived.
     pub(crate) fn receive(
         &mut self,
         out: &mut [u8; MAX_DICTIONARY],
@@ -191,7 +190,7 @@ impl Channel {
     }
 }
 
-/// Receives what has come, if anything has.
+/// Receives what has arrived, if anything.
 fn take(socket: &OwnedFd, to: &mut [u8]) -> Result<usize, Over> {
     match recv(socket, to, RecvFlags::DONTWAIT) {
         Ok((0, _)) => Err(Over::Gone),
@@ -201,20 +200,20 @@ fn take(socket: &OwnedFd, to: &mut [u8]) -> Result<usize, Over> {
     }
 }
 
-/// Whether it may go better later: no room, no memory.
+/// Whether a retry may succeed: there was no room or no memory.
 fn passes(error: Errno) -> bool {
     matches!(error, Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM)
 }
 
-/// What the head of an answer says, with the checksum of what follows; `None` if that is nothing
-/// that a trainer says in this round.
+/// Parses the answer's header; returns it with the checksum of what follows, or `None` if it is not
+/// a valid answer in this round.
 fn read_answer(head: &[u8; ANSWER_LEN], round: u64) -> Option<(Answer, u64)> {
     let [magic, of, len, gain, sum] = read_words(head)?;
     let len = usize::try_from(len).ok().filter(|&len| len <= MAX_DICTIONARY)?;
     (magic == ANSWER && of == round && gain <= 10_000).then_some((Answer { len, gain }, sum))
 }
 
-/// The trainer's side, which waits: the question, the dictionary that there is, and the samples.
+/// The trainer's side, which blocks: receives the question, the current dictionary and the samples.
 pub(crate) fn hear(from: &mut impl Read) -> io::Result<(Question, Vec<u8>, Vec<u8>)> {
     let nothing = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     let mut head = [0; QUESTION_LEN];
@@ -245,7 +244,7 @@ pub(crate) fn hear(from: &mut impl Read) -> io::Result<(Question, Vec<u8>, Vec<u
     Ok((Question { round, level }, dictionary, samples))
 }
 
-/// The trainer's answer: a dictionary and what it brings, or an empty one.
+/// Sends the trainer's answer: a dictionary and its gain, or an empty one.
 pub(crate) fn answer(
     to: &mut impl Write,
     round: u64,
@@ -258,7 +257,7 @@ pub(crate) fn answer(
     to.write_all(dictionary)
 }
 
-/// Words, and their checksum behind them. `LEN` is the bytes of all that.
+/// Encodes 64-bit values with their checksum at the end. `LEN` is the total length in bytes.
 pub(crate) fn words<const N: usize, const LEN: usize>(words: [u64; N]) -> [u8; LEN] {
     const { assert!(LEN == 8 * (N + 1)) };
     let mut bytes = [0; LEN];
@@ -270,7 +269,7 @@ pub(crate) fn words<const N: usize, const LEN: usize>(words: [u64; N]) -> [u8; L
     bytes
 }
 
-/// The words, if they are whole.
+/// Decodes the values, if their checksum is right.
 fn read_words<const N: usize, const LEN: usize>(bytes: &[u8; LEN]) -> Option<[u64; N]> {
     const { assert!(LEN == 8 * (N + 1)) };
     let word =

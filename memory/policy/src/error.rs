@@ -1,4 +1,4 @@
-//! Why a policy cannot be started.
+//! Errors of starting a policy.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use store::MAX_WORKERS;
 
 use crate::settings::SettingsError;
 
-/// Why there is no policy.
+/// Why a policy could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -22,9 +22,9 @@ pub enum StartError {
     /// The kernel refused.
     #[error("cannot make {what}")]
     Io {
-        /// What was asked for.
+        /// The object that could not be made.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -1,46 +1,48 @@
-//! What becomes of pages that nobody touches: recompressed by a stronger codec, in groups of
-//! neighbours, or written back to a disk.
+//! The policy for idle pages: they are recompressed by a stronger codec, in groups of neighbours,
+//! or written back to a disk.
 //!
 //! ```text
 //!  entries of the table: age, codec               the store, beside clients that read and write
-//!        │ each period: one older                          ▲
-//!        ▼                                                 │ exchange, if it is what was read
-//!  sweep: idle neighbours ── read, decode ── compress as one, outside of the store
+//!        │ each period: age + 1                            ▲
+//!        ▼                                                 │ replace, if unchanged since it was
+//!        read
+//!  sweep: idle neighbours ── read, decode ── compress together, outside of the store
 //!        ▲
 //!        │ sooner and faster while memory is short
 //!  pressure stall information
 //! ```
 //!
-//! A page gets one period older each period (a client's read or write makes it young, in the one
-//! compare-and-swap that it costs anyway). Idle pages that are near each other are compressed as
-//! one: what single pages of 4 KiB have in common is most of what a strong codec finds. A lonely
-//! one is compressed again by itself. A page that is read in its group leaves it at the next pass,
-//! and so do all when most have left. What did not get smaller is marked, and not tried again until
-//! it is written.
+//! Each period increments the age of every page; a client's read or write resets it, in the one
+//! compare-and-swap that it needs anyway. Idle pages that are near each other are compressed
+//! together, because most of what a strong codec finds is redundancy between pages. A page without
+//! idle neighbours is recompressed alone. A page that was read is taken out of its group in the
+//! next pass; when most pages of a group are gone, so are the others. A page that does not get
+//! smaller is marked, and not tried again until it is written.
 //!
-//! What did not get smaller, and what is idle for long, is written back, if there is a backing
-//! device: in batches, by this same thread, while memory is short, within the day's budget and as
-//! long as its file system has room. Pages that are read there stay there, as zram's do.
+//! If there is a backing device, pages that did not get smaller and pages that are idle for long
+//! are written back: in batches, by this same thread, while memory is short, within the daily
+//! limit, and as long as the file system has room. Reading such a page does not bring it back to
+//! memory, as in zram.
 //!
-//! # What it may not do
+//! # Guarantees
 //!
-//! It never makes a client's thread wait for more than the comparison of one page with what was
-//! read of it (no lock, no compression while a page is pinned), never uses memory that the keeper
-//! has ready for writes, and allocates nothing once it runs: on a device that is swapped to, a
-//! thread that asks for memory may wait for itself. It uses so many per cent of one CPU.
+//! The policy delays a client's thread at most by the comparison of one page with what was read of
+//! it (no lock, no compression while a page is pinned). It never uses the keeper's reserve for
+//! writes. It allocates nothing after its start: on a device that is swapped to, a thread that
+//! allocates may wait for itself. It uses a limited share of one CPU.
 //!
-//! # What fails
+//! # Errors
 //!
-//! [`SettingsError`] and [`StartError`] at the start, and nothing later: without memory to spare a group is put
-//! off ([`PolicyStats::no_room`]); a page that cannot be read is left ([`PolicyStats::damaged`])
-//! for the client that reads it; without pressure stall information memory is never short. A write
-//! that fails ends writing back until somebody asks for it ([`Policy::write_back`]); what is not on
-//! the device is in memory.
+//! [`SettingsError`] and [`StartError`] at the start, and no errors later. If no memory can be
+//! spared, a group is postponed ([`PolicyStats::no_room`]). A page that cannot be read is skipped
+//! ([`PolicyStats::damaged`]); the client that reads it gets the error. Without pressure stall
+//! information memory is never short. After a failed write, writeback stops until
+//! [`Policy::write_back`]; pages that are not on the device are still in memory.
 //!
 //! # Limits
 //!
-//! Groups have up to 32 pages and 28 KiB. A group keeps its memory until half of its pages have
-//! left and a pass has come by. Ages are three bits: a page is at most 7 periods old.
+//! Groups have up to 32 pages and 28 KiB. A group has its memory until half of its pages are gone
+//! and a pass has found that. Ages have three bits: at most 7 periods.
 
 mod channel;
 mod error;
@@ -70,13 +72,14 @@ pub use trainer::train;
 pub use training::Trainer;
 pub use writeback::What;
 
-/// What a pressure stall file says, as hundredths of a per cent: for the fuzz target.
+/// Parses a pressure stall file, in hundredths of a per cent: for the fuzz target.
 #[doc(hidden)]
 pub fn stalled(text: &[u8]) -> Option<u32> {
     pressure::average(text)
 }
 
-/// The policy without its thread: for who decides himself when and how fast, as benchmarks do.
+/// The policy without its thread: for callers that decide when and how fast it works, such as
+/// benchmarks.
 #[derive(Debug)]
 pub struct Passes {
     sweep: sweep::Sweep,
@@ -85,11 +88,11 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// For one thread.
+    /// A policy for one thread.
     ///
     /// # Errors
     ///
-    /// As [`Policy::start`].
+    /// Those of [`Policy::start`].
     pub fn new(store: &Arc<Store>, settings: &Settings) -> Result<Self, StartError> {
         let counters = Arc::new(stats::Counters::default());
         let worker = store.worker().ok_or(StartError::Full)?;
@@ -98,13 +101,13 @@ impl Passes {
         Ok(Self { sweep, back, counters })
     }
 
-    /// One step of writing such pages back; whether the pass goes on. Nothing without a backing
-    /// device.
+    /// One step of writeback of these pages; returns whether the pass goes on. Does nothing without
+    /// a backing device.
     pub fn write_back(&mut self, what: What) -> bool {
         self.back.as_mut().is_some_and(|back| back.step(writeback::Wanted::Asked(what)))
     }
 
-    /// Makes all pages one period older.
+    /// Increments the age of all pages.
     pub fn grow_older(&self) {
         self.sweep.grow_older(0, u64::MAX);
     }
@@ -114,7 +117,7 @@ impl Passes {
         self.sweep.step(idle)
     }
 
-    /// What was done.
+    /// The counters.
     pub fn stats(&self) -> PolicyStats {
         self.counters.stats()
     }

@@ -1,8 +1,8 @@
-//! The kernel's pressure stall information: whether tasks wait for memory.
+//! Memory pressure, from the kernel's pressure stall information (PSI).
 //!
-//! Where the kernel takes it, a trigger wakes the policy when a window had too much of it. Where it
-//! does not (an old kernel, a container), the same file is read now and then for the share of the
-//! last ten seconds.
+//! If the kernel accepts a trigger, the trigger wakes the policy after a window with too much
+//! stall. If not (an old kernel, a container), the policy polls the same file for the average of
+//! the last ten seconds.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -17,29 +17,29 @@ use rustix::fs::{fstatfs, OFlags};
 
 use crate::settings::Pressure;
 
-/// How long memory counts as short after the last time that it was.
+/// How long memory counts as short after pressure was last seen.
 const LASTS: Duration = Duration::from_secs(10);
 
-/// procfs and cgroup2, by the numbers that statfs(2) has: anything else is not to be written to.
+/// Magic numbers (statfs(2)) of procfs and cgroup2: no other file is written to.
 const KERNELS: [i128; 2] = [0x9fa0, 0x6367_7270];
 
-/// How the kernel says it.
+/// The source of pressure information.
 #[derive(Debug)]
 enum Source {
-    /// Becomes ready when there was a window with too much.
+    /// A PSI trigger: ready after a window with too much stall.
     Trigger(File),
-    /// To be read; too much is more than this, in hundredths of a per cent.
+    /// A file to poll; a higher average than this, in hundredths of a per cent, is pressure.
     Average(File, u32),
     /// There is no such file: memory is never short.
     None,
 }
 
-/// Whether memory is short.
+/// Tells whether memory is short.
 #[derive(Debug)]
 pub(crate) struct Gauge {
     source: Source,
     until: Option<Instant>,
-    /// Whether the kernel still says it: for others to see.
+    /// Set when the source has failed, for other threads.
     lost: Arc<AtomicBool>,
 }
 
@@ -48,18 +48,18 @@ impl Gauge {
         Self { source: source(settings), until: None, lost: Arc::default() }
     }
 
-    /// True once it is known no more how much memory there is, though it was.
+    /// A flag that becomes true when a source of pressure information fails.
     pub(crate) fn lost(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.lost)
     }
 
-    /// The cgroup is gone.
+    /// The source has failed, for example because the cgroup is gone.
     fn lose(&mut self) {
         self.source = Source::None;
         self.lost.store(true, Ordering::Release);
     }
 
-    /// What to wait on, with what for.
+    /// The descriptor to poll, and the events.
     pub(crate) fn fd(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         match &self.source {
             Source::Trigger(file) => Some((file.as_fd(), PollFlags::PRI)),
@@ -67,7 +67,7 @@ impl Gauge {
         }
     }
 
-    /// Takes note of what came of waiting.
+    /// Handles the events that poll returned.
     pub(crate) fn heard(&mut self, flags: PollFlags) {
         if flags.contains(PollFlags::ERR) {
             self.lose();
@@ -85,7 +85,7 @@ impl Gauge {
                     self.until = Some(Instant::now() + LASTS);
                 }
                 Ok(_) => {}
-                // It may want memory itself: that is asked again.
+                // The read may fail for want of memory: try again later.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Interrupted) => {}
                 Err(_) => self.lose(),
@@ -94,7 +94,7 @@ impl Gauge {
         self.until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// How it is known, for a person.
+    /// The kind of source, for a person.
     pub(crate) fn describe(&self) -> &'static str {
         match self.source {
             Source::Trigger(_) => "trigger",
@@ -106,7 +106,7 @@ impl Gauge {
 
 fn source(settings: &Pressure) -> Source {
     let Pressure { file, stall, window } = settings;
-    // A pipe would be waited for until somebody writes to it.
+    // Without O_NONBLOCK, opening a pipe would wait for a writer.
     let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).expect("low bits");
     let open = |write| OpenOptions::new().read(true).write(write).custom_flags(flags).open(file);
     let Ok(plain) = open(false) else { return Source::None };
@@ -124,7 +124,7 @@ fn source(settings: &Pressure) -> Source {
     Source::Average(plain, stall.saturating_mul(10_000) / window.max(&1))
 }
 
-/// The share of the last ten seconds in which some task waited, in hundredths of a per cent.
+/// The share of the last ten seconds in which some task was stalled, in hundredths of a per cent.
 pub(crate) fn average(text: &[u8]) -> Option<u32> {
     let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"some "))?;
     let field = line.split(|&byte| byte == b' ').find_map(|word| word.strip_prefix(b"avg10="))?;
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn memory_is_short_while_the_file_says_so_and_for_a_while() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        // A file that is no trigger: it is read, and nothing is written to it.
+        // An ordinary file: it is polled, and nothing is written to it.
         let settings = Pressure { file: file.path().into(), stall: 200, window: 2000 };
         std::io::Write::write_all(&mut file, b"some avg10=09.99 x\n").unwrap();
         let mut gauge = Gauge::new(&settings);
@@ -167,7 +167,7 @@ mod tests {
         assert!(!lost.load(Ordering::Acquire));
         gauge.heard(PollFlags::ERR);
         assert!(lost.load(Ordering::Acquire));
-        // A folder is opened, and cannot be read.
+        // A directory can be opened, but not read.
         let mut gauge = Gauge::new(&missing);
         gauge.source = Source::Average(File::open("/").unwrap(), 1000);
         assert!(!gauge.is_pressed() && gauge.lost().load(Ordering::Acquire));

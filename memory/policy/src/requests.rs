@@ -1,4 +1,4 @@
-//! Passes that somebody has asked for: they wait here, and here is what came of them.
+//! Requested writeback passes: the queue, and the outcomes.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 use crate::stats::PolicyStats;
 use crate::writeback::What;
 
-/// Requests that may wait at a time.
+/// The most waiting requests.
 const WAITING: usize = 8;
 
-/// Outcomes that are kept for those who ask for them.
+/// The most outcomes that are remembered.
 const KEPT: usize = 64;
 
-/// The requests of one policy. All memory is taken when it is made.
+/// The requests of one policy. All memory is allocated when it is made.
 #[derive(Debug)]
 pub(crate) struct Requests {
     queue: Mutex<Queue>,
-    /// Readable while requests wait: the policy's thread polls it.
+    /// Readable while requests wait; the policy's thread polls it.
     wake: OwnedFd,
 }
 
@@ -39,11 +39,11 @@ impl Requests {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing is left half done by a panic while it is held.
+        // A panic under this lock interrupts no update.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request, wakes the thread, and gives a ticket.
+    /// Adds a request, wakes the thread, and returns a ticket.
     pub(crate) fn add(&self, what: What) -> Result<u64, AskError> {
         let mut queue = self.lock();
         if queue.waiting.len() == WAITING {
@@ -52,12 +52,12 @@ impl Requests {
         let ticket = queue.next;
         queue.next += 1;
         queue.waiting.push_back((ticket, what));
-        // Full only after 2^64 times, and then it is readable.
+        // Fails only if the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         Ok(ticket)
     }
 
-    /// How far the request with this ticket is.
+    /// The state of the request with this ticket.
     pub(crate) fn progress(&self, ticket: u64) -> Asked {
         let queue = self.lock();
         if let Some((_, outcome)) = queue.done.iter().find(|(done, _)| *done == ticket) {
@@ -80,7 +80,7 @@ impl Requests {
         queue.waiting.pop_front()
     }
 
-    /// For the thread: what came of a request.
+    /// For the thread: records the outcome of a request.
     pub(crate) fn finish(&self, ticket: u64, outcome: Outcome) {
         let mut queue = self.lock();
         if queue.done.len() == KEPT {
@@ -95,18 +95,18 @@ impl Requests {
     }
 }
 
-/// What came of a pass that somebody asked for.
+/// The outcome of a requested pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Pages that it wrote back.
+    /// Pages written back.
     pub pages: u64,
-    /// It ended because today's budget is spent.
+    /// Whether today's limit ended it.
     pub limited: bool,
-    /// It ended because the file system has no more than is to stay free.
+    /// Whether it ended because only `backing_free` bytes are free on the file system.
     pub no_space: bool,
-    /// It ended because no block is free.
+    /// Whether it ended because no block was free.
     pub full: bool,
-    /// It ended because a write failed, now or before.
+    /// Whether a failed write ended it, then or earlier.
     pub failed: bool,
 }
 
@@ -122,25 +122,25 @@ impl Outcome {
     }
 }
 
-/// How far a pass is that somebody asked for.
+/// The state of a requested pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// It waits for others, or is on.
+    /// It is waiting or running.
     Waiting,
-    /// It is over.
+    /// It has ended.
     Done(Outcome),
-    /// Nobody got this ticket, or it is forgotten.
+    /// The ticket was never given out, or its outcome is no longer remembered.
     Unknown,
 }
 
-/// Why nothing is written back for who asks.
+/// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
-    /// There is nothing to write to.
+    /// There is no backing device.
     #[error("it has no backing device")]
     NoBacking,
-    /// Too many wait already.
+    /// Too many requests wait already.
     #[error("{WAITING} others wait for the same already")]
     Busy,
 }

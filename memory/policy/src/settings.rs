@@ -135,8 +135,8 @@ impl Default for Settings {
 }
 
 impl Default for Pressure {
-    /// A tenth of two seconds: the kernel takes windows of whole twos from anybody, others from
-    /// root.
+    /// A tenth of a window of two seconds: the kernel accepts windows that are multiples of two
+    /// seconds from any user, and others only from root.
     fn default() -> Self {
         Self { file: "/proc/pressure/memory".into(), stall: 200, window: 2000 }
     }
@@ -146,26 +146,26 @@ impl Default for Pressure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// No TOML, a key that is not known, or a value of another kind.
+    /// Invalid TOML, an unknown key, or a value of another type.
     #[error("cannot read the policy's settings")]
     Toml(#[from] toml::de::Error),
-    /// A number that is out of its range.
+    /// A number out of range.
     #[error("policy: {name} = {value}, expected {expected}")]
     Range {
         /// The key.
         name: &'static str,
-        /// What it was.
+        /// Its value.
         value: u64,
-        /// What it may be.
+        /// The valid range.
         expected: &'static str,
     },
-    /// Neither of the two words.
+    /// Neither `auto` nor `off`.
     #[error("policy: dictionary = \"{0}\" is none of auto, off")]
     Dictionary(String),
-    /// There is a device, and nobody to write to it.
+    /// `backing_dev` is set, but the policy is disabled.
     #[error("policy: backing_dev needs enabled = true")]
     Disabled,
-    /// No such codec, or level of it, or one that makes nothing smaller.
+    /// An unknown codec or level, or a codec that does not compress.
     #[error("policy: codec {codec} at level {level} is none of zstd -5 to 19, zlib 1 to 9, lz4 1")]
     Codec {
         /// The codec.
@@ -175,7 +175,7 @@ pub enum SettingsError {
     },
 }
 
-/// A file with the section, and nothing else.
+/// A file with this section only.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -183,8 +183,8 @@ struct File {
     policy: Settings,
 }
 
-/// A number of periods: one that cannot be is told what may be, as those are that
-/// [`Settings::check`] finds.
+/// Deserializes a number of periods. An error names the valid range, as those of
+/// [`Settings::check`] do.
 fn periods<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
     let value = i64::deserialize(from)?;
     let wrong = |_| serde::de::Error::custom(format!("{value}, expected 1 to {MAX_AGE} periods"));
@@ -192,7 +192,7 @@ fn periods<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
 }
 
 impl Settings {
-    /// Keys that differ from their defaults, and say nothing as long as `backing_dev` is not named.
+    /// Keys that differ from their defaults and have no effect without `backing_dev`.
     pub fn without_effect(&self) -> Vec<&'static str> {
         let default = Self::default();
         let differ = [
@@ -214,18 +214,18 @@ impl Settings {
         differ.map(|(name, _)| name).collect()
     }
 
-    /// Reads a TOML file's text; checked.
+    /// Reads and checks the text of a TOML file.
     ///
     /// # Errors
     ///
-    /// [`SettingsError`]: nothing is guessed.
+    /// [`SettingsError`].
     pub fn read(text: &str) -> Result<Self, SettingsError> {
         let File { policy } = toml::from_str(text)?;
         policy.check()?;
         Ok(policy)
     }
 
-    /// Whether all numbers are in their ranges.
+    /// Checks that all numbers are in range.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl Settings {
             ("period", period, 1..=86_400, "1 to 86400 seconds"),
             ("idle", idle.into(), ages.clone(), "1 to 7 periods"),
             ("idle_pressed", idle_pressed.into(), ages, "1 to 7 periods"),
-            // The store has a record for every eight pages.
+            // The store has one record for every eight pages.
             (
                 "group",
                 group,
@@ -260,7 +260,7 @@ impl Settings {
                 1..=1024,
                 "1 to 1024 blocks of 4 KiB",
             ),
-            // Fewer do not make the samples.
+            // Fewer pages are not enough for the samples.
             ("dictionary_pages", self.dictionary_pages, 1024..=u64::MAX, "1024 pages or more"),
             ("dictionary_period", self.dictionary_period, 1..=31_536_000, "1 second to a year"),
             ("gain", gain.into(), 1..=90, "1 to 90 per cent"),

@@ -1,4 +1,4 @@
-//! What the policy has done, counted.
+//! The policy's counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 
-/// One counter: what it is called, its value, what it says, and whether it only grows.
+/// One counter: name, value, description, and whether it only grows.
 pub type Field = (&'static str, u64, &'static str, bool);
 
 macro_rules! counters {
     ($($name:ident $help:literal,)*) => {
-        /// What the policy has done since it was started; taken while it works.
+        /// The policy's counters since its start, read while it works.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[non_exhaustive]
         pub struct PolicyStats {
             $(#[doc = $help] pub $name: u64,)*
         }
 
-        /// The policy's thread alone writes them.
+        /// Written by the policy's thread only.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
@@ -31,7 +31,7 @@ macro_rules! counters {
         }
 
         impl PolicyStats {
-            /// All of them.
+            /// All counters.
             pub fn fields(&self) -> Vec<Field> {
                 vec![$((stringify!($name), self.$name, $help, true),)*]
             }
@@ -42,40 +42,40 @@ macro_rules! counters {
 counters! {
     passes "Passes over all pages",
     pressed_passes "Passes that memory pressure brought forward",
-    groups_made "Groups of neighbours compressed as one",
-    pages_grouped "Idle pages that went into a group",
+    groups_made "Groups of neighbouring pages compressed together",
+    pages_grouped "Idle pages compressed in groups",
     pages_recompressed "Idle pages recompressed alone",
-    pages_no_gain "Idle pages that would not have got smaller, and are left as they are from now on",
-    pages_changed "Pages written or read while they were recompressed, and left as they were",
-    pages_warm "Pages that left their group because they were read in it",
-    pages_spread "Pages that left their group because most others had",
-    bytes_saved "Bytes by which compressed forms got smaller",
-    no_room "Times that there was no memory to spare for a new form, so that it was put off",
-    damaged "Pages that could not be read, and were left",
+    pages_no_gain "Idle pages that recompression made no smaller, and does not try again",
+    pages_changed "Pages not replaced because they were written or read during recompression",
+    pages_warm "Pages taken out of their group because they were read",
+    pages_spread "Pages taken out of their group because most of its pages were gone",
+    bytes_saved "Bytes saved by recompression",
+    no_room "Recompressions postponed because no memory could be spared",
+    damaged "Pages skipped because they could not be read",
     writeback_passes "Passes that looked for pages to write back",
-    writeback_asked "Of these, those that somebody asked for",
-    pages_written_back "Pages that went to the backing device",
-    writeback_changed "Pages written or read while they were written back, and kept in memory",
-    writeback_limited "Passes that ended because today's writeback_limit is spent",
-    writeback_no_space "Passes that ended because the file system has no more than backing_free bytes left",
-    writeback_full "Passes that ended because no block of the backing device is free",
-    writeback_failed "Passes that ended because a write to the backing device failed, now or before",
-    dictionary_rounds "Times that somebody was asked to train a dictionary",
-    dictionary_installed "Dictionaries that saved 3 % or more of pages held out, and are used",
-    dictionary_no_gain "Dictionaries that saved less or cost too much CPU, and were dropped",
-    dictionary_late "Trainers that were gone before they had answered, or did not in time",
-    dictionary_refused "Trainers whose answer was no dictionary",
-    dictionary_pressed "Times that none was begun, or a trainer was given up, because memory was short",
-    dictionary_put_off "Rounds without memory, samples or room",
+    writeback_asked "Writeback passes on request",
+    pages_written_back "Pages written back to the backing device",
+    writeback_changed "Pages still in memory because they were written or read during writeback",
+    writeback_limited "Writeback passes ended by today's writeback_limit",
+    writeback_no_space "Writeback passes ended because the file system had no more than backing_free bytes free",
+    writeback_full "Writeback passes ended because the backing device was full",
+    writeback_failed "Writeback passes ended by a failed write, then or earlier",
+    dictionary_rounds "Trainings of a dictionary begun",
+    dictionary_installed "Dictionaries installed: they saved 3 % or more on held-out pages",
+    dictionary_no_gain "Dictionaries dropped: they saved less, or cost too much CPU",
+    dictionary_late "Trainers that exited without an answer, or did not answer in time",
+    dictionary_refused "Trainers whose answer was invalid",
+    dictionary_pressed "Trainings postponed or abandoned because memory was short",
+    dictionary_put_off "Trainings abandoned for want of memory, samples or a place",
     cpu_us "Microseconds of CPU used",
 }
 
-/// Adds to a counter of one's own.
+/// Adds to a counter that only this thread writes.
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// CPU that this thread has used.
+/// CPU time of this thread.
 pub(crate) fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

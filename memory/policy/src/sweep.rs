@@ -1,7 +1,7 @@
-//! A pass over all pages: idle ones are recompressed, in steps that each cost a millisecond or so.
+//! The sweep: a pass over all pages that recompresses idle ones, in steps of about a millisecond.
 //!
-//! All memory is taken when the sweep is made. A page is read like a client's, without becoming
-//! young; compressed outside of the store; and stored only if it is what was read.
+//! All memory is allocated when the sweep is made. A page is read without resetting its age,
+//! compressed outside of the store, and stored only if it has not changed.
 
 use std::sync::Arc;
 
@@ -12,32 +12,31 @@ use store::{GroupBuffer, GroupError, Page, Seen, Worker, MAX_MEMBERS, MAX_OBJECT
 use crate::settings::{Settings, SettingsError};
 use crate::stats::{add as count, Counters};
 
-/// Entries of the table that a step looks at.
+/// Table entries that a step looks at.
 const LOOK_AT: u64 = 4096;
 
-/// Fewer pages are recompressed one by one: a group of two or three saves little, and costs a
-/// record.
+/// Fewer pages are recompressed alone: a group of two or three saves little, and costs a record.
 const FEWEST: usize = 4;
 
-/// Bytes that pages of a group may have by themselves: as one they have a fifth less, or some are
-/// left out.
+/// The most bytes of a group's pages before: together they are usually a fifth smaller; if not,
+/// some are left out.
 const MOST_BYTES: usize = MAX_PAYLOAD * 5 / 4;
 
-/// Pages that are further apart are not neighbours: who reads one is not about to read the other.
+/// Pages further apart are not neighbours: a read of one does not predict a read of the other.
 const NEAR: u64 = 32;
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The pass goes on.
+    /// The pass is not over.
     More,
-    /// The pass goes on from where it is; there is no memory to spare just now.
+    /// The pass stays where it is, because no memory can be spared just now.
     NoRoom,
     /// The pass is over.
     Done,
 }
 
-/// A page that may be recompressed.
+/// A candidate for recompression.
 #[derive(Clone, Copy, Debug, Default)]
 struct Idle {
     index: u64,
@@ -45,22 +44,22 @@ struct Idle {
     len: usize,
 }
 
-/// Contexts, buffers and access to the store of the thread that recompresses.
+/// The sweep's codec contexts, buffers and access to the store.
 pub(crate) struct Sweep {
     worker: Worker,
     reader: PageReader,
     encoder: Encoder,
-    /// Payload of the group that is made.
+    /// Payload of the group being made.
     group: GroupBuffer,
-    /// Objects as they were read, and their plain pages.
+    /// Objects as they were read, and the decoded pages.
     objects: Box<[[u8; MAX_OBJECT]; MAX_MEMBERS]>,
     plain: Box<[[u8; PAGE]; MAX_MEMBERS]>,
     coded: Box<[u8]>,
     found: [Idle; MAX_MEMBERS],
     count: usize,
-    /// The next page to look at, while a pass is on.
+    /// The next page to look at, during a pass.
     cursor: Option<u64>,
-    /// Times that the group at the cursor found no room.
+    /// How often the group at the cursor found no room.
     tries: u32,
     most: usize,
     gain: usize,
@@ -68,11 +67,12 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// One with all its memory: it compresses once at each size that it is going to.
+    /// Allocates all memory: also compresses once at each size that will occur, because codecs
+    /// allocate at first use.
     ///
     /// # Errors
     ///
-    /// Settings that cannot be used, a codec that cannot be set up.
+    /// [`SettingsError`].
     pub(crate) fn new(
         worker: Worker,
         settings: &Settings,
@@ -98,19 +98,19 @@ impl Sweep {
             gain: settings.gain as usize,
             counters: Arc::clone(counters),
         };
-        // No page of one word over and over, so that the codec itself runs.
+        // Not same-filled pages, so that the codec itself runs.
         let pages = this.plain.as_flattened_mut();
         for (at, byte) in pages.iter_mut().enumerate() {
             *byte = (at / 7).to_le_bytes()[0];
         }
-        // Contexts take their memory when a size is first met; larger ones are not.
+        // A context allocates when it first meets a size; no larger size than these occurs.
         for count in (1..=settings.group).rev().filter(|count| count.is_power_of_two()) {
             this.encoder.encode(&this.plain.as_flattened()[..count * PAGE], &mut this.coded);
         }
         Ok(this)
     }
 
-    /// Makes `count` pages from `from` on one period older.
+    /// Increments the age of `count` pages from `from`.
     pub(crate) fn grow_older(&self, from: u64, count: u64) {
         self.worker.grow_older(from..from.saturating_add(count));
     }
@@ -119,8 +119,8 @@ impl Sweep {
         self.worker.store().pages()
     }
 
-    /// One step of a pass over the pages that are at least `idle` periods old; begins a pass if
-    /// none is on.
+    /// One step of a pass over the pages that are at least `idle` periods old; starts a pass if
+    /// there is none.
     pub(crate) fn step(&mut self, idle: u8) -> Step {
         let from = match self.cursor {
             Some(cursor) => cursor,
@@ -138,7 +138,7 @@ impl Sweep {
             let last = self.count.checked_sub(1).map(|last| self.found[last].index);
             let near = last.is_none_or(|last| index - last <= NEAR);
             if !near || self.count == self.most || sum + page.len > MOST_BYTES {
-                // This page begins the next group.
+                // This page starts the next group.
                 return self.flush(index, pages);
             }
             self.found[self.count] = page;
@@ -148,8 +148,8 @@ impl Sweep {
         self.flush(to, pages)
     }
 
-    /// The page, if it is an idle one that may get smaller. What should leave its group does so
-    /// here.
+    /// Returns the page if it is a candidate. Also takes pages out of their group that should not
+    /// be in it.
     fn idle(&mut self, index: u64, idle: u8) -> Option<Idle> {
         match self.worker.peek(index).ok()? {
             (Page::Object { tag, len }, age) if age >= idle => {
@@ -166,7 +166,7 @@ impl Sweep {
         }
     }
 
-    /// Recompresses what was found; the pass goes on at `next`.
+    /// Recompresses the candidates; the pass continues at `next`.
     fn flush(&mut self, next: u64, pages: u64) -> Step {
         let first = self.found[0].index;
         let mut next = next;
@@ -184,14 +184,14 @@ impl Sweep {
         if self.cursor.is_some() {
             Step::More
         } else {
-            // Its slabs would stay half empty until the next pass.
+            // Otherwise its slabs would stay half empty until the next pass.
             self.worker.rest();
             Step::Done
         }
     }
 
-    /// Makes a group of what was found; `false` if there is no room. The pass goes on at `next`,
-    /// which is earlier if not all of it fits.
+    /// Makes a group of the candidates; `false` if there is no room. The pass continues at `next`,
+    /// which moves back if not all candidates fit.
     fn join(&mut self, next: &mut u64) -> bool {
         self.read_found();
         if self.count < FEWEST {
@@ -208,7 +208,7 @@ impl Sweep {
         };
         let before: usize = self.found[..self.count].iter().map(|idle| idle.len).sum();
         let codec = encoded.codec;
-        // The smallest place that a page alone might have, and the group's own record.
+        // The smallest place of an object, and the group's record.
         let pays = (encoded.len + 64) * 100 <= before * (100 - self.gain);
         if matches!(codec, Codec::Raw | Codec::SameFilled) || encoded.len > MAX_PAYLOAD || !pays {
             return (0..self.count).all(|at| self.recompress(at, ALONE));
@@ -230,13 +230,12 @@ impl Sweep {
                 true
             }
             Err(GroupError::Full { .. }) => false,
-            // Not with what we gave it.
+            // Our arguments are valid, so the error is no reason to retry.
             Err(_) => true,
         }
     }
 
-    /// Reads what was found into `objects` and `plain`, and leaves out what is something else by
-    /// now.
+    /// Reads the candidates into `objects` and `plain`, and drops those that have changed.
     fn read_found(&mut self) {
         let mut kept = 0;
         for at in 0..self.count {
@@ -248,14 +247,14 @@ impl Sweep {
                     kept += 1;
                 }
                 Ok(_) => count(&self.counters.pages_changed, 1),
-                // Whoever reads it is told.
+                // The client that reads the page gets the error.
                 Err(_) => count(&self.counters.damaged, 1),
             }
         }
         self.count = kept;
     }
 
-    /// Recompresses what was found one by one, if that was not done before; `false` if there is no
+    /// Recompresses the candidates one by one, unless that was done before; `false` if there is no
     /// room.
     fn alone(&mut self) -> bool {
         let found = self.found;
@@ -270,8 +269,8 @@ impl Sweep {
         (0..self.count).all(|at| self.recompress(at, 0))
     }
 
-    /// Stores one page, read as number `at`, in its smallest form; `false` if there is no room.
-    /// `mark` is for its tag.
+    /// Stores one candidate, read as number `at`, in its smallest form; `false` if there is no
+    /// room. `mark` is added to its tag.
     fn recompress(&mut self, at: usize, mark: u8) -> bool {
         let idle = self.found[at];
         let encoded = self.encoder.encode(&self.plain[at], &mut self.coded);
@@ -281,7 +280,7 @@ impl Sweep {
             codec if pays && codec != Codec::SameFilled && codec != Codec::Raw => {
                 (RECOMPRESSED | codec.to_wire(), &self.coded[..encoded.len])
             }
-            // The same bytes, marked so that nobody tries again.
+            // The same bytes, marked so that they are not tried again.
             _ => (idle.tag | RECOMPRESSED, old),
         };
         let seen = Seen { index: idle.index, tag: idle.tag, bytes: old };
@@ -300,7 +299,7 @@ impl Sweep {
         true
     }
 
-    /// Lets a page leave its group if it is read there, or if most others have left.
+    /// Takes a page out of its group if it was read, or if most others are gone.
     fn tend_group(&mut self, index: u64, age: u8) {
         let Some(members) = self.worker.members(index) else { return };
         let warm = age == 0;

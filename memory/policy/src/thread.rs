@@ -1,4 +1,4 @@
-//! The thread: when a pass is due, and how fast it may go.
+//! The policy's thread: when a pass is due, and how fast it runs.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +19,16 @@ use crate::sweep::{Step, Sweep};
 use crate::training::{Trainer, Training};
 use crate::writeback::{Wanted, What, WriteBack};
 
-/// Entries made older at a time: less than a millisecond.
+/// Entries whose age is incremented at a time: less than a millisecond.
 const AGE: u64 = 65_536;
 
-/// How long to wait for the keeper to have memory to spare.
+/// The pause while no memory can be spared.
 const NO_ROOM: Duration = Duration::from_millis(50);
 
-/// The longest sleep: how soon pressure is seen that has to be looked for.
+/// The longest sleep, and so the delay until polled pressure is noticed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The policy of one store. Dropping it ends its thread; what it has done stays.
+/// The policy of one store. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Policy {
     counters: Arc<Counters>,
@@ -41,7 +41,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Starts the thread. Everything that it will need is made here.
+    /// Starts the thread. Everything that it will need is allocated here.
     ///
     /// # Errors
     ///
@@ -50,10 +50,9 @@ impl Policy {
         Self::start_with(store, settings, None)
     }
 
-    /// As [`start`](Self::start), with somebody who starts processes that train dictionaries. The
-    /// device was made with memory for them ([`device::DeviceOptions::dictionaries`]). That they
-    /// cannot be trained is no error: see
-    /// [`untrained`](Self::untrained).
+    /// As [`start`](Self::start), with a [`Trainer`] that starts processes to train dictionaries.
+    /// The device must have memory for dictionaries ([`device::DeviceOptions::dictionaries`]). If
+    /// training is not possible, [`untrained`](Self::untrained) says why; that is no error here.
     ///
     /// # Errors
     ///
@@ -81,7 +80,7 @@ impl Policy {
                 Some(Arc::new(Requests::new(wake)))
             }
         };
-        // Whatever is in its way, idle pages are seen to.
+        // Recompression and writeback run even if training cannot.
         let (training, untrained) =
             match trainer.map(|of| Training::new(store, settings, of, &counters)) {
                 Some(Ok(training)) => (training, None),
@@ -121,9 +120,9 @@ impl Policy {
         self.counters.stats()
     }
 
-    /// Asks for a pass that writes such pages back, after those who asked before and what the
-    /// policy is writing back by itself; recompression waits for it. Gives a ticket by which it can
-    /// be [asked](Self::asked) what came of it.
+    /// Requests a pass that writes back these pages. It runs after earlier requests and after the
+    /// policy's own running writeback; recompression pauses for it. Returns a ticket for
+    /// [`asked`](Self::asked).
     ///
     /// # Errors
     ///
@@ -133,13 +132,13 @@ impl Policy {
         requests.add(what)
     }
 
-    /// What has come of the pass that this ticket was for.
+    /// The state of the pass with this ticket.
     pub fn asked(&self, ticket: u64) -> Asked {
         self.requests.as_ref().map_or(Asked::Unknown, |requests| requests.progress(ticket))
     }
 
-    /// How memory pressure is known: `trigger`, `average`, or `none`; then memory is never taken to
-    /// be short.
+    /// The source of memory pressure information: `trigger`, `average`, or `none`. With `none`
+    /// memory is never short.
     pub fn pressure(&self) -> &'static str {
         if self.pressure_lost.load(Ordering::Acquire) {
             "none"
@@ -148,7 +147,7 @@ impl Policy {
         }
     }
 
-    /// Why no dictionaries are trained though there is somebody to train them, if they cannot be.
+    /// Why no dictionaries are trained, if there is a [`Trainer`] and they cannot be.
     pub fn untrained(&self) -> Option<&StartError> {
         self.untrained.as_ref()
     }
@@ -156,16 +155,16 @@ impl Policy {
 
 impl Drop for Policy {
     fn drop(&mut self) {
-        // Full only after 2^64 times, and then it is readable.
+        // Fails only if the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // Its panic was shown.
+            // Its panic was already printed.
             let _ = thread.join();
         }
     }
 }
 
-/// Told to stop.
+/// The thread was told to stop.
 struct Stopped;
 
 struct Turns {
@@ -183,7 +182,7 @@ impl Turns {
     fn run(&mut self) {
         let period = Duration::from_secs(self.settings.period);
         let mut due = Instant::now() + period;
-        // Whether pressure has had its pass since pages last got older.
+        // Whether memory pressure has had its pass since the ages were last incremented.
         let mut hurried = false;
         loop {
             let now = Instant::now();
@@ -206,7 +205,7 @@ impl Turns {
         }
     }
 
-    /// A bit of training, and how long there is nothing to do for it.
+    /// Does some training; returns how long training has nothing to do.
     fn train(&mut self) -> Result<Duration, Stopped> {
         if self.training.is_some() {
             self.paced(|_, _| ())?;
@@ -214,12 +213,12 @@ impl Turns {
         Ok(self.training.as_ref().map_or(LOOK, Training::wait))
     }
 
-    /// What somebody wants written back.
+    /// The next requested pass.
     fn asked(&self) -> Option<(u64, What)> {
         self.requests.as_deref()?.next()
     }
 
-    /// A pass of writing back, if it is time for one.
+    /// A writeback pass, if one is due.
     fn write_back(&mut self) -> Result<(), Stopped> {
         if self.settings.writeback_pressed_only && !self.gauge.is_pressed() {
             return Ok(());
@@ -237,7 +236,7 @@ impl Turns {
         Ok(())
     }
 
-    /// The same for somebody who has asked, who is told what came of it.
+    /// A requested writeback pass, with its outcome.
     fn write_back_asked(&mut self, ticket: u64, what: What) -> Result<(), Stopped> {
         let before = self.counters.stats();
         let done = self.write_back_all(|_| Wanted::Asked(what));
@@ -259,7 +258,7 @@ impl Turns {
 
     fn pass(&mut self) -> Result<(), Stopped> {
         loop {
-            // It may be on for hours, and who has asked waits.
+            // A pass may last hours, and the requests wait.
             while let Some((ticket, what)) = self.asked() {
                 self.write_back_asked(ticket, what)?;
             }
@@ -273,8 +272,7 @@ impl Turns {
         }
     }
 
-    /// Does a bit of work, of training too, then sleeps until it is no more than its share of the
-    /// time.
+    /// Does some work, and some training, then sleeps until its CPU time is within its share.
     fn paced<R>(&mut self, work: impl FnOnce(&mut Self, bool) -> R) -> Result<R, Stopped> {
         let pressed = self.gauge.is_pressed();
         let Settings { cpu, cpu_pressed, .. } = self.settings;
@@ -287,19 +285,18 @@ impl Turns {
         let used = thread_cpu().saturating_sub(before);
         add(&self.counters.cpu_us, u64::try_from(used.as_micros()).unwrap_or(0));
         let rest = used * (100 - cpu.min(100)) / cpu.max(1);
-        // Too short a sleep is not worth its system call; a longer one comes of a few.
+        // A sleep this short is not worth its system call; several add up to a longer one.
         self.sleep(rest.min(LOOK), false)?;
         Ok(result)
     }
 
-    /// Waits until the time is over or there is pressure, and if `idle` until there is something
-    /// asked.
+    /// Sleeps until the time is over, there is pressure, or, if `idle`, there is a request.
     fn sleep(&mut self, time: Duration, idle: bool) -> Result<(), Stopped> {
         let timeout = Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: time.subsec_nanos().into(),
         };
-        // What is not waited for is the stop once more.
+        // The stop event stands in for descriptors that are not polled.
         let requests = self.requests.as_deref().filter(|_| idle);
         let asked = requests.map_or(self.stop.as_fd(), Requests::wake);
         let (gauge, flags) = self.gauge.fd().unwrap_or((self.stop.as_fd(), PollFlags::empty()));

@@ -1,6 +1,7 @@
-//! The process that trains: a dictionary from two thirds of the samples, judged by the rest.
+//! The trainer process: makes a dictionary from two thirds of the samples, and judges it by the
+//! others.
 //!
-//! It may take tens of MiB, wait for memory, be killed, or hang: nobody waits for it.
+//! It may take tens of MiB, wait for memory, be killed, or hang: the server does not wait for it.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -12,13 +13,13 @@ use store::{stored_len, MAX_DICTIONARY};
 
 use crate::channel::{self, Question};
 
-/// A dictionary has to save so much of the memory for what was held out, of 10000.
+/// The least gain of a dictionary on the held-out samples, of 10000.
 pub(crate) const WORTH: u64 = 300;
 
-/// Fewer pages held out say nothing.
+/// The least number of held-out pages for a judgement.
 pub(crate) const FEWEST: usize = 128;
 
-/// A page whose compressed form is longer is stored as it is (`device`).
+/// A page whose compressed form is longer is stored uncompressed (`device`).
 const LONGEST: usize = PAGE - PAGE / 32;
 
 /// Whether a sample is held out from training.
@@ -26,32 +27,32 @@ pub(crate) fn is_held_out(number: usize) -> bool {
     number % 3 == 2
 }
 
-/// Bytes of memory for a page that compresses to so many.
+/// Bytes of memory of a page that compresses to `len` bytes.
 pub(crate) fn cost(codec: Codec, len: usize) -> u64 {
     let len = if codec == Codec::Raw || len > LONGEST { PAGE } else { len };
     stored_len(len) as u64
 }
 
-/// By how much `after` is below `before`, of 10000; 0 if it is not.
+/// How much smaller `after` is than `before`, of 10000; 0 if it is not smaller.
 pub(crate) fn gain(before: u64, after: u64) -> u64 {
     before.saturating_sub(after).saturating_mul(10_000) / before.max(1)
 }
 
-/// Whether memory that was saved is worth the CPU that it costs to write with a dictionary: for
-/// each per cent of the one four of the other, at most. What a client waits for does not double for
-/// a few pages.
+/// Whether the memory saved is worth the CPU time of writing with a dictionary: at most four per
+/// cent more CPU time for each per cent of memory. A few pages less must not double a client's
+/// latency.
 pub(crate) fn pays(gain: u64, before: Duration, after: Duration) -> bool {
     let most = before.as_nanos().saturating_mul(10_000 + 4 * u128::from(gain)) / 10_000;
     gain >= WORTH && after.as_nanos() <= most
 }
 
-/// Answers the question that comes through `stream`, once; to be called in a process of its own, at
-/// low priority, which somebody kills when it takes long. It ends as soon as the server does, or
-/// gives the round up, unless it is training just then.
+/// Answers the one question that comes through `stream`. Call it in a process of its own, at low
+/// priority and with a time limit. It ends when the server ends or gives up the round, but not in
+/// the middle of training.
 ///
 /// # Errors
 ///
-/// No question, a server that does not go on with it.
+/// An invalid question, or the server's end of the stream.
 pub fn train(stream: &mut (impl Read + Write)) -> io::Result<()> {
     let (question, current, samples) = channel::hear(stream)?;
     let found = best(&samples, &current, &question).filter(|(_, gain)| *gain >= WORTH);
@@ -59,7 +60,7 @@ pub fn train(stream: &mut (impl Read + Write)) -> io::Result<()> {
     channel::answer(stream, question.round, &dictionary, gain)
 }
 
-/// A dictionary, and what it brings.
+/// The best dictionary, and its gain.
 fn best(samples: &[u8], current: &[u8], question: &Question) -> Option<(Vec<u8>, u64)> {
     let pages = || samples.chunks_exact(PAGE).enumerate();
     let training: Vec<u8> = pages()
@@ -87,7 +88,7 @@ fn best(samples: &[u8], current: &[u8], question: &Question) -> Option<(Vec<u8>,
     };
     let dictionary = codec::train(&training, PAGE, MAX_DICTIONARY)?;
     let with = sum(Some(&digest(&dictionary)?));
-    // A dictionary that there is already is what a new one has to be better than.
+    // A new dictionary has to be better than the current one.
     let without = sum(None).min(digest(current).map_or(u64::MAX, |current| sum(Some(&current))));
     Some((dictionary, gain(without, with)))
 }

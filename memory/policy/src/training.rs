@@ -1,18 +1,17 @@
-//! The server's side of training: when, on what, and whether to believe what comes of it.
+//! The server's side of training: when to train, on which pages, and whether to use the result.
 //!
 //! ```text
 //!  enough pages, or others than last time ─► ask ─► samples, a few at a time ─► wait ─► try ─► install
 //!                                             ╎  through a channel (channel.rs)  ╎
-//!                                 somebody starts a process (trainer.rs) ────────╯
+//!                                 the supervisor starts a process (trainer.rs) ──╯
 //! ```
 //!
-//! A dictionary is tried by this thread before pages depend on it: the pages that were held out are
-//! read from the store once more, compressed with it, decompressed and compared, and it has to
-//! bring as much here as its maker says. A trainer that dies, hangs or lies costs the round.
+//! Before pages depend on a dictionary, this thread tries it: the held-out pages are read from the
+//! store again, compressed with it, decompressed and compared, and its gain has to be enough. A
+//! trainer that dies, hangs or sends invalid data costs only the round.
 //!
-//! None is begun while memory is short, and one that is on then is given up, for a trainer takes
-//! some. On a host that swaps to this store that is more than a courtesy: what a trainer takes,
-//! this server has to make room for.
+//! No training starts while memory is short, and a running one is abandoned, because a trainer
+//! needs memory. On a host that swaps to this store, this server would have to free that memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,34 +27,33 @@ use crate::settings::Settings;
 use crate::stats::{add as count, thread_cpu, Counters};
 use crate::trainer::{cost, gain, is_held_out, pays, FEWEST};
 
-/// Entries of the table that a step looks at.
+/// Table entries that a step looks at.
 const LOOK_AT: u64 = 4096;
 
 /// Pages that a step reads, sends or tries: less than a millisecond.
 const AT_ONCE: usize = 16;
 
-/// How long a trainer may take, from when it is asked for: to be started, to take samples, to
-/// train.
+/// The time limit of a trainer from the request on: its start, the samples, the training.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often to look for what a trainer says, or whether it has taken what was said.
+/// How often to poll the channel.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long to wait with a round for which there would be reason while memory is short.
+/// The pause before a due round is considered again, while memory is short.
 const PRESSED: Duration = Duration::from_secs(10);
 
-/// A pause gets no longer than this many times the first one.
+/// The longest pause between rounds, as a multiple of the first.
 const MOST_PAUSES: u32 = 24;
 
-/// Who starts processes that call [`train`](crate::train) for a server. Neither word may wait or
-/// allocate.
+/// Starts processes that call [`train`](crate::train) for a server. The callbacks must neither
+/// block nor allocate.
 pub struct Trainer {
-    /// Codec and level that pages are written with: only zstd has dictionaries.
+    /// Codec and level of new writes: only zstd has dictionaries.
     pub settings: codec::Settings,
-    /// Asks for a process that trains with what comes through this socket. Whoever does not hear
-    /// it, or has no process, drops the socket, which tells as much.
+    /// Asks for a process that trains with this socket. If there is none, the callback drops the
+    /// socket, which tells the policy.
     pub start: Box<dyn FnMut(OwnedFd) + Send>,
-    /// The one that was asked for last is not waited for any more: it may be ended.
+    /// The last requested process is no longer needed, and may be ended.
     pub stop: Box<dyn FnMut() + Send>,
 }
 
@@ -68,17 +66,17 @@ impl std::fmt::Debug for Trainer {
 #[derive(Debug)]
 enum State {
     Idle,
-    /// A trainer gets samples: the next entry, eligible pages to leave out before the next one, and
-    /// whether it has not yet taken the last ones.
+    /// A trainer gets samples: the next entry, the eligible pages to skip before the next sample,
+    /// and whether the trainer has yet to read the last one.
     Giving {
         since: Instant,
         cursor: u64,
         skip: u64,
         full: bool,
     },
-    /// It has all of them, but for what is on its way.
+    /// All samples are sent, except what is in the buffer.
     Given(Instant),
-    /// Its dictionary is tried: the next page held out, and what was had so far.
+    /// A dictionary is being tried: the next held-out page, and the sums so far.
     Trying {
         room: Arc<Dictionary>,
         len: usize,
@@ -87,7 +85,7 @@ enum State {
     },
 }
 
-/// What pages cost without the new dictionary, and with it.
+/// The cost of pages without the new dictionary, and with it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Had {
     pages: usize,
@@ -97,7 +95,7 @@ struct Had {
     cpu_after: Duration,
 }
 
-/// Contexts, buffers and access to the store for training.
+/// Codec contexts, buffers and access to the store for training.
 pub(crate) struct Training {
     worker: Worker,
     reader: PageReader,
@@ -110,29 +108,29 @@ pub(crate) struct Training {
     plain: Box<[u8; PAGE]>,
     again: Box<[u8; PAGE]>,
     coded: Box<[u8]>,
-    /// Which pages the samples are.
+    /// The sampled pages.
     indices: Box<[u64; SAMPLES]>,
     found: usize,
-    /// Of every so many eligible pages one is a sample.
+    /// One of this many eligible pages is a sample.
     every: u64,
     state: State,
     /// Whether memory was short at the last step.
     pressed: bool,
     round: u64,
-    /// Not before then.
+    /// The earliest start of the next round.
     next: Instant,
     period: Duration,
     pauses: u32,
     least: u64,
-    /// Pages held, and objects freed, when the last round began that came to a result; and the one
-    /// that is on.
+    /// Pages held, and objects freed, at the start of the last round with a result, and of the
+    /// current one.
     last: Option<(u64, u64)>,
     this: Option<(u64, u64)>,
     counters: Arc<Counters>,
 }
 
 impl Training {
-    /// One with all its memory; `None` where there are to be no dictionaries.
+    /// Allocates all memory; `None` if there are to be no dictionaries.
     pub(crate) fn new(
         store: &Arc<Store>,
         settings: &Settings,
@@ -164,7 +162,7 @@ impl Training {
             every: 1,
             state: State::Idle,
             pressed: false,
-            // No two servers of a store have the same rounds.
+            // No two servers of a store share round numbers.
             round: store.generation() << 32,
             next: Instant::now(),
             period: Duration::from_secs(settings.dictionary_period),
@@ -172,7 +170,7 @@ impl Training {
             least: settings.dictionary_pages,
             counters: Arc::clone(counters),
         };
-        // Contexts take their memory when they are first used, and not for one word over and over.
+        // A context allocates at its first use, and not for a same-filled page.
         for (at, byte) in this.plain.iter_mut().enumerate() {
             *byte = (at / 7).to_le_bytes()[0];
         }
@@ -180,13 +178,13 @@ impl Training {
         Ok(Some(this))
     }
 
-    /// As if the pause were over.
+    /// Ends the pause.
     #[cfg(test)]
     pub(crate) fn end_pause(&mut self) {
         self.next = Instant::now();
     }
 
-    /// As if the trainer had not been heard of for long.
+    /// Makes the trainer late.
     #[cfg(test)]
     pub(crate) fn lose_patience(&mut self) {
         let long_ago =
@@ -202,7 +200,7 @@ impl Training {
         matches!(self.state, State::Trying { .. })
     }
 
-    /// When to come again.
+    /// How long there is nothing to do.
     pub(crate) fn wait(&self) -> Duration {
         match self.state {
             State::Idle => Duration::from_secs(1),
@@ -212,7 +210,7 @@ impl Training {
         }
     }
 
-    /// A bit of work, if there is any; `pressed` while memory is short.
+    /// Does some work, if there is any. `pressed`: memory is short.
     pub(crate) fn step(&mut self, pressed: bool) {
         self.pressed = pressed;
         match std::mem::replace(&mut self.state, State::Idle) {
@@ -229,7 +227,7 @@ impl Training {
                 Ok(()) => {}
                 Err(over) => self.over(over),
             },
-            // Its place in the store will take memory.
+            // Installing it would take memory.
             state @ State::Trying { .. } if pressed => self.state = state,
             State::Trying { room, len, next, had } => self.try_out(room, len, next, had),
         }
@@ -241,12 +239,13 @@ impl Training {
         }
         let store = self.worker.store();
         let (held, freed) = (held(store), store.objects_freed());
-        // Other pages than those of the last time: most were written since, or there are many more.
+        // Train again only on other pages: most were written since the last round, or there are
+        // many more.
         let others = self.last.is_none_or(|(then, before)| {
             freed.saturating_sub(before) >= then || held >= then.saturating_mul(4)
         });
         if held < self.least || !others {
-            // That takes its time to change.
+            // That changes slowly.
             self.next = Instant::now() + Duration::from_secs(1);
             return;
         }
@@ -274,7 +273,7 @@ impl Training {
         }
     }
 
-    /// Gives the trainer a few samples, as many as it takes.
+    /// Sends the trainer a few samples, as many as it reads.
     fn give(&mut self, since: Instant, from: u64, mut skip: u64) -> Result<State, Over> {
         let full = |cursor, skip| State::Giving { since, cursor, skip, full: true };
         if !self.channel.flush()? {
@@ -299,7 +298,8 @@ impl Training {
             }
             match self.reader.read(&self.worker, index, false, &mut self.plain) {
                 Ok(Page::Object { .. }) => {}
-                // Somebody has written it, or whoever reads it is told.
+                // The page has changed; or it is damaged, and the client that reads it gets the
+                // error.
                 _ => continue,
             }
             skip = self.every - 1;
@@ -317,7 +317,7 @@ impl Training {
         }
     }
 
-    /// After all of them: too few are not worth a dictionary.
+    /// After the last sample: too few are not worth a dictionary.
     fn end_samples(&mut self, since: Instant) -> State {
         if self.found / 3 < FEWEST {
             self.fail();
@@ -327,7 +327,7 @@ impl Training {
         State::Given(since)
     }
 
-    /// A page of its own that compresses, and was not compressed again for being idle.
+    /// Whether the page is in no group, compressed by zstd, and not recompressed.
     fn is_eligible(&self, index: u64) -> bool {
         matches!(self.worker.peek(index), Ok((Page::Object { tag, .. }, _))
             if tag & RECOMPRESSED == 0 && codec_of(tag) == Some(Codec::Zstd))
@@ -351,7 +351,7 @@ impl Training {
         };
         let bytes = &self.bytes[..answer.len];
         if Arc::get_mut(&mut room).is_some_and(|room| room.digest(bytes).is_ok()) {
-            // It has said all that it has to say.
+            // The answer is complete.
             self.channel.close();
             let had = Had::default();
             self.state = State::Trying { room, len: answer.len, next: 0, had };
@@ -420,7 +420,7 @@ impl Training {
         self.dictionaries.give_back(room);
     }
 
-    /// The trainer is gone, or lies.
+    /// The trainer is gone, or its data is invalid.
     fn over(&mut self, over: Over) {
         match over {
             Over::Gone => self.late(),
@@ -428,20 +428,19 @@ impl Training {
         }
     }
 
-    /// The trainer has not said in time what it had to say: it was killed, hangs, or was never
-    /// started.
+    /// The trainer did not answer in time: it was killed, hangs, or was never started.
     fn late(&mut self) {
         count(&self.counters.dictionary_late, 1);
         self.give_up();
     }
 
-    /// What it said is not what a trainer says.
+    /// The trainer's data is invalid.
     fn lied(&mut self) {
         count(&self.counters.dictionary_refused, 1);
         self.give_up();
     }
 
-    /// It may keep the memory that others need now.
+    /// Memory is short, and a trainer may use some.
     fn make_room(&mut self) {
         count(&self.counters.dictionary_pressed, 1);
         self.give_up();
@@ -452,13 +451,13 @@ impl Training {
         self.give_up();
     }
 
-    /// Ends the round before its time, and the trainer.
+    /// Abandons the round and the trainer.
     fn give_up(&mut self) {
         (self.trainer.stop)();
         self.end(true);
     }
 
-    /// Ends the round; the next one is the later the more of them brought nothing.
+    /// Ends the round. The pause grows with consecutive rounds without a result.
     fn end(&mut self, in_vain: bool) {
         self.worker.rest();
         self.channel.close();
@@ -470,7 +469,7 @@ impl Training {
     }
 }
 
-/// Pages of their own that compress.
+/// Pages that are compressed: neither same-filled nor uncompressed.
 fn held(store: &Store) -> u64 {
     let stats = store.stats();
     (stats.orig_data_size / PAGE as u64)

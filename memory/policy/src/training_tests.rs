@@ -64,7 +64,7 @@ struct Made {
     counters: Arc<Counters>,
     training: Training,
     asked: Arc<AtomicU32>,
-    /// What the trainer that was asked for last is to have.
+    /// The socket of the last requested trainer.
     channel: Arc<Mutex<Option<OwnedFd>>>,
     stopped: Arc<AtomicU32>,
 }
@@ -179,7 +179,7 @@ fn records_are_compressed_with_a_dictionary_and_read_back_by_the_next_server() {
     drop(made);
     let store = Store::attach(std::os::fd::AsFd::as_fd(&fd), Options::default()).unwrap();
     assert_eq!(store.dictionary_pages()[0], PAGES);
-    // Whatever codec it has now, and with or without more of them.
+    // With any current codec, and with or without room for more dictionaries.
     for codec in [Codec::Lz4, Codec::Zstd] {
         let settings = codec::Settings::new(codec, None).unwrap();
         let options = DeviceOptions { settings, workers: 0, ..DeviceOptions::default() };
@@ -267,7 +267,7 @@ fn pages_without_anything_in_common_get_none() {
     let stats = made.counters.stats();
     assert_eq!((stats.dictionary_no_gain, made.store.dictionaries()), (1, 0), "{stats:?}");
     made.is_unharmed(guest_like);
-    // What does not compress is no sample at all.
+    // Incompressible pages are no samples.
     let noise = |number: u64| {
         let mut state = number + 7_777_777;
         let mut page = [0; PAGE];
@@ -615,7 +615,7 @@ fn a_gain_is_what_the_store_s_classes_make_of_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever comes, in whatever pieces, is taken for an answer only if it is one.
+    /// Arbitrary bytes, in arbitrary pieces, are accepted only if they are an answer.
     #[test]
     fn answers_that_nobody_gave_are_none(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..80), 0..8),

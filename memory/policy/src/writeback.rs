@@ -1,6 +1,7 @@
-//! A pass that writes pages back: what is wanted is read, put into batches and let out of memory.
+//! A writeback pass: reads the wanted pages, writes them to the backing device in batches, and
+//! frees their memory.
 //!
-//! All memory is taken when it is made. It is the only part of the policy that waits for a disk.
+//! All memory is allocated when it is made. Only this part of the policy waits for a disk.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,24 +14,24 @@ use crate::error::StartError;
 use crate::settings::{Settings, SettingsError};
 use crate::stats::{add as count, Counters};
 
-/// Entries of the table that a step looks at.
+/// Table entries that a step looks at.
 const LOOK_AT: u64 = 4096;
 
-/// Pages to write back, by zram's names.
+/// Pages to write back, with zram's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Those that are stored as they are.
+    /// Uncompressed pages.
     Huge,
-    /// Those that are idle.
+    /// Idle pages.
     Idle,
-    /// Those that are both.
+    /// Uncompressed idle pages.
     HugeIdle,
-    /// Those that recompression did not get smaller either.
+    /// Pages that recompression did not make smaller.
     Incompressible,
 }
 
 impl What {
-    /// All of them, as they are typed.
+    /// The names on the command line.
     pub const NAMES: [(&'static str, Self); 4] = [
         ("huge", Self::Huge),
         ("idle", Self::Idle),
@@ -49,16 +50,16 @@ impl FromStr for What {
     }
 }
 
-/// Which pages a pass is for.
+/// The pages of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted {
-    /// What the policy wants gone, while memory is short or not.
+    /// Pages that the settings want written back, under memory pressure or not.
     Policy { pressed: bool },
-    /// What somebody asked for.
+    /// Pages of a request.
     Asked(What),
 }
 
-/// Contexts, buffers and access to the store for writing back.
+/// Codec contexts, buffers and access to the store for writeback.
 pub(crate) struct WriteBack {
     worker: Worker,
     reader: PageReader,
@@ -66,14 +67,14 @@ pub(crate) struct WriteBack {
     batch: Batch,
     plain: Box<[u8; PAGE]>,
     coded: Box<[u8]>,
-    /// The next page to look at, while a pass is on.
+    /// The next page to look at, during a pass.
     cursor: Option<u64>,
     settings: Settings,
     counters: Arc<Counters>,
 }
 
 impl WriteBack {
-    /// One with all its memory; none for a store without a backing device.
+    /// Allocates all memory; `None` for a store without a backing device.
     pub(crate) fn new(
         store: &Arc<Store>,
         settings: &Settings,
@@ -96,7 +97,7 @@ impl WriteBack {
             settings: settings.clone(),
             counters: Arc::clone(counters),
         };
-        // The encoder takes its memory when it is first used, and not for one word over and over.
+        // The encoder allocates at its first use, and not for a same-filled page.
         for (at, byte) in this.plain.iter_mut().enumerate() {
             *byte = (at / 7).to_le_bytes()[0];
         }
@@ -104,17 +105,18 @@ impl WriteBack {
         Ok(Some(this))
     }
 
-    /// One step of a pass, at most one batch; begins a pass if none is on. Whether it goes on.
+    /// One step of a pass, at most one batch; starts a pass if there is none. Returns whether the
+    /// pass goes on.
     pub(crate) fn step(&mut self, wanted: Wanted) -> bool {
         let from = match self.cursor {
             Some(cursor) => cursor,
             None => {
                 count(&self.counters.writeback_passes, 1);
                 if matches!(wanted, Wanted::Asked(_)) {
-                    // Somebody has seen to what had failed.
+                    // A request means that the user has mended the failure.
                     self.worker.store().resume_backing();
                 } else {
-                    // One that cannot be read is tried again in the next pass.
+                    // If the device cannot be read, the next pass tries again.
                     let _ = self.worker.store().retry_backing();
                 }
                 0
@@ -133,7 +135,7 @@ impl WriteBack {
             }
         }
         let (full, done) = (next < to, next >= pages);
-        // A batch that is not full goes on over the next pages.
+        // A batch that is not full is continued with the next pages.
         let goes_on = !(full || done && !self.batch.is_empty()) || self.flush();
         if done || !goes_on {
             self.cursor = None;
@@ -145,7 +147,7 @@ impl WriteBack {
         true
     }
 
-    /// Whether the page is one of those.
+    /// Whether the pass wants this page.
     fn is_wanted(&self, index: u64, wanted: Wanted) -> bool {
         let Ok((page, age)) = self.worker.peek(index) else { return false };
         let (huge, hopeless) = match page {
@@ -173,7 +175,7 @@ impl WriteBack {
         }
     }
 
-    /// Reads a page and puts it into the batch; `Full` if that has to be written first.
+    /// Reads a page and adds it to the batch; `Full` if the batch has to be written first.
     fn add(&mut self, index: u64) -> Added {
         match self.reader.read(&self.worker, index, false, &mut self.plain) {
             Ok(Page::Object { tag, len }) => {
@@ -190,14 +192,14 @@ impl WriteBack {
             }
             Ok(_) => Added::Unfit,
             Err(_) => {
-                // Whoever reads it is told.
+                // The client that reads the page gets the error.
                 count(&self.counters.damaged, 1);
                 Added::Unfit
             }
         }
     }
 
-    /// Lets a batch have no more than the day's rest.
+    /// Limits the batch to the rest of the daily limit.
     fn set_limit(&mut self) {
         let left = if self.settings.writeback_limit_enable {
             let written = self.worker.store().written_today();
@@ -208,11 +210,11 @@ impl WriteBack {
         self.batch.set_limit(left);
     }
 
-    /// Writes the batch, if it may; whether more may come.
+    /// Writes the batch, if allowed; returns whether there may be more.
     fn flush(&mut self) -> bool {
         let blocks = self.batch.blocks() as u64;
         if blocks == 0 {
-            // Full without anything in it: there is nothing left of the day's.
+            // Full without any block: the daily limit is used up.
             let spent = self.settings.writeback_limit_enable
                 && self.worker.store().written_today() >= self.settings.writeback_limit;
             count(&self.counters.writeback_limited, u64::from(spent));

@@ -106,7 +106,7 @@ fn idle_neighbours_become_groups_and_read_as_before() {
     assert!(out == patched);
     assert!(queue.extent(771, 3).is_ok_and(|extent| extent.pages == 3 && !extent.hole));
     queue.write_now(773, &page(773, 1)).unwrap();
-    // What was read is warm, and leaves.
+    // A page that was read is warm, and leaves its group.
     passes.grow_older();
     queue.read_now(111, &mut out).unwrap();
     pass(&mut passes, 2);

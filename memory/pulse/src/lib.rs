@@ -1,22 +1,21 @@
-//! Signs of life: what each I/O thread of a server does at the moment, in memory that the server's
-//! supervisor sees too.
+//! Heartbeats: the current activity of each I/O thread of a server, in memory that the server's
+//! supervisor also maps.
 //!
 //! ```text
 //!  server                                   memfd, 192 slots                      supervisor
 //!  I/O thread n: begin, advance, end ─────► slot n: thread, progress, state ────► look, each second
 //! ```
 //!
-//! A thread that writes its slot costs itself a store to a cache line of its own: no lock, no system
-//! call, no allocation. A server that is stopped, livelocked or blocked needs to say nothing: its
-//! slots do not change any more.
+//! Writing a slot costs a thread one store to a cache line of its own: no lock, no system call, no
+//! allocation. A server that is stopped, livelocked or blocked need not report anything: its slots
+//! stop changing.
 //!
-//! What the slots mean is all that is decided here; when a server counts as hung is
-//! `swap::supervisor`'s.
+//! This crate only defines the slots. `swap::supervisor` decides when a server counts as hung.
 //!
 //! # Ownership
 //!
-//! A slot has one writer at a time. Any number of processes may read: each value is read whole, and
-//! none of them orders anything.
+//! A slot has one writer at a time, and any number of processes may read it. Each value is read
+//! atomically, and gives no ordering.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,32 +25,32 @@ mod map;
 
 use map::Map;
 
-/// Slots of a [`Pulse`]: one for each thread that a device may have.
+/// Slots of a [`Pulse`]: one for each possible thread of a device.
 pub const SLOTS: usize = 192;
 
-/// What a thread does.
+/// A thread's activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// It has no request.
     Idle,
-    /// It works on requests: its progress has to grow.
+    /// It works on requests: its progress must grow.
     Busy,
     /// It waits for a disk, which may take any time.
     Waits,
 }
 
-/// A slot at one moment.
+/// A snapshot of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// The thread's number, as in `/proc/PID/task`; 0 before its first request.
+    /// The thread's id, as in `/proc/PID/task`; 0 before its first request.
     pub thread: u32,
-    /// What it does.
+    /// Its activity.
     pub state: State,
-    /// Grows with each page and each request, and begins anew at 2^62.
+    /// Grows with each page and each request; wraps at 2^62.
     pub progress: u64,
 }
 
-/// One thread's sign of life.
+/// One thread's heartbeat.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Slot {
@@ -66,13 +65,13 @@ const WAITS: u64 = 2;
 const ONE: u64 = 4;
 
 impl Slot {
-    /// The slot gets another thread, which has no request yet.
+    /// Resets the slot for another thread, which has no request yet.
     pub fn assign(&self) {
         self.word.store(0, Ordering::Relaxed);
         self.thread.store(0, Ordering::Relaxed);
     }
 
-    /// The calling thread, the slot's, begins to work on requests.
+    /// The slot's thread, which is the caller, starts to work on requests.
     #[inline]
     pub fn begin(&self) {
         if self.thread.load(Ordering::Relaxed) == 0 {
@@ -100,7 +99,7 @@ impl Slot {
         self.set(0);
     }
 
-    /// What `wait` does may take any time: a disk does it.
+    /// Marks the time of `wait`, which waits for a disk.
     #[inline]
     pub fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let before = self.word.load(Ordering::Relaxed) & STATE;
@@ -116,7 +115,7 @@ impl Slot {
         self.word.store((word & !STATE).wrapping_add(ONE) | state, Ordering::Relaxed);
     }
 
-    /// The slot as it is now.
+    /// A snapshot of the slot.
     pub fn look(&self) -> Look {
         let word = self.word.load(Ordering::Relaxed);
         let state = match word & STATE {
@@ -141,12 +140,12 @@ enum Memory {
 }
 
 impl Pulse {
-    /// Slots that nobody else sees.
+    /// Slots in private memory.
     pub fn private() -> Self {
         Self { slots: Memory::Own((0..SLOTS).map(|_| Slot::default()).collect()) }
     }
 
-    /// Memory for slots that several processes see, as a descriptor to hand on.
+    /// Memory for shared slots, as a descriptor to pass on.
     ///
     /// # Errors
     ///
@@ -155,11 +154,11 @@ impl Pulse {
         map::file()
     }
 
-    /// The slots in memory that [`file`](Self::file) has made.
+    /// Maps slots in memory that [`file`](Self::file) has made.
     ///
     /// # Errors
     ///
-    /// A file of another length or without its seals, and the kernel's.
+    /// A file of another length or without its seals; the kernel's.
     pub fn open(file: &OwnedFd) -> io::Result<Self> {
         Ok(Self { slots: Memory::Shared(Map::new(file)?) })
     }
@@ -173,17 +172,17 @@ impl Pulse {
         }
     }
 
-    /// The slot of this number.
+    /// The slot with this number.
     ///
     /// # Panics
     ///
-    /// From [`SLOTS`] on.
+    /// If `number` is not below [`SLOTS`].
     #[inline]
     pub fn slot(&self, number: usize) -> &Slot {
         &self.slots()[number]
     }
 
-    /// Makes all slots idle: to be called between two servers.
+    /// Resets all slots. Call it between two servers.
     pub fn clear(&self) {
         self.slots().iter().for_each(Slot::assign);
     }
@@ -221,7 +220,7 @@ mod tests {
         assert_eq!(seen(), Look { thread: 0, state: State::Idle, progress: 0 });
     }
 
-    /// Two requests of which a supervisor sees the beginnings only do not look like one.
+    /// If a supervisor sees two requests only at their start, it can tell them apart.
     #[test]
     fn a_slot_that_is_busy_again_has_progressed() {
         let pulse = Pulse::private();

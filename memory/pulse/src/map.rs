@@ -14,7 +14,7 @@ use crate::{Slot, SLOTS};
 
 const LEN: usize = SLOTS * size_of::<Slot>();
 
-/// A file that gets shorter would end the processes that have it mapped.
+/// Truncating the file would kill the processes that map it.
 const SEALS: SealFlags = SealFlags::SHRINK;
 
 pub(crate) fn file() -> io::Result<OwnedFd> {
@@ -29,7 +29,7 @@ pub(crate) struct Map {
     start: NonNull<Slot>,
 }
 
-// SAFETY: the memory belongs to nobody; a slot is atomics.
+// SAFETY: the memory has no thread affinity, and slots consist of atomics.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -50,8 +50,8 @@ impl Map {
 
     #[inline]
     pub(crate) fn slots(&self) -> &[Slot] {
-        // SAFETY: so many slots are mapped until `self` is dropped, and the seal keeps them; any
-        // bytes are atomics; a page is aligned for a slot.
+        // SAFETY: as many slots are mapped until `self` is dropped, and the seal prevents
+        // truncation; every bit pattern is a valid atomic; a page is aligned for a slot.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), SLOTS) }
     }
 }

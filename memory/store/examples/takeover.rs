@@ -1,6 +1,6 @@
-//! What taking over a store costs: `takeover [PAGES]`. Objects of 900 to 2300 bytes, each written
-//! twice in random order, the server gone, the store attached again; wall and CPU time of each of
-//! five.
+//! Measures what taking over a store costs: `takeover [PAGES]`. Writes objects of 900 to 2300
+//! bytes, each twice, in random order; then attaches the store five times and prints wall and CPU
+//! time of each.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

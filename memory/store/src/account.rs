@@ -1,4 +1,4 @@
-//! What a word that comes into the table adds to a worker's counters, and what one that goes frees.
+//! Counts entries that enter the table, and frees what an entry that left the table named.
 
 use crate::heap::Claimed;
 use crate::inject;
@@ -8,7 +8,7 @@ use crate::stats::{self, add, sub};
 use crate::worker::Worker;
 
 impl Worker {
-    /// Counts what a word that we put into the table names.
+    /// Counts what an entry that we put into the table names.
     pub(crate) fn count_word(&self, word: Word) {
         let counters = self.counters();
         add(&counters.pages, 1);
@@ -30,7 +30,7 @@ impl Worker {
         }
     }
 
-    /// Frees what a word that we took out of the table named.
+    /// Frees what an entry that we removed from the table named.
     pub(crate) fn forget(&self, old: Word) {
         let counters = self.counters();
         if old != Word::ABSENT {
@@ -67,7 +67,7 @@ impl Worker {
         let counters = self.counters();
         sub(&counters.bytes, u64::from(object.len));
         add(&counters.freed, 1);
-        // A word that names no place was never ours; there is nothing to free.
+        // An entry that names no place is damaged: there is nothing to free.
         if let Some((class, _)) = locate(&self.store().heap.map, object) {
             let Object { slab, index, .. } = *object;
             self.store().heap.release(Claimed { slab, class, index });
@@ -75,10 +75,10 @@ impl Worker {
         }
     }
 
-    /// Gives one part of a group up; with the last one goes the group.
+    /// Drops one reference to a group; dropping the last one frees the group.
     pub(crate) fn leave(&self, group: u32) {
         let heap = &self.store().heap;
-        // A number that no group has is the work of damage, and was not counted.
+        // No group has this number: the entry is damaged and was never counted.
         let Some(record) = heap.groups.record(&heap.map, group) else { return };
         if !record.leave() {
             return;

@@ -1,4 +1,4 @@
-//! A store's file mapped by a server that stands by, while another one has the store.
+//! The mapping of a stand-by server: of a store's file that another server has.
 //!
 //! A server that takes a store over maps all of it, and the kernel allocates page tables: 2 MiB for
 //! each GiB that is stored. A swap server may take over when no memory is free. So the stand-by
@@ -13,12 +13,12 @@ use crate::layout::{PAGE, REGION};
 use crate::map::{self, Map};
 use crate::superblock::{self, Foreign};
 
-/// The mapping of a store that somebody else has, for [`Store::attach_ahead`].
+/// The mapping of a store that another server has, for [`Store::attach_ahead`].
 ///
 /// [`Store::attach_ahead`]: crate::Store::attach_ahead
 pub struct Ahead {
     pub(crate) map: Map,
-    /// By region: whether its page table is there. They stay when memory of the region goes.
+    /// By region: whether its page table exists. It stays when the region's memory is freed.
     tables: Box<[bool]>,
 }
 
@@ -27,8 +27,8 @@ impl Ahead {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Foreign`] for a file that is not a store of this version with these sizes, and
-    /// the kernel's. The file is not changed.
+    /// [`StoreError::Foreign`] for a file that is not a store of this version with its sizes;
+    /// errors of the kernel. The file is not changed.
     pub fn map(fd: BorrowedFd<'_>) -> Result<Self, StoreError> {
         let file = map::open(fd).map_err(StoreError::io("open"))?;
         let (len, sealed) = map::size(fd).map_err(StoreError::io("examine"))?;
@@ -44,8 +44,8 @@ impl Ahead {
         Ok(Self { map, tables: vec![false; layout.regions as usize].into_boxed_slice() })
     }
 
-    /// Has the kernel make page tables for what the store has by now, and gives the number of
-    /// regions that got one. Allocates nothing itself.
+    /// Makes page tables for all memory that the store has now, and returns the number of regions
+    /// that got one. Allocates nothing itself.
     pub fn touch(&mut self) -> usize {
         let layout = *self.map.layout();
         for slot in self.map.table().iter().step_by(PAGE / 8) {
@@ -59,8 +59,8 @@ impl Ahead {
             let Some(at) = self.map.next_data(layout.region(number)) else { break };
             region = (at - layout.regions_at) / REGION;
             let number = u32::try_from(region).expect("regions have such numbers");
-            // Without memory for its head nobody has this region yet, or any more: reading there
-            // would give it memory that nobody counts.
+            // A head without memory: the region is not in use yet, or not any more. A read would
+            // give it memory that the store does not count.
             if at == layout.region(number) && !self.tables[region] {
                 std::hint::black_box(self.map.slab(number << crate::layout::SLAB_BITS).role());
                 self.tables[region] = true;

@@ -1,4 +1,4 @@
-//! How much memory the machine has, and how much of it programs could have without swapping.
+//! The machine's memory, and how much of it programs could have without swapping.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 pub(crate) struct Available(Option<File>);
 
 impl Available {
-    /// One that knows nothing where the file cannot be read.
+    /// Knows nothing if the file cannot be read.
     pub(crate) fn new() -> Self {
         let this = Self(File::open("/proc/meminfo").ok());
-        // The kernel makes its buffer at the first read.
+        // The kernel allocates its buffer at the first read.
         this.look();
         this
     }

@@ -5,18 +5,18 @@
 //!  block 1.. a page as it is, or a directory and objects (`writeback.rs`)
 //! ```
 //!
-//! The device says whose it is and nothing about what is in its blocks: that is in the slot table,
-//! so that it is worth nothing without the store, and there is nothing to be repaired on it.
-//! Formatting takes a device that is empty or was a backing device before, and nothing else. Of a
-//! file that is empty means: nothing but holes; of a block device, zeros wherever file systems,
-//! partition tables, arrays and the like say what they are.
+//! The header says whose device it is and nothing about the blocks: their contents are described in
+//! the slot table. So the device is worth nothing without the store, and nothing on it needs
+//! repair. Formatting takes only a device that is empty or was a backing device before. A file is
+//! empty if it consists of holes; a block device, if it has zeros wherever file systems, partition
+//! tables, arrays and the like have their signatures.
 //!
-//! What the kernel was asked to write outlives a server that is killed. So blocks are noted in the
-//! superblock while they are written, and a server that finds such a note of another one's keeps
-//! them out of use: what was meant for pages that were never out might land on other ones. No call
-//! tells when such a write is over: a flush of a disk counts only writes that are done, and nobody
-//! has the killed process's ring. So it is for as long as the store lives; that is at most one run
-//! of a batch for each server that was killed while it wrote.
+//! A write that the kernel has accepted outlives a killed server. So the superblock records which
+//! blocks are being written, and a server that finds such a record of another server never uses
+//! these blocks: the late write could overwrite other pages. No call tells when such a write has
+//! ended: a disk's flush covers only completed writes, and the killed process's ring is gone. So
+//! the blocks stay out of use as long as the store lives: at most one run of a batch for each
+//! server that was killed while it wrote.
 
 use std::io;
 
@@ -32,7 +32,7 @@ use crate::store::{Store, MAX_WORKERS};
 use crate::superblock::{noted_runs, today, written};
 use crate::sync::Ordering;
 
-/// Says on `disk` that it is the backing device of `store` from now on. What it had is forgotten.
+/// Makes `disk` the backing device of `store`. Its former data is lost.
 ///
 /// # Errors
 ///
@@ -60,35 +60,35 @@ pub fn format_backing(disk: &dyn Disk, name: &str, store: &Store) -> Result<(), 
 }
 
 impl Store {
-    /// Takes the device that this store was [given](format_backing): what its servers wrote back
-    /// can be read again, and more can be written.
+    /// Takes the device that this store [formatted](format_backing): pages that its servers wrote
+    /// back can be read again, and more can be written.
     ///
     /// # Errors
     ///
-    /// [`BackingError`]; then reading what is on it fails, and everything else goes on.
+    /// [`BackingError`]; then pages on the device cannot be read, and everything else works.
     pub fn set_backing(&self, disk: Box<dyn Disk>, name: &str) -> Result<(), BackingError> {
         self.has_room(name)?;
         let have = blocks(&*disk, name)?;
         let mut block = Block::ZERO;
         disk.read(0, &mut block).map_err(io_error("read", name))?;
         let count = check(&block, name, self.id(), self.generation(), have)?;
-        // If it cannot be written: what is on it can be read.
+        // A failed write of the header stops writing; pages on the device can still be read.
         let stopped = self.sign(&*disk, count).err();
         self.install(disk, name, count, stopped)
     }
 
-    /// Takes the device that an earlier server of this store had, which need not answer just now:
-    /// nobody is to wait for it but who reads what is on it. Nothing is written to it until
-    /// [`retry_backing`](Self::retry_backing) has seen its header.
+    /// Takes the device of an earlier server of this store, which may not answer just now: only a
+    /// reader of a page on it waits for it. Nothing is written to it until
+    /// [`retry_backing`](Self::retry_backing) has read its header.
     ///
     /// # Errors
     ///
-    /// [`BackingError::Late`], and a size that cannot be known.
+    /// [`BackingError::Late`], or [`BackingError::Io`] if its size cannot be found.
     pub fn take_backing(&self, disk: Box<dyn Disk>, name: &str) -> Result<(), BackingError> {
         self.has_room(name)?;
         let have = disk.blocks().map_err(io_error("find the size of", name))?;
         let have = u32::try_from(have).unwrap_or(MAX_BLOCKS).min(MAX_BLOCKS);
-        // Of one that has got shorter meanwhile no entry is forgotten.
+        // A device that has become shorter: the entries beyond its end still count.
         let last = self.heap.map.table().iter().filter_map(|slot| match slot.load().state() {
             Some(State::Backed(at)) => Some(at.block),
             _ => None,
@@ -147,28 +147,27 @@ impl Store {
         self.backing.get().map(Backing::stats)
     }
 
-    /// Bytes that others may still store on the file system of the backing device; `None` if it is
-    /// in none.
+    /// Bytes free to other users on the backing file's file system; `None` if it is not in one.
     pub fn backing_space(&self) -> Option<u64> {
         self.backing.get()?.disk.free()
     }
 
-    /// Lets writing begin again after a failure: somebody has seen to it.
+    /// Resumes writing after a failure, once the user says that its cause is gone.
     pub fn resume_backing(&self) {
-        // Whoever asked for the device was told.
+        // The call that took the device has reported the error.
         let _ = self.retry_backing();
         if let Some(backing) = self.backing.get() {
             backing.stopped().take_if(|stopped| matches!(stopped, Stopped::Write { .. }));
         }
     }
 
-    /// Looks at a device that was [taken](Self::take_backing) unseen, if that is still to be done,
-    /// and lets writing begin if it is this store's. Waits for the device.
+    /// Reads the header of a device that was [taken](Self::take_backing) without it, if that is
+    /// still to be done, and resumes writing if the device is this store's. Waits for the device.
     ///
     /// # Errors
     ///
-    /// [`BackingError::Io`] when it cannot be read: try again later. Any other is for good: what it still gives is
-    /// read, and nothing is written to it.
+    /// [`BackingError::Io`] when it cannot be read: try again later. Any other error is final:
+    /// pages that it still returns are read, and nothing is written to it.
     pub fn retry_backing(&self) -> Result<(), BackingError> {
         let Some(backing) = self.backing.get() else { return Ok(()) };
         let _writer = backing.lock();
@@ -191,8 +190,7 @@ impl Store {
         checked.map(drop)
     }
 
-    /// Blocks that servers of this store have written to the backing device today, from midnight
-    /// UTC on.
+    /// Blocks that servers of this store have written to the backing device since midnight UTC.
     pub fn written_today(&self) -> u64 {
         written(self.heap.map.superblock(), today())
     }

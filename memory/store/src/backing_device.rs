@@ -1,4 +1,4 @@
-//! The backing device that a store has: its free blocks, its reads and writes, what has failed.
+//! A store's backing device in use: its free blocks, reads and writes, and failures.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,34 +11,34 @@ use crate::disk::{name_of, number_of, Block, Disk};
 use crate::superblock::MAX_RUN;
 use crate::sync::{AtomicU64, Ordering};
 
-/// How long reads that fail are tried again, from the first of them on until one succeeds.
+/// How long failing reads are retried: from the first failure until a read succeeds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Free blocks that are looked at before the longest run so far will do.
+/// Blocks to examine before the longest free run found so far is good enough.
 const LOOK_AT: u32 = 1 << 16;
 
-/// Why nothing more is written back.
+/// Why writeback has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stopped {
     /// A write has failed.
     Write {
-        /// The kernel's number.
+        /// The kernel's errno.
         errno: i32,
         /// The first block of the write.
         block: u32,
     },
-    /// The header has not been read since a server took the device over. Pages on the device are
-    /// read meanwhile as far as it gives them: their checksums say that they are right.
+    /// The header has not been read since a server took the device over. Pages that the device
+    /// returns are read meanwhile: their checksums prove them.
     Unread {
-        /// The kernel's number, if it was tried.
+        /// The kernel's errno, if a read was tried.
         errno: Option<i32>,
     },
-    /// It was read, and is not this store's.
+    /// The header was read, and is not this store's.
     Foreign,
-    /// As many servers were killed while they wrote to it as the store can keep account of.
+    /// The store's record of servers that were killed while they wrote is full.
     Killed {
-        /// How many.
+        /// The number of such servers.
         servers: u32,
     },
 }
@@ -65,61 +65,61 @@ impl std::fmt::Display for Stopped {
     }
 }
 
-/// What a backing device has and has done, since this server has it; blocks of 4096 bytes.
+/// A backing device's state and counters since this server took it; blocks of 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackingStats {
-    /// What it was called when it was given to the store.
+    /// Its name, as given to the store.
     pub name: String,
     /// Blocks for pages.
     pub blocks: u64,
-    /// Those that are free.
+    /// Free blocks.
     pub free: u64,
-    /// Those that are not used because a server was killed while it wrote them: the kernel may
-    /// still do that, however late, and nothing tells when it is over.
+    /// Blocks that are not used because a server was killed while it wrote them: the kernel may
+    /// still complete that write, and nothing tells when.
     pub doubtful: u64,
-    /// Whether it goes around the page cache.
+    /// Whether it uses direct I/O.
     pub direct: bool,
     /// Blocks read.
     pub bd_reads: u64,
     /// Blocks written.
     pub bd_writes: u64,
-    /// Reads that failed, or gave other bytes than were written.
+    /// Reads that failed or returned other bytes than were written.
     pub failed_reads: u64,
     /// Writes of a run of blocks that failed.
     pub failed_writes: u64,
-    /// Why nothing more is written, if so.
+    /// Why writeback has stopped, if it has.
     pub stopped: Option<Stopped>,
 }
 
-/// Of one store.
+/// The backing device of one store.
 #[derive(Debug)]
 pub(crate) struct Backing {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) name: String,
     blocks: Blocks,
-    /// Blocks that are kept out of use.
+    /// Blocks that are never used.
     doubtful: u64,
-    /// Held while blocks are written: nobody else waits for it.
+    /// Held while blocks are written; only writers wait for it.
     writer: Mutex<Writer>,
     stopped: Mutex<Option<Stopped>>,
     reads: AtomicU64,
     writes: AtomicU64,
     failed_reads: AtomicU64,
     failed_writes: AtomicU64,
-    /// When the first of the reads failed since which none has succeeded.
+    /// When the first read failed since the last success.
     failing: Mutex<Option<Instant>>,
 }
 
-/// What the one thread has that writes.
+/// The writing thread's state.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// Where to look for free blocks first.
+    /// Where the search for free blocks starts.
     next: u32,
 }
 
 impl Backing {
-    /// `doubtful` of the blocks are kept out of use.
+    /// `doubtful` of the blocks are never used.
     pub(crate) fn new(
         disk: Box<dyn Disk>,
         name: &str,
@@ -160,11 +160,11 @@ impl Backing {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
-        // Nothing is left half done by a panic while it is held.
+        // A panic under this lock interrupts no update.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why nothing more is written.
+    /// Why writeback has stopped.
     pub(crate) fn stopped(&self) -> MutexGuard<'_, Option<Stopped>> {
         self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,12 +173,12 @@ impl Backing {
         &self.blocks
     }
 
-    /// An entry does not name the block any more.
+    /// One entry less names the block.
     pub(crate) fn leave(&self, block: u32) {
         self.blocks.leave(block);
     }
 
-    /// Reads a block that an entry names; the kernel's number if that fails.
+    /// Reads a block that an entry names. The error is the kernel's errno.
     pub(crate) fn read(&self, block: u32, out: &mut Block) -> Result<(), i32> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let read = self.disk.read(block, out).map_err(|error| number_of(&error));
@@ -188,8 +188,8 @@ impl Backing {
         read
     }
 
-    /// After a read that failed: whether it is worth while to ask again. A disk that answers nobody
-    /// for some time does not make everybody wait for as long again.
+    /// After a failed read: whether a retry is worthwhile. Once a disk has failed all reads for
+    /// [`PATIENCE`], later reads fail at once instead of waiting as long again.
     #[cold]
     pub(crate) fn may_recover(&self) -> bool {
         self.failing().get_or_insert_with(Instant::now).elapsed() < PATIENCE
@@ -205,7 +205,7 @@ impl Backing {
         self.failed_reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes up to `want` free blocks that lie one behind the other, as many as can be had.
+    /// Takes a run of up to `want` adjacent free blocks, as long as can be found.
     pub(crate) fn take(&self, writer: &mut Writer, want: u32) -> Option<Range<u32>> {
         if self.blocks.free() == 0 {
             return None;
@@ -252,7 +252,7 @@ impl Backing {
         }
     }
 
-    /// Nothing more is written.
+    /// Stops writeback.
     pub(crate) fn stop(&self, why: Stopped) -> Stopped {
         *self.stopped() = Some(why);
         why

@@ -1,4 +1,5 @@
-//! The first block of a backing device: whose it is; and whether a device may become one.
+//! The first block of a backing device, which says whose it is; and whether a device may become
+//! one.
 
 use std::io;
 use std::ops::Range;
@@ -12,19 +13,19 @@ use crate::slot::MAX_BLOCKS;
 /// "platenBK", little endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"platenBK");
 
-/// Changes with anything that another version would read wrongly.
+/// Increases with any change that another version would misread.
 const VERSION: u64 = 1;
 
-/// Words of the header, the checksum behind them.
+/// 64-bit fields of the header before its checksum.
 const WORDS: usize = 6;
 
-/// Blocks that have to be zero on a device that is not ours yet, at a time: its first ones
-/// (partition tables, file systems, swap, LVM, arrays, btrfs at 64 KiB), and its last (partition
-/// tables' second copy, arrays of the old kinds).
+/// Blocks checked for zeros at each end of a device that is not ours yet: the first ones (partition
+/// tables, file systems, swap, LVM, arrays, btrfs at 64 KiB), and the last ones (the second copy of
+/// a GPT, old kinds of arrays).
 const EMPTY: u32 = 32;
 
-/// Where the first partition and the first volume of LVM begin, 1 MiB: a device whose beginning was
-/// wiped.
+/// 1 MiB, where the first partition and LVM's first volume usually begin: catches a device whose
+/// first blocks were wiped.
 const FIRST_PARTITION: u32 = 256;
 
 /// Where btrfs has its second superblock, 64 MiB.
@@ -34,7 +35,7 @@ const SECOND_COPY: u32 = 16_384;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
-    /// It has something else on it.
+    /// The device has other data on it.
     #[error("{name} is no backing device and not empty: its block {block} has data; wipe it to give it to platen, all of it or with zeros wherever something begins")]
     Foreign {
         /// The device.
@@ -42,18 +43,18 @@ pub enum BackingError {
         /// The first block that is not zero.
         block: u32,
     },
-    /// It is a file that somebody has written to.
+    /// The file has data in it.
     #[error("{name} is no backing device and not empty: a file with data in it; name another one, or delete it")]
     ForeignFile {
         /// The file.
         name: String,
     },
-    /// It is not one, or was not before this store's server was replaced.
+    /// It is no backing device, or was overwritten before this store's server was replaced.
     #[error("{name} is no backing device: its first word is {got:016x}")]
     Magic {
         /// The device.
         name: String,
-        /// The word found.
+        /// The value found.
         got: u64,
     },
     /// Of another version.
@@ -69,21 +70,21 @@ pub enum BackingError {
     Checksum {
         /// The device.
         name: String,
-        /// What is stated.
+        /// The checksum in the header.
         got: u64,
-        /// What its words have.
+        /// The checksum of the header's fields.
         expected: u64,
     },
-    /// A header that says what none can.
+    /// A field of the header has an impossible value.
     #[error("{name}: its header says {what} {got}, expected {expected}")]
     Header {
         /// The device.
         name: String,
-        /// Which of its numbers.
+        /// The field.
         what: &'static str,
-        /// The one found.
+        /// Its value.
         got: u64,
-        /// What it may be.
+        /// The required value, or the largest valid one.
         expected: u64,
     },
     /// It is another store's.
@@ -91,32 +92,32 @@ pub enum BackingError {
     Store {
         /// The device.
         name: String,
-        /// The store's id that it has.
+        /// The store id in the header.
         got: u64,
         /// This store's.
         expected: u64,
     },
-    /// A server after this one has had it.
+    /// A later server than this one has used it.
     #[error("{name} was last used by server {got} of its store, this is server {most}")]
     Generation {
         /// The device.
         name: String,
-        /// The number of the server that it has.
+        /// The server number in the header.
         got: u64,
         /// This server's.
         most: u64,
     },
-    /// It is shorter than it was.
+    /// It is shorter than its header says.
     #[error("{name} has {have} blocks of {PAGE} bytes, its header says {need}")]
     Truncated {
         /// The device.
         name: String,
-        /// Blocks there are.
+        /// Blocks it has.
         have: u64,
-        /// Blocks there were.
+        /// Blocks the header says.
         need: u64,
     },
-    /// It has no room.
+    /// It has no room for a page.
     #[error("{name} has {have} blocks of {PAGE} bytes, a header and one page need 2")]
     Small {
         /// The device.
@@ -124,7 +125,7 @@ pub enum BackingError {
         /// Blocks there are.
         have: u64,
     },
-    /// The store is in use, or has one already.
+    /// The store has workers already, or a backing device.
     #[error("{name}: a store takes its backing device before it has workers, and one only")]
     Late {
         /// The device.
@@ -133,38 +134,38 @@ pub enum BackingError {
     /// The kernel refused.
     #[error("cannot {action} {name}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
         /// The device.
         name: String,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Whether a device begins with a header of ours, and with nothing else: whoever has it now may
-/// have left the first bytes as they were.
+/// Whether a block is a header of ours with zeros behind it. Another owner may have left it there:
+/// see [`look_for_new_owners`].
 pub(crate) fn was_ours(block: &Block) -> bool {
     let words = words(block);
     let rest = &block.0[(WORDS + 1) * 8..];
     words[0] == MAGIC && words[WORDS] == sum(&words[..WORDS]) && rest.iter().all(|&byte| byte == 0)
 }
 
-/// Marks of those who leave the first 4096 bytes as they were: block, byte, and what is there. In
-/// front of them a header of ours stays though the disk is somebody else's by now.
+/// Signatures of formats that leave a device's first 4096 bytes unchanged: block, byte, signature.
+/// Behind an intact header of ours, such a signature means that the disk has another owner now.
 const NEW_OWNERS: [(u32, usize, &[u8]); 3] = [
     // Linux's md, metadata 1.2: its magic number.
     (1, 0, &0xa92b_4efc_u32.to_le_bytes()),
-    // bcachefs and bcache: UUIDs of theirs.
+    // bcachefs and bcache: their UUIDs.
     (1, 24, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
     (1, 24, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
 ];
 
-/// ZFS's uberblocks: 128 KiB behind as many, every 1024 bytes at most.
+/// ZFS's uberblocks: in the second 128 KiB of a label, 1024 bytes apart or more.
 const UBERBLOCKS: Range<u32> = 32..64;
 const UBERBLOCK: u64 = 0x00ba_b10c;
 
-/// Refuses what was ours, and has the mark of somebody who has taken it since.
+/// Refuses a former backing device that has the signature of a later owner.
 pub(crate) fn look_for_new_owners(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
     let have = blocks(disk, name)?;
     let mut block = Block::ZERO;
@@ -185,9 +186,9 @@ pub(crate) fn look_for_new_owners(disk: &dyn Disk, name: &str) -> Result<(), Bac
     Ok(())
 }
 
-/// Refuses a block device that has something on it.
+/// Refuses a block device that has data where signatures lie.
 pub(crate) fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
-    // The end of the disk, which may be behind what entries can name.
+    // The size in full: the end of the disk may lie beyond what entries can name.
     let have = disk.blocks().map_err(io_error("find the size of", name))?;
     let have = u32::try_from(have).map_err(|_| {
         let error = io::Error::new(io::ErrorKind::Unsupported, "it has 16 TiB or more");
@@ -206,7 +207,7 @@ pub(crate) fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), Backing
     Ok(())
 }
 
-/// Blocks of a device, as many as entries can name.
+/// Blocks of a device, capped at what entries can name.
 pub(crate) fn blocks(disk: &dyn Disk, name: &str) -> Result<u32, BackingError> {
     let have = disk.blocks().map_err(io_error("find the size of", name))?;
     if have < 2 {
@@ -220,7 +221,7 @@ pub(crate) fn io_error<'a>(
     name: &'a str,
 ) -> impl FnOnce(io::Error) -> BackingError + use<'a> {
     move |source| {
-        // Its own name for it says nothing to a person.
+        // The text of `UnexpectedEof` says nothing to a user.
         let eof = source.kind() == io::ErrorKind::UnexpectedEof;
         let source = if eof { Errno::IO.into() } else { source };
         BackingError::Io { action, name: name.to_owned(), source }
@@ -249,7 +250,7 @@ fn sum(words: &[u64]) -> u64 {
     u64::from(sum)
 }
 
-/// The number of blocks, the header among them, if this is the header of the store `id`'s device.
+/// The number of blocks, the header included, if `block` is a header of store `id`.
 pub(crate) fn check(
     block: &Block,
     name: &str,

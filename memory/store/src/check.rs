@@ -1,4 +1,4 @@
-//! Reading pages only to see whether they can be read.
+//! Reads pages only to see whether they can be read.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use crate::slot::MAX_OBJECT;
 use crate::worker::Worker;
 use crate::writeback::BackBuffer;
 
-/// What [`Worker::check`] found.
+/// The result of [`Worker::check`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Pages that are stored and sound.
+    /// Pages that are stored and readable.
     pub sound: u64,
     /// Pages that cannot be read.
     pub damaged: u64,
 }
 
 impl Worker {
-    /// Reads these pages to see which can be read; leaves their ages as they are.
+    /// Reads these pages to count which can be read. Their ages do not change.
     pub fn check(&self, pages: Range<u64>) -> Checked {
         let mut out = [0; MAX_OBJECT];
         let mut buffer = GroupBuffer::new();
@@ -36,7 +36,7 @@ impl Worker {
                 };
                 match there {
                     Ok(true) => break,
-                    // It is something else now.
+                    // The page changed meanwhile.
                     Ok(false) => found = self.look(index, &mut out),
                     Err(error) => found = Err(error),
                 }

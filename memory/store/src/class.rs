@@ -1,30 +1,30 @@
-//! Size classes: how long an object's place is, and how many pages make a slab of them.
+//! Size classes: the length of an object's place, and the pages of a slab of such places.
 //!
-//! Places grow by 16 bytes up to 1 KiB and by 32 up to 4 KiB; an object lies in one with its
-//! checksum of 4 bytes before it. The last class is for whole pages, whose checksums lie elsewhere
-//! (4 bytes more would waste a sixteenth of each slab). A slab's length is chosen by class: long
-//! enough that what is left over at its end is little, short enough that a class's last, half-empty
-//! slab is little too.
+//! Places grow in steps of 16 bytes up to 1 KiB and of 32 up to 4 KiB. A place has 4 bytes of
+//! checksum and the object. The last class is for whole pages, whose checksums lie in the region's
+//! head (with 4 bytes more, a sixteenth of each slab would be unused). A slab is long enough that
+//! little is left over at its end, and short enough that a class's last, half-empty slab wastes
+//! little.
 
 /// Bytes of a checksum.
 pub(crate) const SUM: usize = 4;
 
 /// The shortest place.
 const SHORTEST: usize = 64;
-/// Up to here places grow by 16, then by 32.
+/// Up to this length places grow by 16 bytes, then by 32.
 const FINE: usize = 1024;
 const FINE_CLASSES: usize = (FINE - SHORTEST) / 16 + 1;
 
-/// How many classes there are.
+/// The number of classes.
 pub(crate) const CLASSES: usize = FINE_CLASSES + (4096 - FINE) / 32 + 1;
 
-/// The class of whole pages: 4096 bytes and no checksum among them.
+/// The class of whole pages: places of 4096 bytes without a checksum.
 pub(crate) const WHOLE: usize = CLASSES - 1;
 
 /// The most pages in a slab.
 pub(crate) const MAX_PAGES: u32 = 32;
 
-/// Length of an array by the number of a slab's pages; its first element is not used.
+/// Length of an array indexed by a slab's pages; element 0 is not used.
 pub(crate) const LENGTHS: usize = MAX_PAGES as usize + 1;
 
 /// The fewest objects in a slab.
@@ -41,7 +41,7 @@ pub(crate) struct Class {
     pub(crate) pages: u32,
 }
 
-/// All of them, in the order of their places' lengths.
+/// All classes, by length of place.
 pub(crate) static TABLE: [Class; CLASSES] = table();
 
 /// The smallest class with room for an object of `len` bytes, which is 1 to 4096.
@@ -57,7 +57,7 @@ pub(crate) fn fitting(len: usize) -> usize {
     }
 }
 
-/// A number that differs when any class does: files of another geometry are not ours.
+/// Hash of all classes: a file with another one has another geometry.
 pub(crate) fn fingerprint() -> u64 {
     TABLE.iter().fold(0xcbf2_9ce4_8422_2325, |hash, class| {
         [class.bytes, class.objects, class.pages]

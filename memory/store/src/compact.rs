@@ -1,4 +1,4 @@
-//! Compaction as a store offers it: in steps, or a whole pass (`sweep.rs`).
+//! Compaction, in steps or in a whole pass; `sweep.rs` has the work.
 
 use std::sync::PoisonError;
 
@@ -14,17 +14,17 @@ use crate::sync::Ordering;
 /// How a step of compaction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compacted {
-    /// The pass goes on.
+    /// The pass is not over.
     More,
-    /// The pass is over; this many pages of memory are free for others.
+    /// The pass is over, and freed this many pages of memory.
     Pages(u64),
     /// There was nothing to gain.
     Nothing,
 }
 
 impl Store {
-    /// One step of compaction, over at most `pages` entries of the table; begins a pass if none is
-    /// on. For one thread at a time, beside any number of workers; others wait here.
+    /// One step of compaction, over at most `pages` entries of the table; starts a pass if there is
+    /// none. Runs beside any number of workers; concurrent calls wait for each other.
     pub fn compact_step(&self, pages: u64) -> Compacted {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         let from = match sweep.cursor {
@@ -69,8 +69,8 @@ impl Store {
         Compacted::Pages(freed)
     }
 
-    /// A whole pass, and the memory it freed back to the kernel if there is no keeper to have it;
-    /// gives the pages of memory.
+    /// A whole pass, which also frees the memory to the kernel if there is no keeper. Returns the
+    /// number of pages freed.
     pub fn compact(&self) -> u64 {
         let freed = loop {
             match self.compact_step(u64::MAX) {
@@ -85,8 +85,8 @@ impl Store {
         freed
     }
 
-    /// Gives the memory of all ready slabs, and of records without groups, back to the kernel, and
-    /// the number of its bytes.
+    /// Frees the memory of all ready slabs, and of records behind the last group, to the kernel.
+    /// Returns the number of bytes.
     pub fn trim(&self) -> u64 {
         let mut pages = 0;
         for length in (1..).zip(&CUTS[1..]).map(|(length, _)| length) {
@@ -94,13 +94,13 @@ impl Store {
                 pages += u64::from(length);
             }
         }
-        // Compaction looks at records without asking whether they have memory.
+        // Compaction reads records without checking that they have memory.
         let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         pages += self.heap.groups.shrink(&self.heap.map, &self.heap.regions);
         pages * PAGE as u64
     }
 
-    /// How many pages of memory a pass of compaction would free, about. Looks at every slab.
+    /// Estimates how many pages of memory a pass of compaction would free. Looks at every slab.
     pub fn compactable(&self) -> u64 {
         let slabs = plan(&self.heap).into_iter().zip(&TABLE);
         slabs.map(|(slabs, class)| u64::from(slabs) * u64::from(class.pages)).sum()

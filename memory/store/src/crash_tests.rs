@@ -47,7 +47,7 @@ enum Op {
     /// So many pages from here on, those that are objects, as one.
     Group(u64, u64, usize),
     Leave(u64, usize),
-    /// What of so many pages from here on is in memory goes to the backing device.
+    /// Writes back those of this many pages from here on that are in memory.
     WriteBack(u64, u64),
     BringBack(u64, usize),
     /// So many bytes.
@@ -59,7 +59,7 @@ enum Op {
     Trade(u32),
 }
 
-/// What pages hold.
+/// The contents of pages.
 type Held = HashMap<u64, Vec<u8>>;
 
 fn bytes(index: u64, number: usize, len: usize) -> Vec<u8> {
@@ -314,13 +314,13 @@ fn expect(held: &mut Held, number: usize, op: Op) {
     }
 }
 
-/// What the script's groups are of: pages that are objects with tag 3.
+/// The pages that the script puts in groups: objects with tag 3.
 fn members(held: &Held, from: u64, count: u64) -> Vec<u64> {
     let object = |index: &u64| held.get(index).is_some_and(|bytes| bytes.len() <= MAX_OBJECT);
     (from..from + count).filter(object).collect()
 }
 
-/// What stands for a page in a group: longer than any object.
+/// The stand-in for a page in a group: longer than any object.
 fn grouped(payload: &[u8], position: usize) -> Vec<u8> {
     let mut bytes = vec![u8::try_from(position).unwrap(); MAX_OBJECT + 1];
     bytes.extend_from_slice(payload);
@@ -728,7 +728,7 @@ fn notes_of_killed_servers_that_say_anything_shut_blocks_and_no_more() {
     for index in 0..20 {
         assert_eq!(read(&worker, index), Some(bytes(index, 0, 4096)), "page {index}");
     }
-    // Whoever is in one leaves it as any other, and it does not become free.
+    // A discarded page in a barred block releases it, but the block does not become free.
     worker.discard(0..10);
     assert_eq!(store.backing_stats().unwrap().free, 63 - 9);
     // With no place left for a note nothing is written.

@@ -1,19 +1,18 @@
-//! Dictionaries in the file: at most [`DICTIONARIES`], each for good.
+//! Dictionaries in the file: at most [`DICTIONARIES`], never removed.
 //!
 //! ```text
 //!  place: 4 pages, sparse  | checksum (4) | 0 (4) | len (8) | gain (8) | generation (8) | bytes |
 //! ```
 //!
-//! The store does not compress, and a dictionary is bytes to it. It keeps them because without them
-//! the objects that were made with one are worth nothing, and because of what it does with tags: an
-//! object whose tag's lower four bits are [`DICTIONARY_TAG`](crate::DICTIONARY_TAG) and more was made with that place's.
-//! Places are taken in their order and never given back: who is about to store an object, or has
-//! one on the backing device, need not be asked.
+//! The store does not compress, and a dictionary is bytes to it. The store has them because objects
+//! cannot be decompressed without them. The lower four bits of an object's tag name its dictionary:
+//! [`DICTIONARY_TAG`](crate::DICTIONARY_TAG) plus the place. Places are taken in order and never
+//! reused, so no user of a dictionary (a thread about to store an object, an object on the backing
+//! device) has to be tracked.
 //!
-//! A dictionary is written, then counted in the superblock, then named by objects. A server killed
-//! before it is counted leaves memory that the next one gives back; a place that is counted is
-//! never written again, whatever is found in it: with other bytes there, objects would be read as
-//! something else.
+//! A dictionary is written, then counted in the superblock, then named by objects. If a server is
+//! killed before the count, the next one frees the memory. A counted place is never written again,
+//! even if it is damaged: with other bytes there, objects would decompress to wrong pages.
 
 use std::any::Any;
 use std::sync::{Arc, PoisonError};
@@ -24,21 +23,21 @@ use crate::layout::{DICTIONARIES, PAGE, PLACE_PAGES};
 use crate::store::Store;
 use crate::superblock;
 
-/// Checksum and a gap, then three words.
+/// A gap of 4 bytes lies between the checksum and the body, which begins with three 64-bit fields.
 const HEADER: usize = 24;
 const BODY: usize = PLACE_PAGES * PAGE - 2 * SUM;
 
 /// The most bytes of a dictionary.
 pub const MAX_DICTIONARY: usize = BODY - HEADER;
 
-/// What a store says of a dictionary that it has.
+/// A dictionary of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// Bytes.
     pub len: usize,
-    /// What its maker said of it; a number to the store.
+    /// Its maker's rating, of no meaning to the store.
     pub gain: u64,
-    /// The server that installed it.
+    /// The number of the server that installed it.
     pub generation: u64,
 }
 
@@ -49,10 +48,10 @@ pub enum DictionaryError {
     /// All places are taken.
     #[error("the store has {DICTIONARIES} dictionaries, and no place for another")]
     Full,
-    /// No memory within the limit, or of the kernel's.
+    /// No memory: the limit is reached, or the kernel has none.
     #[error("no memory for a dictionary")]
     Memory,
-    /// None, or more than a place has.
+    /// No bytes, or more than a place holds.
     #[error("dictionary of {0} bytes, expected 1 to {MAX_DICTIONARY}")]
     Length(usize),
     /// There is no such dictionary.
@@ -70,25 +69,23 @@ pub enum DictionaryError {
     },
 }
 
-/// Bytes of memory that an object of this length takes in its slab, checksum and all. For 1 to
-/// 4096.
+/// Bytes of memory that an object of `len` bytes (1 to 4096) takes in its slab, with its checksum.
 pub fn stored_len(len: usize) -> usize {
     let class = fitting(len.clamp(1, PAGE));
     TABLE[class].bytes as usize + if class == WHOLE { SUM } else { 0 }
 }
 
 impl Store {
-    /// Dictionaries that there are: places below this are taken, whether what is in them is sound
-    /// or not.
+    /// The number of installed dictionaries, damaged ones included.
     pub fn dictionaries(&self) -> usize {
         superblock::dictionaries(self.heap.map.superblock())
     }
 
-    /// Installs a dictionary, and gives its place. From then on it is there for good.
+    /// Installs a dictionary for good, and returns its place.
     ///
     /// # Errors
     ///
-    /// [`DictionaryError`]; nothing has changed then.
+    /// [`DictionaryError`]; then nothing has changed.
     pub fn install_dictionary(&self, bytes: &[u8], gain: u64) -> Result<usize, DictionaryError> {
         if !(1..=MAX_DICTIONARY).contains(&bytes.len()) {
             return Err(DictionaryError::Length(bytes.len()));
@@ -114,11 +111,11 @@ impl Store {
         Ok(place)
     }
 
-    /// Copies a dictionary to the beginning of `out`, checked.
+    /// Copies a dictionary to the start of `out`, and verifies its checksum.
     ///
     /// # Errors
     ///
-    /// There is none, or it is damaged.
+    /// [`DictionaryError::None`] and [`DictionaryError::Damaged`].
     pub fn dictionary(
         &self,
         place: usize,
@@ -129,7 +126,7 @@ impl Store {
         }
         let map = &self.heap.map;
         let mut body = [0; BODY];
-        // Nobody writes a place that is taken.
+        // A taken place is never written.
         let expected = map.read(parts(map.layout().dictionary(place)), &mut body);
         let word =
             |at: usize| body[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -148,13 +145,13 @@ impl Store {
         std::array::from_fn(|place| crate::stats::sum(&self.counters, |c| &c.dictionary[place]))
     }
 
-    /// Objects that were written over, discarded or replaced since this server has the store.
+    /// Objects that were overwritten, discarded or replaced since this server took the store.
     pub fn objects_freed(&self) -> u64 {
         crate::stats::sum(&self.counters, |c| &c.freed)
     }
 
-    /// Something that all users of the store share, and that goes with it: made when it is first
-    /// asked for. `None` if there is something of another type. The store does not look at it.
+    /// A value that all users of the store share and that lives as long as the store; the first
+    /// call makes it. `None` if there is a value of another type. The store does not use it.
     pub fn beside<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Option<Arc<T>> {
         let shared = self.beside.get_or_init(|| make());
         Arc::clone(shared).downcast().ok()

@@ -1,4 +1,4 @@
-//! What pages are written back to: a file or a block device, in blocks of 4096 bytes.
+//! The backing device: a file or a block device, in blocks of 4096 bytes.
 
 use std::fmt;
 use std::fs::{self, File, FileType, OpenOptions};
@@ -13,48 +13,47 @@ use rustix::io::Errno;
 use crate::layout::PAGE;
 use crate::rings::Rings;
 
-/// One block, aligned as direct I/O wants it.
+/// One block, aligned for direct I/O.
 #[derive(Clone, Debug)]
 #[repr(C, align(4096))]
 pub struct Block(pub [u8; PAGE]);
 
 impl Block {
-    /// Of zeros.
+    /// A block of zeros.
     pub const ZERO: Self = Self([0; PAGE]);
 }
 
-/// Where blocks are written to and read from. Nothing here allocates: errors are the kernel's
-/// numbers.
+/// Where blocks are written to and read from. Implementations do not allocate: errors carry errnos.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Blocks that it has now.
+    /// The number of blocks it has now.
     ///
     /// # Errors
     ///
     /// The kernel's.
     fn blocks(&self) -> io::Result<u64>;
 
-    /// Reads one block. Another thread may write it meanwhile: then any bytes may come.
+    /// Reads one block. If another thread writes the block meanwhile, any bytes may result.
     ///
     /// # Errors
     ///
-    /// The kernel's; `UnexpectedEof` for one that is not there.
+    /// The kernel's; `UnexpectedEof` for a block beyond the end.
     fn read(&self, block: u32, out: &mut Block) -> io::Result<()>;
 
-    /// Writes blocks that lie one behind the other. When it returns they are there for whoever
-    /// opens it next, though this process is killed; not if the host is.
+    /// Writes adjacent blocks. After it returns, the blocks survive a kill of this process, but not
+    /// a crash of the host.
     ///
     /// # Errors
     ///
-    /// The kernel's; some of them may be written then.
+    /// The kernel's; then some of the blocks may be written.
     fn write(&self, block: u32, blocks: &[Block]) -> io::Result<()>;
 
-    /// Bytes that others may still store on the file system that it is in; `None` if it is in none.
+    /// Bytes free to other users on its file system; `None` if it is not in one.
     fn free(&self) -> Option<u64>;
 
-    /// Whether it goes around the page cache.
+    /// Whether it bypasses the page cache.
     fn is_direct(&self) -> bool;
 
-    /// Whether nothing was ever written to it, where that can be known without reading all of it.
+    /// Whether it was never written to; `None` where only reading all of it could tell.
     ///
     /// # Errors
     ///
@@ -63,7 +62,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Makes it as long as it is wanted, now that it is known to be ours to write.
+    /// Extends it to the configured size, once it is known to be ours.
     ///
     /// # Errors
     ///
@@ -80,22 +79,24 @@ pub enum DiskError {
     /// Another server has the lock.
     #[error("another server has it")]
     InUse,
-    /// Somebody has claimed the block device: a mount, swap, an array, another server.
+    /// The kernel refused exclusive access: the block device is mounted, used for swap, part of an
+    /// array, or another server has it.
     #[error("it is mounted, swapped to, a part of another device, or another server's")]
     Claimed,
-    /// A folder, a pipe, a character device.
+    /// A directory, a pipe, a character device.
     #[error("it is neither a file nor a block device")]
     Kind,
-    /// A name below /dev that nothing has: made, it would be a file in memory.
+    /// There is no such name below /dev: a file created there would be in memory.
     #[error("there is no such device, and no file is made below /dev")]
     NoDevice,
-    /// Its file system keeps files in memory.
+    /// Its file system is in memory.
     #[error("it is on {0}, which is memory itself")]
     Memory(&'static str),
-    /// Its file system is somebody else's, who may say that a write is done before it is, or never.
+    /// Its file system is a network's or another process's, which may report a write as done before
+    /// it is, or never.
     #[error("it is on {0}: a network or another process stands between it and a disk")]
     Remote(&'static str),
-    /// It may need memory to be written to, and that is what writing to it is to make.
+    /// Writing to it may need memory, and swap writes to it in order to free memory.
     #[error("it is {0}, which may need memory to be written to: with --swap it must be a disk or a partition")]
     Swap(&'static str),
     /// The kernel refused.
@@ -103,8 +104,8 @@ pub enum DiskError {
     Io(#[from] io::Error),
 }
 
-/// File systems that keep nothing on a disk of this machine, by the numbers that statfs(2) has, and
-/// whether they keep it in memory.
+/// Magic numbers (statfs(2)) of file systems that are not on a disk of this machine, and whether
+/// they are in memory.
 const UNFIT: [(u32, &str, bool); 14] = [
     (0x0102_1994, "tmpfs", true),
     (0x8584_58f6, "ramfs", true),
@@ -122,35 +123,35 @@ const UNFIT: [(u32, &str, bool); 14] = [
     (0x0bd0_0bd0, "Lustre", false),
 ];
 
-/// Majors of block devices that are not a disk of their own: devices(4).
+/// Major numbers of block devices that are not disks of their own: devices(4).
 const RAM_DISK: u32 = 1;
 const LOOP: u32 = 7;
 const NBD: u32 = 43;
 
 /// A file or a block device.
 ///
-/// Opened for direct I/O where that is possible: a page cache would use the memory that is to be
-/// freed. Where it is not (a file system that knows none) each write is followed by its data's way
-/// to the disk, and the cache is told to forget. Who waits for it can be killed, where the kernel
-/// has io_uring for us (`rings.rs`).
+/// Opened for direct I/O where possible: a page cache would use the memory that writeback is to
+/// free. On a file system without direct I/O each write is followed by fdatasync, and the page
+/// cache is dropped. A thread that waits for the disk can be killed if the kernel has io_uring
+/// (`rings.rs`).
 #[derive(Debug)]
 pub struct FileDisk {
     file: File,
     direct: bool,
     in_file_system: bool,
-    /// Whether it was made when it was opened.
+    /// Whether [`open`](Self::open) created it.
     made: bool,
-    /// Bytes that the file is to have.
+    /// The file's configured size in bytes.
     size: u64,
     rings: Option<Rings>,
 }
 
 impl FileDisk {
-    /// Opens `path`, and locks it against other servers until all copies of its
-    /// [descriptor](Self::fd) are closed; a block device is claimed from mounts and everything else
-    /// as well. A file that is not there is made, for its owner alone. Nothing is written; one
-    /// shorter than `size` bytes gets as long when it is
-    /// [formatted](crate::format_backing), without using the room yet.
+    /// Opens `path` and locks it against other servers until all copies of its
+    /// [descriptor](Self::fd) are closed; a block device is also claimed against mounts and other
+    /// users. A missing file is created with mode 0600. Nothing is written;
+    /// [formatting](crate::format_backing) extends a file that is shorter than `size` bytes to that
+    /// size, sparsely.
     ///
     /// # Errors
     ///
@@ -160,8 +161,8 @@ impl FileDisk {
         let file = match fs::metadata(path) {
             Ok(found) => {
                 in_file_system(found.file_type())?;
-                // Without O_CREAT it means that nobody else may have claimed the block device, or
-                // will as long as it is open; for a file it means nothing.
+                // Without O_CREAT, O_EXCL claims a block device exclusively for as long as it is
+                // open; for a file it has no effect.
                 let exclusive = i32::try_from(OFlags::EXCL.bits()).expect("a low bit");
                 let file =
                     OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
@@ -176,7 +177,7 @@ impl FileDisk {
             }
             Err(error) => return Err(error.into()),
         };
-        // It may be another by now.
+        // The path may name another file by now.
         if in_file_system(file.metadata()?.file_type())? {
             fit(&rustix::fs::fstatfs(&file).map_err(io::Error::from)?)?;
         }
@@ -193,7 +194,7 @@ impl FileDisk {
     fn create(path: &Path) -> Result<File, DiskError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        // A mistyped name of a disk.
+        // Probably a mistyped name of a disk.
         if folder.canonicalize()?.starts_with("/dev") {
             return Err(DiskError::NoDevice);
         }
@@ -202,9 +203,9 @@ impl FileDisk {
         Ok(options.read(true).write(true).create_new(true).mode(0o600).open(path)?)
     }
 
-    /// Whether pages that are swapped out may go on to it: a file's file system asks for memory
-    /// when it is written to (for its tree, its journal, a block to a place that had none), a loop
-    /// device's does, a network may.
+    /// Whether swapped-out pages may be written to it. Not to a file: its file system allocates
+    /// memory for a write (for its tree, its journal, a new block). Not to a loop device, which has
+    /// a file system below it, and not to a network block device.
     ///
     /// # Errors
     ///
@@ -221,14 +222,14 @@ impl FileDisk {
         }
     }
 
-    /// The one that `fd` is, which whoever left it to us has [opened](Self::open) and locked; it is
-    /// used as they left it.
+    /// Adopts `fd`, which an earlier process [opened](Self::open) and locked, with its flags as
+    /// they are.
     ///
     /// # Errors
     ///
     /// As for [`open`](Self::open).
     pub fn inherit(fd: BorrowedFd<'_>) -> Result<Self, DiskError> {
-        // Nothing here waits for the disk, which need not answer just now: not even to open it.
+        // No call here waits for the disk, which may not answer just now: reopening it would.
         let disk = Self::of(fd.try_clone_to_owned()?.into())?;
         let direct = rustix::fs::fcntl_getfl(&disk.file).map_err(io::Error::from)?;
         Ok(Self { direct: direct.contains(OFlags::DIRECT), ..disk })
@@ -240,12 +241,12 @@ impl FileDisk {
         Ok(Self { file, direct: false, in_file_system, made: false, size: 0, rings })
     }
 
-    /// Whether the file was not there when it was [opened](Self::open), and was made.
+    /// Whether [`open`](Self::open) created the file.
     pub fn was_made(&self) -> bool {
         self.made
     }
 
-    /// Whether who waits for it can be killed meanwhile.
+    /// Whether a thread that waits for the disk can be killed.
     pub fn is_killable(&self) -> bool {
         self.rings.is_some()
     }
@@ -266,19 +267,19 @@ impl FileDisk {
 
     fn go_direct(&self) {
         if let Ok(flags) = rustix::fs::fcntl_getfl(&self.file) {
-            // Refused by file systems that cannot.
+            // File systems without direct I/O refuse.
             let _ = rustix::fs::fcntl_setfl(&self.file, flags | OFlags::DIRECT);
         }
     }
 
-    /// Whether direct I/O works in blocks of ours; it is off again if not.
+    /// Whether direct I/O works with our block size; if not, turns it off again.
     fn try_direct(&self) -> bool {
         let Ok(flags) = rustix::fs::fcntl_getfl(&self.file) else { return false };
         if !flags.contains(OFlags::DIRECT) {
             return false;
         }
         let mut block = Box::new(Block::ZERO);
-        // Any other error is the disk's, and may pass.
+        // Any other error is the disk's, and may be temporary.
         let refused = self.file.read_at(&mut block.0, 0);
         if refused.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) {
             let _ = rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT);
@@ -287,7 +288,7 @@ impl FileDisk {
         true
     }
 
-    /// The descriptor, to leave to a server that is to take over.
+    /// The descriptor, to pass to the server that takes over.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -329,7 +330,7 @@ impl Disk for FileDisk {
         }
         if !self.direct {
             fdatasync(&self.file)?;
-            // Advice: whoever does not follow it keeps the memory.
+            // Only advice: if the kernel ignores it, the pages stay in the page cache.
             let len = std::num::NonZeroU64::new(bytes.len() as u64);
             let _ = fadvise(&self.file, at, len, Advice::DontNeed);
         }
@@ -351,7 +352,7 @@ impl Disk for FileDisk {
         }
         match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(0)) {
             Err(Errno::NXIO) => Ok(Some(true)),
-            // Where the file system knows of no holes all of it is data.
+            // A file system without holes reports EINVAL or all of the file as data.
             Ok(_) | Err(Errno::INVAL) => Ok(Some(self.file.metadata()?.len() == 0)),
             Err(errno) => Err(errno.into()),
         }
@@ -365,7 +366,7 @@ impl Disk for FileDisk {
     }
 }
 
-/// Whether a file of this kind is in a file system, or is a block device.
+/// `true` for a file, `false` for a block device.
 fn in_file_system(kind: FileType) -> Result<bool, DiskError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(DiskError::Kind);
@@ -373,10 +374,10 @@ fn in_file_system(kind: FileType) -> Result<bool, DiskError> {
     Ok(kind.is_file())
 }
 
-/// Whether what is written to a file there comes to a disk.
+/// Whether writes to files on this file system reach a disk of this machine.
 fn fit(at: &StatFs) -> Result<(), DiskError> {
     let found = UNFIT.iter().find(|(number, ..)| {
-        // Some have it with its sign.
+        // Some kernels sign-extend the number.
         i128::from(at.f_type) & 0xffff_ffff == i128::from(*number)
     });
     match found {
@@ -386,7 +387,7 @@ fn fit(at: &StatFs) -> Result<(), DiskError> {
     }
 }
 
-/// Whether a ring did not do it that another way may do.
+/// Whether the ring failed for a reason that pread or pwrite may not have.
 fn is_refused(done: &io::Result<usize>) -> bool {
     let errno = done.as_ref().err().and_then(io::Error::raw_os_error).map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::AGAIN | Errno::INVAL | Errno::OPNOTSUPP | Errno::CANCELED))
@@ -394,12 +395,11 @@ fn is_refused(done: &io::Result<usize>) -> bool {
 
 #[expect(unsafe_code, reason = "an array of arrays of bytes is bytes")]
 fn bytes_of(blocks: &[Block]) -> &[u8] {
-    // SAFETY: a block is 4096 bytes and as long as its alignment, so that there is nothing between
-    // them.
+    // SAFETY: a block is 4096 bytes at an alignment of 4096, so there is no padding between blocks.
     unsafe { std::slice::from_raw_parts(blocks.as_ptr().cast(), blocks.len() * PAGE) }
 }
 
-/// An error's number, 0 for the end of the file, EIO if the kernel did not say it.
+/// An error's errno; 0 for the end of the file, EIO if there is none.
 pub(crate) fn number_of(error: &io::Error) -> i32 {
     match error.raw_os_error() {
         Some(errno) => errno,
@@ -408,7 +408,7 @@ pub(crate) fn number_of(error: &io::Error) -> i32 {
     }
 }
 
-/// What a number says.
+/// The text of an errno.
 pub(crate) fn name_of(errno: i32) -> String {
     match errno {
         0 => "it ends before that".to_owned(),

@@ -1,4 +1,4 @@
-//! Why there is no store, and how large one may be.
+//! Errors of making a store, and the largest number of pages.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::superblock::Foreign;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No store has so many pages, or none.
+    /// The number of pages is 0 or too large.
     #[error("a store cannot have {pages} pages, it has 1 to {max}", max = max_pages())]
     Pages {
         /// The number asked for.
@@ -23,7 +23,7 @@ pub enum StoreError {
         /// Bytes that an empty store needs.
         need: u64,
     },
-    /// Another server has the file, or one that was killed is not quite gone.
+    /// Another server has the file, or a killed one has not fully exited.
     #[error("store is in use by another server")]
     InUse,
     /// The file is not a store of ours.
@@ -32,15 +32,15 @@ pub enum StoreError {
     /// The kernel refused.
     #[error("cannot {action} the store's file")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// The most pages that a store can have, somewhat more than 409 GiB: their objects' regions are
-/// what a word of the slot table can name.
+/// The most pages that a store can have, somewhat more than 409 GiB: an entry of the slot table can
+/// name no more regions.
 pub fn max_pages() -> u64 {
     let (mut low, mut high) = (1, 1 << 40);
     while low < high {

@@ -1,13 +1,12 @@
-//! Pages that are compressed as one: made, read, left.
+//! Groups: pages that are compressed together.
 //!
-//! Whoever makes a group has read its pages before and compressed them outside of the store,
-//! without a pin. So each page is compared with what was read when it is let in, while it is
-//! pinned: its bytes, since a word may come back that names other bytes than it did. A page that
-//! was written meanwhile stays as it was written.
+//! The caller of `put_group` has read and compressed the pages before, without a pin. So each page
+//! is pinned and compared with what was read before its entry changes. Its bytes are compared, not
+//! its entry: a page that was written twice may have the same entry again. A page that was written
+//! meanwhile does not join.
 //!
-//! A group that a killed server leaves half made is one without pages, or with some of them: the
-//! others still name what they named before. Objects of a group that no page is in are freed by
-//! whoever takes the table over.
+//! A server killed while it makes a group leaves a group with some of its pages or none; the other
+//! pages' entries are unchanged. Recovery frees the objects of a group without pages.
 
 use std::sync::Arc;
 
@@ -20,18 +19,18 @@ use crate::stats::add;
 use crate::store::Store;
 use crate::worker::{slot_of, Pin, Worker};
 
-/// Bytes before a group's payload: how many pages, the first one's number (5 bytes), how many bytes
-/// there are in all (2), and from each page to the next. Objects have checksums each, and say
-/// nothing of one that is missing behind them.
+/// Bytes before a group's payload: the number of pages (1), the first page's index (5), the total
+/// length (2), and the distance from each page to the next. The total length detects a missing
+/// object: an object's checksum covers that object alone.
 const HEADER: usize = 8 + MAX_MEMBERS;
 
 /// The most bytes of a group's payload.
 pub const MAX_PAYLOAD: usize = PIECES * MAX_OBJECT - HEADER;
 
-/// A page may be so many pages behind the one before it in its group.
+/// The largest distance between neighbouring pages of a group.
 pub const MAX_GAP: u64 = 255;
 
-/// A page as it was read, to be stored in another form unless it has been written since.
+/// A page as it was read, to be stored in another form unless it was written since.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen<'a> {
     /// The page.
@@ -42,20 +41,20 @@ pub struct Seen<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Where in a group a page is.
+/// A page's place in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grouped {
-    /// Which of its pages.
+    /// The page's position.
     pub position: usize,
-    /// Pages that the payload has, those that have left included.
+    /// Pages in the payload, also those that are no longer in the group.
     pub members: usize,
-    /// What the maker said of the payload.
+    /// The payload's tag, as its maker gave it.
     pub tag: u8,
-    /// Whether the buffer had the group already.
+    /// Whether the buffer already had the group.
     pub had: bool,
 }
 
-/// The bytes of one group, kept for the next page of it.
+/// The bytes of one group, cached for the next of its pages.
 pub struct GroupBuffer {
     bytes: Box<[u8; PIECES * MAX_OBJECT]>,
     len: usize,
@@ -65,36 +64,36 @@ pub struct GroupBuffer {
 }
 
 impl GroupBuffer {
-    /// An empty one, of 28 KiB.
+    /// An empty buffer of 28 KiB.
     pub fn new() -> Self {
         let bytes = vec![0; PIECES * MAX_OBJECT].into_boxed_slice();
         let bytes = bytes.try_into().unwrap_or_else(|_| unreachable!("as many as it has"));
         Self { bytes, len: 0, tag: 0, group: None }
     }
 
-    /// What the maker of the group gave; nothing before one was read.
+    /// The group's payload; empty before a group was read.
     pub fn payload(&self) -> &[u8] {
         self.bytes.get(HEADER..self.len).unwrap_or(&[])
     }
 
-    /// Room for the payload of a group that is to be made; what the buffer had is gone.
+    /// Space for the payload of a new group; the buffer's old group is lost.
     pub fn room(&mut self) -> &mut [u8] {
         self.group = None;
         &mut self.bytes[HEADER..]
     }
 
-    /// Forgets the group.
+    /// Empties the buffer.
     pub fn clear(&mut self) {
         self.group = None;
         self.len = 0;
     }
 
-    /// Number and stamp of the group that it has.
+    /// Number and stamp of the buffered group.
     pub(crate) fn place(&self) -> Option<(u32, u64)> {
         self.group
     }
 
-    /// The number of pages, and that of the one at `position`.
+    /// The number of pages, and the index of the one at `position`.
     fn member(&self, position: u32) -> Option<(usize, u64)> {
         let head = self.bytes.first_chunk::<8>().filter(|_| self.len > HEADER)?;
         let [count, a, b, c, d, e, low, high] = *head;
@@ -108,7 +107,7 @@ impl GroupBuffer {
         (count <= MAX_MEMBERS).then_some((count, index))
     }
 
-    /// For a payload of `len` bytes.
+    /// Writes the header for a payload of `len` bytes; `None` if these pages cannot be a group.
     fn write_header(&mut self, members: &[Seen<'_>], len: usize) -> Option<()> {
         let header = &mut self.bytes[..HEADER];
         header.fill(0);
@@ -144,12 +143,11 @@ impl std::fmt::Debug for GroupBuffer {
     }
 }
 
-/// Why no group was made. Nothing was changed.
+/// Why no group was made. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// There is no memory that writes do not count on, or the limit is reached: another time,
-    /// perhaps.
+    /// The reserve has nothing to spare, or the limit is reached. A later attempt may succeed.
     #[error("no room to spare for a group of {members} pages, {len} bytes")]
     Full {
         /// Pages.
@@ -170,13 +168,12 @@ pub enum GroupError {
 }
 
 impl Worker {
-    /// Stores these pages, in the order of their numbers, as one payload: the first `len` bytes of
-    /// the buffer's [room](GroupBuffer::room). Each has to be what was `seen`; those that are
-    /// something else by now, or are being read just then, are left as they are. Gives a bit for
-    /// each page that is in the group. Each stays as old as it is.
+    /// Stores these pages, in ascending order, as one payload: the first `len` bytes of the
+    /// buffer's [room](GroupBuffer::room). A page joins only if it still is what was `seen` and no
+    /// other thread pins it. Returns a bit for each page that joined. Ages do not change.
     ///
-    /// No write waits for more than the comparison of one page, and no memory is used that writes
-    /// count on.
+    /// A concurrent write waits at most for the comparison of one page, and the reserve for writes
+    /// is not used.
     ///
     /// # Errors
     ///
@@ -232,9 +229,9 @@ impl Worker {
         Ok(joined)
     }
 
-    /// Stores `bytes` for a page in the place of what was `seen` there, if it is that still;
-    /// whether it was. The page stays as old as it is. No write waits for more than the comparison
-    /// of one page, and no memory is used that writes count on.
+    /// Stores `bytes` for a page if it still is what was `seen`; returns whether it was. The page's
+    /// age does not change. A concurrent write waits at most for the comparison of one page, and
+    /// the reserve for writes is not used.
     ///
     /// # Errors
     ///
@@ -258,9 +255,9 @@ impl Worker {
         Ok(done)
     }
 
-    /// Stores `bytes` for a page that is in the group that `buffer` has, which it leaves; whether
-    /// it was there still. The page stays as old as it is. With `spare` no memory is used that
-    /// writes count on.
+    /// Stores `bytes` for a page and removes it from its group, if that is still the one in
+    /// `buffer`; returns whether it was. The page's age does not change. With `spare` the reserve
+    /// for writes is not used.
     ///
     /// # Errors
     ///
@@ -285,7 +282,7 @@ impl Worker {
         let done = match slot.pin(false) {
             Ok(pinned) => {
                 let pin = Pin(slot);
-                // While it is pinned its group is that of the stamp.
+                // The pin keeps the record alive, so that the stamp is that of the page's group.
                 let here = self.group_of(&store, pinned).is_some_and(|at| Some(at) == buffer.group);
                 here && self.exchange(pin, pinned, Word::object(object))
             }
@@ -297,14 +294,14 @@ impl Worker {
         Ok(done)
     }
 
-    /// Number and stamp of the group that a pinned word names.
+    /// Number and stamp of the group that a pinned entry names.
     pub(crate) fn group_of(&self, store: &Store, pinned: Word) -> Option<(u32, u64)> {
         let Some(State::Member(member)) = pinned.state() else { return None };
         let record = store.heap.groups.record(&store.heap.map, member.group)?;
         Some((member.group, record.stamp()))
     }
 
-    /// Swaps `new` in, if what was `seen` is there still.
+    /// Replaces the entry by `new` if the page still is what was `seen`.
     fn exchange_unchanged(&self, store: &Store, seen: &Seen<'_>, new: Word) -> bool {
         let Ok(slot) = slot_of(store, seen.index) else { return false };
         let Ok(pinned) = slot.pin(false) else { return false };
@@ -321,12 +318,12 @@ impl Worker {
         bytes == seen.bytes && self.exchange(pin, pinned, new)
     }
 
-    /// Swaps `new` in for the word that the caller has pinned, unless others pin it too.
+    /// Replaces the entry that the caller has pinned by `new`, unless other threads pin it too.
     fn exchange(&self, pin: Pin<'_>, pinned: Word, new: Word) -> bool {
         if !pin.0.relocate(pinned, new) {
             return false;
         }
-        // The pin went with the word.
+        // `relocate` has dropped the pin.
         std::mem::forget(pin);
         inject::step();
         self.forget(pinned);
@@ -334,9 +331,9 @@ impl Worker {
         true
     }
 
-    /// Reads the group that page `index` is in, checked, unless the buffer has it; `None` if the
-    /// page is in none, and then [`get`](Self::get) has it. After an error the buffer has no group.
-    /// Makes the page young again.
+    /// Reads the group of page `index` and verifies its checksums, unless the buffer has it. `None`
+    /// if the page is in no group; then use [`get`](Self::get). After an error the buffer is empty.
+    /// Resets the page's age.
     ///
     /// # Errors
     ///
@@ -349,7 +346,7 @@ impl Worker {
         self.read_group(index, buffer, true)
     }
 
-    /// As [`get_group`](Self::get_group), and the page stays as old as it is.
+    /// As [`get_group`](Self::get_group), without resetting the page's age.
     ///
     /// # Errors
     ///
@@ -406,8 +403,8 @@ impl Worker {
         }
     }
 
-    /// Copies the objects of a group, one of whose pages is pinned, and gives what each is and the
-    /// checksum that it was stored with.
+    /// Copies the objects of a group, one of whose pages is pinned, and returns each with its
+    /// stored checksum.
     fn copy_pieces(
         &self,
         pieces: &[Slot; PIECES],
@@ -418,14 +415,14 @@ impl Worker {
         for (piece, copied) in pieces.iter().zip(&mut copied) {
             let pinned = match piece.pin(false) {
                 Ok(pinned) => pinned,
-                // The last one was before it.
+                // The previous piece was the last.
                 Err(Word::ABSENT) => break,
                 Err(_) => return None,
             };
             let _pin = Pin(piece);
             let Some(State::Object(object)) = pinned.state() else { return None };
             let (_, place) = locate(map, &object)?;
-            // All but the last are full, so that they lie one behind the other.
+            // All pieces but the last are full, so each follows the other in the payload.
             let end = buffer.len + object.len as usize;
             let sum = map.read(place, buffer.bytes.get_mut(buffer.len..end)?);
             buffer.len = end;
@@ -435,12 +432,12 @@ impl Worker {
         Some(copied)
     }
 
-    /// How many pages are in the group that page `index` is in, now; `None` if it is in none.
+    /// The current number of pages in the group of page `index`; `None` if it is in none.
     pub fn members(&self, index: u64) -> Option<u32> {
         let store = self.store();
         let slot = slot_of(store, index).ok()?;
         let pinned = slot.pin(false).ok()?;
-        // So that the record is there.
+        // The pin keeps the record alive.
         let _pin = Pin(slot);
         let State::Member(member) = pinned.state()? else { return None };
         Some(store.heap.groups.record(&store.heap.map, member.group)?.parts())

@@ -1,7 +1,7 @@
 //! The records of groups: which have memory, which are free.
 //!
-//! Their area in the file is sparse. Memory comes a page at a time, on the thread that makes a
-//! group, and goes back from the end when there are no more groups in it.
+//! Their area in the file is sparse. The thread that makes a group adds memory a page at a time;
+//! pages behind the last group are freed again.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,18 +15,18 @@ use crate::superblock;
 use crate::sync::{AtomicU64, Ordering};
 
 pub(crate) struct Groups {
-    /// Pages of records that have memory. Grows and shrinks with `free` locked; who has a part in a
-    /// group sees it at least as large as that group needs.
+    /// Pages of records that have memory. Changes under the lock of `free`; a thread with a
+    /// reference to a group sees at least the pages up to that group's.
     pages: AtomicU64,
-    /// Groups there are.
+    /// The number of groups.
     taken: AtomicU64,
     free: Mutex<Free>,
 }
 
 struct Free {
-    /// Where to look first.
+    /// Where the search for a free record starts.
     next: usize,
-    /// What the next group is told from others by.
+    /// The next group's stamp.
     stamp: u64,
 }
 
@@ -37,11 +37,11 @@ impl Groups {
     }
 
     fn lock(&self) -> MutexGuard<'_, Free> {
-        // Nothing between two consistent states can panic.
+        // No panic interrupts an update under this lock.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that have memory.
+    /// The records that have memory.
     #[inline]
     pub(crate) fn records<'a>(&self, map: &'a Map) -> &'a [Record] {
         let pages = usize::try_from(self.pages.load(Ordering::Relaxed)).unwrap_or(0);
@@ -58,7 +58,7 @@ impl Groups {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes a free record with `parts` parts, and gives its number.
+    /// Takes a free record, with `parts` references, and returns its number.
     pub(crate) fn take(&self, map: &Map, regions: &Regions, parts: u32) -> Result<u32, Full> {
         let mut free = self.lock();
         let have = self.records(map).len();
@@ -71,7 +71,8 @@ impl Groups {
         let from = before.len();
         let stamp = free.stamp;
         let find = |records: &[Record]| records.iter().position(|one| one.take(parts, stamp));
-        // One that is just being freed is counted as free and cannot be taken yet: another time.
+        // A record that is just being freed may be counted as free before it can be taken: `Full`,
+        // try later.
         let at = find(after).map(|at| at + from).or_else(|| find(before)).ok_or(Full)?;
         free.next = at + 1;
         free.stamp = stamp + 1;
@@ -79,19 +80,20 @@ impl Groups {
         u32::try_from(at).map_err(|_| Full)
     }
 
-    /// Says that a record whose last part the caller had is free.
+    /// Frees a record whose last reference the caller dropped.
     pub(crate) fn put(&self, record: &Record) {
         record.free();
         self.taken.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Memory for one page more.
+    /// Gives one more page of records memory.
     fn grow(&self, map: &Map, regions: &Regions) -> Result<(), Full> {
         let pages = self.pages.load(Ordering::Relaxed);
         if pages >= map.layout().record_pages() {
             return Err(Full);
         }
-        // First, so that a server that takes over counts what there may be.
+        // Before the memory is there, so that a server that takes over counts all that may be
+        // there.
         superblock::set_record_pages(map.superblock(), pages + 1);
         inject::step();
         if regions.grow_records(map, pages).is_err() {
@@ -103,7 +105,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Gives the memory of records behind the last group back.
+    /// Frees the memory of records behind the last group.
     pub(crate) fn shrink(&self, map: &Map, regions: &Regions) -> u64 {
         let mut free = self.lock();
         let pages = self.pages.load(Ordering::Relaxed);
@@ -123,8 +125,7 @@ impl Groups {
         pages - needed
     }
 
-    /// For recovery: the records that may have memory are made to have some, and forget who had a
-    /// part in them.
+    /// For recovery: adopts the memory of the records, and clears their reference counts.
     pub(crate) fn adopt(&self, map: &Map, regions: &Regions) -> io::Result<()> {
         let pages = superblock::record_pages(map.superblock(), map.layout());
         regions.adopt_records(map, pages)?;
@@ -138,7 +139,7 @@ impl Groups {
         Ok(())
     }
 
-    /// For recovery: one more page is in this group; `false` if it is not there or cannot be.
+    /// For recovery: counts one more page of this group; `false` if the number cannot be right.
     pub(crate) fn count(&self, map: &Map, group: u32) -> bool {
         let Some(record) = self.record(map, group) else { return false };
         let mut free = self.lock();
@@ -148,7 +149,7 @@ impl Groups {
             self.taken.fetch_add(1, Ordering::Relaxed);
             return true;
         }
-        // More than a group has are the work of damage.
+        // A damaged table may have more entries of a group than a group has pages.
         let more = record.parts() < 0x1000;
         if more {
             record.set(record.parts() + 1, record.stamp());

@@ -1,15 +1,15 @@
 //! Places for objects: each class's slabs with room, and the workers' own.
 //!
-//! A worker claims from its current slab of the class without a lock. When that is full it takes
-//! the class's lock for the first slab of the list. Slabs that were full and have a hole go to the
-//! front of the list, so that nearly full ones are filled first and those at the back empty
-//! themselves; a slab whose last object goes is ready for any class with slabs of that length.
+//! A worker claims from its current slab of the class without a lock. When that is full, it takes
+//! the class's lock and the first slab of the list. A full slab in which an object is freed goes to
+//! the front of the list: nearly full slabs are filled first, and those at the back empty. An empty
+//! slab becomes ready for any class with slabs of that length.
 //!
-//! A class with few slabs has none that belong to a worker: half a slab for each of 158 classes and
-//! each worker would be most of a small store. Workers claim from its listed slabs under the lock.
-//! A class without any room uses that of up to three larger ones before it gets one more slab:
-//! their places are a few per cent too long for a few of its objects, a slab more is half empty for
-//! long.
+//! In a class with few slabs, workers have no slabs of their own but claim from the listed slabs
+//! under the lock: half a slab for each of 158 classes and each worker would be most of a small
+//! store. A class without room uses that of up to three larger classes before it gets another slab:
+//! a few objects in places some per cent too long waste less than another slab that is half empty
+//! for long.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,11 +25,11 @@ use crate::regions::{Full, NoMemory, Regions};
 use crate::slab::{Freed, Role, NIL};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A class with fewer slabs for each worker has none that belong to one: the half of a slab that a
-/// worker's current one has free is then 1/32 of its class at most.
+/// With fewer slabs a worker, a class has no slabs of workers' own. The free half of a worker's
+/// current slab is then 1/32 of its class at most.
 const OWN_FROM: u32 = 16;
 
-/// How many classes larger a place may be than need be.
+/// The largest number of classes between an object's class and the one that it lies in.
 pub(crate) const MAX_BUMP: usize = 3;
 
 /// A place that the caller has claimed.
@@ -49,7 +49,7 @@ pub(crate) struct List {
     pub(crate) slabs: u32,
 }
 
-/// One cache line or two each: neighbours in the table are not neighbours in use.
+/// A list has a pair of cache lines to itself.
 #[repr(align(128))]
 struct Padded(Mutex<List>);
 
@@ -58,28 +58,27 @@ pub(crate) struct Heap {
     pub(crate) regions: Regions,
     pub(crate) groups: Groups,
     classes: Box<[Padded]>,
-    /// Workers there are.
+    /// The number of workers.
     pub(crate) workers: AtomicU32,
-    /// Slabs of each length taken since the keeper looked.
+    /// Slabs of each length taken since the keeper last looked.
     pub(crate) taken: [AtomicU32; LENGTHS],
-    /// The keeper is to look when no more slabs of each length than this are ready.
+    /// When this many slabs of a length or fewer are ready, the keeper is woken.
     pub(crate) low: [AtomicU32; LENGTHS],
-    /// Some length is that low: 1 until the keeper looks.
+    /// Whether some length is that low: 1 until the keeper looks.
     pub(crate) is_low: AtomicU32,
-    /// Pages that the keeper has ready for writes, if it can: the whole reserve, or less while
-    /// memory is short.
+    /// Target of pages ready for writes: the whole reserve, or less while memory is short.
     pub(crate) reserve: AtomicU64,
-    /// The machine is short of memory, as the keeper last saw it.
+    /// Whether the machine is short of memory, as the keeper last saw it.
     pub(crate) short: AtomicBool,
     /// Workers that wait for a slab of each length.
     pub(crate) wanted: [AtomicU32; LENGTHS],
-    /// How often the keeper had none to give.
+    /// How often the keeper could not make a slab of each length.
     pub(crate) refused: [AtomicU32; LENGTHS],
-    /// Keepers there are: with none, whoever needs memory asks the kernel itself.
+    /// The number of keepers; with none, a thread that needs memory asks the kernel itself.
     pub(crate) keepers: AtomicU32,
-    /// The keeper sleeps here.
+    /// Where the keeper waits.
     pub(crate) work: EventCount,
-    /// Workers that wait for the keeper sleep here.
+    /// Where workers wait for the keeper.
     pub(crate) room: EventCount,
     patience: Duration,
 }
@@ -108,7 +107,7 @@ impl Heap {
         }
     }
 
-    /// For recovery: forgets every slab, for a scan from the beginning.
+    /// For recovery: drops all slabs, for a scan of the table from the start.
     pub(crate) fn forget(&self) {
         for class in 0..CLASSES {
             *self.lock(class) = List::EMPTY;
@@ -117,11 +116,12 @@ impl Heap {
     }
 
     pub(crate) fn lock(&self, class: usize) -> MutexGuard<'_, List> {
-        // Nothing between two consistent states can panic.
+        // No panic interrupts an update under this lock.
         self.classes[class].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place in `class`, or one of the few larger ones. `current` is the worker's slab of it.
+    /// Claims a place in `class` or one of the few larger ones. `current` is the worker's slab of
+    /// the class.
     #[inline]
     pub(crate) fn claim(&self, current: &mut u32, class: usize) -> Result<Claimed, Full> {
         if *current != NIL {
@@ -132,8 +132,8 @@ impl Heap {
         self.claim_slowly(current, class, false)
     }
 
-    /// As [`claim`](Self::claim), for work that can wait: from what is there, and from those ready
-    /// slabs that writes do not count on.
+    /// As [`claim`](Self::claim), for work that can wait: uses existing room and those ready slabs
+    /// that are not part of the reserve for writes.
     pub(crate) fn claim_spare(&self, current: &mut u32, class: usize) -> Result<Claimed, Full> {
         if *current != NIL {
             if let Some(index) = self.map.slab(*current).claim() {
@@ -176,13 +176,13 @@ impl Heap {
         }
     }
 
-    /// A place for compaction to move an object to: only where there is room already.
+    /// A destination for an object that compaction moves: only in slabs that exist.
     pub(crate) fn claim_existing(&self, class: usize) -> Option<Claimed> {
         let last = if class == WHOLE { WHOLE } else { (class + MAX_BUMP).min(WHOLE - 1) };
         (class..=last).find_map(|class| self.lock(class).claim_shared(&self.map, class))
     }
 
-    /// Frees a place of the caller's.
+    /// Frees a place that the caller owns.
     #[inline]
     pub(crate) fn release(&self, Claimed { slab, class, index }: Claimed) {
         if self.map.slab(slab).release(index, TABLE[class].objects) == Freed::LookAgain {
@@ -201,7 +201,7 @@ impl Heap {
         let Class { objects, pages, .. } = TABLE[class];
         let state = self.map.slab(slab);
         let mut list = self.lock(class);
-        // Between our freeing and our lock it may have become another class's.
+        // Between the free and the lock, the slab may have become another class's.
         if state.class() != class_word(class) {
             return;
         }
@@ -212,14 +212,14 @@ impl Heap {
         if state.role() == Role::Listed && state.is_empty(objects) {
             list.unlink(&self.map, slab);
             list.slabs -= 1;
-            // While the lock is held, so that nobody takes it for this class's any more.
+            // Under the lock, so that no thread takes the slab for this class's any more.
             self.regions.put_ready(&self.map, slab, pages);
             drop(list);
             self.work.notify_one();
         }
     }
 
-    /// A slab for `class`, from those that are ready; without a keeper from the kernel.
+    /// A slab for `class` from the ready ones; without a keeper, from the kernel.
     fn new_slab(&self, class: usize) -> Result<u32, Full> {
         let pages = TABLE[class].pages;
         let length = pages as usize;
@@ -262,9 +262,9 @@ impl Heap {
         }
     }
 
-    /// A slab for `class` that no write is going to miss: more of its length are ready than the
-    /// keeper wants to be woken for, or other lengths have memory enough to make one of. The caller
-    /// may have to wait for the kernel, and holds nothing that a write waits for.
+    /// A slab for `class` that writes do not need: more of its length are ready than wake the
+    /// keeper, or other lengths have enough memory to trade. The caller may wait for the kernel, so
+    /// it must hold nothing that a write waits for.
     fn spare_slab(&self, class: usize) -> Result<u32, Full> {
         let pages = TABLE[class].pages;
         let length = pages as usize;
@@ -274,7 +274,7 @@ impl Heap {
         self.taken[length].fetch_add(1, Ordering::Relaxed);
         let low = self.low[length].load(Ordering::Relaxed);
         if self.regions.ready_slabs(pages) <= low {
-            // What recompression and compaction have freed is ready, and in other lengths.
+            // Recompression and compaction have freed memory, but as slabs of other lengths.
             let half = self.reserve.load(Ordering::Relaxed) / 2;
             let enough = self.regions.ready() >= half.max(u64::from(pages));
             if !enough
@@ -289,7 +289,8 @@ impl Heap {
         self.regions.take_ready(&self.map, pages).map(|(slab, _)| slab).ok_or(Full)
     }
 
-    /// One more ready slab of `pages` pages, at the cost of ready ones of other lengths.
+    /// Makes one more ready slab of `pages` pages, at the limit by freeing ready slabs of other
+    /// lengths.
     pub(crate) fn grow(&self, pages: u32) -> Result<(), Full> {
         match self.regions.grow(&self.map, pages) {
             Ok(()) => Ok(()),
@@ -304,7 +305,7 @@ impl Heap {
 impl List {
     const EMPTY: Self = Self { head: NIL, tail: NIL, slabs: 0 };
 
-    /// Claims from the first listed slab, which stays listed unless it is full then.
+    /// Claims from the first listed slab, and unlists it if that filled it.
     fn claim_shared(&mut self, map: &Map, class: usize) -> Option<Claimed> {
         let slab = self.head;
         if slab == NIL {
@@ -318,7 +319,7 @@ impl List {
         Some(Claimed { slab, class, index })
     }
 
-    /// Takes a slab that has no room out of circulation, or lists it if it just got some.
+    /// Marks a slab without room as full, or lists it if an object in it was just freed.
     fn set_full(&mut self, map: &Map, slab: u32) {
         if map.slab(slab).settle(Role::Full) != u64::MAX {
             map.slab(slab).settle(Role::Listed);
@@ -326,12 +327,12 @@ impl List {
         }
     }
 
-    /// Takes a worker's slab back. If it is empty the caller has to look at it again.
+    /// Takes a worker's slab back. If it is empty, the caller has to look at it again.
     fn disown(&mut self, map: &Map, slab: u32) {
         self.set_full(map, slab);
     }
 
-    /// Puts a slab that compaction did not empty back; whether it is empty after all.
+    /// Puts back a slab that compaction did not empty; returns whether it is empty after all.
     pub(crate) fn give_back(&mut self, map: &Map, slab: u32, objects: u32) -> bool {
         self.set_full(map, slab);
         let empty = map.slab(slab).role() == Role::Listed && map.slab(slab).is_empty(objects);
@@ -397,7 +398,7 @@ impl List {
     }
 }
 
-/// A class as a slab's state has it.
+/// A class as a slab's state stores it.
 pub(crate) fn class_word(class: usize) -> u32 {
     u32::try_from(class).expect("158 classes")
 }

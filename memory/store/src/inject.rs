@@ -1,5 +1,5 @@
-//! Where a test may end the process: between any two steps of an operation that another server
-//! could find half done. In a build that is no test there is nothing here.
+//! Crash injection: a test may kill the process between any two steps of an operation that another
+//! server could find half done. Empty outside of tests.
 
 #[cfg(not(test))]
 #[inline(always)]

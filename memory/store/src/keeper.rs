@@ -1,15 +1,14 @@
-//! The keeper: a thread that has memory ready before it is needed, and gives back what is not.
+//! The keeper: a thread that allocates memory before it is needed, and frees what is not.
 //!
-//! A worker that needs a slab takes one that is ready, so that it never asks the kernel for memory:
-//! under memory pressure the kernel might find some only by writing to this very store. The keeper
-//! asks instead, for slabs of the lengths that are in demand. It is woken when half of them are
-//! taken, when far more than that are ready (what is freed is to be had by others at once: swapoff
-//! waits for it), and looks by itself once a second, when it also lets compaction run if that frees
-//! enough.
+//! A worker that needs a slab takes a ready one, so that it never asks the kernel for memory: under
+//! memory pressure the kernel might find some only by writing to this very store. The keeper asks
+//! instead, for slabs of the lengths in demand. It is woken when half of the ready slabs of a
+//! length are taken, and when far more than needed are ready (swapoff waits for freed memory, so it
+//! goes back at once). It also looks once a second, and then runs compaction if that frees enough.
 //!
-//! While the machine is short of memory, pages that are ready and not used are taken from those
-//! whose pages this store is to hold. The reserve then is what writes took in the last half second,
-//! and [`LEAST`] at least. The whole reserve is there again when memory is.
+//! While the machine is short of memory, ready pages that nobody uses are missing elsewhere. The
+//! reserve then shrinks to what writes took in the last half second, and [`LEAST`] at least. It
+//! grows back when memory is free again.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -28,24 +27,25 @@ use crate::sync::Ordering;
 /// How often the keeper looks without being woken.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Compaction begins when it frees this part of the memory used.
+/// Compaction starts when it frees at least this fraction of the memory used.
 const WORTH: u64 = 256;
 
-/// Pages of the reserve while memory is short and nothing is written: 1 MiB, the compressed pages of
-/// some 600 writes. The keeper finds the next pages in less time than such writes take.
+/// The reserve in pages while memory is short and nothing is written: 1 MiB, the compressed pages
+/// of some 600 writes. The keeper allocates the next pages in less time than such writes take.
 const LEAST: u64 = 256;
 
-/// With a reserve of so many pages one slab of each length is ready: those take 300 or so.
+/// A reserve of this many pages or more has a ready slab of each length: one of each takes about
+/// 300.
 const ROOMY: u64 = 1024;
 
-/// How often the kernel is asked whether memory is short.
+/// How often the keeper asks the kernel whether memory is short.
 const ASK: Duration = Duration::from_millis(200);
 
-/// Entries of the table that compaction looks at before the keeper looks at its other work.
+/// Table entries that compaction handles before the keeper looks at its other work.
 const STEP: u64 = 8192;
 
-/// The keeper of one store. Dropping it ends the thread; a store without one asks the kernel for
-/// memory on its workers' threads.
+/// The keeper of one store. Dropping it ends the thread; workers of a store without a keeper ask
+/// the kernel for memory themselves.
 #[derive(Debug)]
 pub struct Keeper {
     store: Arc<Store>,
@@ -53,43 +53,43 @@ pub struct Keeper {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the keeper remembers from one look to the next.
+/// The keeper's state between two looks.
 #[derive(Debug)]
 struct Memory {
-    /// Slabs taken of each length, older ones counted less.
+    /// Slabs taken of each length, decaying by a quarter each second.
     demand: [u32; LENGTHS],
-    /// Objects freed when compaction was last thought of.
+    /// Objects freed when the gain of compaction was last estimated.
     freed: u64,
     compacting: bool,
     looked: Instant,
-    /// The kernel does not take memory back: it is asked once a second only.
+    /// The kernel does not take memory back: the keeper retries once a second only.
     stuck: bool,
     /// The next region to map, of those that another server left.
     warm: Option<u32>,
-    /// Asks the kernel how much memory there is; and when that was.
+    /// Asks the kernel how much memory there is.
     available: Available,
     asked: Instant,
 }
 
 impl Keeper {
-    /// The name of its thread.
+    /// The thread's name.
     pub const THREAD: &'static str = "store-keeper";
 
     /// Starts the thread, and returns when the first slabs of each length are ready.
     ///
     /// # Errors
     ///
-    /// The kernel has no thread.
+    /// The kernel's, if it cannot make a thread.
     pub fn start(store: &Arc<Store>) -> io::Result<Self> {
         Self::start_in(store, || ())
     }
 
-    /// As [`start`](Self::start); what `enter` gives in the thread is held while it works. It asks
-    /// for no memory but the store's, and a guard can hold it to that.
+    /// As [`start`](Self::start). The thread calls `enter` and holds the value while it works: a
+    /// guard can check that the thread allocates nothing but the store's memory.
     ///
     /// # Errors
     ///
-    /// The kernel has no thread.
+    /// The kernel's, if it cannot make a thread.
     pub fn start_in<G>(
         store: &Arc<Store>,
         enter: impl FnOnce() -> G + Send + 'static,
@@ -132,8 +132,8 @@ impl Keeper {
                 }
             }
         })?;
-        // The first wait of a process asks for the number of its CPUs, which allocates: not on the
-        // path of a worker that waits.
+        // The first wait of a process asks for the number of its CPUs, which allocates: do it here,
+        // and not when a worker first waits.
         let _ = store.heap.room.wait_until(Some(Instant::now()), || None::<()>);
         store.heap.keepers.fetch_add(1, Ordering::Relaxed);
         Ok(Self { store: Arc::clone(store), stop, thread: Some(thread) })
@@ -142,12 +142,13 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // From now on workers ask the kernel; those that wait for us are woken and try again.
+        // From now on workers ask the kernel; those that wait for the keeper are woken and try
+        // again.
         self.store.heap.keepers.fetch_sub(1, Ordering::Relaxed);
         self.stop.store(true, std::sync::atomic::Ordering::Release);
         self.store.heap.work.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A keeper that panicked has ended the process, or its panic was shown already.
+            // A panic of the keeper has ended the process, or was reported already.
             let _ = thread.join();
         }
         self.store.heap.room.notify_all();
@@ -164,16 +165,15 @@ impl Store {
             || !stuck && self.heap.regions.ready() > self.plenty()
     }
 
-    /// More pages ready than twice the targets of all lengths together.
+    /// Twice the targets of all lengths together, in pages: more than this is surplus.
     fn plenty(&self) -> u64 {
         const ONE_OF_EACH: u64 = (MAX_PAGES as u64) * (MAX_PAGES as u64 + 1) / 2;
         let reserve = self.heap.reserve.load(Ordering::Relaxed);
         2 * (reserve + if reserve >= ROOMY { ONE_OF_EACH } else { 0 })
     }
 
-    /// Whether the machine is short of memory, as a [`Keeper`] last saw it: programs can have less
-    /// than a 16th of it and the reserve. `false` without a keeper, and where the kernel does not
-    /// say.
+    /// Whether the machine is short of memory, as a [`Keeper`] last saw it: less than a 16th of it
+    /// plus the reserve is available. `false` without a keeper, and if the kernel does not say.
     pub fn is_short(&self) -> bool {
         self.heap.short.load(Ordering::Relaxed)
     }
@@ -185,11 +185,11 @@ impl Store {
         self.set_reserve(memory);
     }
 
-    /// Sets the pages that are to be ready.
+    /// Sets the target of ready pages.
     fn set_reserve(&self, memory: &Memory) {
         let whole = self.options.reserve / PAGE as u64;
         let reserve = if self.is_short() {
-            // Demand is that of four seconds, about.
+            // `demand` covers about four seconds.
             let pages = |(pages, demand): (u64, &u32)| pages * u64::from(*demand);
             let taken: u64 = (0..).zip(&memory.demand).map(pages).sum();
             whole.min(LEAST.max(taken / 8))
@@ -199,9 +199,9 @@ impl Store {
         self.heap.reserve.store(reserve, Ordering::Relaxed);
     }
 
-    /// One look; whether there is more to do at once.
+    /// Does the work there is; returns whether there is more to do at once.
     fn tend(&self, memory: &mut Memory) -> bool {
-        // Before looking: what gets low from here on brings us back.
+        // Reset before looking: a length that runs low from here on wakes the keeper again.
         self.heap.is_low.store(0, Ordering::Relaxed);
         for (demand, taken) in memory.demand.iter_mut().zip(&self.heap.taken) {
             *demand = demand.saturating_add(taken.swap(0, Ordering::Relaxed));
@@ -222,7 +222,7 @@ impl Store {
                 *demand -= *demand / 4;
             }
             let freed = sum(&self.counters, |c| &c.freed);
-            // Without anything freed there is nothing new to compact.
+            // If nothing was freed, there is nothing new to compact.
             if freed != memory.freed {
                 memory.freed = freed;
                 memory.compacting |=
@@ -238,7 +238,7 @@ impl Store {
         memory.compacting || memory.warm.is_some()
     }
 
-    /// Slabs for workers that wait, at the cost of those that are ready and not wanted.
+    /// Makes slabs for workers that wait, from ready slabs of other lengths if need be.
     fn serve_waiting(&self) {
         for pages in 1..=MAX_PAGES {
             let wanted = &self.heap.wanted[pages as usize];
@@ -246,17 +246,16 @@ impl Store {
                 continue;
             }
             while wanted.load(Ordering::Relaxed) > self.heap.regions.ready_slabs(pages) {
-                // What is ready in other lengths is given back to the kernel, which then has it to
-                // give out: it may have nothing else, for what it is to get back waits for this
-                // very slab.
+                // First frees ready slabs of other lengths: the kernel may have no other memory to
+                // give, because its reclaim waits for this very slab.
                 self.heap.regions.trade(&self.heap.map, pages);
                 if self.heap.grow(pages).is_err() {
                     self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
                     break;
                 }
             }
-            // Also when there are enough already: stocking up and freeing make slabs ready too, and
-            // tell nobody who waits.
+            // Also when there are enough already: `stock` and freeing make slabs ready without
+            // waking the waiters.
             self.heap.room.notify_all();
         }
     }
@@ -266,13 +265,14 @@ impl Store {
         let targets = self.targets(demand);
         let reserve = self.heap.reserve.load(Ordering::Relaxed);
         for pages in 1..=MAX_PAGES {
-            // To be woken for each slab would cost more than to make it.
+            // Waking the keeper for each slab would cost more than making the slab.
             self.heap.low[pages as usize].store(targets[pages as usize] / 2, Ordering::Relaxed);
         }
         for pages in 1..=MAX_PAGES {
             let target = targets[pages as usize];
             while self.heap.regions.ready_slabs(pages) < target {
-                // Who waits comes first; and what is ready in other lengths is there to be traded.
+                // Waiting workers come first. With enough pages ready in other lengths, trading is
+                // cheaper.
                 let wanted =
                     self.heap.wanted.iter().any(|wanted| wanted.load(Ordering::Relaxed) > 0);
                 let enough = self.heap.regions.ready() >= reserve;
@@ -286,11 +286,11 @@ impl Store {
         }
     }
 
-    /// Gives the memory of ready slabs that nobody asks for back; whether the kernel took it.
+    /// Frees ready slabs beyond twice the target; returns whether the kernel took them.
     fn release_surplus(&self, demand: &[u32; LENGTHS]) -> bool {
         for (pages, target) in (0..).zip(self.targets(demand)).skip(1) {
             while self.heap.regions.ready_slabs(pages) > target.saturating_mul(2) {
-                // Workers take some meanwhile.
+                // Workers may have taken the slabs meanwhile.
                 if !self.heap.regions.shrink(&self.heap.map, pages)
                     && self.heap.regions.ready_slabs(pages) > 0
                 {
@@ -301,8 +301,8 @@ impl Store {
         true
     }
 
-    /// How many slabs of each number of pages are to be ready: their share of the reserve by
-    /// demand, and one for each length that a class has, as far as the reserve goes.
+    /// How many slabs of each length are to be ready: a share of the reserve by demand, and, with a
+    /// large reserve, at least one of each length that a class uses.
     fn targets(&self, demand: &[u32; LENGTHS]) -> [u32; LENGTHS] {
         let mut targets = [0; LENGTHS];
         let reserve = self.heap.reserve.load(Ordering::Relaxed);
@@ -327,7 +327,7 @@ mod tests {
     use crate::store::Options;
     use std::os::unix::fs::FileExt;
 
-    /// What `/proc/meminfo` is to say.
+    /// Sets the contents of `/proc/meminfo`.
     fn say(file: &std::fs::File, available_kib: u64) {
         let text = format!("MemTotal: {:>14} kB\nMemAvailable: {available_kib:>10} kB\n", 1 << 18);
         file.write_all_at(text.as_bytes(), 0).unwrap();
@@ -360,7 +360,7 @@ mod tests {
         };
         write(0);
         wait_until("the whole reserve", || store.stats().mem_ready >= reserve / 2);
-        // What is left of a 16th of the machine's memory and the reserve.
+        // Less than a 16th of the machine's memory and the reserve.
         say(&file, 31 << 10);
         wait_until("a small reserve", || store.stats().mem_ready <= 3 << 20);
         // The keeper may be between the two.

@@ -1,4 +1,4 @@
-//! The file: where superblock, table and regions lie, and where in a region what is.
+//! The layout of the file: superblock, table, records, dictionaries, regions.
 //!
 //! ```text
 //!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation; blocks being written
@@ -11,10 +11,10 @@
 //!  region of slabs of P pages:  | head: Slab[n], and checksums of whole pages | slab 0 | ... | slab n-1 |
 //! ```
 //!
-//! All slabs of a region have the same number of pages; which, follows from the class of any object
-//! in it. The head is for the server that runs: another one makes it anew from the table, but for
-//! the checksums in its upper half, which belong to objects. Slabs of one length lie closely, so
-//! that page tables and the page cache's tree stay at 0.4 % of the data.
+//! All slabs of a region have the same number of pages, which follows from the class of any object
+//! in it. The head serves the running server: the next one rebuilds it from the table, except for
+//! the checksums in its upper half, which belong to objects. Slabs of one length lie close
+//! together, so that page tables and the page cache's tree take only 0.4 % of the data.
 
 use crate::class::{Class, LENGTHS, MAX_PAGES, SUM, WHOLE};
 use crate::record::{PIECES, RECORD};
@@ -24,30 +24,30 @@ use crate::slot::MAX_REGIONS;
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of a region.
 pub(crate) const REGION: usize = 2 << 20;
-/// Bits of a slab's number that say which it is in its region.
+/// Bits of a slab's number that hold its index in the region.
 pub(crate) const SLAB_BITS: u32 = 9;
 /// Bytes of a slab's state.
 pub(crate) const SLAB_STATE: usize = 24;
-/// Where a region's checksums of whole pages begin.
+/// Where the checksums of whole pages begin in a region.
 const SUMS: usize = 2048;
 /// Where the table begins.
 pub(crate) const TABLE: usize = PAGE;
 
 const REGION_PAGES: usize = REGION / PAGE;
 
-/// There is a record of a group for so many pages.
+/// The store has one record of a group for this many pages.
 const PAGES_A_RECORD: u64 = 8;
 
 /// Records in a page.
 pub(crate) const RECORDS_A_PAGE: usize = PAGE / RECORD;
 
-/// The most dictionaries that a store ever has.
+/// The most dictionaries of a store.
 pub const DICTIONARIES: usize = 4;
 
 /// Pages of a dictionary's place.
 pub(crate) const PLACE_PAGES: usize = 4;
 
-/// How a region of slabs of this many pages is cut.
+/// How a region is divided, for a given slab length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
     /// Pages of the head.
@@ -56,7 +56,7 @@ pub(crate) struct Cut {
     pub(crate) slabs: u32,
 }
 
-/// By the number of pages in a slab.
+/// By slab length in pages.
 pub(crate) static CUTS: [Cut; LENGTHS] = cuts();
 
 #[expect(clippy::cast_possible_truncation, reason = "below 512, in a constant")]
@@ -81,23 +81,24 @@ pub(crate) struct Layout {
     pub(crate) pages: u64,
     /// Records of groups; a multiple of what a page holds.
     pub(crate) records: usize,
-    /// Where they begin.
+    /// Where the records begin.
     pub(crate) records_at: usize,
-    /// Where the places of dictionaries begin.
+    /// Where the dictionaries begin.
     pub(crate) dictionaries_at: usize,
     /// Regions.
     pub(crate) regions: u32,
-    /// Where the first one begins.
+    /// Where the first region begins.
     pub(crate) regions_at: usize,
     /// Bytes of the file.
     pub(crate) len: usize,
 }
 
 impl Layout {
-    /// Of a store of `pages` pages; `None` if that is none or more than an entry can address.
+    /// The layout of a store of `pages` pages; `None` if that is 0 or more than entries can
+    /// address.
     pub(crate) fn of(pages: u64) -> Option<Self> {
-        // A quarter more than the pages as they are, for slabs that are not full, and one region
-        // and a bit for each length of slab.
+        // A quarter more than the uncompressed pages, for slabs that are not full, and three
+        // regions for each slab length.
         let regions = pages.checked_mul(5)? / 4 / REGION_PAGES as u64 + 3 * u64::from(MAX_PAGES);
         let regions = u32::try_from(regions).ok().filter(|&n| n <= MAX_REGIONS && pages > 0)?;
         let table = usize::try_from(pages).ok()?.checked_mul(8)?;
@@ -116,19 +117,19 @@ impl Layout {
         (self.records / RECORDS_A_PAGE) as u64
     }
 
-    /// Where a page of records begins; the one behind the last for their end.
+    /// Where a page of records begins; for the number after the last one, where the records end.
     pub(crate) fn record_page(&self, page: u64) -> usize {
         debug_assert!(page <= self.record_pages());
         self.records_at + usize::try_from(page).expect("they are mapped") * PAGE
     }
 
-    /// Where the place of a dictionary begins; the one behind the last for their end.
+    /// Where a dictionary begins; for the number after the last one, where the dictionaries end.
     pub(crate) fn dictionary(&self, place: usize) -> usize {
         debug_assert!(place <= DICTIONARIES);
         self.dictionaries_at + place * PLACE_PAGES * PAGE
     }
 
-    /// What stands for the page number in the checksum of an object of a group.
+    /// The page number in the checksum of an object of a group.
     pub(crate) fn piece_index(&self, group: u32, piece: usize) -> u64 {
         self.pages + u64::from(group) * PIECES as u64 + piece as u64
     }

@@ -1,19 +1,20 @@
 //! Compressed pages in one memfd: a slot table, size-class slabs, compaction, and a server that may
 //! be killed at any instruction.
 //!
-//! The store does not compress. A thread's [`Worker`] takes an object (1 to 4096 bytes and a tag)
-//! for a page and gives it back; a page that is one word over and over is kept in its table entry.
-//! Recompression swaps one form of a page for another ([`Worker::replace`]) without racing a write,
-//! and a write of a part of a page reads, edits and stores it as one ([`Worker::modify`]).
+//! The store does not compress. The caller compresses a page into an object (1 to 4096 bytes and a
+//! tag), and a [`Worker`] stores and reads it. A page that repeats one 64-bit value is stored in
+//! its table entry. [`Worker::replace`] exchanges a page's object for another form of the same
+//! bytes (recompression) unless a write got there first; [`Worker::modify`] reads, edits and stores
+//! a page as one step.
 //!
-//! Pages that were compressed as one are a *group* ([`Worker::put_group`]): its bytes lie in up to
-//! seven objects, which the group's record names, and each page's entry says which group it is in.
-//! A page that is written leaves; with the last one goes the group.
+//! Pages that were compressed together are a *group* ([`Worker::put_group`]): its bytes lie in up
+//! to seven objects, which the group's record names, and each page's entry names the group. A write
+//! of a page removes it from its group; removing the last page frees the group.
 //!
-//! Pages may be *written back* ([`Worker::write_back`]): a file or a block device, given to the
-//! store before it has workers ([`Store::set_backing`]), takes them in batches, and their entries
-//! then name a block and a checksum.
-//! [`Worker::read_back`] waits for the device and holds nothing meanwhile.
+//! Pages may be *written back* ([`Worker::write_back`]) to a backing device: a file or a block
+//! device that the store gets before it has workers ([`Store::set_backing`]). It is written in
+//! batches. A written-back page's entry has a block number and a checksum. [`Worker::read_back`]
+//! waits for the device and holds no pin or lock meanwhile.
 //!
 //! ```text
 //!  put(page, tag, bytes)                               get(page, out)
@@ -30,92 +31,93 @@
 //!
 //! # Layout
 //!
-//! `layout.rs` draws the file, `slot.rs` the 64 bits of an entry: kind, where the object lies, its
-//! exact length and tag, who reads it just now, how old it is; `record.rs` the record of a group.
-//! `class.rs` has the 158 classes: places 16 bytes apart up to 1 KiB and 32 above, in slabs of 1 to
-//! 32 pages across whose pages objects may straddle; a page stored as it is takes exactly a page.
-//! An object's CRC-32C begins with its page number, length, tag and bump, so that an object of
-//! another page, or of another time, is not taken for it.
+//! `layout.rs` draws the file. `slot.rs` has the 64 bits of an entry: kind, place, exact length and
+//! tag of the object, the number of pins, the age. `record.rs` has the record of a group.
+//! `class.rs` has the 158 size classes: places 16 bytes apart up to 1 KiB and 32 above, in slabs of
+//! 1 to 32 pages; an object may cross a page boundary in its slab, and an uncompressed page takes
+//! exactly a page. An object's CRC-32C also covers its page number, length, tag and bump, so that
+//! an object of another page, or an older one, does not pass for it.
 //!
-//! # Who may touch what
+//! # Ownership
 //!
-//! A place belongs to the thread that claimed it, then to those who pin its slot, then to the
-//! thread whose compare-and-swap took it out of the table: a writer waits for pins, so no reader is
-//! ever in a place that is freed, and none has to try again. Slabs belong to a worker or to their
-//! class's lock, which decides who may claim; anybody may free (`slab.rs`). Waiting for a pin is
-//! waiting for one copy of 4 KiB; waiting for a class's lock is waiting for a list operation, once
-//! in a slab or so.
+//! A place belongs to the thread that claimed it, then to the threads that pin its slot, then to
+//! the thread whose compare-and-swap removed it from the table. A writer waits for pins, so no
+//! reader is ever in a freed place, and no reader has to retry. A slab belongs to a worker or to
+//! its class's lock; the owner decides who may claim, and any thread may free (`slab.rs`). A wait
+//! for a pin lasts one copy of 4 KiB; a wait for a class's lock lasts one list operation, about
+//! once a slab.
 //!
 //! # Dictionaries
 //!
-//! What compresses may need more than an object to read it: up to [`DICTIONARIES`] dictionaries lie
-//! in the file, each for good, and an object's tag may name one ([`dictionary_of`]). See
+//! An object may need a dictionary to be decompressed. Up to [`DICTIONARIES`] dictionaries are in
+//! the file and are never removed; an object's tag may name one ([`dictionary_of`]). See
 //! `dictionary.rs`.
 //!
 //! # A server killed at any instruction
 //!
-//! What a killed process has stored in shared memory stays, in the order of its instructions. The
-//! table is the only truth, and only whole words of it are ever stored:
+//! Stores of a killed process to shared memory survive it, in program order. The table is the only
+//! source of truth, and each of its entries changes by one atomic 64-bit store:
 //!
 //! | killed | what the next server finds |
 //! |---|---|
 //! | before the claim, or between claim and publishing | no entry names the place: it is free; the old object is there |
 //! | after publishing, before the old object is freed | the new object; no entry names the old place: it is free |
-//! | reading (pinned) | pins are no part of what an entry means, and are taken off |
-//! | moving an object (compaction) | as for a write: the entry names one of two whole copies |
+//! | reading (pinned) | pin counts are no part of an entry's meaning; they are cleared |
+//! | moving an object (compaction) | as for a write: the entry names one of two complete copies |
 //! | making a group, before a page is in it | objects of a group that no page is in: freed |
-//! | making a group, later; leaving one | each page is in it, or what it was; a group without pages is freed |
-//! | writing back, while blocks are written | the page in memory; the blocks are noted, and not used any more |
-//! | writing back, before a page's entry says so | the page in memory; the block is named by nobody: it is free |
+//! | making a group, later; removing a page from one | each page is in it, or what it was; a group without pages is freed |
+//! | writing back, while blocks are written | the page in memory; the blocks are on record, and not used any more |
+//! | writing back, before a page's entry says so | the page in memory; no entry names the block: it is free |
 //! | writing back, later; bringing back | as for a write: the entry names the block, or memory |
 //! | discarding a range | each page is there or not |
-//! | getting memory, or giving it back | memory where nothing is stored: given back |
-//! | taking over | the same table: taking over begins again |
-//! | installing a dictionary | before it is counted: memory that is given back; later: it is there |
+//! | allocating or freeing memory | memory in which nothing is stored: freed |
+//! | taking over | the same table: taking over starts again |
+//! | installing a dictionary | before it is counted: memory that is freed; later: it is there |
 //! | making the store | a file without its magic number: refused |
 //!
-//! [`Store::attach`] makes everything else anew from the table. It refuses a file that another server has
-//! (a lock on an opening of its own), of another version or geometry, of a length that its
-//! superblock does not say, or that could be cut short under it. Damage is another matter than a
-//! crash: an entry that cannot be right is *lost*, an object whose checksum is wrong fails to be
-//! read; either costs that one page, or all of a group, and is over when the page is written.
+//! [`Store::attach`] rebuilds everything else from the table. It refuses a file that another server
+//! has (a lock on an open file description of its own), one of another version or geometry, one
+//! whose length is not what its superblock says, and one that could be truncated under the mapping.
+//! Damage is not a crash: a page whose entry cannot be right is *lost*, and an object with a wrong
+//! checksum fails to be read. Either costs that one page, or all of a group, until the page is
+//! written again.
 //!
 //! # Memory
 //!
-//! [`Options::mem_limit`] bounds all memory of the file: table, slabs, and those ready ahead of need. At
-//! the limit a write fails as [`PutError::Full`] and what was stored stays. Memory comes from the
-//! kernel on the [`Keeper`]'s thread; a store without one (a cache in a process that is not under
-//! pressure) asks on the writing thread. `examples/churn.rs` measures memory used, table included
-//! and slabs that are ready left out, over bytes stored. With the corpus's pages at zstd level 1
-//! (objects of 1.6 KB) after three random overwrites of each page and compaction: 1.035 at 106 MiB,
-//! 1.026 at 1.5 GiB; without any compaction 1.083 and 1.040. A keeper compacts when that frees a
-//! 256th.
+//! [`Options::mem_limit`] bounds all memory of the file: table, slabs, and the reserve of ready
+//! slabs. At the limit a write fails with [`PutError::Full`] and the page's old data stays. The
+//! [`Keeper`]'s thread allocates memory from the kernel; in a store without one (a cache in a
+//! process that is not under memory pressure) the writing thread does. `examples/churn.rs` measures
+//! overhead: memory used (the table included, ready slabs not) over bytes stored. With the corpus's
+//! pages at zstd level 1 (objects of 1.6 KB), after three random overwrites of each page and
+//! compaction: 1.035 at 106 MiB, 1.026 at 1.5 GiB; without compaction 1.083 and 1.040. A keeper
+//! compacts when that frees at least 1/256 of the memory used.
 //!
 //! # What fails
 //!
-//! [`StoreError`] when a store is made or taken over, [`PutError`] and [`GetError`] for one page. Nothing
-//! in the file makes the store panic or reach outside of its mapping. [`BackingError`] for a
-//! backing device that is not this store's, or not as long as it was; [`WriteBackError`] when a
-//! write to it fails: the pages are in memory still, and nothing more is written until somebody
-//! [says so](Store::resume_backing). A read of it that fails is that page's error.
+//! [`StoreError`] when a store is made or taken over; [`PutError`] and [`GetError`] for one page.
+//! Nothing in the file makes the store panic or access memory outside of its mapping.
+//! [`BackingError`] for a backing device that is not this store's, or is shorter than it was.
+//! [`WriteBackError`] when a write to the device fails: the pages are still in memory, and nothing
+//! more is written until a call of [`Store::resume_backing`]. A failed read of the device is that
+//! page's error.
 //!
 //! # Limits
 //!
 //! Pages of 4096 bytes; 512 GiB of objects (a device of 400 GiB); 64 workers; 62 tags; groups of 32
-//! pages and 28 KiB, one for every 8 pages. Backing devices of 512 GiB; one that is killed with its
-//! host is not recovered, like the store itself. The checksum finds accidents, not forgery. Memory
-//! of a memfd can be swapped out: a server of swap runs under `mlockall` (its mapping is made so
-//! that this does not fill the holes) in a cgroup without swap, the supervisor too. The file's
-//! memory is charged to the cgroup of whoever touched it first.
+//! pages and 28 KiB, one for every 8 pages; backing devices of 512 GiB. Neither the store nor its
+//! backing device survives a crash of the host. The checksum finds accidents, not forgery. A
+//! memfd's memory can be swapped out: a swap server runs under `mlockall` (the mapping is made so
+//! that `mlockall` does not fill the holes) in a cgroup without swap, and so does its supervisor.
+//! The kernel charges the file's memory to the cgroup that touched it first.
 //!
 //! # Proof
 //!
-//! `tests/oracle.rs`: operation lists, takeovers among them, against a map. `tests/concurrent.rs`:
-//! several threads' lists at once. `tests/loom.rs` with `scripts/loom`: slots and slabs in every
-//! interleaving, and again with each ordering made weaker. `src/crash_tests.rs`: killed at every
-//! step; `tests/kill.rs`: killed under load. `tests/writeback.rs`: real, full, failing and foreign
+//! `tests/oracle.rs`: operation lists, with takeovers, against a map. `tests/concurrent.rs`: the
+//! same on several threads. `tests/loom.rs` with `scripts/loom`: slots and slabs in every
+//! interleaving, and again with each ordering weakened. `src/crash_tests.rs`: killed at every step;
+//! `tests/kill.rs`: killed under load. `tests/writeback.rs`: real, full, failing and foreign
 //! backing devices. `tests/attach.rs`: refusals and damage; fuzz targets `store_ops`,
-//! `store_attach`.
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
 
 #[cfg(not(loom))]

@@ -1,4 +1,4 @@
-//! The memfd and its mapping: the only file that touches memory by address.
+//! The memfd and its mapping: the only file that accesses memory by address.
 #![expect(unsafe_code, reason = "hands out parts of one shared mapping made with mmap")]
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::slab::Slab;
 use crate::slot::Slot;
 use crate::sync::AtomicU64;
 
-/// A file made for `layout`, sealed so that nobody changes its size under us.
+/// Creates a file for `layout`, sealed so that no process can change its size.
 pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
     let fd = memfd_create("platen-store", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, layout.len as u64)?;
@@ -29,7 +29,8 @@ pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Bytes of the file, and whether it can be made shorter, which would kill whoever maps it.
+/// Bytes of the file, and whether it is sealed against truncation, which would kill a process that
+/// maps it.
 pub(crate) fn size(fd: BorrowedFd<'_>) -> io::Result<(u64, bool)> {
     let len = u64::try_from(fstat(fd)?.st_size).unwrap_or(0);
     // A file that has no seals at all answers EINVAL.
@@ -41,21 +42,21 @@ pub(crate) fn size(fd: BorrowedFd<'_>) -> io::Result<(u64, bool)> {
 pub(crate) enum Taken {
     /// Another server has it.
     InUse,
-    /// The kernel's word.
+    /// The kernel's error.
     Io(io::Error),
 }
 
-/// Another opening of the same file.
+/// A second open file description of the same file.
 pub(crate) fn open(fd: BorrowedFd<'_>) -> io::Result<File> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
-/// Makes the caller the file's only server, until the file given back is closed.
+/// Makes the caller the file's only server, until the returned file is closed.
 ///
-/// Opened anew, for a lock belongs to an opening: the descriptor that the supervisor passed on is
-/// the same opening as its own, and its copies do not exclude each other.
+/// Opens the file anew, because flock locks belong to an open file description: the descriptor that
+/// the supervisor passed on shares the supervisor's, and its copies do not exclude each other.
 pub(crate) fn take(fd: BorrowedFd<'_>) -> Result<File, Taken> {
     let own = open(fd).map_err(Taken::Io)?;
     match flock(&own, FlockOperation::NonBlockingLockExclusive) {
@@ -68,26 +69,27 @@ pub(crate) fn take(fd: BorrowedFd<'_>) -> Result<File, Taken> {
 /// The mapping of the whole file.
 ///
 /// Ownership rule: superblock, table and slab states are atomics, shared by all. An object's bytes
-/// and checksum belong to the thread that claimed its place until it publishes them, are read by
-/// those who have pinned it, and belong again to the thread that took its word out of the table.
+/// and checksum belong to the thread that claimed its place until it publishes them, are readable
+/// by threads that have pinned it, and then belong to the thread that removed its entry from the
+/// table.
 pub(crate) struct Map {
     base: NonNull<u8>,
     layout: Layout,
-    /// The opening that holds the lock: it goes when we go.
+    /// The file description that holds the lock; dropping it unlocks.
     file: File,
-    /// The opening to pass on, which holds none.
+    /// The file description to pass on, without a lock.
     shared: OwnedFd,
 }
 
-// SAFETY: the mapping is plain memory without thread affinity; who may touch which byte is said by
-// the ownership rule on `Map`.
+// SAFETY: the mapping is plain memory without thread affinity; the ownership rule on `Map` says
+// which thread may access which byte.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps `file`, which is another opening of `shared`, and has `layout.len` bytes for good. Only
-    /// for reading until [`take`](Self::take).
+    /// Maps `file`, which is another open file description of `shared` and whose length is fixed at
+    /// `layout.len`. Only for reading until [`take`](Self::take).
     pub(crate) fn new(file: File, shared: OwnedFd, layout: Layout) -> io::Result<Self> {
         // Under `mlockall(MCL_FUTURE)` the kernel would fill every hole of a mapping that may be
         // read: it is made unreadable first.
@@ -109,7 +111,7 @@ impl Map {
             mprotect(base.as_ptr().cast(), layout.len, MprotectFlags::READ | MprotectFlags::WRITE)
         }?;
         for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontDump] {
-            // Kernels built without one of the two refuse it, and do not do what it forbids.
+            // Kernels built without the feature refuse the advice, and have nothing to turn off.
             // SAFETY: as above; neither advice changes what the memory holds.
             let _ = unsafe { madvise(base.as_ptr().cast(), layout.len, advice) };
         }
@@ -122,7 +124,7 @@ impl Map {
         Ok(())
     }
 
-    /// Where the next memory is from `at` on, which may be there.
+    /// The offset of the next page with memory, from `at` on.
     pub(crate) fn next_data(&self, at: usize) -> Option<usize> {
         let found = seek(&self.file, SeekFrom::Data(at as u64)).ok()?;
         usize::try_from(found).ok()
@@ -136,13 +138,13 @@ impl Map {
         self.shared.as_fd()
     }
 
-    /// Memory that the file has, in pages.
+    /// The file's memory in pages.
     pub(crate) fn resident(&self) -> io::Result<u64> {
         let stat = fstat(&self.file)?;
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512 / PAGE as u64)
     }
 
-    /// The words of the superblock.
+    /// The superblock as 64-bit words.
     pub(crate) fn superblock(&self) -> &[AtomicU64] {
         // SAFETY: the first page of the mapping, which is longer, is aligned for words, lives as
         // long as `self`, and by the ownership rule is only used as atomics.
@@ -160,8 +162,8 @@ impl Map {
         unsafe { slice::from_raw_parts(table.as_ptr().cast::<Slot>(), len) }
     }
 
-    /// The records of groups. Touching one that has no memory would give it some that nobody
-    /// counts.
+    /// The records of groups. Touching a record without memory would allocate a page that the store
+    /// does not count.
     #[inline]
     pub(crate) fn records(&self) -> &[Record] {
         // SAFETY: the layout has room for the records behind the table.
@@ -175,7 +177,8 @@ impl Map {
     ///
     /// # Panics
     ///
-    /// For a number whose region is not there: the caller has it from a list or a checked word.
+    /// If the number's region does not exist: callers have the number from a list or from a checked
+    /// entry.
     #[inline]
     pub(crate) fn slab(&self, slab: u32) -> &Slab {
         let at = self.layout.state(slab).expect("slab numbers are checked when words are read");
@@ -186,7 +189,7 @@ impl Map {
         unsafe { state.cast::<Slab>().as_ref() }
     }
 
-    /// Writes an object's bytes and its checksum to where `Layout::place` said. Only for the thread
+    /// Writes an object's bytes and checksum to a place from `Layout::place`. Only for the thread
     /// that has claimed the place and not yet published it.
     #[inline]
     pub(crate) fn write(&self, (sum_at, at): (usize, usize), sum: u32, bytes: &[u8]) {
@@ -204,8 +207,8 @@ impl Map {
         unsafe { ptr::copy_nonoverlapping(sum.as_ptr(), to.as_ptr(), SUM) };
     }
 
-    /// Copies an object out of where `Layout::place` said, and gives its checksum. Only while the
-    /// caller has it pinned, or nobody writes at all.
+    /// Copies an object from a place of `Layout::place`, and returns its stored checksum. Only
+    /// while the caller has it pinned, or no thread writes.
     #[inline]
     pub(crate) fn read(&self, (sum_at, at): (usize, usize), out: &mut [u8]) -> u32 {
         assert!(at + out.len() <= self.layout.len && sum_at + SUM <= self.layout.len);
@@ -222,8 +225,8 @@ impl Map {
         u32::from_le_bytes(sum)
     }
 
-    /// Gives `pages` pages at `at` memory, and this process's page tables the entries for it.
-    /// May take as long as the kernel needs to find memory.
+    /// Allocates memory for `pages` pages at `at`, with entries in this process's page tables. May
+    /// wait as long as the kernel needs to find memory.
     pub(crate) fn populate(&self, at: usize, pages: u32) -> io::Result<()> {
         let len = pages as usize * PAGE;
         assert!(at.is_multiple_of(PAGE) && at + len <= self.layout.len);
@@ -235,7 +238,7 @@ impl Map {
         // SAFETY: the range is mapped and writable; populating it changes no byte.
         match unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) } {
             Ok(()) => Ok(()),
-            // A kernel before 5.14: the memory at least; its first use then takes a minor fault.
+            // Before Linux 5.14: allocates the memory only; its first use then takes a minor fault.
             Err(Errno::INVAL) => {
                 Ok(fallocate(&self.file, FallocateFlags::KEEP_SIZE, at as u64, len as u64)?)
             }
@@ -243,8 +246,8 @@ impl Map {
         }
     }
 
-    /// Gives the memory of `pages` pages at `at` back; they read as zeros from then on. Only for
-    /// slabs in which no object is, and heads of regions in which no slab is.
+    /// Frees the memory of `pages` pages at `at`, which read as zeros from then on. Only for slabs
+    /// without objects, and heads of regions without slabs.
     pub(crate) fn punch(&self, at: usize, pages: usize) -> io::Result<()> {
         assert!(at.is_multiple_of(PAGE) && at + pages * PAGE <= self.layout.len);
         if pages == 0 {
@@ -258,7 +261,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: base and length are those of the mapping, and what was handed out borrows `self`.
-        // Unmapping what we mapped cannot fail, and there would be no one to tell.
+        // Unmapping our own mapping cannot fail, and drop could not report it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.layout.len) };
     }
 }

@@ -1,4 +1,5 @@
-//! Changing a part of a page: read, edit, store, with no write of the same page in between.
+//! Changing a part of a page: reads, edits and stores it, with no other write of the page in
+//! between.
 
 use std::sync::Arc;
 
@@ -9,21 +10,21 @@ use crate::slot::{State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::sync::relax;
 use crate::worker::{slot_of, Pin, Worker};
 
-/// What a page becomes.
+/// The new form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This word, over and over.
+    /// This 64-bit value, repeated.
     Same(u64),
     /// The first `len` bytes of the buffer.
     Object {
-        /// The caller's, below [`TAGS`].
+        /// The caller's tag, below [`TAGS`].
         tag: u8,
-        /// Bytes, 1 to [`MAX_OBJECT`].
+        /// Length in bytes, 1 to [`MAX_OBJECT`].
         len: usize,
     },
 }
 
-/// Why a page was not changed. What was there before still is.
+/// Why a page was not changed. Its old data is still there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
@@ -33,20 +34,20 @@ pub enum ModifyError {
     /// It cannot be stored.
     #[error(transparent)]
     Put(#[from] PutError),
-    /// It is a part of a group, whose bytes do not fit the buffer: it has to
-    /// [leave](Worker::leave_group) first.
+    /// It is in a group, whose bytes do not fit the buffer: call
+    /// [`leave_group`](Worker::leave_group) first.
     #[error("page {index} is a part of a group")]
     Grouped {
         /// The page.
         index: u64,
     },
-    /// It is on the backing device: it has to be [brought back](Worker::bring_back) first.
+    /// It is on the backing device: [bring it back](Worker::bring_back) first.
     #[error("page {index} is on the backing device")]
     Backed {
         /// The page.
         index: u64,
     },
-    /// The caller did not want to.
+    /// The caller's `edit` declined.
     #[error("page {index} was left as it is")]
     Left {
         /// The page.
@@ -55,10 +56,10 @@ pub enum ModifyError {
 }
 
 impl Worker {
-    /// Changes page `index`: `edit` gets what is stored, an object's bytes at the beginning of the
-    /// buffer, checked, and says what the page becomes, with an object's new bytes in the same
-    /// buffer; `None` leaves it. Other writes of the page come before or after as a whole, none in
-    /// between. `edit` may be called more than once, and must not use the store.
+    /// Changes page `index`. `edit` gets what is stored (an object's verified bytes are at the
+    /// start of the buffer) and returns the new form, with an object's new bytes in the same
+    /// buffer, or `None` to decline. Other writes of the page come entirely before or after. `edit`
+    /// may be called more than once, and must not use the store.
     ///
     /// # Errors
     ///
@@ -95,7 +96,8 @@ impl Worker {
             let (word, claimed) = self.prepare(index, change, buffer)?;
             let old = match pinned {
                 Ok((pinned, pin)) => {
-                    // Only readers, compaction and recompression pin besides us, and none waits.
+                    // Besides us only readers, compaction and recompression pin, and none of them
+                    // waits.
                     let mut tries = 0;
                     while !slot.supersede(pinned, word) {
                         relax(&mut tries);
@@ -105,7 +107,7 @@ impl Worker {
                 }
                 Err(seen) => {
                     if !slot.fill_in(seen, word) {
-                        // Somebody wrote the page. Ours is to come after that, or before it.
+                        // Another thread wrote the page: edit what it wrote.
                         if let Some(claimed) = claimed {
                             store.heap.release(claimed);
                         }
@@ -121,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// The word for a change, and the place of its object with the bytes in it.
+    /// The entry for a change, and the place of its object with the bytes written.
     fn prepare(
         &mut self,
         index: u64,

@@ -1,26 +1,25 @@
-//! An object: where its word says that it lies, what its checksum covers, what its tag says.
+//! Objects: their places, checksums and tags.
 
 use crate::class::{fitting, CLASSES, WHOLE};
 use crate::layout::DICTIONARIES;
 use crate::map::Map;
 use crate::slot::{Object, Word};
 
-/// The lower four bits of the tag of an object that was made with the first one; the next are the
-/// next one's.
+/// The lower four bits of the tag of an object made with dictionary 0; dictionary n adds n.
 pub const DICTIONARY_TAG: u8 = 8;
 
 /// The lower four bits of a tag.
 const KIND: u8 = 15;
 
-/// The place of the dictionary that an object with this tag was made with, if it was made with one.
+/// The dictionary that an object with this tag was made with, if any.
 #[inline]
 pub fn dictionary_of(tag: u8) -> Option<usize> {
     let place = usize::from((tag & KIND).wrapping_sub(DICTIONARY_TAG));
     (place < DICTIONARIES).then_some(place)
 }
 
-/// Where the object of a checked or unchecked word lies: its class, and the places of its checksum
-/// and bytes. `None` if there is no such place, which a sound table never says.
+/// Where the object that an entry names lies: its class, and the offsets of its checksum and bytes.
+/// `None` if there is no such place; then the entry is damaged.
 #[inline]
 pub(crate) fn locate(map: &Map, object: &Object) -> Option<(usize, (usize, usize))> {
     let fits = fitting(object.len as usize);
@@ -31,9 +30,8 @@ pub(crate) fn locate(map: &Map, object: &Object) -> Option<(usize, (usize, usize
     Some((class, map.layout().place(object.slab, class, object.index)?))
 }
 
-/// What the checksum of an object begins with: an object is only whole as that page's, with that
-/// length, tag and bump. (A wrong bump may name the right bytes, and makes the slab another
-/// class's.)
+/// The seed of an object's checksum: an object is valid only for that page, with that length, tag
+/// and bump. (A wrong bump may name the right bytes, but another class for the slab.)
 #[inline]
 pub(crate) fn seed(index: u64, object: &Object) -> u32 {
     let what = u64::from(object.len << 8 | object.bump << 6) | u64::from(object.tag);
@@ -48,7 +46,7 @@ pub(crate) fn checksum(index: u64, object: &Object, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed(index, object), bytes)
 }
 
-/// Whether the word is of a page stored as it is.
+/// Whether the entry is that of a page stored uncompressed.
 #[inline]
 pub(crate) fn is_huge(word: Word, object: &Object) -> bool {
     word.is_object() && fitting(object.len as usize) == WHOLE

@@ -1,28 +1,28 @@
-//! What is stored for a page, and why it could not be stored or read.
+//! The stored form of a page, and errors of storing and reading it.
 
 use crate::slot::{MAX_OBJECT, TAGS};
 
-/// What is stored for a page.
+/// The stored form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
     /// Nothing: it reads as zeros.
     Absent,
-    /// This word, over and over.
+    /// This 64-bit value, repeated.
     Same(u64),
     /// An object.
     Object {
-        /// What the caller said of it.
+        /// The caller's tag.
         tag: u8,
         /// Its bytes.
         len: usize,
     },
-    /// A part of a group: [`Worker::get_group`] has its bytes.
+    /// In a group: [`Worker::get_group`](crate::Worker::get_group) reads it.
     Grouped,
-    /// On the backing device: [`Worker::read_back`] has its bytes, and waits for them.
+    /// On the backing device: [`Worker::read_back`](crate::Worker::read_back) reads it, and waits for the device.
     Backed,
 }
 
-/// Why nothing was stored. What was there before still is.
+/// Why nothing was stored. The page's old data is still there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PutError {
@@ -42,7 +42,7 @@ pub enum PutError {
         /// Pages there are.
         pages: u64,
     },
-    /// An object of no bytes or more than a page has, or a tag that is too large.
+    /// An object of no bytes or more than 4096, or a tag that is too large.
     #[error("object of {len} bytes with tag {tag}, expected 1 to {MAX_OBJECT} bytes, a tag below {TAGS}")]
     Object {
         /// Its length.
@@ -52,7 +52,7 @@ pub enum PutError {
     },
 }
 
-/// Why a page cannot be read. Only this one: EIO.
+/// Why a page cannot be read (EIO). Other pages are not affected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetError {
@@ -84,17 +84,17 @@ pub enum GetError {
         /// The page.
         index: u64,
     },
-    /// The backing device did not give its block.
+    /// The read of its block failed.
     #[error("page {index}: cannot read block {block} of the backing device: {source}", source = crate::disk::name_of(*.errno))]
     Backing {
         /// The page.
         index: u64,
         /// The block.
         block: u32,
-        /// The kernel's number; 0 for a device that ends before the block.
+        /// The kernel's errno; 0 if the device ends before the block.
         errno: i32,
     },
-    /// The block on the backing device is not the one that was written.
+    /// Its block has other bytes than were written.
     #[error(
         "page {index}: block {block} of the backing device has an object with checksum {got:08x}, stored with {expected:08x}"
     )]
@@ -108,7 +108,7 @@ pub enum GetError {
         /// The one its bytes have; 0 if the block has no object of this page.
         got: u32,
     },
-    /// Its entry is not one that was ever written.
+    /// Its entry is damaged.
     #[error("page {index}: its entry in the slot table is damaged")]
     Lost {
         /// The page.

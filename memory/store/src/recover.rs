@@ -1,15 +1,15 @@
-//! Another server's table, taken over.
+//! Recovery: takes over another server's table.
 //!
-//! The table is all there is to go by. Every word that names an object claims its place again; what
-//! no word names is free. A killed server leaves nothing else behind: pins are taken off, places it
-//! had claimed and not published are named by nobody, and neither are those it had not yet freed.
-//! How many pages are in a group is counted; the objects of one without pages are freed.
+//! Everything is rebuilt from the table alone. Every entry that names an object claims its place
+//! again; a place that no entry names is free. Then a killed server leaves no trace: pin counts are
+//! cleared, and no entry names a place that it had claimed and not published, or not yet freed. The
+//! pages of each group are counted; the objects of a group without pages are freed.
 //!
-//! A word that names no place, a place of another class's slab, or one that is taken, is not the
-//! trace of a killed server but of damage. Which of two words that contradict each other is right,
-//! their objects' checksums say. They are asked for the first object of each region only, so that
-//! taking over costs a tenth of a microsecond a page; after a contradiction everything is done once
-//! more and every one is asked. The page of a wrong one is lost, and no other.
+//! An entry that names no place, a place in another class's slab, or a place that is taken, comes
+//! from damage and not from a kill. The objects' checksums decide which of two contradicting
+//! entries is right. A first scan verifies only the first object of each region, so that taking
+//! over costs a tenth of a microsecond a page. After a contradiction, a second scan verifies every
+//! object. Only the pages of wrong entries are lost.
 
 use std::io;
 
@@ -23,7 +23,7 @@ use crate::slab::{Role, MAX_OBJECTS};
 use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE};
 use crate::superblock;
 
-/// What the table holds.
+/// The contents of a table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) pages: u64,
@@ -37,9 +37,9 @@ pub(crate) struct Found {
     pub(crate) dictionary: [u64; DICTIONARIES],
 }
 
-/// Why a scan ends before the end.
+/// Why a scan stopped early.
 enum Stop {
-    /// Two words contradict each other: one of them is damaged.
+    /// Two entries contradict each other: one of them is damaged.
     Contradiction,
     /// The kernel refused.
     Io(io::Error),
@@ -51,7 +51,7 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Makes the lists of `heap`, which is new, from its table.
+/// Rebuilds the lists of a new `heap` from its table.
 pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
     for strict in [false, true] {
         heap.forget();
@@ -62,11 +62,11 @@ pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
         };
         inject::step();
         link(heap);
-        // Whatever a server had ready, or had just taken, has memory and is not counted.
+        // Slabs that the last server had ready or had just taken have memory that is not counted.
         let surplus = heap.map.resident()? > heap.regions.used();
         heap.regions.adopt_rest(&heap.map, surplus)?;
         inject::step();
-        // A slab without memory is one that only a damaged word knows.
+        // A counted slab without memory is named only by a damaged entry.
         if strict || heap.map.resident()? >= heap.regions.used() {
             return Ok(found);
         }
@@ -74,8 +74,8 @@ pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
     unreachable!("a strict scan decides")
 }
 
-/// One pass over the table, then over the records of groups. `strict` believes no word whose
-/// object's checksum is wrong.
+/// One pass over the table, then over the records of groups. A `strict` scan rejects every entry
+/// whose object has a wrong checksum.
 fn scan(heap: &Heap, strict: bool) -> Result<Found, Stop> {
     heap.groups.adopt(&heap.map, &heap.regions)?;
     let dictionaries = superblock::dictionaries(heap.map.superblock());
@@ -97,13 +97,13 @@ fn scan(heap: &Heap, strict: bool) -> Result<Found, Stop> {
     Ok(scan.found)
 }
 
-/// A scan on its way.
+/// A scan in progress.
 struct Scan<'a> {
     heap: &'a Heap,
     strict: bool,
-    /// Dictionaries that the store has.
+    /// Dictionaries in the store.
     dictionaries: usize,
-    /// Pages of the slabs of each region, 0 until one is known.
+    /// Pages a slab of each region; 0 until known.
     kinds: Box<[u32]>,
     bytes: [u8; MAX_OBJECT],
     found: Found,
@@ -119,7 +119,7 @@ impl Scan<'_> {
         self.found.pages += 1;
         match word.state() {
             Some(State::Same(_)) => self.found.same += 1,
-            // What it claims is another file's, which is asked when that is there.
+            // The backing device is checked when it is installed.
             Some(State::Backed(_)) => self.found.backed += 1,
             Some(State::Member(member)) => {
                 if self.heap.groups.count(&self.heap.map, member.group) {
@@ -129,7 +129,8 @@ impl Scan<'_> {
                     self.lose(slot);
                 }
             }
-            // Another dictionary would make something else of it.
+            // The dictionary is missing: with another one the object would decompress to a wrong
+            // page.
             Some(State::Object(object))
                 if dictionary_of(object.tag).is_some_and(|at| at >= self.dictionaries) =>
             {
@@ -140,7 +141,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// An entry of the table that names an object, or nothing that was ever written.
+    /// An entry of the table that names an object, or a damaged one.
     fn object(&mut self, index: u64, slot: &Slot) -> Result<(), Stop> {
         let word = slot.load();
         let Some(object) = self.examine(index, slot)? else {
@@ -164,7 +165,7 @@ impl Scan<'_> {
 
     /// The objects of a group.
     fn group(&mut self, group: u32, record: &Record) -> Result<(), Stop> {
-        // What comes behind an entry that names nothing is not read.
+        // Entries behind the first absent one are not read.
         let (mut sound, mut ended) = (true, false);
         for (number, slot) in record.pieces().iter().enumerate() {
             if slot.load() == Word::ABSENT {
@@ -173,7 +174,7 @@ impl Scan<'_> {
                 continue;
             }
             if !record.is_taken() {
-                // No page is in it, so that it was being made, or freed.
+                // No page is in the group: it was being made, or freed.
                 slot.store(Word::ABSENT);
                 inject::step();
                 continue;
@@ -186,14 +187,14 @@ impl Scan<'_> {
         }
         if record.is_taken() {
             self.found.groups += 1;
-            // Each of its pages says so when it is read, and leaves it when it is written.
+            // Reading one of its pages fails, and writing the page removes it from the group.
             self.found.lost += if sound { 0 } else { u64::from(record.parts()) };
         }
         Ok(())
     }
 
-    /// Claims the object of an entry; `None`, and the entry says that it is lost, if it cannot be
-    /// right.
+    /// Claims the object of an entry. If the entry cannot be right, marks it as lost and returns
+    /// `None`.
     fn examine(&mut self, index: u64, slot: &Slot) -> Result<Option<Object>, Stop> {
         let sound = match slot.load().state() {
             Some(State::Object(object)) => self.claim(index, &object)?.then_some(object),
@@ -208,7 +209,7 @@ impl Scan<'_> {
         Ok(sound)
     }
 
-    /// Claims an object's place; `false` if its word cannot be right.
+    /// Claims an object's place; `false` if its entry cannot be right.
     fn claim(&mut self, index: u64, object: &Object) -> Result<bool, Stop> {
         let (heap, map) = (self.heap, &self.heap.map);
         let Some((class, place)) = locate(map, object) else { return Ok(false) };
@@ -220,7 +221,8 @@ impl Scan<'_> {
         }
         let region = object.slab >> SLAB_BITS;
         let kind = &mut self.kinds[region as usize];
-        // What the first object of a region says holds for all of it.
+        // The first object of a region decides the slab length of the whole region, so it is
+        // verified.
         if *kind == 0 {
             if !whole() {
                 return Ok(false);
@@ -246,7 +248,7 @@ impl Scan<'_> {
     }
 }
 
-/// Takes off what a killed server had pinned.
+/// Clears a killed server's pins.
 fn unpin(slot: &Slot) {
     let word = slot.load();
     if word.unpinned() != word {
@@ -255,8 +257,8 @@ fn unpin(slot: &Slot) {
     }
 }
 
-/// Lists the slabs with free objects: in the order of their numbers, which is not that of their
-/// fullness; compaction makes up for it.
+/// Lists the slabs with free objects by number, not the fuller ones first; compaction makes up for
+/// that.
 fn link(heap: &Heap) {
     for (region, pages) in heap.regions.known() {
         for number in 0..crate::layout::CUTS[pages as usize].slabs {

@@ -1,5 +1,4 @@
-//! Memory by the slab: which addresses have some, which of those are free, and how much there may
-//! be.
+//! Memory of slabs: which addresses have some, which of it is free, and the limit.
 //!
 //! ```text
 //!             type_region                 populate                   take_ready
@@ -8,8 +7,8 @@
 //!             its last slab is bare   punch a hole              put_ready, when it is empty
 //! ```
 //!
-//! Taking and putting back moves a number from one list to another. The kernel is asked for memory
-//! and given it back outside of the lock, since it may take its time.
+//! Taking a slab or putting it back moves a number between lists, under the lock. Memory is
+//! allocated from the kernel and freed to it outside of the lock, because that may take long.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,35 +25,35 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) enum NoMemory {
     /// The limit is reached.
     Limit,
-    /// No address is left.
+    /// No address range is left.
     Address,
     /// The kernel has none.
     Kernel,
 }
 
-/// There is no place: the limit is reached, or the kernel has no memory.
+/// No place could be claimed: the limit is reached, or the kernel has no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
 pub(crate) struct Regions {
     lists: Mutex<Lists>,
-    /// Pages of memory that the file has; changed before the kernel is asked, and after it has
-    /// taken some back, so that it is never too small.
+    /// Pages of memory that the file has. It is increased before memory is allocated and decreased
+    /// after memory is freed, so that it is never too small.
     used: AtomicU64,
     used_max: AtomicU64,
-    /// Most pages; `u64::MAX` for none.
+    /// The limit in pages; `u64::MAX` for none.
     limit: AtomicU64,
     /// Pages in ready slabs.
     ready: AtomicU64,
-    /// Held while memory is given back, and while memory that is there is mapped.
+    /// Held while memory is freed, and while existing memory is mapped.
     mapping: Mutex<()>,
 }
 
 #[derive(Clone, Copy)]
 struct Region {
-    /// Pages of its slabs; 0 while it has none.
+    /// Pages a slab; 0 for a free region.
     pages: u32,
-    /// Slabs that are not bare, or just on their way to or from it.
+    /// Slabs that have memory, or are just getting or losing it.
     live: u32,
     /// The next free region.
     next: u32,
@@ -62,11 +61,11 @@ struct Region {
 
 struct Lists {
     regions: Box<[Region]>,
-    /// Regions from here on were never used.
+    /// Regions from this one on were never used.
     fresh: u32,
-    /// Regions that were, and are free again.
+    /// Head of the list of regions that were used and are free again.
     free: u32,
-    /// By pages of a slab.
+    /// By slab length in pages.
     ready: [u32; LENGTHS],
     ready_slabs: [u32; LENGTHS],
     bare: [u32; LENGTHS],
@@ -86,7 +85,7 @@ impl Regions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Lists> {
-        // Nothing between two consistent states can panic.
+        // No panic interrupts an update under this lock.
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,12 +110,12 @@ impl Regions {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// Ready slabs of so many pages.
+    /// The number of ready slabs of this many pages.
     pub(crate) fn ready_slabs(&self, pages: u32) -> u32 {
         self.lock().ready_slabs[pages as usize]
     }
 
-    /// A slab of `pages` pages with memory, free for a class to take, and how many are left.
+    /// Takes a ready slab of `pages` pages, and returns it with the number of those left.
     pub(crate) fn take_ready(&self, map: &Map, pages: u32) -> Option<(u32, u32)> {
         let mut lists = self.lock();
         let slab = lists.ready[pages as usize];
@@ -129,7 +128,7 @@ impl Regions {
         Some((slab, lists.ready_slabs[pages as usize]))
     }
 
-    /// Puts a slab without objects there for whoever needs it next.
+    /// Adds a slab without objects to the ready ones.
     pub(crate) fn put_ready(&self, map: &Map, slab: u32, pages: u32) {
         map.slab(slab).reset(Role::Ready, 0, 0);
         let mut lists = self.lock();
@@ -166,13 +165,13 @@ impl Regions {
         Ok(())
     }
 
-    /// Gives the memory of one ready slab of `pages` pages back; `false` if there is none.
+    /// Frees the memory of one ready slab of `pages` pages; `false` if there is none.
     pub(crate) fn shrink(&self, map: &Map, pages: u32) -> bool {
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((slab, _)) = self.take_ready(map, pages) else { return false };
         inject::step();
         if map.punch(map.layout().slab(slab, pages), pages as usize).is_err() {
-            // It keeps its memory, so it stays ready.
+            // It still has its memory, so it stays ready.
             self.put_ready(map, slab, pages);
             return false;
         }
@@ -182,9 +181,9 @@ impl Regions {
         true
     }
 
-    /// Gives back what other lengths of slab have ready, until `pages` pages are there to be had.
+    /// Frees ready slabs of other lengths until the limit leaves room for `pages` pages.
     pub(crate) fn make_room(&self, map: &Map, pages: u32) -> bool {
-        // A region's head may be needed as well.
+        // The slab may need a new region, and so a head.
         let need = u64::from(pages) + u64::from(CUTS[pages as usize].head);
         let room = || self.used().saturating_add(need) <= self.limit();
         for other in (1..=MAX_PAGES).rev() {
@@ -193,8 +192,8 @@ impl Regions {
         room()
     }
 
-    /// Gives at least `pages` pages back of what other lengths of slab have ready, the longest
-    /// first, if they have so much; how many it were.
+    /// Frees at least `pages` pages of ready slabs of other lengths, the longest first, but leaves
+    /// one slab of each length. Returns the number of pages freed.
     pub(crate) fn trade(&self, map: &Map, pages: u32) -> u32 {
         let mut freed = 0;
         for other in (1..=MAX_PAGES).rev() {
@@ -209,13 +208,12 @@ impl Regions {
         freed
     }
 
-    /// Whether a slab of `pages` pages could be had if all others that are ready were given back.
+    /// Whether the limit allows a slab of `pages` pages once all ready slabs are freed.
     pub(crate) fn could_have(&self, pages: u32) -> bool {
         self.used().saturating_sub(self.ready()) + u64::from(pages) <= self.limit()
     }
 
-    /// For recovery: makes a region of which nothing is known one of slabs of `pages` pages, all
-    /// bare.
+    /// For recovery: makes an unknown region one of slabs of `pages` pages, all bare.
     pub(crate) fn adopt_region(&self, map: &Map, region: u32, pages: u32) -> io::Result<()> {
         let cut = CUTS[pages as usize];
         map.populate(map.layout().region(region), cut.head)?;
@@ -227,9 +225,8 @@ impl Regions {
         Ok(())
     }
 
-    /// Maps the memory of a region's slabs, which a server that has taken it over has not touched
-    /// yet: otherwise the first use of each page needs memory for page tables. `false` if there is
-    /// no such region.
+    /// Maps the memory of a region's slabs in a process that has taken the store over; otherwise
+    /// the first use of each page would allocate page tables. `false` if there is no such region.
     pub(crate) fn warm(&self, map: &Map, region: u32) -> bool {
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(&Region { pages, .. }) = self.lock().regions.get(region as usize) else {
@@ -239,15 +236,15 @@ impl Regions {
             return true;
         }
         let slabs = region << SLAB_BITS..region << SLAB_BITS | CUTS[pages as usize].slabs;
-        // One that is bare now, and is about to be given memory, is mapped by who gives it.
+        // A bare slab is mapped when it gets memory.
         for slab in slabs.filter(|&slab| map.slab(slab).role() != Role::Bare) {
-            // Without memory for page tables there will be some later, or a minor fault.
+            // Without memory for page tables, the first use takes a minor fault.
             let _ = map.populate(map.layout().slab(slab, pages), pages);
         }
         true
     }
 
-    /// For recovery: forgets everything, for a scan from the beginning.
+    /// For recovery: drops all state, for a scan from the start.
     pub(crate) fn forget(&self, map: &Map) {
         *self.lock() = Lists::new(map);
         let fixed = map.layout().fixed_pages();
@@ -255,22 +252,21 @@ impl Regions {
         self.used_max.store(fixed, Ordering::Relaxed);
     }
 
-    /// For recovery: the regions that were adopted, and the pages of their slabs.
+    /// For recovery: the adopted regions, and the pages of their slabs.
     pub(crate) fn known(&self) -> Vec<(u32, u32)> {
         let lists = self.lock();
         let all = (0_u32..).zip(&lists.regions);
         all.filter(|(_, region)| region.pages > 0).map(|(n, region)| (n, region.pages)).collect()
     }
 
-    /// For recovery: counts a slab of this region that has objects.
+    /// For recovery: counts a slab with objects.
     pub(crate) fn adopt_slab(&self, slab: u32, pages: u32) {
         self.lock().regions[(slab >> SLAB_BITS) as usize].live += 1;
         self.force_charge(u64::from(pages));
     }
 
-    /// For recovery, after all slabs with objects are known: links the bare ones, and frees the
-    /// regions that have none. Memory where nothing is stored is given back if `surplus` says that
-    /// there is some.
+    /// For recovery, after all slabs with objects are known: links the bare slabs and the free
+    /// regions. With `surplus` frees all memory in which nothing is stored.
     pub(crate) fn adopt_rest(&self, map: &Map, surplus: bool) -> io::Result<()> {
         let mut lists = self.lock();
         let regions = u32::try_from(lists.regions.len()).expect("as many as the layout says");
@@ -279,7 +275,7 @@ impl Regions {
         let mut hole: Option<(usize, usize)> = None;
         let mut punch = |from: usize, to: usize| -> io::Result<()> {
             match &mut hole {
-                // The last slab may end with its region.
+                // The last slab may end where its region does.
                 _ if from == to => {}
                 Some((_, end)) if *end == from => *end = to,
                 _ => {
@@ -327,12 +323,12 @@ impl Regions {
         Ok(())
     }
 
-    /// Memory for page `page` of the records of groups.
+    /// Allocates memory for page `page` of the records of groups.
     pub(crate) fn grow_records(&self, map: &Map, page: u64) -> Result<(), NoMemory> {
         self.charge(1).and_then(|()| self.populate(map, map.layout().record_page(page), 1))
     }
 
-    /// Gives the memory of these pages of records back; whether the kernel took it.
+    /// Frees the memory of these pages of records; returns whether the kernel took it.
     pub(crate) fn shrink_records(&self, map: &Map, from: u64, to: u64) -> bool {
         let pages = usize::try_from(to - from).expect("they are mapped");
         let punched = map.punch(map.layout().record_page(from), pages).is_ok();
@@ -342,7 +338,7 @@ impl Regions {
         punched
     }
 
-    /// For recovery: the first `pages` pages of records have memory, the others none.
+    /// For recovery: gives the first `pages` pages of records memory, and frees the others.
     pub(crate) fn adopt_records(&self, map: &Map, pages: u64) -> io::Result<()> {
         let layout = map.layout();
         let count = u32::try_from(pages).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -353,7 +349,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Memory for a dictionary.
+    /// Allocates memory for a dictionary.
     pub(crate) fn grow_dictionary(&self, map: &Map, place: usize) -> Result<(), NoMemory> {
         let at = map.layout().dictionary(place);
         self.charge(PLACE_PAGES as u64).and_then(|()| {
@@ -362,7 +358,7 @@ impl Regions {
         })
     }
 
-    /// For recovery: the first `places` places of dictionaries have memory, the others none.
+    /// For recovery: gives the first `places` dictionaries memory, and frees the others.
     pub(crate) fn adopt_dictionaries(&self, map: &Map, places: usize) -> io::Result<()> {
         let layout = map.layout();
         let pages = u32::try_from(places * PLACE_PAGES).expect("a few");
@@ -391,8 +387,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Puts a slab whose memory is gone among the bare ones, and gives its region back if it was
-    /// the last with any.
+    /// Makes a slab whose memory is freed bare, and frees its region if all its slabs are.
     fn put_bare(&self, map: &Map, slab: u32, pages: u32) {
         map.slab(slab).reset(Role::Bare, 0, 0);
         let region = slab >> SLAB_BITS;
@@ -413,10 +408,11 @@ impl Regions {
             self.discharge(u64::from(cut.head));
             self.lock().put_region(region);
         }
-        // Otherwise the region keeps its head and is not used again: memory lost, nothing stored.
+        // Otherwise the region's head stays allocated and the region unused: it wastes memory but
+        // no data.
     }
 
-    /// Reserves `pages` pages of the limit.
+    /// Charges `pages` pages to the limit.
     fn charge(&self, pages: u64) -> Result<(), NoMemory> {
         let limit = self.limit();
         let add = |used: u64| used.checked_add(pages).filter(|&sum| sum <= limit);
@@ -438,10 +434,10 @@ impl Regions {
         self.used.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Asks the kernel for memory that is charged, and takes the charge back if it has none.
+    /// Allocates memory that is charged; drops the charge if the kernel has none.
     fn populate(&self, map: &Map, at: usize, pages: u32) -> Result<(), NoMemory> {
         map.populate(at, pages).map_err(|_| {
-            // Some of it may be there: give it back, or the file would have more than is charged.
+            // A part of it may be there. Free it, or the file would have more than is charged.
             let _ = map.punch(at, pages as usize);
             self.discharge(u64::from(pages));
             NoMemory::Kernel

@@ -1,11 +1,11 @@
-//! Reads and writes that a thread can be killed in.
+//! Reads and writes in which a thread can be killed.
 //!
-//! A thread in `pread` on a disk that does not answer cannot be killed, and until the disk answers
-//! its process is not gone: its successor would wait for the store's lock, for the kernel's disk,
-//! for the supervisor to notice. A thread that waits for a completion of io_uring sleeps in a way
-//! that ends with a signal, and what it had asked for is the kernel's. (Where the kernel cannot
-//! submit without waiting, as for a device all of whose requests are under way, it has a worker
-//! wait that belongs to the process; then it is as with `pread`.)
+//! A thread in `pread` on a disk that does not answer cannot be killed, and its process does not
+//! exit until the disk answers. The next server would wait for the store's lock, and the supervisor
+//! for the exit. A thread that waits for an io_uring completion sleeps interruptibly: a signal ends
+//! the sleep, and the request is left to the kernel. (If the kernel cannot submit without blocking,
+//! as for a device whose request queue is full, a worker thread of the process blocks; then it is
+//! as with `pread`.)
 #![expect(unsafe_code, reason = "entries name memory by its address")]
 
 use std::io;
@@ -17,17 +17,17 @@ use std::time::Duration;
 use io_uring::{opcode, squeue, types, IoUring};
 use rustix::io::Errno;
 
-/// Who waits for a disk at a time: those who fetch, the policy, and one by the way.
+/// Threads that may wait for the disk at a time: the fetch threads, the policy, and one more.
 const RINGS: usize = 6;
 
-/// How soon to try again what the kernel has no memory for.
+/// The pause before a retry of what the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Some rings, one for whoever comes.
+/// A pool of rings.
 pub(crate) struct Rings(Box<[Mutex<Option<IoUring>>]>);
 
 impl Rings {
-    /// Rings, if the kernel has any for us.
+    /// Makes the rings, if the kernel allows io_uring.
     pub(crate) fn new() -> Option<Self> {
         let ring = |_| Some(Mutex::new(Some(IoUring::new(2).ok()?)));
         (0..RINGS).map(ring).collect::<Option<_>>().map(Self)
@@ -35,11 +35,11 @@ impl Rings {
 
     fn any(&self) -> MutexGuard<'_, Option<IoUring>> {
         let free = self.0.iter().find_map(|ring| ring.try_lock().ok());
-        // Nothing is left half done by a panic while it is held.
+        // A panic under this lock leaves no ring half updated.
         free.unwrap_or_else(|| self.0[0].lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// As `pread`; `None` if rings do not do it.
+    /// As `pread`; `None` if the ring cannot do it.
     pub(crate) fn read(&self, fd: RawFd, out: &mut [u8], at: u64) -> Option<io::Result<usize>> {
         let len = u32::try_from(out.len()).ok()?;
         let entry = opcode::Read::new(types::Fd(fd), out.as_mut_ptr(), len).offset(at).build();
@@ -47,7 +47,7 @@ impl Rings {
         unsafe { self.run(&entry) }
     }
 
-    /// As `pwrite`; `None` if rings do not do it.
+    /// As `pwrite`; `None` if the ring cannot do it.
     pub(crate) fn write(&self, fd: RawFd, bytes: &[u8], at: u64) -> Option<io::Result<usize>> {
         let len = u32::try_from(bytes.len()).ok()?;
         let entry = opcode::Write::new(types::Fd(fd), bytes.as_ptr(), len).offset(at).build();
@@ -55,16 +55,16 @@ impl Rings {
         unsafe { self.run(&entry) }
     }
 
-    /// Has the kernel do it, and waits until it has.
+    /// Submits the request and waits for its completion.
     ///
     /// # Safety
     ///
-    /// The memory that `entry` names stays what it is until this returns.
+    /// The memory that `entry` names stays valid, and unused by others, until this returns.
     unsafe fn run(&self, entry: &squeue::Entry) -> Option<io::Result<usize>> {
         let mut slot = self.any();
         let ring = slot.as_mut()?;
-        // SAFETY: by the caller's promise the memory stays until we return, which is when the
-        // kernel is done with it, or has never had it and the ring is gone.
+        // SAFETY: by the caller's promise the memory stays valid until we return. By then the
+        // kernel has completed the request, or never got it and the ring is closed.
         if unsafe { ring.submission().push(entry) }.is_err() {
             return None;
         }
@@ -74,7 +74,7 @@ impl Rings {
                 Ok(_) => break,
                 Err(error) if passes(&error) => thread::sleep(AGAIN),
                 Err(_) => {
-                    // What it still has to submit goes with it.
+                    // Closing the ring drops the request that it has not submitted.
                     *slot = None;
                     return None;
                 }
@@ -90,7 +90,7 @@ impl Rings {
             match ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-                // The memory is the kernel's until it says so.
+                // The kernel may use the memory until the completion: keep waiting.
                 Err(_) => thread::sleep(AGAIN),
             }
         }
@@ -147,8 +147,8 @@ mod tests {
         assert!(rings.read(-1, &mut out, 0).unwrap().is_err());
     }
 
-    /// One that waits for what never comes is woken by a signal, and goes on waiting: it is what a
-    /// kill ends.
+    /// A thread that waits for a completion that never comes: a signal wakes it, and it waits
+    /// again, so only a kill ends it.
     #[test]
     fn who_waits_can_be_interrupted() {
         let Some(rings) = Rings::new() else {
@@ -167,7 +167,7 @@ mod tests {
                 (rings.read(reader.as_raw_fd(), &mut out, u64::MAX).unwrap().unwrap(), out)
             });
             let tid = id.1.recv().unwrap();
-            // The state of a sleep that signals end; "D" is the other.
+            // "S" is an interruptible sleep, "D" an uninterruptible one.
             let stat = format!("/proc/self/task/{}/stat", tid.as_raw_nonzero());
             loop {
                 let stat = std::fs::read_to_string(&stat).unwrap();

@@ -1,14 +1,15 @@
-//! A slab's own 24 bytes: which of its objects are in use, and whose it is.
+//! A slab's state of 24 bytes: which of its objects are in use, and who owns it.
 //!
-//! Ownership rule: a free object may be *claimed* only by the slab's owner. That is the worker
-//! whose current slab it is (`Owned`), or whoever holds the class's lock (`Listed`, `Full`,
-//! `Leaving`). An object in use is *released* by the one thread that took its word out of the
-//! table, whoever owns the slab, without a lock. So a claim needs no retry: bits that are clear
-//! stay clear until the owner sets them.
+//! Ownership rule: only the slab's owner may *claim* a free object. The owner is the worker whose
+//! current slab it is (`Owned`), or the holder of the class's lock (`Listed`, `Full`, `Leaving`).
+//! An object in use is *released* without a lock by the one thread that removed its entry from the
+//! table, whoever owns the slab. So a claim needs no retry: clear bits stay clear until the owner
+//! sets them.
 //!
-//! The state changes under the class's lock. Nobody forgets a slab: who changes the state looks at
-//! the objects afterwards, who frees an object looks at the state afterwards, and a fence between
-//! the two on either side lets at least one see what the other did.
+//! The role changes under the class's lock. A slab is never lost from the lists: a thread that
+//! changes the role looks at the objects afterwards, a thread that frees an object looks at the
+//! role afterwards, and a fence between the two steps on either side ensures that at least one of
+//! them sees what the other did.
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
 
 use crate::sync::{fence_seq_cst, strong, AtomicU32, AtomicU64, Ordering, Site};
@@ -19,25 +20,25 @@ pub(crate) const NIL: u32 = u32::MAX;
 /// The most objects in a slab.
 pub(crate) const MAX_OBJECTS: u32 = 64;
 
-/// What a slab is for at the moment.
+/// The current use of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
     /// An address without memory.
     Bare = 0,
-    /// Memory that no class has taken yet.
+    /// Has memory, and belongs to no class yet.
     Ready = 1,
     /// Has free objects and is in its class's list.
     Listed = 2,
     /// A worker's current slab.
     Owned = 3,
-    /// Has no free object, or one that is just being freed.
+    /// Has no free object (or one was just freed).
     Full = 4,
     /// Compaction moves its objects out.
     Leaving = 5,
 }
 
-/// What the thread that freed an object has to do.
+/// The next step of the thread that freed an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
     /// Nothing.
@@ -46,7 +47,7 @@ pub enum Freed {
     LookAgain,
 }
 
-/// The state of one slab. All zero is a bare slab.
+/// The state of one slab. All zeros is a bare slab.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Slab {
@@ -54,7 +55,7 @@ pub struct Slab {
     used: AtomicU64,
     /// Role, class in the upper half. Changed under the class's lock.
     role: AtomicU32,
-    /// List links; for whoever holds the lock of the list.
+    /// List links; protected by the lock of the list.
     next: AtomicU32,
     prev: AtomicU32,
     _pad: u32,
@@ -73,17 +74,17 @@ impl Slab {
         }
     }
 
-    /// Makes it a slab of `objects` free objects of `class`, or of none. For the owner, when nobody
-    /// has an object of it.
+    /// Makes it a slab of `objects` free objects of `class`. Only for the owner, when no object of
+    /// it is in use.
     pub fn reset(&self, role: Role, class: u32, objects: u32) {
         self.used.store(beyond(objects), Ordering::Relaxed);
         self.role.store(role as u32 | class << 16, Ordering::Relaxed);
     }
 
-    /// Claims a free object, the lowest. Only for the owner.
+    /// Claims the lowest free object. Only for the owner.
     #[inline]
     pub fn claim(&self) -> Option<u32> {
-        // Pairs with the Release in `release`: the last one in the object is done with it.
+        // Pairs with the Release in `release`: the last user of the object is done with it.
         let used = self.used.load(strong(Site::ClaimAcquire, Ordering::Acquire));
         let index = used.trailing_ones();
         if index == MAX_OBJECTS {
@@ -93,12 +94,12 @@ impl Slab {
         Some(index)
     }
 
-    /// Claims this object, for recovery; `false` if it was in use.
+    /// For recovery: claims this object; `false` if it is in use already.
     pub(crate) fn claim_this(&self, index: u32) -> bool {
         self.used.fetch_or(1 << index, Ordering::Relaxed) & 1 << index == 0
     }
 
-    /// Frees an object of the caller's. `objects` is how many the slab has.
+    /// Frees an object that the caller owns. `objects` is the number of objects in the slab.
     #[inline]
     pub fn release(&self, index: u32, objects: u32) -> Freed {
         // Pairs with the Acquire in `claim`: we are done with the bytes.
@@ -112,7 +113,7 @@ impl Slab {
         }
     }
 
-    /// Changes the role, and gives what the slab looks like afterwards. With the class's lock held.
+    /// Changes the role under the class's lock, and returns the used bits as they are afterwards.
     pub fn settle(&self, role: Role) -> u64 {
         let class = self.role.load(Ordering::Relaxed) & 0xffff_0000;
         self.role.store(role as u32 | class, Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl Slab {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The role; it may be another at once unless the class's lock is held.
+    /// The role. It may change at once, unless the caller holds the class's lock.
     #[inline]
     pub fn role(&self) -> Role {
         match self.role.load(Ordering::Relaxed) & 0xff {
@@ -146,8 +147,8 @@ impl Slab {
         self.used_bits().count_ones() - (MAX_OBJECTS - objects)
     }
 
-    /// Whether no object is in use; if so, everybody who had one is done with its bytes. Only the
-    /// owner's answer lasts.
+    /// Whether no object is in use; if so, all former users are done with the bytes. The answer is
+    /// stable only for the owner.
     pub fn is_empty(&self, objects: u32) -> bool {
         // Pairs with the Release in `release`: the slab's memory may go to another class.
         self.used.load(strong(Site::EmptyAcquire, Ordering::Acquire)) == beyond(objects)
@@ -174,7 +175,7 @@ impl Slab {
     }
 }
 
-/// The bits of objects that a slab of `objects` does not have.
+/// The bits beyond the last of `objects` objects.
 pub(crate) fn beyond(objects: u32) -> u64 {
     if objects >= MAX_OBJECTS {
         0

@@ -1,62 +1,63 @@
-//! One page's entry in the table: 64 bits, and the only way in to its object.
+//! A page's entry in the slot table: 64 bits, through which all access to its object goes.
 //!
 //! ```text
 //!  63  62..60  59..58  57..51  50..45  44..27  26..18  17..12   11..0
 //!  1   age     bump    pins    index   region  slab    tag      length-1   an object
 //!  1   age     0       pins    position    group          62      0        a member of a group
-//!  01  form (61..60), 60 bits of the word                                  a same-filled page
+//!  01  form (61..60), 60 bits of the value                                 a same-filled page
 //!  001 kind (60..59), block (58..32), checksum (31..0)                     on the backing device
-//!  00...01                                                                 lost: its entry was not sound
+//!  00...01                                                                 lost: damaged
 //!  00...00                                                                 absent
 //! ```
 //!
-//! An object's class follows from its length and `bump` (0 to 3 classes larger than the smallest
-//! that fits), so that the table alone says which objects are in use. A page that is compressed
-//! with others says which group it is in, and as which of its pages; the group's own entries
-//! (`record.rs`) name the objects. The protocol:
+//! An object's class follows from its length and `bump` (0 to 3 classes above the smallest that
+//! fits), so that the table alone says which objects are in use. The entry of a page in a group
+//! names the group and the page's position in it; the group's own entries (`record.rs`) name the
+//! objects. The protocol:
 //!
-//! - A reader *pins*: it adds one to `pins` by a compare-and-swap against the word it read, so the
-//!   word it holds is the one that names the object. It unpins when it has copied the bytes.
-//! - A writer *publishes*: it waits until nobody pins and swaps in the word of an object whose
-//!   bytes are already there. The old object is then its own, and it frees it.
+//! - A reader *pins*: it adds 1 to `pins` by a compare-and-swap against the entry that it read, so
+//!   that the pinned entry is the one that names the object. It unpins after it has copied the
+//!   bytes.
+//! - A writer *publishes*: it waits until there is no pin, and swaps in the entry of an object
+//!   whose bytes are already written. The writer then owns the old object, and frees it.
 //! - Compaction *relocates*: it pins, copies, and swaps in the new place if its own pin is the only
-//!   one. The old place is then its own.
+//!   one. It then owns the old place.
 //!
-//! So a place is freed by exactly one thread, and only when no reader is in it. Pins that a killed
-//! server left behind are taken off when the table is recovered.
+//! So a place is freed by exactly one thread, and only when no reader is in it. Recovery clears the
+//! pins of a killed server.
 //!
-//! A page on the backing device is not pinned: its block may be written over while it is read. Who
-//! reads it looks at the entry again when it has the bytes: if that says the same, and the checksum
-//! in it is theirs, they are what the page was (`writeback.rs`).
+//! A page on the backing device is not pinned: its block may be overwritten while it is read. A
+//! reader compares the entry again after the read. If the entry is unchanged and its checksum is
+//! that of the bytes, they are the page's (`writeback.rs`).
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name them"))]
 
 use crate::sync::{both, relax, step, strong, AtomicU64, Ordering, Site};
 
-/// The longest object: a page as it is.
+/// The longest object: an uncompressed page.
 pub const MAX_OBJECT: usize = 4096;
 
-/// Tags are below this: two more are ours.
+/// Callers' tags are below this; the store has two more of its own.
 pub const TAGS: u8 = 62;
 
-/// The tag of members of groups, which are no objects of their own.
+/// The tag in entries of pages in groups.
 const MEMBER: u8 = 62;
 
-/// The tag of objects of 8 bytes: same-filled pages whose word fits no entry.
+/// The tag of 8-byte objects: same-filled pages whose value fits no entry.
 pub(crate) const RARE: u8 = 63;
 
 /// The most pages in a group.
 pub const MAX_MEMBERS: usize = 32;
 
-/// Regions are below this: 512 GiB.
+/// Region numbers are below this: 512 GiB.
 pub(crate) const MAX_REGIONS: u32 = 1 << 18;
 
-/// Blocks of a backing device are below this: 512 GiB.
+/// Block numbers are below this: 512 GiB.
 pub(crate) const MAX_BLOCKS: u32 = 1 << 27;
 
-/// Threads that may pin at a time; one more would run into the next field.
+/// The most pins at a time; one more would overflow into the next field.
 pub(crate) const MAX_PINS: u64 = 127;
 
-/// The age at which a page stops growing older.
+/// The highest age.
 pub const MAX_AGE: u8 = 7;
 
 const OBJECT: u64 = 1 << 63;
@@ -78,68 +79,68 @@ const PIN: u64 = 1 << PIN_SHIFT;
 const PINS: u64 = MAX_PINS << PIN_SHIFT;
 const AGE: u64 = 7 << AGE_SHIFT;
 
-/// Where an object lies, and what it is.
+/// Where an object lies, its length and its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
     /// Region (18 bits) and the slab's number in it (9 bits).
     pub slab: u32,
-    /// Its number in the slab, below 64.
+    /// Its index in the slab, below 64.
     pub index: u32,
     /// Bytes, 1 to [`MAX_OBJECT`].
     pub len: u32,
-    /// How many classes larger than need be, below 4.
+    /// How many classes above the smallest that fits, below 4.
     pub bump: u32,
-    /// The caller's, below [`TAGS`].
+    /// The caller's tag, below [`TAGS`].
     pub tag: u8,
 }
 
-/// Where a page is that is compressed with others.
+/// A page's place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// The group's number.
     pub group: u32,
-    /// Which of its pages, below [`MAX_MEMBERS`].
+    /// The page's position in it, below [`MAX_MEMBERS`].
     pub position: u32,
 }
 
-/// Where on the backing device a page is.
+/// A page's place on the backing device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backed {
-    /// The block, from 1 on, below [`MAX_BLOCKS`].
+    /// The block, from 1, below [`MAX_BLOCKS`].
     pub block: u32,
-    /// The block is the page as it is; else it has a directory.
+    /// Whether the block is one uncompressed page; else it has a directory.
     pub whole: bool,
     /// The checksum of the object.
     pub sum: u32,
 }
 
-/// What a word says, once taken apart.
+/// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing is stored.
     Absent,
-    /// This word, over and over.
+    /// This 64-bit value, repeated.
     Same(u64),
     /// An object.
     Object(Object),
-    /// A part of a group.
+    /// In a group.
     Member(Member),
     /// On the backing device.
     Backed(Backed),
-    /// Something was stored, and its entry or object was found not to be sound.
+    /// Something was stored, but its entry or object was found damaged.
     Lost,
 }
 
-/// The 64 bits.
+/// An encoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word(pub(crate) u64);
 
 impl Word {
-    /// Nothing stored.
+    /// Nothing is stored.
     pub const ABSENT: Self = Self(0);
     pub(crate) const LOST: Self = Self(LOST);
 
-    /// The word of an object, aged 0 and not pinned. Its numbers are in their ranges.
+    /// The entry of an object, of age 0, not pinned. All fields must be in range.
     pub fn object(object: Object) -> Self {
         debug_assert!((1..=MAX_OBJECT).contains(&(object.len as usize)));
         debug_assert!(u64::from(object.slab) <= SLAB_MASK && object.index < 64);
@@ -147,7 +148,7 @@ impl Word {
         Self(Self::pack(object))
     }
 
-    /// The word of a member of a group, aged 0 and not pinned. Its numbers are in their ranges.
+    /// The entry of a page in a group, of age 0, not pinned. All fields must be in range.
     pub fn member(member: Member) -> Self {
         debug_assert!(u64::from(member.group) <= SLAB_MASK);
         debug_assert!((member.position as usize) < MAX_MEMBERS);
@@ -155,7 +156,7 @@ impl Word {
         Self(Self::pack(Object { slab, index, len: 1, bump: 0, tag: MEMBER }))
     }
 
-    /// The word of a page on the backing device. Its block is in its range.
+    /// The entry of a page on the backing device. The block must be in range.
     pub fn backed(at: Backed) -> Self {
         debug_assert!((1..MAX_BLOCKS).contains(&at.block));
         let block = u64::from(at.block) << BLOCK_SHIFT;
@@ -171,9 +172,9 @@ impl Word {
             | u64::from(object.bump) << BUMP_SHIFT
     }
 
-    /// The word of a page filled with `word`, if it fits 60 bits and a form: a number whose upper
-    /// five bits are equal (zero, all ones, small numbers, addresses), a repeated 32-bit pattern,
-    /// or one whose lower four bits are zero (round floating-point numbers).
+    /// The entry of a page filled with `word`, if it fits 60 bits in one of three forms: upper five
+    /// bits equal (zero, all ones, small numbers, addresses); a repeated 32-bit pattern; lower four
+    /// bits zero (round floating-point numbers).
     pub fn same(word: u64) -> Option<Self> {
         const LOW: u64 = (1 << 60) - 1;
         let sign = word.cast_signed() >> 59;
@@ -188,7 +189,7 @@ impl Word {
         }
     }
 
-    /// Takes the word apart; `None` if nothing of ours wrote it.
+    /// Decodes the entry; `None` if no server can have written it.
     pub fn state(self) -> Option<State> {
         let field = |shift: u32, mask: u64| {
             u32::try_from(self.0 >> shift & mask).expect("masks are below 32 bits")
@@ -237,7 +238,7 @@ impl Word {
         }
     }
 
-    /// Whether it is one that can be pinned: an object, or a member of a group.
+    /// Whether it can be pinned: it names an object, or a group.
     pub(crate) fn is_object(self) -> bool {
         self.0 & OBJECT != 0
     }
@@ -250,7 +251,7 @@ impl Word {
         }
     }
 
-    /// Without the pins.
+    /// The entry without its pins.
     pub(crate) fn unpinned(self) -> Self {
         if self.is_object() {
             Self(self.0 & !PINS)
@@ -267,7 +268,7 @@ impl Word {
         }
     }
 
-    /// The same object elsewhere, as old as before.
+    /// The entry of the same object at another place, with its age.
     pub(crate) fn at(self, slab: u32, index: u32, bump: u32) -> Self {
         match self.state() {
             Some(State::Object(object)) => {
@@ -278,7 +279,7 @@ impl Word {
     }
 }
 
-/// One entry of the table. See the module for who may do what.
+/// One entry of the table. The module's documentation has the protocol.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Slot(AtomicU64);
@@ -290,26 +291,27 @@ impl Slot {
         Self(AtomicU64::new(word.0))
     }
 
-    /// What is there now; it may be something else at once.
+    /// The current entry; it may change at once.
     #[inline]
     pub fn load(&self) -> Word {
         Word(self.0.load(Ordering::Relaxed))
     }
 
-    /// What is there now; if it is on the backing device, so are its bytes.
+    /// The current entry. If it names a block, the block's bytes are visible to a read of the
+    /// device.
     #[inline]
     pub fn load_backed(&self) -> Word {
         // Pairs with the Release of `supersede`.
         Word(self.0.load(strong(Site::BackedAcquire, Ordering::Acquire)))
     }
 
-    /// Writes without asking: for recovery, before anybody else is there.
+    /// Writes unconditionally: for recovery, before other threads use the store.
     pub(crate) fn store(&self, word: Word) {
         self.0.store(word.0, Ordering::Relaxed);
     }
 
-    /// Keeps the object where it is until [`unpin`](Self::unpin); `Err` with the word if it is not
-    /// an object. With `touch` the page is young again.
+    /// Pins the object at its place until [`unpin`](Self::unpin); `Err` with the entry if it names
+    /// no object or group. With `touch` resets the page's age.
     #[inline]
     pub fn pin(&self, touch: bool) -> Result<Word, Word> {
         let mut tries = 0;
@@ -331,15 +333,15 @@ impl Slot {
         }
     }
 
-    /// Takes the pin off again. Only for who pinned.
+    /// Drops the caller's pin.
     #[inline]
     pub fn unpin(&self) {
-        // Pairs with the Acquire of `publish` or `relocate`: our reading is over.
+        // Pairs with the Acquire of `publish` or `relocate`: our reads are over.
         self.0.fetch_sub(PIN, strong(Site::UnpinRelease, Ordering::Release));
     }
 
-    /// Swaps in `new`, when nobody pins what is there. The object of the word given back is the
-    /// caller's to free.
+    /// Replaces the entry by `new` as soon as it is not pinned. The caller owns the object of the
+    /// returned entry, and has to free it.
     #[inline]
     pub fn publish(&self, new: Word) -> Word {
         let mut tries = 0;
@@ -356,22 +358,22 @@ impl Slot {
         }
     }
 
-    /// Swaps in `new`, the same page elsewhere or in another form, for the object that the caller
-    /// has pinned, which ends the pin; `false`, and the pin still there, if somebody else reads it.
-    /// `pinned` is what `pin` gave. The page stays as old as it is.
+    /// Replaces the entry that the caller has pinned by `new`, the same page in another place or
+    /// form, and ends the pin. If another thread pins it too, changes nothing and returns `false`.
+    /// `pinned` is the value from `pin`. The page's age stays.
     #[inline]
     pub fn relocate(&self, pinned: Word, new: Word) -> bool {
         self.exchange(pinned, |word| Word(new.0 & !AGE | word.0 & AGE))
     }
 
-    /// Swaps in `new`, another content, for the object that the caller has pinned: as
-    /// [`relocate`](Self::relocate), but the page is young, and `new` need not be an object.
+    /// As [`relocate`](Self::relocate), but for new data: the age is reset, and `new` need not be
+    /// an object.
     #[inline]
     pub fn supersede(&self, pinned: Word, new: Word) -> bool {
         self.exchange(pinned, |_| new)
     }
 
-    /// Swaps in `new` if `seen`, which is no object, is there still.
+    /// Replaces the entry by `new` if it still is `seen`, which is no object.
     #[inline]
     pub fn fill_in(&self, seen: Word, new: Word) -> bool {
         debug_assert!(!seen.is_object());
@@ -382,7 +384,8 @@ impl Slot {
     #[inline]
     fn exchange(&self, pinned: Word, new: impl Fn(Word) -> Word) -> bool {
         let order = both(Site::MoveAcquire, Site::MoveRelease);
-        // A reader that came and went changes the age at most, and its unpin must be seen.
+        // A reader that pinned and unpinned meanwhile changed at most the age, and its unpin must
+        // be seen.
         let word = self.load();
         let alone = word.pins() == 1 || !step(Site::MoveAlone);
         let unmoved = (word.0 | AGE | PINS) == (pinned.0 | AGE | PINS);
@@ -390,7 +393,7 @@ impl Slot {
         alone && unmoved && self.0.compare_exchange(word.0, new, order, Ordering::Relaxed).is_ok()
     }
 
-    /// Makes the object one period older, up to [`MAX_AGE`], and gives its new age.
+    /// Increments the object's age, up to [`MAX_AGE`], and returns it.
     pub(crate) fn grow_older(&self) -> Option<u8> {
         loop {
             let word = self.load();

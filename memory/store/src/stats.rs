@@ -4,33 +4,33 @@ use crate::layout::DICTIONARIES;
 use crate::object::dictionary_of;
 use crate::sync::{AtomicU64, Ordering};
 
-/// What a store holds and what it costs, by zram's names and in zram's meaning; taken while others
-/// work, so that the numbers need not fit each other to the last page.
+/// A store's counters, with zram's names and meanings. They are read while other threads work, so
+/// they need not agree exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Bytes of the pages stored, same-filled ones among them: 4096 each.
+    /// Bytes of the stored pages, same-filled ones included: 4096 each.
     pub orig_data_size: u64,
-    /// Bytes of the objects stored.
+    /// Bytes of the stored objects.
     pub compr_data_size: u64,
-    /// Bytes of memory that the file has: superblock, slot table (zram leaves its own out), slabs
-    /// with their states, and those that are ready and not yet used.
+    /// Bytes of the file's memory: superblock, slot table (zram does not count its own), slabs with
+    /// their states, and ready slabs.
     pub mem_used_total: u64,
-    /// Bytes that it may have; 0 for any number.
+    /// The limit of `mem_used_total` in bytes; 0 for none.
     pub mem_limit: u64,
-    /// The most that `mem_used_total` has been since this server has had the store.
+    /// The maximum of `mem_used_total` since this server took the store.
     pub mem_used_max: u64,
-    /// Pages that are one word over and over, and need no memory.
+    /// Same-filled pages, which need no memory.
     pub same_pages: u64,
-    /// Pages of memory that compaction has given back.
+    /// Pages of memory freed by compaction.
     pub pages_compacted: u64,
-    /// Pages stored as they are.
+    /// Pages stored uncompressed.
     pub huge_pages: u64,
-    /// Pages stored as they are since this server has had the store, gone ones among them.
+    /// Pages stored uncompressed since this server took the store, also those that are gone.
     pub huge_pages_since: u64,
-    /// Bytes of `mem_used_total` in slabs that are ready for what comes next.
+    /// Bytes of `mem_used_total` in ready slabs.
     pub mem_ready: u64,
-    /// Pages that are compressed with others, in groups.
+    /// Pages compressed in groups.
     pub grouped_pages: u64,
     /// Groups.
     pub groups: u64,
@@ -38,8 +38,8 @@ pub struct Stats {
     pub bd_count: u64,
 }
 
-/// One worker's share of the counters. It alone writes them; they may go below zero, since it may
-/// discard what another stored. Only sums mean anything.
+/// One worker's counters, which it alone writes. Single counters may wrap below zero, because a
+/// worker may discard what another stored. Only sums are meaningful.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -51,20 +51,20 @@ pub(crate) struct Counters {
     pub(crate) grouped: AtomicU64,
     pub(crate) groups: AtomicU64,
     pub(crate) backed: AtomicU64,
-    /// Pages made with each dictionary.
+    /// Pages whose objects were made with each dictionary.
     pub(crate) dictionary: [AtomicU64; DICTIONARIES],
-    /// Objects freed, for compaction to know when to look.
+    /// Objects freed; tells the keeper whether compaction can gain anything.
     pub(crate) freed: AtomicU64,
 }
 
-/// Adds to a counter of one's own.
+/// Adds to a counter that only this thread writes.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     let value = counter.load(Ordering::Relaxed).wrapping_add(n);
     counter.store(value, Ordering::Relaxed);
 }
 
-/// Takes from a counter of one's own.
+/// Subtracts from a counter that only this thread writes.
 #[inline]
 pub(crate) fn sub(counter: &AtomicU64, n: u64) {
     add(counter, n.wrapping_neg());
@@ -75,7 +75,7 @@ pub(crate) fn sum(all: &[Counters], counter: impl Fn(&Counters) -> &AtomicU64) -
     all.iter().fold(0, |sum: u64, one| sum.wrapping_add(counter(one).load(Ordering::Relaxed)))
 }
 
-/// Adds to the counter of the dictionary that this tag names, if it names one.
+/// Adds to the counter of the dictionary that this tag names, if any.
 #[inline]
 pub(crate) fn count_dictionary(counters: &Counters, tag: u8, n: u64) {
     if let Some(place) = dictionary_of(tag) {
@@ -83,7 +83,7 @@ pub(crate) fn count_dictionary(counters: &Counters, tag: u8, n: u64) {
     }
 }
 
-/// As the counters of what there was already.
+/// Sets the counters of recovered pages.
 pub(crate) fn set_dictionaries(counters: &Counters, pages: [u64; DICTIONARIES]) {
     for (counter, pages) in counters.dictionary.iter().zip(pages) {
         counter.store(pages, Ordering::Relaxed);

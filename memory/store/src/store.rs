@@ -1,4 +1,4 @@
-//! The store as a whole: made, taken over, counted.
+//! The store: creation, takeover, counters.
 
 use std::any::Any;
 use std::fmt;
@@ -22,20 +22,21 @@ use crate::superblock;
 use crate::sweep::Sweep;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The most workers at a time. Compaction pins as well, so it is below what a slot can count.
+/// The most workers at a time. Compaction pins too, so it is below the most pins of a slot.
 pub const MAX_WORKERS: usize = 64;
 
 const _: () = assert!((MAX_WORKERS as u64) < MAX_PINS);
 
-/// What a server may choose; none of it is written into the file.
+/// A server's options; none of them is written to the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes of memory that the file may have, table and all; 0 for any number.
+    /// Limit of the file's memory in bytes, table included; 0 for none.
     pub mem_limit: u64,
-    /// Bytes of memory that a [`Keeper`](crate::Keeper) has ready ahead of need. The default covers
-    /// a fifth of a second of 300 MB/s; a server under memory pressure wants 64 MiB to 256 MiB.
+    /// Bytes that a [`Keeper`](crate::Keeper) allocates ahead of need. The default covers a fifth
+    /// of a second at 300 MB/s; a server under memory pressure wants 64 MiB to 256 MiB.
     pub reserve: u64,
-    /// How long a write waits for the keeper when nothing is ready, before it fails as full.
+    /// How long a write waits for the keeper when no slab is ready, before it fails with
+    /// [`PutError::Full`](crate::PutError::Full).
     pub patience: Duration,
 }
 
@@ -60,17 +61,17 @@ impl From<Taken> for StoreError {
     }
 }
 
-/// Compressed pages in a memfd. Threads use it through a [`Worker`](crate::Worker) each.
+/// Compressed pages in a memfd. Each thread uses it through a [`Worker`](crate::Worker) of its own.
 pub struct Store {
     pub(crate) heap: Heap,
     pub(crate) counters: Box<[Counters]>,
-    /// Bit set: a worker has these counters.
+    /// Bit n is set: worker n exists.
     pub(crate) working: AtomicU64,
     pub(crate) editing: Editing,
     pub(crate) sweep: Mutex<Sweep>,
     pub(crate) compacted: AtomicU64,
     pub(crate) options: Options,
-    /// Set before there are workers, or not at all.
+    /// Set before there are workers, or never.
     pub(crate) backing: OnceLock<Backing>,
     pub(crate) lost: AtomicU64,
     /// Held while a dictionary is installed.
@@ -79,12 +80,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes an empty store of `pages` pages of 4096 bytes in a new memfd, and its table.
+    /// Creates an empty store of `pages` pages of 4096 bytes in a new memfd, and allocates its
+    /// table.
     ///
     /// # Errors
     ///
-    /// A number of pages that cannot be addressed, a limit too small for the table, and the
-    /// kernel's.
+    /// [`StoreError::Pages`], [`StoreError::Limit`], and the kernel's.
     pub fn create(pages: u64, options: Options) -> Result<Arc<Self>, StoreError> {
         let layout = Layout::of(pages).ok_or(StoreError::Pages { pages })?;
         let limit = limit_pages(&layout, &options)?;
@@ -96,21 +97,21 @@ impl Store {
         Ok(Self::with(Heap::new(map, limit, options.patience), options, 0))
     }
 
-    /// Takes over the store in `fd`, whose server is gone: checks that it is one, makes the lists
-    /// of free places anew from the table, and gives memory back in which nothing is stored.
-    /// Objects' bytes are checked when they are read, or by [`Worker::check`](crate::Worker::check).
+    /// Takes over the store in `fd`, whose server has exited: verifies the superblock, rebuilds the
+    /// free lists from the table, and frees memory in which nothing is stored. Objects' checksums
+    /// are verified when they are read, or by [`Worker::check`](crate::Worker::check).
     ///
     /// # Errors
     ///
-    /// [`StoreError::InUse`] while another server has it (one that was killed is gone when it has
+    /// [`StoreError::InUse`] while another server has it (the lock of a killed one goes once it has
     /// been waited for), [`StoreError::Foreign`] for a file that is not a store of this version
-    /// with these sizes; the limit and the kernel as for [`create`](Self::create). The file is not
-    /// changed then.
+    /// with its sizes; the limit and the kernel as for [`create`](Self::create). Then the file is
+    /// not changed.
     pub fn attach(fd: BorrowedFd<'_>, options: Options) -> Result<Arc<Self>, StoreError> {
         Self::attach_ahead(Ahead::map(fd)?, options)
     }
 
-    /// As [`attach`](Self::attach) for a store that was mapped while its server was there.
+    /// As [`attach`](Self::attach), for a store that was mapped while its server still ran.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl Store {
         let heap = Heap::new(map, limit, options.patience);
         let found = recover::recover(&heap).map_err(StoreError::io("recover"))?;
         let store = Self::with(heap, options, found.lost);
-        // The counters of the pages that were there already; workers add to theirs.
+        // Counters of the recovered pages; each worker adds to its own.
         let first = &store.counters[MAX_WORKERS];
         first.pages.store(found.pages, Ordering::Relaxed);
         first.same.store(found.same, Ordering::Relaxed);
@@ -155,8 +156,8 @@ impl Store {
         })
     }
 
-    /// The file, for the supervisor to keep. It stays valid while the store is there; whoever keeps
-    /// it longer makes a copy.
+    /// The file, for the supervisor. It is valid as long as the store; duplicate it to have it
+    /// longer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.heap.map.fd()
     }
@@ -171,18 +172,19 @@ impl Store {
         superblock::identity(self.heap.map.superblock()).0
     }
 
-    /// The file's random number: the same for all its servers.
+    /// The file's random id, the same for all its servers.
     pub fn id(&self) -> u64 {
         superblock::identity(self.heap.map.superblock()).1
     }
 
-    /// Pages whose entries were found not to be sound when the store was taken over. Reading one
-    /// fails until it is written or discarded; none of them is the trace of a killed server.
+    /// Pages whose entries were found damaged at takeover. Reading such a page fails until it is
+    /// written or discarded. A killed server never leaves one.
     pub fn lost_pages(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit; 0 for none. One below what is used refuses memory until less is.
+    /// Changes the limit; 0 for none. Below the memory in use, it refuses further memory until less
+    /// is used.
     pub fn set_mem_limit(&self, bytes: u64) {
         self.heap.regions.set_limit(in_pages(bytes));
     }
@@ -209,7 +211,7 @@ impl Store {
         }
     }
 
-    /// Bytes of memory that the kernel says the file has: for tests of `mem_used_total`.
+    /// Bytes of memory that the file has according to the kernel: for tests of `mem_used_total`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The first page of the file: what it is, and whether it is ours to read.
+//! The superblock, the first page of the file: identity, version and sizes.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -12,34 +12,33 @@ use crate::sync::{AtomicU64, Ordering};
 /// "platenST", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
 
-/// Changes with anything that another version would read wrongly.
+/// Increases with any change that another version would misread.
 pub(crate) const VERSION: u64 = 5;
 
-/// Words that never change after the file is made, the checksum behind them.
+/// 64-bit fields that never change after creation; their checksum follows them.
 const FIXED: usize = 8;
-/// Counts the servers that have had the file.
+/// Number of servers that the file has had.
 const GENERATION: usize = 9;
 
-/// Pages of records of groups that have memory, or are about to.
+/// Pages of group records that have memory, or are about to get it.
 const RECORD_PAGES: usize = 10;
 
-/// The day, and how many blocks were written to the backing device in it.
+/// A day, and the number of blocks written to the backing device on it.
 const DAY: usize = 11;
 const WRITTEN: usize = 12;
 
-/// Dictionaries that were installed, and in the upper half the same with its bits turned: also of
-/// none, so that a word that was lost is not taken for that.
+/// The number of installed dictionaries, with its complement in the upper half: also for 0, so that
+/// a lost value does not pass for 0.
 const DICTIONARIES_AT: usize = 13;
 
 /// Runs of blocks of the backing device that are being written, or were when a server was killed:
-/// the first block, and their number in the upper half; 0 for none. Each server uses the first word
-/// that none before it has left.
+/// first block, and length in the upper half; 0 for none. Each server uses the first free field.
 const RUNS: Range<usize> = 16..272;
 
-/// The longest run that can be noted. One that is longer is no note of ours.
+/// The longest run; a longer one in the file is damage.
 pub(crate) const MAX_RUN: u32 = 1 << 16;
 
-/// Writes a new superblock; the magic number last, so that half of one is none.
+/// Writes a new superblock, the magic number last, so that an interrupted creation is recognized.
 pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
     let fixed = fixed(layout, RandomState::new().build_hasher().finish());
     for (word, value) in words.iter().zip(fixed).skip(1) {
@@ -82,28 +81,28 @@ pub(crate) fn read(page: &[u8], file_len: u64) -> Result<Layout, Foreign> {
     Ok(layout)
 }
 
-/// Counts one more server, and gives its number.
+/// Counts one more server, and returns its number.
 pub(crate) fn next_generation(words: &[AtomicU64]) -> u64 {
     words[GENERATION].fetch_add(1, Ordering::Relaxed).wrapping_add(1)
 }
 
-/// The number of the server that has the file, and the file's own random number.
+/// The number of the file's current server, and the file's random id.
 pub(crate) fn identity(words: &[AtomicU64]) -> (u64, u64) {
     (words[GENERATION].load(Ordering::Relaxed), words[7].load(Ordering::Relaxed))
 }
 
-/// Pages of records of groups that have memory; as many as the layout has at most.
+/// Pages of group records that have memory, at most as many as the layout has.
 pub(crate) fn record_pages(words: &[AtomicU64], layout: &Layout) -> u64 {
     words[RECORD_PAGES].load(Ordering::Relaxed).min(layout.record_pages())
 }
 
-/// Changes that number: before they get memory, and after it is given back.
+/// Changes that number: before pages get memory, and after their memory is freed.
 pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
     words[RECORD_PAGES].store(pages, Ordering::Relaxed);
 }
 
-/// Dictionaries that were installed. All, where that cannot be known: then no place is taken for
-/// free.
+/// The number of installed dictionaries. If the field is damaged, the most there can be: then no
+/// place is taken to be free.
 pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
     let word = words[DICTIONARIES_AT].load(Ordering::Acquire);
     let low = usize::try_from(word & 0xffff_ffff).expect("32 bits");
@@ -114,7 +113,7 @@ pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
     }
 }
 
-/// Counts them, when the last one is there as a whole.
+/// Sets that number, after the last dictionary is completely written.
 pub(crate) fn set_dictionaries(words: &[AtomicU64], count: usize) {
     words[DICTIONARIES_AT].store(twice(count), Ordering::Release);
 }
@@ -124,10 +123,10 @@ fn twice(count: usize) -> u64 {
     count | (!count & 0xffff_ffff) << 32
 }
 
-/// Blocks written to the backing device on `day`, whichever server did. The clock may be set back,
-/// and forth again: a day after the last one has a budget of its own, and the one before it has
-/// not. A clock that was wrong by more than that is begun with anew, or there would be no budget
-/// until the day that it said.
+/// Blocks written to the backing device on `day`, by any server. The clock may be set back and
+/// forth: going back a day, the count of the later day still applies, so that it brings no new
+/// budget; a day after the recorded one starts at 0. If the recorded day is further ahead, the
+/// clock was wrong and the count starts anew: otherwise there would be no budget until that day.
 pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
     let last = words[DAY].load(Ordering::Relaxed);
     if last == day || last == day.saturating_add(1) {
@@ -137,28 +136,28 @@ pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
     }
 }
 
-/// Counts blocks more. For one thread at a time.
+/// Adds to the count. One thread at a time may call it.
 pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     let sum = written(words, day).saturating_add(blocks);
-    // A server killed in between has written nothing yet today, or more than it has.
+    // A server killed between the two stores leaves a count of 0 for today, or one that is too
+    // high.
     words[WRITTEN].store(sum, Ordering::Relaxed);
     if words[DAY].load(Ordering::Relaxed) != day.saturating_add(1) {
         words[DAY].store(day, Ordering::Relaxed);
     }
 }
 
-/// Days since 1970 (UTC), by which budgets are counted.
+/// Days since 1970 (UTC).
 pub(crate) fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400)
 }
 
-/// Notes that these blocks are about to be written; where, to [forget](forget_run) it. For one
-/// thread at a time, and
-/// [`MAX_RUN`] blocks at most.
+/// Records that these blocks (at most [`MAX_RUN`]) are about to be written. Returns the field for
+/// [`forget_run`]. One thread at a time may call it.
 ///
 /// # Errors
 ///
-/// As many servers were killed while they wrote as can be noted: how many.
+/// All fields are in use, each by a server that was killed while it wrote: their number.
 pub(crate) fn note_run(words: &[AtomicU64], run: &Range<u32>) -> Result<usize, u32> {
     debug_assert!(run.start > 0 && !run.is_empty() && run.end - run.start <= MAX_RUN);
     let free = RUNS.into_iter().find(|&at| words[at].load(Ordering::Relaxed) == 0);
@@ -167,13 +166,12 @@ pub(crate) fn note_run(words: &[AtomicU64], run: &Range<u32>) -> Result<usize, u
     Ok(at)
 }
 
-/// They are written, or could not be: the kernel is done with them.
+/// Clears the record: the kernel has completed or failed the write.
 pub(crate) fn forget_run(words: &[AtomicU64], at: usize) {
     words[at].store(0, Ordering::Release);
 }
 
-/// What was noted and not forgotten. When a server takes over: what the kernel may still write for
-/// those before it.
+/// The recorded runs. At takeover: what the kernel may still write on behalf of killed servers.
 pub(crate) fn noted_runs(words: &[AtomicU64]) -> impl Iterator<Item = Range<u32>> + '_ {
     let noted = words[RUNS].iter().map(|word| word.load(Ordering::Relaxed));
     noted.filter_map(|word| {
@@ -210,7 +208,7 @@ pub enum Foreign {
     /// Not a store at all, or one whose creation was interrupted.
     #[error("not a store: its first word is {got:016x}")]
     Magic {
-        /// The word found.
+        /// The value found.
         got: u64,
     },
     /// Made by another version.
@@ -218,42 +216,42 @@ pub enum Foreign {
     Version {
         /// The version found.
         got: u64,
-        /// Ours.
+        /// This version.
         expected: u64,
     },
     /// The superblock is damaged.
     #[error("superblock checksum is {got:08x}, its bytes have {expected:08x}")]
     Checksum {
-        /// What is stated.
+        /// The checksum in the superblock.
         got: u64,
-        /// What its words have.
+        /// The checksum of its fields.
         expected: u64,
     },
-    /// A number of pages that no store has.
+    /// An impossible number of pages.
     #[error("store of {pages} pages is none that can be served")]
     Pages {
         /// The number.
         pages: u64,
     },
-    /// Cut in another way.
+    /// Another geometry.
     #[error("store with {name} {got}, this program has {expected}")]
     Geometry {
-        /// Which of its sizes.
+        /// The size that differs.
         name: &'static str,
-        /// The one found.
+        /// Its value.
         got: u64,
-        /// Ours.
+        /// This version's value.
         expected: u64,
     },
-    /// The file has another length than its superblock says.
+    /// The file's length is not what its superblock says.
     #[error("store file of {got} bytes, its superblock says {expected}")]
     Length {
         /// Bytes of the file.
         got: u64,
-        /// Bytes that it must have.
+        /// Bytes that it should have.
         expected: u64,
     },
-    /// The file could be made shorter, which would kill the server that maps it.
+    /// The file could be truncated, which would kill the server that maps it.
     #[error("store file is not sealed against shrinking")]
     Unsealed,
 }

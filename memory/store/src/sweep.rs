@@ -1,14 +1,14 @@
-//! Compaction: the objects of the emptiest slabs move to the others of their class.
+//! Compaction: moves objects out of the emptiest slabs into other slabs of their class.
 //!
-//! A pass chooses, in each class, as many of the emptiest listed slabs as the rest of the listed
-//! ones and the last slabs of the three larger classes have room for; walks the whole table once,
-//! in steps, and moves what lies in a chosen slab; then makes those that are empty ready for
-//! others. The table is the index from a slab to its objects: no object carries a way back to its
-//! page. A slab that got an object meanwhile (a worker had claimed a place and not yet published
-//! it) is listed again and waits for the next pass.
+//! A pass chooses, in each class, as many of the emptiest listed slabs as the class's other listed
+//! slabs and the last slabs of the three larger classes have room for. It walks the whole table
+//! once, in steps, and moves the objects in the chosen slabs. Then the empty ones become ready for
+//! any class. The table is the index from a slab to its objects: no object has a pointer back to
+//! its page. A slab that got an object meanwhile (a worker had claimed a place and not yet
+//! published it) is listed again until the next pass.
 //!
-//! A server that is killed in a pass leaves an object at its old place or at its new one, and the
-//! other place is free: the same one store decides as for a write.
+//! If a server is killed in a pass, an object is at its old place or its new one, and the other
+//! place is free: the store of its entry decides, as for a write.
 
 use crate::class::{fitting, CLASSES, TABLE, WHOLE};
 use crate::heap::{class_word, Claimed, Heap, MAX_BUMP};
@@ -17,16 +17,16 @@ use crate::object::{checksum, locate};
 use crate::slab::{Role, NIL};
 use crate::slot::{Slot, State, MAX_OBJECT};
 
-/// Slabs of a class that one pass looks at, from the back of its list: the class's lock is held
-/// meanwhile.
+/// Slabs of a class that one pass looks at, from the back of its list, while it holds the class's
+/// lock.
 const LOOK_AT: usize = 1024;
 
-/// Where a pass is.
+/// The state of compaction.
 pub(crate) struct Sweep {
     pub(crate) pages: u64,
-    /// The next page to look at, while a pass is on.
+    /// The next table entry to look at, during a pass.
     pub(crate) cursor: Option<u64>,
-    /// Slabs that are emptied, linked by `next`.
+    /// Slabs being emptied, linked by `next`.
     pub(crate) leaving: u32,
 }
 
@@ -38,10 +38,10 @@ impl Sweep {
 
 /// How many slabs of each class a pass can empty.
 ///
-/// Emptying one takes its free places away and needs as many as it has objects: all its places, in
-/// all. What is left of a class's free places then is less than a slab's; where that and what is
-/// left of the few larger classes suffice, one slab more can go, so that classes share their last
-/// slabs.
+/// Emptying a slab removes its free places, and needs a free place elsewhere for each of its
+/// objects: as many free places in total as the slab has places. The rest of a class's free places
+/// is less than one slab. If that rest and the rests of the few larger classes suffice, one slab
+/// more can be emptied, so that classes share their last slabs.
 pub(crate) fn plan(heap: &Heap) -> [u32; CLASSES] {
     let mut free = [0_u32; CLASSES];
     let mut slabs = [0_u32; CLASSES];
@@ -57,13 +57,13 @@ pub(crate) fn plan(heap: &Heap) -> [u32; CLASSES] {
     std::array::from_fn(|class| {
         let objects = TABLE[class].objects;
         let possible = (free[class] / objects).min(slabs[class]);
-        // What smaller classes count on is taken from `left` already.
+        // `left` no longer has what smaller classes will use.
         let missing = objects - left[class];
         let larger = class + 1..(class + 1 + MAX_BUMP).min(WHOLE).max(class + 1);
         if possible == slabs[class] || left[larger.clone()].iter().sum::<u32>() < missing {
             return possible;
         }
-        // Only if nobody counts on this class's own.
+        // Only if no smaller class uses this class's rest.
         if left[class] < free[class] % objects {
             return possible;
         }
@@ -78,13 +78,14 @@ pub(crate) fn plan(heap: &Heap) -> [u32; CLASSES] {
     })
 }
 
-/// Takes the slabs to be emptied, the emptiest, out of their lists and links them.
+/// Unlists the emptiest slabs, which are to be emptied, and links them.
 pub(crate) fn choose(heap: &Heap) -> u32 {
     let mut leaving = NIL;
     for (class, slabs) in plan(heap).into_iter().enumerate().filter(|(_, slabs)| *slabs > 0) {
         let objects = TABLE[class].objects;
         let mut list = heap.lock(class);
-        // Slabs by the number of their objects in use, at this moment: some may get fewer.
+        // The number of slabs by objects in use at this moment; more objects may be freed
+        // meanwhile.
         let mut by_use = [0_u32; 65];
         for slab in list.listed_from_back(&heap.map).take(LOOK_AT) {
             by_use[heap.map.slab(slab).in_use(objects) as usize] += 1;
@@ -95,7 +96,7 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
             fewer += by_use[below as usize];
             below += 1;
         }
-        // All that have fewer objects than `below`, and of those that have as many, what is left.
+        // All slabs with fewer objects than `below`, and `as_many` of those with just as many.
         let mut as_many = slabs - fewer;
         let mut slab = list.tail();
         for _ in 0..LOOK_AT {
@@ -117,7 +118,7 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
     leaving
 }
 
-/// Moves the slot's object out of a slab that is leaving, if it is in one and can be moved now.
+/// Moves an entry's object out of a slab that is being emptied, if it is in one and is not in use.
 pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MAX_OBJECT]) {
     let leaves = |word: crate::slot::Word| match word.state() {
         Some(State::Object(object)) => {
@@ -133,7 +134,7 @@ pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MA
     }
     let Ok(pinned) = slot.pin(false) else { return };
     inject::step();
-    // What we pinned may be another object than the one we saw.
+    // The pinned object may differ from the one seen before.
     let Some((object, class, from)) = leaves(pinned) else { return slot.unpin() };
     let fits = fitting(object.len as usize);
     let Some(to) = heap.claim_existing(fits) else { return slot.unpin() };
@@ -145,7 +146,8 @@ pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MA
     let bytes = &mut bytes[..object.len as usize];
     let mut sum = heap.map.read(from, bytes);
     if moved.bump != object.bump {
-        // A checksum that was wrong is wrong by as much, and found when the page is read.
+        // The exchange of seeds by XOR preserves an error in the checksum, so a read still detects
+        // it.
         sum ^= checksum(index, &object, bytes) ^ checksum(index, &moved, bytes);
     }
     heap.map.write(place, sum, bytes);
@@ -154,14 +156,14 @@ pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MA
         inject::step();
         heap.release(Claimed { slab: object.slab, class, index: object.index });
     } else {
-        // Somebody reads it just now: next time.
+        // Another thread reads it: try in the next pass.
         slot.unpin();
         heap.release(to);
     }
     inject::step();
 }
 
-/// Makes the emptied slabs ready for others and lists the rest; gives the pages of the former.
+/// Makes the emptied slabs ready and lists the others again. Returns the pages of the former.
 pub(crate) fn finish(heap: &Heap, mut leaving: u32) -> u64 {
     let mut freed = 0;
     while leaving != NIL {

@@ -1,51 +1,51 @@
-//! The only file that names atomics, so that loom's can stand in for them.
+//! The only file that names atomics, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed` and every fence of the protocols in `slot.rs` and
-//! `slab.rs` is written through a [`Site`]. In a normal build the site vanishes. Under `--cfg loom`
-//! the environment variable `WEAKEN=<site>` takes that one ordering or fence away,
-//! `WEAKEN=<site>AcqRel` leaves an acquire and release fence of it, and a model must then fail.
+//! `slab.rs` has a [`Site`], which costs nothing in a normal build. Under `--cfg loom` the
+//! environment variable `WEAKEN=<site>` removes that one ordering or fence, and
+//! `WEAKEN=<site>AcqRel` weakens a SeqCst fence to AcqRel; a model must then fail.
 
-/// A place where the proof rests on an ordering, a fence or a step of the protocol.
+/// A place where the proof depends on an ordering, a fence or a step of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name the sites"))]
 pub enum Site {
-    /// `Slot::pin`: the object's bytes are there.
+    /// `Slot::pin`: the object's bytes are written.
     PinAcquire,
     /// `Slot::unpin`: the reader is done with the bytes.
     UnpinRelease,
-    /// `Slot::publish`: the new object's bytes are there.
+    /// `Slot::publish`: the new object's bytes are written.
     PublishRelease,
     /// `Slot::publish`: every reader of the old object is done with it.
     PublishAcquire,
-    /// `Slot::publish`: a pinned object is waited for.
+    /// `Slot::publish`: waits for pins.
     PublishWaits,
-    /// `Slot::relocate`: the object's bytes are at the new place.
+    /// `Slot::relocate`: the object's bytes are written to the new place.
     MoveRelease,
-    /// `Slot::relocate`: every reader before is done with the old place.
+    /// `Slot::relocate`: every earlier reader is done with the old place.
     MoveAcquire,
-    /// `Slot::relocate`: another reader's pin keeps the object where it is.
+    /// `Slot::relocate`: not while another reader has a pin.
     MoveAlone,
-    /// `Slab::release`: whoever had the object is done with its bytes.
+    /// `Slab::release`: the object's last user is done with its bytes.
     FreeRelease,
-    /// `Slab::claim`: whoever had the object before is done with its bytes.
+    /// `Slab::claim`: the object's last user is done with its bytes.
     ClaimAcquire,
-    /// `Slab::is_empty`: whoever had an object of the slab is done with its bytes.
+    /// `Slab::is_empty`: the last users of all objects are done with their bytes.
     EmptyAcquire,
-    /// `Slab::settle`: between the slab's new state and looking at its objects.
+    /// `Slab::settle`: between the change of role and the look at the objects.
     SettleFence,
-    /// `Slab::release`: between freeing the object and looking at the slab's state.
+    /// `Slab::release`: between freeing the object and the look at the role.
     FreeFence,
-    /// `Record::take`: whoever had the record is done with it.
+    /// `Record::take`: the record's last user is done with it.
     TakeAcquire,
     /// `Record::free`: the record is done with.
     FreeRecordRelease,
-    /// `Record::leave`: whoever left before is done with the group.
+    /// `Record::leave`: every earlier user is done with the group.
     LeaveAcquire,
     /// `Record::leave`: we are done with the group.
     LeaveRelease,
     /// `Slot::load_backed`: the object's bytes are on the backing device.
     BackedAcquire,
-    /// `fence_read`: between reading a block and looking at the entry again.
+    /// `fence_read`: between reading a block and comparing the entry again.
     ReadAcquire,
     /// `fence_write`: between taking a block and writing it.
     WriteRelease,
@@ -55,15 +55,14 @@ pub enum Site {
     LeaveBlockRelease,
 }
 
-/// To be passed between reading a block of the backing device and looking at the entry that named
-/// it again.
+/// Required between reading a block of the backing device and comparing its entry again.
 #[inline(always)]
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models pass it"))]
 pub fn fence_read() {
     fence_one(Site::ReadAcquire, Ordering::Acquire);
 }
 
-/// To be passed between taking a block of the backing device and writing it.
+/// Required between taking a block of the backing device and writing it.
 #[inline(always)]
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models pass it"))]
 pub fn fence_write() {
@@ -107,16 +106,16 @@ mod real {
         fence(ordering);
     }
 
-    /// Waits a little for a thread that holds an object: it copies 4 KiB at most.
+    /// Waits a little for a thread that pins an object: it copies at most 4 KiB.
     #[cold]
     pub(crate) fn relax(tries: &mut u32) {
         if *tries < 64 {
             std::hint::spin_loop();
         } else if *tries < 128 {
-            // It is not running, or has to share our CPU.
+            // That thread is not running, or shares our CPU.
             std::thread::yield_now();
         } else {
-            // A thread of real time that yields does so to its like only.
+            // The yield of a real-time thread lets only threads of its own priority run.
             std::thread::sleep(std::time::Duration::from_micros(50));
         }
         *tries = tries.saturating_add(1);
@@ -160,7 +159,7 @@ mod model {
         ];
     }
 
-    /// What `WEAKEN` names: a site, and whether an acquire and release fence is left of it.
+    /// The value of `WEAKEN`: a site, and whether an AcqRel fence remains.
     fn weakened() -> Option<(Site, bool)> {
         static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
         *WEAKEN.get_or_init(|| {
@@ -175,7 +174,7 @@ mod model {
         })
     }
 
-    /// `AcqRel` is asked for by two sites together: each takes its half away.
+    /// Two sites share an `AcqRel`: each weakens its half.
     pub(crate) fn strong(site: Site, ordering: Ordering) -> Ordering {
         if weakened() == Some((site, false)) {
             Ordering::Relaxed

@@ -1,4 +1,4 @@
-//! One thread's way to the store: put, get, discard.
+//! A thread's access to the store: put, get, discard.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::store::{Store, MAX_WORKERS};
 use crate::sync::Ordering;
 
 impl Store {
-    /// A worker for one thread; `None` when [`MAX_WORKERS`] are there.
+    /// A worker for one thread; `None` if there are [`MAX_WORKERS`].
     pub fn worker(self: &Arc<Self>) -> Option<Worker> {
         Worker::new(self)
     }
@@ -25,8 +25,8 @@ impl Store {
 
 /// One thread's access to a [`Store`]: its current slab of each class, and its counters.
 ///
-/// Neither [`put`](Self::put) nor [`get`](Self::get) allocates, locks for longer than it takes to
-/// move a slab between two lists, or calls the kernel while a [`Keeper`](crate::Keeper) keeps up.
+/// [`put`](Self::put) and [`get`](Self::get) do not allocate, hold locks only for list operations,
+/// and make no system call while a [`Keeper`](crate::Keeper) keeps up.
 pub struct Worker {
     store: Arc<Store>,
     number: usize,
@@ -51,16 +51,17 @@ impl Worker {
         &self.store
     }
 
-    /// Stores `bytes` as page `index`'s, 1 to [`MAX_OBJECT`] of them. `tag` (below [`TAGS`]) comes
-    /// back with them: the codec, say. A page that cannot be compressed is stored as it is: 4096
-    /// bytes then take 4096, and no more.
+    /// Stores `bytes` (1 to [`MAX_OBJECT`]) as page `index`. `tag` (below [`TAGS`]) is returned
+    /// with them; it can name the codec. An uncompressed page of 4096 bytes takes 4096 bytes of
+    /// memory.
     ///
-    /// A reader at the same time gets the old page or this one. When this returns, any server that
-    /// takes the store over has this one.
+    /// A concurrent reader gets the old page or this one. After this returns, any server that takes
+    /// the store over has this one.
     ///
     /// # Errors
     ///
-    /// [`PutError::Full`] at the limit, and arguments out of their range.
+    /// [`PutError::Full`] at the limit; [`PutError::Index`] and [`PutError::Object`] for bad
+    /// arguments.
     pub fn put(&mut self, index: u64, tag: u8, bytes: &[u8]) -> Result<(), PutError> {
         if tag >= TAGS {
             return Err(PutError::Object { len: bytes.len(), tag });
@@ -68,14 +69,14 @@ impl Worker {
         self.put_object(index, tag, bytes)
     }
 
-    /// Stores page `index` as `word` over and over: in its entry, without memory, unless the word
-    /// is of the rare kind that does not fit there and takes 64 bytes. What fits: numbers whose
-    /// upper five bits are equal (zero, all ones, small numbers, addresses), 32 bits twice, and
-    /// numbers whose lower four bits are zero (round floating-point numbers).
+    /// Stores page `index` as a repeated 64-bit value: in its entry if the value fits, which takes
+    /// no memory, and else in an object of 64 bytes. Values that fit have equal upper five bits
+    /// (zero, all ones, small numbers, addresses), equal halves, or lower four bits of zero (round
+    /// floating-point numbers).
     ///
     /// # Errors
     ///
-    /// No such page; [`PutError::Full`] only for a word of the rare kind.
+    /// [`PutError::Index`]; [`PutError::Full`] only for a value that does not fit.
     pub fn put_same(&mut self, index: u64, word: u64) -> Result<(), PutError> {
         let Some(new) = Word::same(word) else {
             return self.put_object(index, RARE, &word.to_le_bytes());
@@ -97,7 +98,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Claims a place for an object of page `index` and writes it there; no entry names it yet.
+    /// Claims a place for an object of page `index` and writes the bytes there. No entry names it
+    /// yet.
     pub(crate) fn place(
         &mut self,
         index: u64,
@@ -108,7 +110,7 @@ impl Worker {
         self.place_for(index, tag, bytes, Heap::claim)
     }
 
-    /// As [`place`](Self::place), in memory that no write needs; `index` may be that of a group's
+    /// As [`place`](Self::place), without the reserve for writes; `index` may be that of a group's
     /// object.
     pub(crate) fn place_spare(
         &mut self,
@@ -144,18 +146,18 @@ impl Worker {
         Ok((object, claimed))
     }
 
-    /// Copies what is stored for page `index` to the beginning of `out`, checked. After an error
-    /// `out` holds no particular bytes. Makes the page young again.
+    /// Copies the object of page `index` to the start of `out`, verified, and resets the page's
+    /// age. After an error the bytes in `out` are undefined.
     ///
     /// # Errors
     ///
-    /// No such page, and damage: [`GetError::Checksum`] and [`GetError::Lost`].
+    /// [`GetError::Index`], [`GetError::Checksum`] and [`GetError::Lost`].
     #[inline]
     pub fn get(&self, index: u64, out: &mut [u8; MAX_OBJECT]) -> Result<Page, GetError> {
         self.read(index, out, true)
     }
 
-    /// As [`get`](Self::get), and the page stays as old as it is.
+    /// As [`get`](Self::get), without resetting the page's age.
     ///
     /// # Errors
     ///
@@ -192,7 +194,7 @@ impl Worker {
         self.examine(index, object, expected, out)
     }
 
-    /// What a word that the caller has pinned names, its bytes checked and in `out`.
+    /// Reads the object of a pinned entry into `out`, verified.
     pub(crate) fn read_pinned(
         &self,
         index: u64,
@@ -234,13 +236,13 @@ impl Worker {
         }
     }
 
-    /// Stores another form of the same page: `recode` gets the object's tag and bytes, checked,
-    /// writes others to the buffer (which is `out`) and gives their tag and number, or `None` to
-    /// leave it. Whether it was replaced; it is not if somebody reads it just then, or there is no
-    /// room. The page stays as old as it is.
+    /// Stores another form of the same page. `recode` gets the object's tag and verified bytes,
+    /// writes the new form to the buffer (`out`) and returns its tag and length, or `None` to
+    /// decline. Returns whether the page was replaced: not if another thread reads it just then, or
+    /// there is no room. The page's age stays.
     ///
-    /// The object is pinned while `recode` runs, so that no write can come between: a writer of
-    /// this page waits for it. `recode` must not use the store.
+    /// The object is pinned while `recode` runs, so no write comes between, and a writer of this
+    /// page waits. `recode` must not use the store.
     ///
     /// # Errors
     ///
@@ -260,8 +262,8 @@ impl Worker {
         let mut bytes = [0; MAX_OBJECT];
         let (tag, bytes) = match self.read_pinned(index, pinned, &mut bytes)? {
             Page::Object { tag, len } => (tag, &bytes[..len]),
-            // A word that fits no entry is no object of the caller's.
-            // Nor is what it has in common with others.
+            // The object of a same-filled page is the store's own, and a group's are shared by its
+            // pages.
             _ => return Ok(false),
         };
         let new = recode(tag, bytes, out);
@@ -276,7 +278,7 @@ impl Worker {
             store.heap.release(claimed);
             return Ok(false);
         }
-        // The pin went with the word.
+        // `relocate` has dropped the pin.
         std::mem::forget(pin);
         inject::step();
         self.forget(pinned);
@@ -284,7 +286,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// Forgets these pages; those that are not there are left out.
+    /// Discards these pages; numbers beyond the end are ignored.
     pub fn discard(&mut self, pages: Range<u64>) {
         let end = pages.end.min(self.store.pages());
         for index in pages.start..end {
@@ -299,12 +301,12 @@ impl Worker {
         }
     }
 
-    /// What is stored for page `index`, without reading it, and how many periods of
-    /// [`grow_older`](Self::grow_older) ago it was written or read.
+    /// The stored form of page `index`, without reading it, and its age: calls of
+    /// [`grow_older`](Self::grow_older) since it was written or read.
     ///
     /// # Errors
     ///
-    /// No such page, and [`GetError::Lost`].
+    /// [`GetError::Index`] and [`GetError::Lost`].
     pub fn peek(&self, index: u64) -> Result<(Page, u8), GetError> {
         let table = self.store.heap.map.table();
         let slot = usize::try_from(index).ok().and_then(|at| table.get(at));
@@ -322,7 +324,7 @@ impl Worker {
         Ok((page, word.age()))
     }
 
-    /// Makes the objects of these pages one period older, [`MAX_AGE`](crate::MAX_AGE) at most.
+    /// Increments the ages of these pages, up to [`MAX_AGE`](crate::MAX_AGE).
     pub fn grow_older(&self, pages: Range<u64>) {
         let table = self.store.heap.map.table();
         let end = pages.end.min(self.store.pages());
@@ -332,7 +334,7 @@ impl Worker {
         }
     }
 
-    /// Gives the worker's slabs up for others to use: for one that has nothing to do for a while.
+    /// Returns the worker's slabs to their classes: for a worker that is idle for a while.
     pub fn rest(&mut self) {
         for (class, current) in self.current.iter_mut().enumerate() {
             if *current != NIL {
@@ -353,7 +355,7 @@ pub(crate) fn slot_of(store: &Store, index: u64) -> Result<&Slot, PutError> {
     slot.ok_or(PutError::Index { index, pages: store.pages() })
 }
 
-/// Takes the pin off when it is dropped.
+/// Unpins on drop.
 pub(crate) struct Pin<'a>(pub(crate) &'a Slot);
 
 impl Drop for Pin<'_> {

@@ -1,26 +1,25 @@
-//! Pages out to the backing device and back.
+//! Writing pages to the backing device and reading them back.
 //!
-//! A page leaves memory when its bytes are on the device and its entry says so, in one
-//! compare-and-swap that finds it as it was read: what was written meanwhile stays. Until then it
-//! is where it was, so that a write that fails, or a server that is killed, costs nothing. Blocks
-//! that no entry names are free; which those are, the next server finds out from the table. But for
-//! those that a killed server was writing just then: they are noted in the superblock, and left
-//! alone (`backing.rs`).
+//! A page leaves memory by one compare-and-swap of its entry, after its bytes are on the device,
+//! and only if it still is what was read: a page written meanwhile stays. Until then the page is in
+//! memory, so a failed write or a killed server loses nothing. Blocks that no entry names are free;
+//! the next server finds them from the table. The exception is blocks that a killed server was just
+//! writing: they are recorded in the superblock and not used (`backing.rs`).
 //!
 //! ```text
-//!  a page as it is takes a block. Objects share one, which begins with its directory:
+//!  an uncompressed page takes a block. Objects share one, which begins with a directory:
 //!  | "plat", 0 | objects (4 bytes) | 16 bytes each: page (8), at (2), length (2), tag (1), 0 | ... | objects |
 //! ```
 //!
 //! # Reading without a pin
 //!
-//! A reader waits for the device, and a writer of the page must not wait for that. So the reader
-//! holds nothing: it takes the entry, reads the block it names, and looks at the entry again. If
-//! that is another by now, the block may have been freed and written for other pages, and what was
-//! read counts for nothing; the reader begins again with what is there. If it is the same, the
-//! block was this page's all along, unless the same bytes came back to the same block. The checksum
-//! in the entry, which begins with the page's number, has to be that of the bytes in any case. A
-//! block with another checksum is read once more before the page is given up.
+//! A reader waits for the device, and a writer of the page must not wait for the reader. So the
+//! reader has no pin: it loads the entry, reads the block, and loads the entry again. If the entry
+//! has changed, the block may have been freed and written for other pages; the reader discards the
+//! bytes and starts over. If the entry is the same, the block was this page's all along, unless the
+//! same bytes were written back to the same block again. In any case the bytes must match the
+//! checksum in the entry, whose seed includes the page's number. A block with another checksum is
+//! read once more before the read fails.
 
 use std::mem;
 use std::sync::Arc;
@@ -43,8 +42,8 @@ use crate::superblock;
 use crate::sync::{fence_read, fence_write};
 use crate::worker::{slot_of, Pin, Worker};
 
-/// The tag that a page of 4096 bytes comes back with: a block that is full of it has no room for
-/// its own.
+/// The tag of a page of 4096 bytes that was read back: an uncompressed page fills its block, which
+/// has no room for a tag.
 pub const WHOLE_TAG: u8 = 0;
 
 /// "plat", little endian.
@@ -52,9 +51,8 @@ const MAGIC: u32 = u32::from_le_bytes(*b"plat");
 const HEADER: usize = 8;
 const ENTRY: usize = 16;
 
-/// How long a reader waits before each time that it asks a device again which has failed: two
-/// seconds in all. What it cannot read is lost to whoever has swapped it out, and a disk that is
-/// busy with itself comes back.
+/// Pauses before the retries of a failed read: two seconds in all. A page that cannot be read is
+/// lost to the process that swapped it out, and a disk that is resetting comes back.
 const PAUSES: [Duration; 5] = [
     Duration::from_millis(10),
     Duration::from_millis(50),
@@ -63,17 +61,17 @@ const PAUSES: [Duration; 5] = [
     Duration::from_millis(1200),
 ];
 
-/// Objects in a block.
+/// The most objects in a block.
 const MOST: usize = MAX_HOLDS as usize - 1;
 
 /// Whether a page could be added to a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// It is in it.
+    /// The page was added.
     Yes,
-    /// The batch is full, and has to be written first.
+    /// The batch is full: write it first.
     Full,
-    /// It fits no block: neither 4096 bytes, nor 4072 or fewer; or its tag is out of range.
+    /// It fits no block (its length is neither 4096 nor at most 4072), or its tag is out of range.
     Unfit,
 }
 
@@ -81,9 +79,9 @@ pub enum Added {
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
     index: u64,
-    /// What its entry has to be.
+    /// The state that the page must still have when its entry changes.
     was: Was,
-    /// Which block of the batch, where in it, and how long.
+    /// The block in the batch, the offset in it, and the length.
     block: usize,
     at: usize,
     len: usize,
@@ -95,23 +93,23 @@ struct Outgoing {
 enum Was {
     /// An object with this tag and the same bytes.
     Object(u8),
-    /// In the group of this number and stamp.
+    /// In the group with this number and stamp.
     Grouped((u32, u64)),
 }
 
-/// Pages on their way out. All memory is taken when it is made.
+/// Pages to be written back. All memory is allocated when it is made.
 pub struct Batch {
     blocks: Box<[Block]>,
-    /// How many of them may be used.
+    /// How many blocks may be used.
     most: usize,
     used: usize,
-    /// The block that objects go to, how many are in it, and where they begin.
+    /// The block being filled, the objects in it, and where they begin.
     open: Option<(usize, usize, usize)>,
     pages: Vec<Outgoing>,
 }
 
 impl Batch {
-    /// One of so many blocks of 4096 bytes.
+    /// An empty batch of this many blocks of 4096 bytes.
     pub fn new(blocks: usize) -> Self {
         let blocks = blocks.max(1);
         Self {
@@ -123,27 +121,27 @@ impl Batch {
         }
     }
 
-    /// Pages that it has.
+    /// The number of pages.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
-    /// Blocks that it takes.
+    /// The number of blocks.
     pub fn blocks(&self) -> usize {
         self.used
     }
 
-    /// From now on it is full with so many blocks, or all that it was made with.
+    /// Limits the batch to this many blocks, at most those that it was made with.
     pub fn set_limit(&mut self, blocks: u64) {
         self.most = usize::try_from(blocks).unwrap_or(usize::MAX).min(self.blocks.len());
     }
 
-    /// Forgets all of it.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.used = 0;
         self.open = None;
@@ -156,7 +154,7 @@ impl Batch {
         self.push(seen.index, Was::Object(seen.tag), tag, seen.bytes)
     }
 
-    /// Adds a page of the group that `group` has, as an object of its own.
+    /// Adds a page of the group in `group`, as an object of its own.
     pub fn add_grouped(&mut self, index: u64, group: &GroupBuffer, tag: u8, bytes: &[u8]) -> Added {
         let Some(place) = group.place() else { return Added::Unfit };
         self.push(index, Was::Grouped(place), tag, bytes)
@@ -223,40 +221,40 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// What became of a batch.
+/// The outcome of writing a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenBack {
-    /// Pages that are on the device now, and in memory no longer.
+    /// Pages that are on the device now, and no longer in memory.
     pub pages: u64,
-    /// Pages that were written, read or in use meanwhile, and stay in memory.
+    /// Pages that were changed or in use meanwhile; they stay in memory.
     pub changed: u64,
     /// Blocks written.
     pub blocks: u64,
-    /// Pages that there was no free block for; they stay in memory.
+    /// Pages without a free block; they stay in memory.
     pub left: u64,
 }
 
-/// Why a batch, or the rest of it, was not written. Its pages are in memory.
+/// Why a batch, or the rest of it, was not written. Its pages are still in memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteBackError {
     /// There is nothing to write to.
     #[error("the store has no backing device")]
     None,
-    /// A write failed, now or before: nothing more is written.
+    /// A write failed, now or earlier: writing has stopped.
     #[error("{0}")]
     Stopped(Stopped),
 }
 
-/// One block that was read, and what it was read for.
+/// Buffer of one block, with the page that it was read for.
 pub struct BackBuffer {
     block: Box<Block>,
-    /// The entry, if the block has the page.
+    /// The page and its entry, after a successful read.
     read: Option<(u64, Word)>,
 }
 
 impl BackBuffer {
-    /// An empty one, of 4096 bytes.
+    /// An empty buffer of 4096 bytes.
     pub fn new() -> Self {
         Self { block: Box::new(Block::ZERO), read: None }
     }
@@ -275,9 +273,9 @@ impl std::fmt::Debug for BackBuffer {
 }
 
 impl Worker {
-    /// Writes a batch to the backing device, in runs as long as free blocks lie together, and lets
-    /// each of its pages out of memory that is what it was. The batch is empty then, whatever came
-    /// of it. Waits for the device; one thread at a time.
+    /// Writes a batch to the backing device, in runs as long as adjacent free blocks allow, and
+    /// removes from memory each page that has not changed. The batch is empty afterwards, also
+    /// after an error. Waits for the device; one thread at a time.
     ///
     /// # Errors
     ///
@@ -303,8 +301,8 @@ impl Worker {
             inject::step();
             let end = first + run.len();
             let superblock = store.heap.map.superblock();
-            // Whoever finds this has to leave the blocks alone: the kernel may write to them when
-            // we are gone.
+            // A later server must not use these blocks: the kernel may write to them after we are
+            // killed.
             let noted = match superblock::note_run(superblock, &run) {
                 Ok(noted) => noted,
                 Err(servers) => {
@@ -324,7 +322,7 @@ impl Worker {
             }
             done.blocks += run.len() as u64;
             superblock::add_written(superblock, superblock::today(), run.len() as u64);
-            // An open block may have got more after the next was begun.
+            // A partly filled block may have got objects after the next block was started.
             for page in batch.pages.iter().filter(|page| (first..end).contains(&page.block)) {
                 let block = run.start + u32::try_from(page.block - first).expect("in the run");
                 backing.blocks().hold(block);
@@ -336,7 +334,7 @@ impl Worker {
                 }
                 inject::step();
             }
-            // Those that nobody wants after all are free.
+            // Drops the writer's reference: a block whose pages all changed becomes free.
             run.for_each(|block| backing.leave(block));
             first = end;
         }
@@ -344,7 +342,7 @@ impl Worker {
         Ok(done)
     }
 
-    /// Swaps in that a page is on the device, if it is what it was.
+    /// Replaces the page's entry by one that names the block, if the page has not changed.
     fn give_way(&self, store: &Store, page: &Outgoing, batch: &Batch, block: u32) -> bool {
         let Ok(slot) = slot_of(store, page.index) else { return false };
         let Ok(pinned) = slot.pin(false) else { return false };
@@ -365,7 +363,7 @@ impl Worker {
         if !here || !slot.supersede(pinned, word) {
             return false;
         }
-        // The pin went with the word.
+        // `supersede` has dropped the pin.
         mem::forget(pin);
         inject::step();
         self.forget(pinned);
@@ -383,13 +381,14 @@ impl Worker {
         stored == bytes
     }
 
-    /// Reads page `index` from the backing device to the beginning of `out`, checked:
-    /// [`Page::Object`], or `None` if it is not there any more, and then [`get`](Self::get) has it.
-    /// Waits for the device. Gives a page that was stored as it is the tag [`WHOLE_TAG`].
+    /// Reads page `index` from the backing device to the start of `out`, verified. Returns
+    /// [`Page::Object`], or `None` if the page is no longer on the device; then use
+    /// [`get`](Self::get). Waits for the device. The tag of an uncompressed page is [`WHOLE_TAG`].
     ///
     /// # Errors
     ///
-    /// No such page; what the device did not give, or gave wrong.
+    /// [`GetError::Index`], [`GetError::NoBacking`], [`GetError::Backing`],
+    /// [`GetError::BackedChecksum`].
     pub fn read_back(
         &self,
         index: u64,
@@ -427,8 +426,8 @@ impl Worker {
             let got =
                 found.map_or(0, |(tag, bytes)| checksum(index, &object(bytes.len(), tag), bytes));
             let Some((tag, bytes)) = found.filter(|_| got == at.sum) else {
-                // The entry is the same, but it may have been another meanwhile: the page was
-                // written with the same bytes, and went out again to the same block.
+                // The entry is the same, but may have changed in between: the page was written with
+                // the same bytes, and written back to the same block.
                 if mem::take(&mut again) {
                     continue;
                 }
@@ -442,8 +441,8 @@ impl Worker {
         }
     }
 
-    /// Stores `bytes` in memory for a page that `buffer` was [read](Self::read_back) for, if it is
-    /// on the backing device still; whether it was.
+    /// Stores `bytes` in memory for a page that [`read_back`](Self::read_back) read into `buffer`,
+    /// if the page still is on the device; returns whether it was.
     ///
     /// # Errors
     ///
@@ -476,25 +475,25 @@ impl Worker {
     }
 }
 
-/// Whether a read that failed with this number may succeed when it is tried again: not at the end
-/// of the device, nor where the medium has lost what was there.
+/// Whether a retry of a read with this errno may succeed: not beyond the end of the device, nor
+/// where the medium has lost the data.
 fn may_pass(errno: i32) -> bool {
     errno != 0 && ![Errno::NODATA, Errno::INVAL].contains(&Errno::from_raw_os_error(errno))
 }
 
-/// Whether the entry is what it was before its block was read.
+/// Whether the entry has not changed since before its block was read.
 fn unchanged(slot: &Slot, word: Word) -> bool {
     fence_read();
     slot.load() == word
 }
 
-/// What the checksum of an object on the device begins with: as if it lay in its smallest class.
+/// The seed of the checksum of an object on the device: as if it were in its smallest class.
 fn object(len: usize, tag: u8) -> Object {
     let len = u32::try_from(len).expect("4096 at most");
     Object { slab: 0, index: 0, len, bump: 0, tag }
 }
 
-/// The object of a page in a block: tag and bytes. The block may be anything.
+/// Finds the object of a page in a block: tag and bytes. The block may have any contents.
 fn find(block: &Block, index: u64, whole: bool) -> Option<(u8, &[u8])> {
     let bytes = &block.0;
     if whole {

@@ -31,7 +31,7 @@ fn a_store_mapped_ahead_is_taken_over_without_page_tables_to_make() {
     let regions = ahead.touch() as u64;
     assert!(regions >= 50, "{regions} regions");
     assert_eq!(ahead.touch(), 0, "they have their page tables");
-    // What is mapped ahead costs the store no memory.
+    // Mapping ahead costs the store no memory.
     assert_eq!(first.stats().mem_used_total, first.resident().unwrap());
     // The server is there still.
     let second = Ahead::map(fd.as_fd()).unwrap();

@@ -275,7 +275,7 @@ fn a_full_store_with_a_keeper_refuses_and_loses_nothing() {
     assert!(stored.len() > 1000, "{} pages and {stats:?}", stored.len());
     assert!(stored.len() < 3000, "{stats:?}");
     assert!(stats.mem_used_max <= 4 << 20, "{stats:?}");
-    // What is ready and of the wrong length is given up before a write is refused.
+    // Ready slabs of other lengths are freed before a write is refused.
     assert!(stats.compr_data_size > 3 << 20, "{stats:?}");
     let mut out = [0; MAX_OBJECT];
     for &index in &stored {

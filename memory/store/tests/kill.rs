@@ -237,7 +237,7 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
                 found == says(done) || found == says(begun),
                 "round {round}: page {index} has version {found:?}, {done} done, {begun} begun"
             );
-            // What was begun did or did not happen; from here on it is what was found.
+            // The last operation did or did not happen; from here on the page is what was found.
             if found == says(done) {
                 log.set(0, index, done);
             } else {

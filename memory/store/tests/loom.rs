@@ -34,7 +34,7 @@ struct Model {
     /// One record of a group, and what stands for its being somebody's.
     record: Record,
     whose: UnsafeCell<u32>,
-    /// What is held while a record is taken.
+    /// Held while a record is taken.
     taking: Mutex<()>,
 }
 
@@ -54,7 +54,7 @@ impl Model {
         Word::object(Object { slab, index, len: 4, bump: 0, tag })
     }
 
-    /// What `Worker::put` does, from the slab that the caller owns; the tag is the content.
+    /// As `Worker::put`, from the slab that the caller owns; the tag stands for the bytes.
     fn put(&self, slot: usize, slab: u32, tag: u8) -> bool {
         let Some(index) = self.slabs[slab as usize].claim() else { return false };
         let cell = &self.bytes[slab as usize][index as usize];
@@ -78,7 +78,7 @@ impl Model {
         }
     }
 
-    /// What `Worker::get` does: the bytes are those of the word.
+    /// As `Worker::get`: the bytes must be those of the entry.
     fn get(&self, slot: usize) -> Option<u8> {
         let word = self.slots[slot].pin(true).ok()?;
         if let Some(State::Member(member)) = word.state() {
@@ -97,7 +97,7 @@ impl Model {
         Some(object.tag)
     }
 
-    /// What compaction does: the slot's object to the other slab, which the caller owns.
+    /// As compaction: moves the slot's object to the other slab, which the caller owns.
     fn relocate(&self, slot: usize, to: u32) -> bool {
         let Ok(pinned) = self.slots[slot].pin(false) else { return false };
         let Some(State::Object(object)) = pinned.state() else { unreachable!("it was pinned") };
@@ -124,8 +124,8 @@ impl Model {
 }
 
 impl Model {
-    /// What `Worker::put_group` does, its only object in the slab that the caller owns, for the
-    /// pages 0 and 1, if they have the contents `first` and the next.
+    /// As `Worker::put_group`, with its only object in the slab that the caller owns, for the pages
+    /// 0 and 1, if they have the contents `first` and the next.
     fn group(&self, slab: u32, first: u8, stamp: u64) -> u32 {
         let taking = self.taking.lock().unwrap();
         if !self.record.take(3, stamp) {
@@ -201,7 +201,7 @@ impl Model {
         object.tag
     }
 
-    /// What `Worker::modify` does, into the slab that the caller owns: the content with 4 added.
+    /// As `Worker::modify`, into the slab that the caller owns: adds 4 to the contents.
     fn modify(&self, slot: usize, slab: u32) {
         let slot = &self.slots[slot];
         let pinned = slot.pin(true).expect("an object");
@@ -398,7 +398,7 @@ fn a_group_is_freed_by_who_leaves_last_and_its_record_is_used_again() {
         });
         let reader = spawn(&model, |model| assert!(matches!(model.get(0), Some(1 | 3) | None)));
         model.free(model.slots[0].publish(Word::ABSENT));
-        // Whoever was last has freed it, or is about to.
+        // The last thread has freed it, or is about to.
         model.put(0, 0, 3);
         let again = model.group(1, 3, 8);
         other.join().unwrap();
@@ -515,7 +515,7 @@ impl Device {
         this
     }
 
-    /// What `Worker::write_back` does, for an entry that names nothing.
+    /// As `Worker::write_back`, for an entry that names nothing.
     fn write_back(&self, slot: usize, content: u32) -> bool {
         if !self.blocks.is_free(1) {
             return false;
@@ -531,7 +531,7 @@ impl Device {
         true
     }
 
-    /// What `Worker::read_back` does; the checksum is the content.
+    /// As `Worker::read_back`; the checksum stands for the bytes.
     fn read_back(&self, slot: usize) -> Option<u32> {
         loop {
             let word = self.slots[slot].load_backed();

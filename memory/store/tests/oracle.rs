@@ -70,7 +70,7 @@ enum Op {
         index: u64,
         len: usize,
     },
-    /// What can go of these pages goes to the backing device, in a batch of so many blocks.
+    /// Writes back those of these pages that fit, in a batch of this many blocks.
     WriteBack {
         from: u64,
         count: u64,
@@ -95,7 +95,7 @@ enum Op {
     Restart,
 }
 
-/// What a page holds.
+/// The contents of a page.
 #[derive(Clone, Debug, PartialEq)]
 enum Held {
     Same(u64),

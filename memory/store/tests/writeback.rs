@@ -312,7 +312,7 @@ fn marks_at_the_end_of_a_long_disk_and_behind_an_old_header_are_seen() {
     // Nobody leaves a mark there.
     format_backing(&Long(1 << 20), "it", &store).unwrap();
 
-    // What was ours is taken again, unless somebody has it who left the header where it was.
+    // A former backing device is accepted again, unless a new owner has left its header in place.
     let disk = Shelf::new(80);
     format_backing(&disk, "it", &store).unwrap();
     disk.0.blocks.lock().unwrap()[1].0.fill(7);
@@ -405,7 +405,7 @@ fn a_block_device_that_somebody_has_claimed_is_refused() {
         let disk = FileDisk::open(path, 0).unwrap();
         assert!(matches!(FileDisk::open(path, 0), Err(DiskError::Claimed)));
         assert!(matches!(disk.check_for_swap(), Err(DiskError::Swap("a loop device"))));
-        // Whoever inherits it is let in, and is no claim of its own.
+        // Inheriting succeeds, and is no claim of its own.
         let heir = FileDisk::inherit(disk.fd()).unwrap();
         assert_eq!(heir.blocks().unwrap(), 20_480);
         let store = given(10, &heir);

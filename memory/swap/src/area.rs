@@ -1,4 +1,4 @@
-//! A disk's swap areas: made, on, off, and how full.
+//! A disk's swap areas: header, swapon, swapoff, and their use.
 //!
 //! The kernel prefers slots that it has never used, and discards only whole clusters of freed slots
 //! (512 pages). In one area as large as the disk it would touch every slot before it reuses a freed
@@ -17,7 +17,7 @@ use crate::sys;
 
 const PAGE: usize = 4096;
 
-/// The kernel uses no more of one area: pages are counted in 32 bits, one page is the header.
+/// The most pages of an area: the header has 32 bits for the last page's number.
 const MOST_PAGES: u64 = u32::MAX as u64;
 
 /// Areas of a disk. The kernel has room for 23 to 29 in all.
@@ -29,15 +29,15 @@ const LEAST_AREA: u64 = 32 << 20;
 /// Areas begin at multiples of this.
 const ALIGNMENT: u64 = 1 << 20;
 
-/// The name by which tools show the area.
+/// The area's label, which tools show.
 const LABEL: &[u8; 16] = b"platen\0\0\0\0\0\0\0\0\0\0";
 
 /// How a disk's areas are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// KiB that they have.
+    /// Size in KiB.
     pub size_kib: u64,
-    /// KiB that are swapped out to them.
+    /// KiB swapped out to them.
     pub used_kib: u64,
     /// The highest priority of an area. The kernel fills areas of higher priority first.
     pub priority: i64,
@@ -52,7 +52,7 @@ pub struct Use {
 ///
 /// # Errors
 ///
-/// A disk of less than ten pages, as `mkswap` has it, or in use; the kernel's.
+/// A disk of less than ten pages (the least that `mkswap` accepts), or in use; the kernel's.
 pub fn begin(disk: &Path, priority: u16) -> io::Result<usize> {
     if in_use(disk)?.is_some() {
         return Err(io::Error::other(format!("{} is swapped to", disk.display())));
@@ -213,12 +213,12 @@ fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
         return Err(io::Error::other(format!("{size} bytes are too few for a swap area")));
     }
     let last = u32::try_from(pages - 1).expect("at most 2^32 - 2");
-    // A random one, version 4.
+    // A random UUID, version 4.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     let mut page = [0; PAGE];
-    // The first KiB is left to boot loaders; then version, last page, number of bad pages, id,
-    // name.
+    // The first KiB is for boot loaders. Then: version, last page, number of bad pages, UUID,
+    // label.
     page[1024..1028].copy_from_slice(&1_u32.to_ne_bytes());
     page[1028..1032].copy_from_slice(&last.to_ne_bytes());
     page[1036..1052].copy_from_slice(&uuid);

@@ -1,24 +1,24 @@
-//! Swap on a disk that a process of ours serves: what that process must see to, and what goes
-//! around it.
+//! Swap on a disk that our own process serves: the precautions of that process, and its
+//! surroundings.
 //!
 //! ```text
 //!  supervisor: precautions that children inherit; holds the store; starts and replaces
 //!    ├─ server: precautions of its own; serves the disk (ublk, or the kernel's NBD client)
-//!    └─ helpers: header and swapon once it is up, swapoff before it may end
+//!    └─ helpers: header and swapon after the server is up, swapoff before it may end
 //! ```
 //!
 //! * [`inherited`] and [`own`]: the precautions. [`check`](fn@check): what the kernel says of them.
-//! * [`area`]: a disk's swap areas, on, off. Discards are on: what is freed is no longer stored.
-//! * [`supervisor`]: a server that dies is replaced; swapping ends before it ends.
-//! * [`nbd`]: the kernel's NBD client attached by netlink.
+//! * [`area`]: a disk's swap areas: header, swapon, swapoff. Discards are on, so freed pages leave
+//!   the store.
+//! * [`supervisor`]: replaces a server that dies; stops swapping before the server ends.
+//! * [`nbd`]: attaches the kernel's NBD client by netlink.
 //!
-//! Nothing here knows what is served. What fails is said by each module.
+//! The crate does not know what the server serves. Each module documents its failures.
 //!
 //! # Limits
 //!
-//! Linux 5.6 on (I/O flushers; pidfds), root. A page that cannot be read back ends the process that
-//! needs it with SIGBUS: that is the kernel's way, and why a server answers errors only where it
-//! must.
+//! Linux 5.6 or later (I/O flushers, pidfds), root. If a page cannot be read back, the kernel ends
+//! the process that needs it with SIGBUS; so a server returns an error only if it must.
 
 pub mod area;
 mod check;

@@ -1,12 +1,12 @@
-//! The kernel's NBD client: attached to a server on a unix socket by generic netlink, without
-//! another program.
+//! The kernel's NBD client, attached by generic netlink to a server on a unix socket, without
+//! `nbd-client`.
 //!
-//! Each connection goes through the handshake here; the sockets are then the kernel's. When the
-//! server has died, the same disk gets new sockets ([`reconnect`]): requests wait for them,
-//! [`PATIENCE`] at most. Those that were under way are sent again when they have waited
-//! [`TIMEOUT`], which is how long a server's death is felt; ublk has no such wait.
+//! This module does the handshake of each connection, and then passes the socket to the kernel.
+//! After a server's death the same disk gets new sockets ([`reconnect`]): requests wait for them
+//! for up to [`PATIENCE`]. Requests that were in flight are sent again [`TIMEOUT`] after they were
+//! first sent, so a server's death delays them by that long; ublk has no such wait.
 //!
-//! What fails: every answer of server and kernel is checked for its length and what it says.
+//! Every answer of server and kernel is checked for its length and contents.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,31 +19,31 @@ use rustix::net::{
     bind, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
 
-/// How long a request waits for its answer before it is sent again, by another socket.
+/// How long a request waits for its answer before the kernel sends it again on another socket.
 ///
-/// The kernel also gives a connection up that takes nothing for so long, and a server that waits
-/// for memory may take nothing for seconds.
+/// The kernel also drops a connection whose peer reads nothing for this long, and a server that
+/// waits for memory may read nothing for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long requests wait for a server when there is none.
+/// How long requests wait for a new server.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What a server says of its disk.
+/// A server's description of its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Export {
     size: u64,
     flags: u16,
 }
 
-/// A disk of the module `nbd` that nobody uses now.
+/// Finds a disk of the module `nbd` that is not in use.
 ///
 /// # Errors
 ///
-/// No module, or all are used.
+/// The module is not loaded, or all its disks are in use.
 pub fn free_disk() -> io::Result<PathBuf> {
     let free = (0..256).find(|number| {
         let disk = PathBuf::from(format!("/sys/class/block/nbd{number}"));
-        // The process that attached it is named there while it is.
+        // While a disk is attached, its `pid` file names the process that attached it.
         disk.exists() && !disk.join("pid").exists()
     });
     let number =
@@ -55,7 +55,7 @@ pub fn free_disk() -> io::Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// No server, one that says what cannot be, no module `nbd`, a disk that is used.
+/// No server, one with an invalid answer, no module `nbd`, a disk in use.
 pub fn attach(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
     let (sockets, export) = dial(socket, connections)?;
     let mut netlink = Netlink::open()?;
@@ -64,7 +64,7 @@ pub fn attach(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> 
     netlink.ask(&message)
 }
 
-/// The request for a disk, without its sockets.
+/// The request to attach a disk, without its sockets.
 fn connect(family: u16, index: u32, export: Export) -> Message {
     let mut message = Message::new(family, CONNECT);
     message.u32(ATTR_INDEX, index);
@@ -75,17 +75,17 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
     message
 }
 
-/// Gives a disk, whose server has died, connections to the one that listens at `socket` now.
+/// Gives a disk whose server has died connections to the new server at `socket`.
 ///
 /// # Errors
 ///
-/// As [`attach`]; a disk that is not attached.
+/// Those of [`attach`]; a disk that is not attached.
 pub fn reconnect(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let (mut sockets, _) = dial(socket, connections)?;
     let index = index(disk)?;
     let mut netlink = Netlink::open()?;
-    // One at a time: each takes the place of one that the kernel has found dead, which may take a
+    // One at a time: each replaces a connection that the kernel has found dead, which may take a
     // moment.
     while let Some(socket) = sockets.pop() {
         let mut message = Message::new(netlink.family, RECONFIGURE);
@@ -132,7 +132,7 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Connections to the server, ready for requests.
+/// Connections to the server, after the handshake.
 fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Export)> {
     const MULTI_CONN: u16 = 1 << 8;
     let mut sockets = Vec::new();
@@ -204,24 +204,24 @@ const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
 const SOCK_ITEM: u16 = 1;
 const SOCK_FD: u16 = 1;
 
-/// The server's offers of flushes and of writes that are flushed. A disk in memory has nothing to
-/// flush; with them it would be one with a cache that is lost.
+/// Transmission flags by which the server offers FLUSH and FUA. A disk in memory has nothing to
+/// flush; with these flags the kernel would take it for a disk with a volatile cache.
 const CACHE: u16 = 1 << 2 | 1 << 3;
 
 const NESTED: u16 = 0x8000;
 const ENOSPC: i32 = 28;
 
-/// Bytes of a netlink header and a generic one.
+/// Bytes of a netlink header and a generic netlink header.
 const HEAD: usize = 16 + 4;
 
-/// A request to a family of generic netlink.
+/// A request to a generic netlink family.
 struct Message(Vec<u8>);
 
 impl Message {
     fn new(family: u16, command: u8) -> Self {
         const REQUEST_AND_ACK: u16 = 1 | 4;
         let mut bytes = Vec::with_capacity(256);
-        // Length, filled in last; type, flags, number, sender.
+        // Length (filled in last); type, flags, sequence number, port.
         bytes.extend([0; 4]);
         bytes.extend(family.to_ne_bytes());
         bytes.extend(REQUEST_AND_ACK.to_ne_bytes());
@@ -265,7 +265,7 @@ impl Message {
     }
 }
 
-/// A socket to the kernel, and the number of the nbd module there.
+/// A socket to the kernel, and the family number of the nbd module.
 struct Netlink {
     socket: OwnedFd,
     family: u16,
@@ -300,13 +300,13 @@ impl Netlink {
         Ok(netlink)
     }
 
-    /// Sends a request to the module, which acknowledges it or says why not.
+    /// Sends a request to the module and waits for its acknowledgement or error.
     fn ask(&mut self, message: &Message) -> io::Result<()> {
         self.exchange(message, ATTR_INDEX).map(drop)
     }
 
-    /// Sends a request, and takes answers until it is acknowledged; the attribute `wanted` of one
-    /// of them.
+    /// Sends a request and reads answers until the acknowledgement; returns the attribute `wanted`
+    /// of one of them.
     fn exchange(&mut self, message: &Message, wanted: u16) -> io::Result<Option<Vec<u8>>> {
         send(&self.socket, &message.finished(), SendFlags::empty())?;
         let mut found = None;
@@ -320,7 +320,7 @@ impl Netlink {
     }
 }
 
-/// Looks through what came in one piece; whether it has the acknowledgement.
+/// Parses one datagram; returns whether it has the acknowledgement.
 fn parse(mut bytes: &[u8], wanted: u16, found: &mut Option<Vec<u8>>) -> io::Result<bool> {
     const ERROR: u16 = 2;
     let short = || invalid("netlink's answer is cut short".into());
@@ -356,28 +356,28 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     None
 }
 
-/// What the fuzz target calls.
+/// Entry points of the fuzz targets.
 #[doc(hidden)]
 pub mod fuzzing {
     use super::*;
 
-    /// A netlink answer in one piece: the identifier in it, if it is whole and acknowledged or goes
-    /// on.
+    /// Parses a netlink answer in one datagram: whether it ends the exchange, and the wanted
+    /// attribute.
     ///
     /// # Errors
     ///
-    /// One that is cut short, or says so.
+    /// A truncated answer, or one that is an error.
     pub fn answer(bytes: &[u8], wanted: u16) -> io::Result<(bool, Option<Vec<u8>>)> {
         let mut found = None;
         let ended = parse(bytes, wanted, &mut found)?;
         Ok((ended, found))
     }
 
-    /// A server's hello: size and flags of its disk.
+    /// Parses a server's hello: size and flags of its disk.
     ///
     /// # Errors
     ///
-    /// One that breaks off, or is none.
+    /// One that is truncated or invalid.
     pub fn hello(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
         handshake(stream).map(|export| (export.size, export.flags))
     }
@@ -387,7 +387,7 @@ pub mod fuzzing {
 mod tests {
     use super::*;
 
-    /// A server's side of a conversation, and what it was told.
+    /// A server's side of a conversation, and what the client wrote.
     struct Talk {
         says: io::Cursor<Vec<u8>>,
         told: Vec<u8>,
@@ -478,7 +478,7 @@ mod tests {
             let flags = attribute(&message.0[HEAD..], ATTR_SERVER_FLAGS).unwrap();
             u64::from_ne_bytes(flags.try_into().unwrap())
         };
-        // What a server of ours offers: discards, zeroes and more connections stay.
+        // The flags of our server: discard, write-zeroes and multi-conn stay.
         assert_eq!(flags(0x16d), 0x161);
         assert_eq!(flags(u16::MAX), 0xfff3);
         assert_eq!(flags(1), 1);

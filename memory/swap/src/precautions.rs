@@ -1,9 +1,9 @@
-//! What a process does before it serves swap, and before it has a second thread.
+//! The precautions that a process takes before it serves swap, and before it has a second thread.
 //!
-//! Who serves swap must not wait for swap. A server that asks the kernel for memory may be made to
-//! write a page out, to itself; one whose own pages are swapped out reads them in from itself; one
-//! that the kernel kills for want of memory takes with it what it holds. Each precaution is one of
-//! these ways barred.
+//! A process that serves swap must not wait for swap. A server that allocates memory may have to
+//! write a page out, to itself. A server whose own pages are swapped out reads them in from itself.
+//! A server that the OOM killer ends takes its contents along. Each precaution prevents one of
+//! these.
 
 use std::fs;
 use std::io;
@@ -17,26 +17,26 @@ use rustix::process::{
     Rlimit, Signal,
 };
 
-/// A precaution that could not be taken. Serving goes on or not, as the caller decides; the check
+/// A precaution that could not be taken. The caller decides whether to serve without it; the check
 /// shows it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}")]
 pub struct Untaken {
-    /// What was tried.
+    /// The operation that failed.
     pub action: &'static str,
-    /// The kernel's word.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// Takes what children inherit: to be called by the supervisor, while it has one thread. Gives what
-/// could not be taken.
+/// Takes the precautions that children inherit. The supervisor calls this while it has one thread.
+/// Returns those that failed.
 ///
-/// * `PR_SET_IO_FLUSHER`: no thread from here on is made to write pages out when it asks for
-///   memory.
+/// * `PR_SET_IO_FLUSHER`: an allocation in a thread never waits for pages to be written out.
 /// * limits: memory may be locked, cores are not dumped.
-/// * `oom_score_adj` -1000: the kernel kills others for memory.
-/// * a mount namespace of its own: it holds nobody's mounts, and nobody's mount waits for it.
-/// * a cgroup of its own without swap and without a limit, if it has none yet and may make one.
+/// * `oom_score_adj` -1000: the OOM killer spares the process.
+/// * a mount namespace of its own: it pins no other process's mounts, and no unmount waits for it.
+/// * a cgroup of its own without swap and without a limit, unless it has one already or may not
+///   make one.
 pub fn inherited() -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: io::Result<()>| {
@@ -49,9 +49,9 @@ pub fn inherited() -> Vec<Untaken> {
     attempt("lift the limit on locked memory", {
         setrlimit(Resource::Memlock, unlimited).map_err(Into::into)
     });
-    // Less than a page goes to no file. A program that takes cores gets them whatever the limit is,
-    // but for this one: by it the kernel knows a core of such a program itself. Unlike what `own`
-    // does it can be read from outside.
+    // A limit below a page writes no core to a file. A pipe handler gets cores whatever the limit
+    // is, except 1, by which the kernel recognizes a crash of the handler itself. Unlike the
+    // setting that `own` makes, the limit can be read from outside.
     let none = Rlimit { current: Some(1), maximum: Some(1) };
     attempt("turn core dumps off", setrlimit(Resource::Core, none).map_err(Into::into));
     attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "-1000"));
@@ -60,9 +60,9 @@ pub fn inherited() -> Vec<Untaken> {
     untaken
 }
 
-/// Takes what each program takes for itself: all its memory, now and later, stays in memory, and is
-/// in no core dump. Call it before there are threads, after the program's own large allocations are
-/// decided.
+/// Takes the precautions that each program takes for itself: locks all its memory, present and
+/// future, and excludes it from core dumps. Call it before there are threads, once the program's own
+/// large allocations are decided.
 pub fn own() -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: rustix::io::Result<()>| {
@@ -75,22 +75,22 @@ pub fn own() -> Vec<Untaken> {
     untaken
 }
 
-/// Has the threads of this process that are called `name`, or `name` and a number (`fetch-3`), get
-/// memory when others do not any more: the kernel lets threads of real time take half of what it
-/// keeps for emergencies. For those that find memory for what is swapped out, and those that get it
-/// back from a disk, whose requests take some: when they wait like everybody else, nothing is
-/// swapped out and everybody waits for ever.
+/// Gives the threads of this process that are called `name`, or `name` and a number (`fetch-3`),
+/// real-time priority: the kernel lets real-time threads use half of its emergency reserve of
+/// memory. It is for threads that allocate memory for swapped-out pages, and for those that read
+/// such pages from a disk, whose requests need some. If they waited for memory like all others,
+/// nothing would be swapped out, and all would wait for ever.
 ///
-/// To be called by whoever has started them, who is the first thread, or after they are known to
+/// The caller must be the process's first thread and have started the threads, or know that they
 /// run.
 ///
 /// # Errors
 ///
-/// The kernel's; no thread is called that, or one has not begun in 10 s, so that nobody knows what
-/// it is called.
+/// The kernel's; no thread has the name; or one has not run within 10 s, so that its name is
+/// unknown.
 pub fn prefer(name: &str) -> Result<(), Untaken> {
-    // A thread gives itself its name when it first runs, which may take a while where there is
-    // little memory; until then it has that of the first one, which has started it.
+    // A thread sets its name when it first runs, which may take a while if memory is short. Until
+    // then it has the name of the first thread, which started it.
     let deadline = Instant::now() + Duration::from_secs(10);
     let attempt = || loop {
         let first = fs::read_to_string("/proc/self/comm")?;
@@ -136,8 +136,9 @@ pub fn prefer_this() -> Result<(), Untaken> {
     crate::sys::real_time(0).map_err(|source| Untaken { action: "prefer a thread", source })
 }
 
-/// Has this process go on when a terminal or a service manager tells all of them to end: only the
-/// supervisor knows what comes first. For servers, until they listen to it, and for helpers.
+/// Ignores the signals with which a terminal or a service manager ends all processes at once: only
+/// the supervisor knows the order. For servers until they get a handler of their own, and for
+/// helpers.
 ///
 /// # Errors
 ///
@@ -146,10 +147,10 @@ pub fn ignore_signals() -> Result<(), Untaken> {
     crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
 }
 
-/// Has a terminal neither stop this process nor end it at once, nor whatever is started from here
-/// (Ctrl-Z, Ctrl-\\, and output of a background job where `stty tostop` is set): it sends that to
-/// all processes of a device, and a shell that is to have them go on may be swapped out to the very
-/// disk.
+/// Ignores the signals with which a terminal stops or ends its processes (Ctrl-Z, Ctrl-\\, and
+/// background output under `stty tostop`), also in processes started from here. The terminal sends
+/// them to all processes of a device, and the shell that would have to continue them may be swapped
+/// out to that very device.
 ///
 /// # Errors
 ///
@@ -159,8 +160,8 @@ pub fn ignore_terminal() -> Result<(), Untaken> {
     crate::sys::ignore_terminal().map_err(|source| Untaken { action, source })
 }
 
-/// Takes SIGUSR1 from this thread and those that it starts from now on: a descriptor that is readable
-/// when the signal has come.
+/// Blocks SIGUSR1 in this thread and those that it starts from now on. Returns a descriptor that
+/// becomes readable when the signal arrives.
 ///
 /// # Errors
 ///
@@ -169,9 +170,8 @@ pub fn resume_signal() -> io::Result<OwnedFd> {
     crate::sys::signal_descriptor(libc::SIGUSR1)
 }
 
-/// Closes every descriptor but the first three. For a process that has just begun, and needs
-/// nothing of what its supervisor holds: sockets, name, store and backing device would be held by
-/// it as long as it lives.
+/// Closes all descriptors but 0 to 2, for a process that has just started. Otherwise it would hold
+/// its supervisor's sockets, lock of the name, store and backing device as long as it lives.
 ///
 /// # Errors
 ///
@@ -181,9 +181,9 @@ pub fn close_inherited() -> Result<(), Untaken> {
     crate::sys::close_inherited().map_err(|source| Untaken { action, source })
 }
 
-/// Has a file that gets longer than this process may make one (`ulimit -f`, `LimitFSIZE=`) be an
-/// error, EFBIG, and not the end of the process: the store is such a file, and the backing device
-/// may be one. For what is started from it too.
+/// Makes a file that would exceed this process's file size limit (`ulimit -f`, `LimitFSIZE=`) an
+/// error, EFBIG, instead of the end of the process: the store is such a file, and the backing
+/// device may be one. Processes started from here inherit this.
 ///
 /// # Errors
 ///
@@ -193,15 +193,14 @@ pub fn ignore_size_signal() -> Result<(), Untaken> {
     crate::sys::ignore_size_signal().map_err(|source| Untaken { action, source })
 }
 
-/// Takes off what a process has from its supervisor and must not have when nobody needs it to go
-/// on: for a trainer, which needs memory and takes its time. To be called when it begins, with one
-/// thread and no descriptor of its own.
+/// Undoes what a trainer inherits from its supervisor and must not have, since it needs memory and
+/// time and no process depends on it. Call it first, with one thread and no descriptors of its own.
 ///
 /// * no I/O flusher, nice 19, `oom_score_adj` 1000: it waits for memory, and is the first to be
 ///   killed.
-/// * `memory` bytes of address space, and so many seconds of CPU; it ends with the supervisor.
-/// * every descriptor but the first three is closed: store, buffers and backing device are none of
-///   its business.
+/// * limits of `memory` bytes of address space and `cpu` seconds of CPU time; it ends with the
+///   supervisor.
+/// * all descriptors but 0 to 2 are closed: it does not need store, buffers and backing device.
 pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: io::Result<()>| {
@@ -212,7 +211,7 @@ pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
     attempt("close what is not its own", crate::sys::close_inherited());
     let death = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     attempt("end with the supervisor", death.map_err(Into::into));
-    // Only who may be one may say so, and it is none then.
+    // Only a process with the privilege can be a flusher, so a failure means that this is none.
     let _ = configure_io_flusher_behavior(false);
     attempt("be nice", rustix::process::setpriority_process(None, 19).map_err(Into::into));
     attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "1000"));
@@ -229,16 +228,15 @@ pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
 
 fn own_mounts() -> io::Result<()> {
     use rustix::mount::{mount_change, MountPropagationFlags};
-    // What is mounted elsewhere later still comes here, what goes there goes here; nothing of ours
-    // goes there.
+    // Mounts and unmounts elsewhere still propagate to us; ours do not propagate.
     crate::sys::unshare_mounts()?;
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags)?;
     Ok(())
 }
 
-/// Moves this process into a cgroup of its own below `root`, unless it has one without swap
-/// already. One that systemd made is left alone: its unit says what it may have.
+/// Moves this process to a cgroup of its own below `root`, unless it has one without swap. A cgroup
+/// of a systemd unit is not touched: the unit configures it.
 fn own_cgroup(root: &Path) -> io::Result<()> {
     let current = fs::read_to_string("/proc/self/cgroup")?;
     let Some(path) = current.lines().find_map(|line| line.strip_prefix("0::")) else {
@@ -253,7 +251,7 @@ fn own_cgroup(root: &Path) -> io::Result<()> {
             "cgroup {path} is somebody's, and has swap: start platen as a service whose unit has MemorySwapMax=0 (docs/memory.md has one), or by `systemd-run -p MemorySwapMax=0`"
         )));
     }
-    // The memory controller may be on already, or be refused: then the files below are not there.
+    // The controller may be on already. If it is refused, the files below do not exist.
     let _ = set(&root.join("cgroup.subtree_control"), "+memory");
     let own = root.join(format!("platen-{}", std::process::id()));
     fs::create_dir_all(&own)?;
@@ -266,36 +264,35 @@ fn own_cgroup(root: &Path) -> io::Result<()> {
     made
 }
 
-/// Removes the cgroup that [`inherited`] made, from which this process goes back to the root: at
+/// Removes the cgroup that [`inherited`] made; this process moves to the root cgroup. Call it at
 /// the end.
 pub fn leave_cgroup() {
     let root = Path::new("/sys/fs/cgroup");
     let own = root.join(format!("platen-{}", std::process::id()));
     if own.exists() && set(&root.join("cgroup.procs"), "0").is_ok() {
-        // Whatever is in it still keeps it.
+        // Fails if another process is still in it; then it stays.
         let _ = fs::remove_dir(own);
     }
 }
 
-/// Writes to a file that the kernel has there. Where the hierarchies of old are mounted, the folder
-/// around them takes any file, and nothing comes of it.
+/// Writes to an existing file of the kernel. Around cgroup v1 hierarchies there is an ordinary
+/// folder, in which creating a file would succeed without effect.
 fn set(file: &Path, value: &str) -> io::Result<()> {
     io::Write::write_all(&mut fs::File::options().write(true).open(file)?, value.as_bytes())
 }
 
-/// Gets the memory that this process will need, and keeps it in its own hands: `heap` bytes that
-/// were allocated and freed, and stacks of `threads` threads that have ended. A process that stands
-/// by does this while there is memory; when it must begin, there may be none, for what would free
-/// some waits for it to begin.
+/// Allocates and frees memory, so that this process already owns what it will need: `heap` bytes,
+/// and the stacks of `threads` threads. A stand-by server does this while there is memory. When it
+/// has to start there may be none, because what would free some waits for it to start.
 ///
-/// The C library keeps both only if it was started with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0`
-/// and `MALLOC_TRIM_THRESHOLD_` above `heap` ([`KEEPING`]); stacks it keeps up to 40 MiB of.
+/// glibc retains the heap only with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0` and
+/// `MALLOC_TRIM_THRESHOLD_` above `heap` ([`KEEPING`]); it caches stacks up to 40 MiB.
 ///
 /// # Errors
 ///
-/// No thread.
+/// No thread can be started.
 pub fn warm(heap: usize, threads: usize) -> io::Result<()> {
-    // In pieces, as it will be used; each written to, so that it is there without mlockall too.
+    // In pieces, as in real use. Each is written to, so that it has memory even without mlockall.
     const PIECE: usize = 64 << 10;
     let pieces: Vec<Vec<u8>> = (0..heap.div_ceil(PIECE)).map(|_| vec![0x5a; PIECE]).collect();
     drop(std::hint::black_box(pieces));
@@ -307,18 +304,18 @@ pub fn warm(heap: usize, threads: usize) -> io::Result<()> {
         })
         .collect();
     if let Some(error) = started.iter().find_map(|started| started.as_ref().err()) {
-        // Those that wait end with the process, which this error ends.
+        // The threads that wait end with the process, which this error ends.
         return Err(io::Error::new(error.kind(), error.to_string()));
     }
     together.wait();
     for thread in started.into_iter().flatten() {
-        // They do nothing that could panic.
+        // The threads cannot panic.
         let _ = thread.join();
     }
     Ok(())
 }
 
-/// What a process that is to [`warm`] itself must be started with.
+/// The environment that a process must be started with to [`warm`] itself.
 pub const KEEPING: [(&str, &str); 3] = [
     ("MALLOC_ARENA_MAX", "1"),
     ("MALLOC_MMAP_MAX_", "0"),
@@ -330,7 +327,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    /// A folder that is no cgroup, as the one around the hierarchies of old is.
+    /// An ordinary folder, as around cgroup v1 hierarchies.
     #[test]
     fn no_cgroup_is_made_of_a_folder() {
         let root = tempfile::tempdir().unwrap();
@@ -399,7 +396,7 @@ mod tests {
                 let name = std::ffi::CString::new(name).unwrap();
                 rustix::thread::set_name(&name).unwrap();
             };
-            // As one is called that has not run yet.
+            // As a thread is called that has not run yet.
             name(first.trim_end());
             say.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
             std::thread::sleep(Duration::from_millis(200));

@@ -1,44 +1,44 @@
-//! The supervisor: keeps a server running, and what must outlive it.
+//! The supervisor: runs a server, and holds what must outlive it.
 //!
 //! ```text
 //!              starts, watches (pidfd)            a line each: "device 0", "ready"
 //!  supervisor ─────────────────────────► server ───────────────────────────────► supervisor
 //!     │  holds the descriptors of store        ◄──── "end" ─────────────────────
 //!     │  and buffers, hands them on
-//!     ├─ one that stands by: has its memory, waits for "go ..."
-//!     └─ helpers: processes that do what may take long or be killed (swapon, swapoff), or need memory (a trainer, when
-//!        the server says "train", with the socket by which the two will talk; until it says "enough")
+//!     ├─ a stand-by server: has its memory, waits for "go ..."
+//!     └─ helpers: processes that may take long, be killed, or need memory: swapon, swapoff, a
+//!        trainer (from the server's "train", with the socket by which the two will talk, until
+//!        its "enough")
 //! ```
 //!
-//! A server that dies is replaced at once; one that dies again and again after a growing pause, of
-//! 10 s at most ([`Backoff`]). There is always another one, since the store is intact: only the end
-//! of the supervisor gives contents up. A server that hangs is killed, and replaced like one that has
-//! died: `watchdog.rs` says what counts as that. Whoever asks the supervisor to end (a descriptor that becomes
-//! readable) has the down helper run first: swapping must be over before the disk goes. Should that
-//! fail, the server goes on.
+//! A server that dies is replaced at once. After repeated deaths there is a growing pause before
+//! the next one, of 10 s at most ([`Backoff`]). There is always a next one: the store is intact,
+//! and its contents are lost only when the supervisor ends. A server that hangs is killed and
+//! replaced like one that has died; `watchdog.rs` defines a hang. A request to end the supervisor
+//! (a descriptor that becomes readable) first runs the down helper: swapping must stop before the
+//! disk goes. If that fails, the server keeps running.
 //!
-//! A server that dies takes with it the way to get memory back: its successor must not need any. So
-//! one
-//! [stands by](Service::standby), started while there was memory, and goes when it is told to.
+//! While no server runs, no memory can be swapped out or back, so the next server must not need
+//! any. So one [stands by](Service::standby): it was started while there was memory, and waits for
+//! the order to serve.
 //!
-//! Servers do not follow signals while they have a supervisor: one that a service manager or a
-//! terminal sends to all processes at once must not take a disk away that is swapped to.
+//! Servers ignore signals while they have a supervisor: a signal that a service manager or a
+//! terminal sends to all processes at once must not take away a disk that is swapped to.
 //!
-//! A server that is to replace another one and does not say that it is ready is killed after some
-//! time ([`Service::ready_limit`]), and counts as one that has died: whoever has the disk waits. So
-//! is one that does not end when it is told to ([`Service::end_limit`]): what keeps it may be a
-//! disk that answers nobody.
+//! A replacement server that is not ready after some time ([`Service::ready_limit`]) is killed and
+//! counts as dead, because all users of the disk wait for it. So is a server that does not end when
+//! it is told to ([`Service::end_limit`]): it may wait for a disk that does not answer.
 //!
-//! Nothing that the supervisor does for a disk in use may end it or make it wait: a process that
-//! cannot be started is tried again, and one that is killed is not waited for, since what it is
-//! stuck in may be the very disk.
+//! Nothing that the supervisor does for a disk in use may end it or block it. A process that cannot
+//! be started is tried again. A killed process is not waited for, because it may be stuck in a
+//! request to that very disk.
 //!
-//! There is one trainer at most: another one is started when the former has been seen to end,
-//! however long that takes. It ends with the server that asked for it. Its socket goes from the
-//! server to it and is nobody else's: the next server has nothing to do with what it may still say.
+//! There is at most one trainer. The next one starts after the last has exited, however long that
+//! takes. A trainer ends with the server that asked for it, and its socket belongs to that server
+//! alone: the next server cannot get the messages of an old trainer.
 //!
-//! Limits: the supervisor is one thread; it allocates little, when it starts something. Should it
-//! be killed itself, the server goes on without one.
+//! Limits: the supervisor has one thread, and allocates little, when it starts a process. If the
+//! supervisor itself is killed, the server keeps running.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -57,27 +57,29 @@ pub use backoff::Backoff;
 pub use error::SuperviseError;
 pub use service::Service;
 
-/// The status that a server ends with because the kernel's NBD client has given up a connection,
-/// which it does when a request takes long. That is a disk's or a host's trouble and ends some
-/// time: however often it comes, another server is started.
+/// Exit status of a server whose connections the kernel's NBD client has dropped, which it does
+/// when a request takes long. The cause is a slow disk or host and passes, so another server is
+/// always started.
 pub const CLIENT_LOST: u8 = 75;
 
-/// A copy of a descriptor that whoever started this process has left to it, by its number. For what
-/// has no path that it could be opened by once more: a socket.
+/// Duplicates a descriptor, given by its number, that this process inherited: for a socket, which
+/// has no path by which it could be opened again.
 ///
 /// # Errors
 ///
+/// There is no descriptor of this number.
 /// There is none of this number.
 pub fn descriptor(number: i32) -> io::Result<OwnedFd> {
     crate::sys::copy_of(number)
 }
 
-/// Runs `service` until `stop` becomes readable and all is down, or it cannot be kept up.
+/// Runs `service` until `stop` becomes readable and everything is down, or the service cannot be
+/// kept running.
 ///
 /// # Errors
 ///
-/// [`SuperviseError`]; nothing that was started is left then, except a server that holds swapped-out
-/// pages, and one that cannot be killed.
+/// [`SuperviseError`]. Then no process is left running, except a server that holds swapped-out
+/// pages and one that cannot be killed.
 pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), SuperviseError> {
     run::Supervisor::new(service).run(stop)
 }

@@ -1,4 +1,4 @@
-//! The system calls that no library of ours has.
+//! System calls that no library in use has.
 #![expect(unsafe_code, reason = "system calls by their numbers")]
 
 use std::ffi::CString;
@@ -9,20 +9,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
 
-/// Gives this thread, the only one, a mount namespace of its own.
+/// Gives this process, which has one thread, a mount namespace of its own.
 pub(crate) fn unshare_mounts() -> io::Result<()> {
-    // SAFETY: takes no pointer; changes what paths mean to this process, which has one thread.
+    // SAFETY: takes no pointer; changes the meaning of paths for this process, which has one
+    // thread.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })
 }
 
-/// Swap on. `flags` as the kernel has them.
+/// swapon(2), with the kernel's `flags`.
 pub(crate) fn swapon(path: &Path, flags: i32) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: a string that ends with a zero and lives as long as the call.
+    // SAFETY: a NUL-terminated string that outlives the call.
     checked(unsafe { libc::swapon(path.as_ptr(), flags) })
 }
 
-/// Swap off: returns when all of it is back in memory.
+/// swapoff(2): returns when all pages are back in memory.
 pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: as above.
@@ -113,26 +114,24 @@ fn partition(disk: &File, op: libc::c_int, number: u32, start: u64, len: u64) ->
     checked(unsafe { libc::ioctl(disk.as_raw_fd(), BLKPG as _, &raw const request) })
 }
 
-/// This process does not follow a terminal's or a service manager's signals, until it says
-/// otherwise.
+/// Ignores the signals by which a terminal or a service manager ends processes.
 pub(crate) fn ignore_signals() -> io::Result<()> {
     ignore(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
 }
 
-/// Nobody who types stops this process, or ends it at once, nor whatever it starts.
+/// Ignores the signals by which a terminal stops processes or quits them, here and in children.
 pub(crate) fn ignore_terminal() -> io::Result<()> {
     ignore(&[libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU])
 }
 
-/// A file that would be longer than this process may make one is an error, and not the process's
-/// end.
+/// Ignores SIGXFSZ, so that exceeding the file size limit is an error.
 pub(crate) fn ignore_size_signal() -> io::Result<()> {
     ignore(&[libc::SIGXFSZ])
 }
 
 fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
     for &signal in signals {
-        // SAFETY: no handler is named, so nothing of ours runs in one.
+        // SAFETY: installs no handler, so no code of ours runs in one.
         if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
         }
@@ -140,15 +139,15 @@ fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
     Ok(())
 }
 
-/// Blocks a signal in this thread, and gives a descriptor that is readable when it has come.
+/// Blocks a signal in this thread, and returns a descriptor that becomes readable when it arrives.
 pub(crate) fn signal_descriptor(signal: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: a set of signals is plain bytes, which the next call makes an empty set.
+    // SAFETY: all bit patterns of a signal set are valid, and the next call makes it an empty set.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: a set that lives as long as the call.
+    // SAFETY: the set outlives the call.
     checked(unsafe { libc::sigemptyset(&raw mut set) })?;
     // SAFETY: as above.
     checked(unsafe { libc::sigaddset(&raw mut set, signal) })?;
-    // SAFETY: as above; the mask as it was is not asked for.
+    // SAFETY: as above; the old mask is not requested.
     let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error));
@@ -157,20 +156,18 @@ pub(crate) fn signal_descriptor(signal: libc::c_int) -> io::Result<OwnedFd> {
     let number =
         unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     checked(number.min(0))?;
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Has a thread (0: this one) run before all that are not of real time, and take its turn with
-/// those that are.
+/// Makes a thread (0: this one) a round-robin real-time thread of the lowest priority.
 pub(crate) fn real_time(thread: i32) -> io::Result<()> {
     let lowest = libc::sched_param { sched_priority: 1 };
-    // SAFETY: a struct that lives as long as the call.
+    // SAFETY: a struct that outlives the call.
     checked(unsafe { libc::sched_setscheduler(thread, libc::SCHED_RR, &raw const lowest) })
 }
 
-/// Closes every descriptor but the first three. Only for a process that has just begun and has
-/// opened none.
+/// Closes all descriptors but 0 to 2. Only for a process that has just started and has opened none.
 pub(crate) fn close_inherited() -> io::Result<()> {
     // SAFETY: takes numbers. By the caller's promise no descriptor from 3 on belongs to anything in
     // this process.
@@ -178,12 +175,12 @@ pub(crate) fn close_inherited() -> io::Result<()> {
     checked(i32::from(result != 0))
 }
 
-/// A copy of the descriptor `number`.
+/// Duplicates the descriptor `number`.
 pub(crate) fn copy_of(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers; closes nothing, and changes nothing of what `number` is.
+    // SAFETY: takes numbers; closes nothing, and does not change `number`'s file.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
     checked(copy.min(0))?;
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 

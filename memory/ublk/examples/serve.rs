@@ -1,7 +1,7 @@
-//! Serves a compressed disk by ublk until it is interrupted: `serve SIZE_MIB`.
+//! Serves a compressed disk by ublk until standard input ends: `serve SIZE_MIB`.
 //!
-//! Without supervisor, self-check or swap: `platen device serve --ublk` has them. For trying the
-//! driver.
+//! For trying the driver: without supervisor, check or swap, which `platen device serve --ublk`
+//! has.
 
 use std::io::Read;
 use std::sync::Arc;

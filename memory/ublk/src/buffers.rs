@@ -1,9 +1,8 @@
-//! The buffers that the kernel copies requests' bytes to and from: all of a device's, made and
-//! locked before the first request, in one memfd.
+//! The buffers between which and the kernel requests' bytes are copied: all buffers of a device in
+//! one memfd, allocated and locked before the first request.
 //!
-//! A memfd, because whoever keeps a copy of its descriptor can give the same memory to the server
-//! that replaces a dead one: a machine short of memory has none to spare for a second set just
-//! then.
+//! A memfd, so that the supervisor, which has a copy of the descriptor, can pass the same memory to
+//! the server that replaces a dead one: when memory is short there is none for a second set.
 #![expect(unsafe_code, reason = "maps memory and points into it")]
 
 use std::io;
@@ -17,8 +16,8 @@ use crate::control::Geometry;
 
 /// A device's buffers: one for each tag of each queue.
 ///
-/// Ownership rule: a tag's buffer is the kernel's while the tag is fetching, and the backend's from
-/// a request's arrival until its completion; nobody else makes references into it.
+/// Ownership rule: a tag's buffer belongs to the kernel while the tag is fetching, and to the
+/// backend from a request's arrival until its completion; nothing else makes references into it.
 #[derive(Debug)]
 pub struct Buffers {
     fd: OwnedFd,
@@ -28,19 +27,19 @@ pub struct Buffers {
     max_io: u32,
 }
 
-// SAFETY: the mapping belongs to no thread, and `at` only computes addresses; who uses the memory
-// behind them when is the ownership rule's matter.
+// SAFETY: the mapping has no thread affinity, and `at` only computes addresses; the ownership rule
+// says who may use the memory when.
 unsafe impl Send for Buffers {}
 // SAFETY: as above; there is no interior state.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
-    /// Bytes that a device's buffers take.
+    /// Bytes of a device's buffers.
     pub fn len_of(geometry: &Geometry) -> u64 {
         u64::from(geometry.queues) * u64::from(geometry.depth) * u64::from(geometry.max_io)
     }
 
-    /// Makes the buffers of a device, and has the kernel find all their memory now.
+    /// Makes the buffers of a device, and allocates all their memory.
     ///
     /// # Errors
     ///
@@ -49,7 +48,7 @@ impl Buffers {
         Self::adopt(Self::file(geometry)?, geometry)
     }
 
-    /// A file for them, which has no memory yet.
+    /// Makes a file for the buffers, which has no memory yet.
     ///
     /// # Errors
     ///
@@ -60,14 +59,14 @@ impl Buffers {
         Ok(fd)
     }
 
-    /// Takes buffers that another server made for the same geometry, or for more queues.
+    /// Takes over buffers that another server made for the same geometry, or for more queues.
     ///
     /// # Errors
     ///
     /// A file that is too short; the kernel's.
     pub fn adopt(fd: OwnedFd, geometry: &Geometry) -> io::Result<Self> {
         let (found, wanted) = (rustix::fs::fstat(&fd)?.st_size, Self::len_of(geometry));
-        // More is made for more queues than the driver then grants.
+        // A file for more queues than the driver then granted is longer.
         if u64::try_from(found).map_or(true, |found| found < wanted) || wanted == 0 {
             return Err(io::Error::other(format!(
                 "the buffers have {found} bytes, a device of this geometry has {wanted}"
@@ -85,7 +84,7 @@ impl Buffers {
         let buffers = Self { fd, base, len, depth: geometry.depth, max_io: geometry.max_io };
         // SAFETY: the range is the mapping just made.
         if let Err(error) = unsafe { mlock(base.as_ptr().cast(), len) } {
-            // Not for swap then: the safety list says so.
+            // Unlocked buffers are not fit for swap; the check reports that.
             if error != rustix::io::Errno::NOMEM && error != rustix::io::Errno::PERM {
                 return Err(error.into());
             }
@@ -93,16 +92,16 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// The file, for the one who outlives this server.
+    /// The file, for the supervisor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Where the buffer of a tag begins.
+    /// The start of a tag's buffer.
     ///
     /// # Panics
     ///
-    /// When the device has no such queue or tag.
+    /// If the device has no such queue or tag.
     pub(crate) fn at(&self, queue: u16, tag: u16) -> NonNull<u8> {
         let size = self.max_io as usize;
         let nth = usize::from(queue) * usize::from(self.depth) + usize::from(tag);
@@ -113,23 +112,23 @@ impl Buffers {
 }
 
 impl Buffers {
-    /// The first `len` bytes of a tag's buffer, for the request that the tag has.
+    /// The first `len` bytes of a tag's buffer, for the tag's current request.
     ///
     /// # Panics
     ///
-    /// When the device has no such queue or tag, or no buffer is so long.
+    /// If the device has no such queue or tag, or `len` exceeds the buffer.
     pub(crate) fn request(&self, queue: u16, tag: u16, len: usize) -> device::Buffer {
         assert!(len <= self.max_io as usize, "{len} bytes of a buffer of {}", self.max_io);
         // SAFETY: within the mapping, which outlives the queue's backend, and initialised, as a
-        // file's memory is. By the ownership rule the kernel has let go of it with the request's
-        // arrival, and gets it back when the request is committed, which is when it is over.
+        // file's memory is. By the ownership rule the kernel does not use it from the request's
+        // arrival until the request is committed, which is when it is complete.
         unsafe { device::Buffer::new(self.at(queue, tag).as_ptr(), len) }
     }
 }
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and by the ownership rule no request is left.
+        // SAFETY: the mapping is ours, and by the ownership rule no request is in flight.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -147,7 +146,7 @@ mod tests {
         for queue in 0..2u16 {
             for tag in 0..4u16 {
                 let mark = u8::try_from(queue * 4 + tag + 1).unwrap();
-                // SAFETY: a whole buffer, which nobody else has.
+                // SAFETY: a whole buffer, which nothing else uses.
                 unsafe { first.at(queue, tag).write_bytes(mark, 8192) };
             }
         }
@@ -158,7 +157,7 @@ mod tests {
             for tag in 0..4u16 {
                 // SAFETY: within the buffer.
                 let last = unsafe { second.at(queue, tag).add(8191) };
-                // SAFETY: mapped, and nobody writes it.
+                // SAFETY: mapped, and nothing writes it.
                 let mark = unsafe { last.read() };
                 assert_eq!(u16::from(mark), queue * 4 + tag + 1);
             }

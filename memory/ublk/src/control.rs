@@ -1,10 +1,9 @@
-//! Control commands: devices are made, started, recovered, stopped and deleted here.
+//! Control commands: create, start, recover, stop and delete devices.
 //!
-//! A command goes through a ring of its own and may take long (starting waits for every queue,
-//! stopping for whoever has the disk open) or for ever: kernels have been seen to die in the middle
-//! of one. Each is waited for so long and no longer. What the kernel may still write to after that
-//! is leaked, and the
-//! [`Control`] is of no more use.
+//! A command goes through a ring of its own. It may take long (starting waits for every queue,
+//! stopping for all users of the disk) or for ever, because kernels have been seen to crash in the
+//! middle of one. Each wait has a time limit. After it the memory that the kernel may still write
+//! to is leaked, and the [`Control`] cannot be used any more.
 #![expect(unsafe_code, reason = "pushes entries that name memory to the kernel")]
 
 use std::fs::File;
@@ -16,40 +15,40 @@ use io_uring::{cqueue, opcode, squeue, types, IoUring};
 
 use crate::sys::{self, Command, ControlCommand, DeviceInfo, Parameters};
 
-/// Why the driver did not do what it was asked to.
+/// Why a control command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// There is no driver, or this process may not use it.
     #[error("cannot open {path}: is the module ublk_drv loaded, and is this root?", path = sys::CONTROL)]
     Driver(#[source] io::Error),
-    /// No ring for the commands.
+    /// The kernel has no ring for the commands.
     #[error("cannot make an io_uring for ublk's control commands")]
     Ring(#[source] io::Error),
-    /// It refused.
+    /// The driver refused the command.
     #[error("ublk device {id}: {action} fails")]
     Refused {
-        /// The device; -1 where the driver was to choose.
+        /// The device; -1 if the driver was to choose.
         id: i64,
-        /// What was asked.
+        /// The command.
         action: &'static str,
-        /// The driver's word.
+        /// The driver's error.
         source: io::Error,
     },
-    /// It has not answered in time.
+    /// The driver did not answer in time.
     #[error("ublk device {id}: {action} has not been answered for {seconds} s")]
     Silent {
-        /// The device; -1 where the driver was to choose.
+        /// The device; -1 if the driver was to choose.
         id: i64,
-        /// What was asked.
+        /// The command.
         action: &'static str,
-        /// How long that was waited for.
+        /// The time limit.
         seconds: u64,
     },
 }
 
 impl ControlError {
-    /// The driver's error number, where it gave one.
+    /// The driver's errno, if it returned one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Driver(source) | Self::Ring(source) | Self::Refused { source, .. } => {
@@ -60,46 +59,46 @@ impl ControlError {
     }
 }
 
-/// What a device is made with.
+/// The parameters of a new device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes of the disk: a multiple of 4096.
+    /// Size of the disk in bytes: a multiple of 4096.
     pub size: u64,
-    /// Queues: one thread each.
+    /// The number of queues, each with a thread.
     pub queues: u16,
-    /// Requests in flight in each.
+    /// Requests in flight of a queue.
     pub depth: u16,
-    /// Most bytes of a request: a multiple of 4096.
+    /// The most bytes of a request: a multiple of 4096.
     pub max_io: u32,
 }
 
-/// What becomes of a device's disk.
+/// The state of a device's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskState {
-    /// It has not been started, or is stopped.
+    /// It was not started, or is stopped.
     Dead,
     /// It has a server.
     Live,
-    /// Its server is gone; requests wait for the next.
+    /// Its server is gone; requests wait for the next one.
     Quiesced,
-    /// Something that later kernels know.
+    /// A state of later kernels.
     Other(u16),
 }
 
-/// A device as the driver sees it.
+/// The driver's description of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Its number: `/dev/ublkb0` is 0.
     pub id: u32,
-    /// Queues the driver has made: no more than asked for.
+    /// The number of queues that the driver has made, at most as many as requested.
     pub queues: u16,
-    /// Requests in flight in each.
+    /// Requests in flight of a queue.
     pub depth: u16,
-    /// Most bytes of a request.
+    /// The most bytes of a request.
     pub max_io: u32,
-    /// What becomes of its disk.
+    /// The state of its disk.
     pub state: DiskState,
-    /// Its server's process.
+    /// The process id of its server.
     pub pid: i32,
 }
 
@@ -125,7 +124,7 @@ pub struct Control {
     features: u64,
 }
 
-/// What a command reads or writes; large enough for all of them.
+/// A command's input and output buffer, large enough for all commands.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 struct Payload([u8; 64]);
@@ -136,7 +135,7 @@ const _: () = assert!(
 );
 
 impl Control {
-    /// Opens the driver; a command is waited for at most `timeout`.
+    /// Opens the driver's control device. `timeout` limits the wait for each command.
     ///
     /// # Errors
     ///
@@ -155,24 +154,25 @@ impl Control {
                 let [a, b, c, d, e, f, g, h, ..] = payload.0;
                 control.features = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
             }
-            // Before 6.5 the driver does not know the question, before 6.4 not even its form.
+            // Before Linux 6.5 the driver does not know the command, before 6.4 not even the ioctl
+            // encoding.
             Err(ControlError::Refused { .. }) => control.ioctl = false,
             Err(error) => return Err(error),
         }
         Ok(control)
     }
 
-    /// Whether commands must be given in the form of ioctls, which kernels from 6.5 on want.
+    /// Whether commands must be encoded as ioctls, as Linux 6.5 and later want.
     pub fn speaks_ioctl(&self) -> bool {
         self.ioctl
     }
 
-    /// The driver's word for what it can do, bit by bit; 0 before Linux 6.5, which cannot be asked.
+    /// The driver's feature bits; 0 before Linux 6.5, which has no command for them.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Makes a device with user recovery and reissue; the driver chooses its number.
+    /// Creates a device with user recovery and reissue; the driver chooses its number.
     ///
     /// # Errors
     ///
@@ -204,8 +204,8 @@ impl Control {
         Ok(info.into())
     }
 
-    /// Sets size and limits of a device that is not started: 4 KiB blocks, no cache to flush,
-    /// discard and write-zeroes of any 4 KiB.
+    /// Sets size and limits of a device that is not started: 4 KiB blocks, no volatile cache,
+    /// discard and write-zeroes in units of 4 KiB.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl Control {
             .map(drop)
     }
 
-    /// What the driver knows of a device.
+    /// The driver's description of a device.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl Control {
         Ok(info_of_payload(&payload).into())
     }
 
-    /// Shows the disk. Queues must be fetching, or come to it while this waits.
+    /// Starts the disk. All queues must fetch their tags while this waits.
     ///
     /// # Errors
     ///
@@ -239,7 +239,7 @@ impl Control {
         self.run(Command::Start, "starting", id.into(), 0, &mut payload, pid).map(drop)
     }
 
-    /// Takes the disk away, which ends the queues.
+    /// Stops the disk, which ends the queues.
     ///
     /// # Errors
     ///
@@ -248,7 +248,7 @@ impl Control {
         self.run(Command::Stop, "stopping", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
     }
 
-    /// Forgets a device, whose number may then be used for another.
+    /// Deletes a device; its number may be reused.
     ///
     /// # Errors
     ///
@@ -257,12 +257,13 @@ impl Control {
         self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
     }
 
-    /// Announces a new server of a device whose server is gone. The driver learns of a death only
-    /// when the dead one's rings are torn down: until then it says busy, and is asked again.
+    /// Announces a new server of a device whose server has died. The driver notices a death only
+    /// when the dead server's rings are torn down; until then it returns EBUSY, and this function
+    /// retries.
     ///
     /// # Errors
     ///
-    /// The driver's; busy when the old server has not gone within the time.
+    /// The driver's; EBUSY if the old server is not gone within the time limit.
     pub fn start_recovery(&mut self, id: u32) -> Result<(), ControlError> {
         let begin = Instant::now();
         loop {
@@ -276,7 +277,8 @@ impl Control {
         }
     }
 
-    /// Lets requests flow again. Queues must be fetching, or come to it while this waits.
+    /// Ends recovery, so that requests flow again. All queues must fetch their tags while this
+    /// waits.
     ///
     /// # Errors
     ///
@@ -299,7 +301,7 @@ impl Control {
         let silent = ControlError::Silent { id, action, seconds: self.timeout.as_secs() };
         let refused = |source| ControlError::Refused { id, action, source };
         let Some(mut ring) = self.ring.take() else { return Err(silent) };
-        // On the heap, so that it can be left to the kernel.
+        // On the heap, so that it can be leaked to the kernel.
         let mut shared = Box::new(*payload);
         #[expect(
             clippy::cast_possible_truncation,
@@ -352,7 +354,7 @@ impl std::fmt::Debug for Control {
 
 const EBUSY: i32 = 16;
 
-/// Submits and waits for one completion; `None` when there is none in time.
+/// Submits the command and waits for its completion; `None` if there is none in time.
 fn wait(
     ring: &mut IoUring<squeue::Entry128, cqueue::Entry>,
     timeout: Duration,
@@ -371,7 +373,7 @@ fn wait(
                 return Err(error)
             }
             _ if left.is_zero() => return Ok(None),
-            // Out of memory for the moment.
+            // No memory now: retry.
             Err(error) if error.raw_os_error() == Some(EAGAIN) => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -388,18 +390,18 @@ fn pid() -> i32 {
     i32::try_from(std::process::id()).expect("process numbers are positive ints")
 }
 
-/// The disk's limits.
+/// The disk's parameters.
 fn parameters(geometry: &Geometry) -> Parameters {
     const PAGE_SHIFT: u8 = 12;
     let sectors = geometry.size / sys::SECTOR;
-    // A discard carries no bytes and costs little a page; yet one of the whole disk must not keep a
-    // tag for seconds. 256 MiB.
+    // A discard has no data and costs little a page, but a discard of the whole disk must not hold
+    // a tag for seconds. 256 MiB.
     let discard = u32::try_from(sectors).unwrap_or(u32::MAX).min(1 << 19);
     Parameters {
         len: 64,
         types: Parameters::BASIC | Parameters::DISCARD,
-        // Neither rotational nor with a cache: swap then fills clusters by CPU, and no flush is
-        // needed.
+        // Non-rotational, so that swap allocates clusters for each CPU, and without a volatile
+        // cache, so that no flush is needed.
         attributes: 0,
         logical_shift: PAGE_SHIFT,
         physical_shift: PAGE_SHIFT,

@@ -1,4 +1,4 @@
-//! A queue's thread: takes requests from the kernel to the backend and completions back, in
+//! A queue's thread: passes requests from the kernel to the backend and completions back, in
 //! batches.
 
 use std::io;
@@ -9,23 +9,23 @@ use crate::buffers::Buffers;
 use crate::ring::{Arrival, Ring};
 use crate::tags::{Asked, Kind, Step, Tags, Violation};
 
-/// Why a queue's thread ended before the disk did.
+/// Why a queue's thread ended before the disk was stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The kernel's ring, or the backend, is not to be had.
+    /// An error of the kernel's ring or of the backend.
     #[error("the queue cannot go on")]
     Io(#[from] io::Error),
-    /// Something said what cannot be.
+    /// The kernel or the backend violated the protocol.
     #[error(transparent)]
     Violation(#[from] Violation),
 }
 
-/// Serves one queue until the disk is gone. Nothing in here allocates once requests flow.
+/// Serves one queue until the disk is stopped. Does not allocate once requests flow.
 ///
 /// # Errors
 ///
-/// The kernel takes no commands any more, or says what cannot be.
+/// The kernel accepts no more commands, or violates the protocol.
 pub(crate) fn serve<R: Ring, Q: Queue>(
     ring: &mut R,
     backend: &mut Q,
@@ -39,7 +39,7 @@ pub(crate) fn serve<R: Ring, Q: Queue>(
     }
     let mut broken = None;
     while !tags.ended() {
-        // Nobody wakes us for what is over already; `arm` says so.
+        // Completions that are already there do not wake the thread; then `arm` returns false.
         while !backend.arm() {
             reap(ring, backend, tags, &mut broken)?;
         }
@@ -83,14 +83,14 @@ fn reap<R: Ring, Q: Queue>(
     broken.take().map_or(Ok(()), Err)
 }
 
-/// The request as the backend wants it.
+/// The request in the backend's terms.
 fn request(asked: &Asked, buffers: &Buffers, queue: u16, tag: u16) -> Request {
     let op = match asked.kind {
         Kind::Read => Op::Read,
         Kind::Write => Op::Write,
         Kind::Flush => Op::Flush,
         Kind::Discard => Op::Discard,
-        // A page of zeros that was asked for without a hole costs no memory either way.
+        // A page of zeros takes no memory, with or without NOUNMAP.
         Kind::WriteZeroes => Op::WriteZeroes { keep: false },
     };
     let buffer = match asked.bytes() {
@@ -110,7 +110,7 @@ mod tests {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use store::{Keeper, Options, Store};
 
-    /// A kernel that plays a script: what comes at each wait. Allocates nothing while it plays.
+    /// A scripted kernel: arrivals for each wait. Does not allocate while it runs.
     struct Script {
         waits: Vec<Vec<Arrival>>,
         next: usize,
@@ -136,7 +136,7 @@ mod tests {
             Ok(())
         }
         fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
-            // It would sleep for ever.
+            // At the end of the script a real kernel would sleep for ever.
             let next = self.waits.get(self.next).ok_or(io::ErrorKind::TimedOut)?;
             self.next += 1;
             out.extend(next);
@@ -147,8 +147,8 @@ mod tests {
         }
     }
 
-    /// A backend that does small requests at once and large ones when it is next asked; its buffers
-    /// are looked at only for their length.
+    /// A backend that does small requests at once and large ones at the next poll. It uses only the
+    /// length of a buffer.
     struct Later {
         wake: OwnedFd,
         waiting: Vec<u64>,
@@ -202,7 +202,7 @@ mod tests {
         let buffers = Buffers::new(&GEOMETRY).unwrap();
         let mut tags = Tags::new(GEOMETRY.depth, GEOMETRY.size / 4096, GEOMETRY.max_io);
         let mut arrivals = Vec::with_capacity(8);
-        // As the queue's thread has it.
+        // As in the queue's thread.
         let path = IoPath::enter();
         let result = serve(script, backend, &mut tags, &buffers, 0, &mut arrivals);
         drop(path);
@@ -230,7 +230,7 @@ mod tests {
         let (mut script, mut backend) = (Script::new(descriptors, waits), Later::new(Ok(())));
         run(&mut script, &mut backend).unwrap();
         assert_eq!(script.fetched, [0, 1, 2, 3]);
-        // Large ones after small ones, in the order in which the backend was done.
+        // Large requests after small ones, in the order of their completion.
         assert_eq!(script.committed, [(0, 4096), (3, 0), (2, 0), (1, 8 * 4096)]);
         let seen = [
             (Op::Read, 0, 1, 4096),
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(backend.seen, seen);
     }
 
-    /// A kernel that gives every tag a request again and again, until all rounds are over.
+    /// A kernel that gives each tag a request again and again, for a number of rounds.
     struct Busy {
         rounds: u32,
         ready: Vec<u16>,
@@ -266,7 +266,7 @@ mod tests {
                 out.push(Arrival::Tag(tag.into(), if over { sys::ABORT } else { 0 }));
             }
             if out.is_empty() {
-                // Long enough for another thread to have been at work.
+                // Long enough for another thread to run.
                 std::thread::sleep(std::time::Duration::from_micros(50));
                 out.push(Arrival::Backend);
             }

@@ -1,5 +1,5 @@
-//! One queue's way to the kernel: a ring that carries its tags' commands, and the descriptions of
-//! their requests.
+//! A queue's connection to the kernel: a ring with its tags' commands, and the descriptors of their
+//! requests.
 #![expect(unsafe_code, reason = "maps what the driver shares, and pushes entries that name memory")]
 
 use std::fs::File;
@@ -16,46 +16,46 @@ use crate::buffers::Buffers;
 use crate::control::Geometry;
 use crate::sys::{self, IoCommand, IoDescriptor};
 
-/// What a completion says.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// A tag's command is answered.
+    /// A tag's command is complete, with this result.
     Tag(u64, i32),
     /// The backend's descriptor is readable.
     Backend,
 }
 
-/// What a queue's thread needs of the kernel.
+/// A queue thread's interface to the kernel.
 pub(crate) trait Ring {
-    /// Has the kernel take a tag, as of the next [`wait`](Self::wait).
+    /// Queues a fetch of a tag, for the next [`wait`](Self::wait).
     fn fetch(&mut self, tag: u16) -> io::Result<()>;
-    /// Answers a tag's request and has the kernel take the tag again, as of the next `wait`.
+    /// Queues the result of a tag's request and the next fetch of the tag, for the next `wait`.
     fn commit(&mut self, tag: u16, result: i32) -> io::Result<()>;
-    /// Hands over what was said since, waits for at least one arrival, and puts arrivals into
-    /// `out`, no more than it has room for.
+    /// Submits the queued commands, waits for at least one completion, and adds completions to
+    /// `out`, up to its capacity.
     fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()>;
-    /// What the driver says of the request that a tag has.
+    /// The driver's descriptor of a tag's request.
     fn descriptor(&self, tag: u16) -> IoDescriptor;
 }
 
-/// The kernel's.
+/// The kernel's ring.
 pub(crate) struct KernelRing {
     ring: IoUring,
     device: File,
     descriptors: Descriptors,
     buffers: Arc<Buffers>,
     queue: u16,
-    /// Whether commands are ioctls.
+    /// Whether commands are encoded as ioctls.
     ioctl: bool,
     backend: i32,
     watching: bool,
 }
 
-/// What stands for the backend's descriptor among the tags.
+/// The user data of the poll of the backend's descriptor, in the place of a tag.
 const BACKEND: u64 = u64::MAX;
 
 impl KernelRing {
-    /// A queue's ring. To be made on the queue's thread: from then on only it may use the tags.
+    /// A queue's ring. Make it on the queue's thread: only that thread may then use the tags.
     pub(crate) fn new(
         device: File,
         geometry: &Geometry,
@@ -64,7 +64,7 @@ impl KernelRing {
         buffers: Arc<Buffers>,
         backend: BorrowedFd<'_>,
     ) -> io::Result<Self> {
-        // A command for each tag, and the watch on the backend.
+        // A command for each tag, and the poll of the backend.
         let entries = (u32::from(geometry.depth) + 1).next_power_of_two();
         let ring = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(entries)?;
         let descriptors = Descriptors::map(&device, queue, geometry.depth)?;
@@ -84,13 +84,13 @@ impl KernelRing {
     }
 
     fn push_entry(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
-        // SAFETY: the buffer it names is in `buffers`, which this ring keeps; when the ring is
-        // dropped the kernel has let go of the tags (its end cancels their commands), and a poll
-        // holds the file that it watches, whoever closes the descriptor.
+        // SAFETY: the buffer that it names is in `buffers`, which this ring owns. When the ring is
+        // dropped the kernel has released the tags, because closing it cancels their commands. A
+        // poll holds its file, also after the descriptor is closed.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             return Ok(());
         }
-        // There is an entry for each tag, so this does not happen; it would not harm either.
+        // There is an entry for each tag, so the queue is never full; a submit would be harmless.
         self.ring.submit()?;
         // SAFETY: as above.
         unsafe { self.ring.submission().push(entry) }
@@ -119,8 +119,8 @@ impl Ring for KernelRing {
                 Ok(_) => {}
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
-                    // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request just now, and
-                    // this very server may be what brings some. What was not taken stays in the
+                    // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request now, and this
+                    // very server may have to free some. Entries that were not taken stay in the
                     // queue.
                     io::ErrorKind::WouldBlock
                     | io::ErrorKind::ResourceBusy
@@ -148,21 +148,21 @@ impl Ring for KernelRing {
     }
 }
 
-/// The descriptions of a queue's requests, which the driver writes.
+/// The descriptors of a queue's requests, which the driver writes.
 struct Descriptors {
     base: NonNull<IoDescriptor>,
     len: usize,
     depth: u16,
 }
 
-// SAFETY: the mapping belongs to no thread.
+// SAFETY: the mapping has no thread affinity.
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
     fn map(device: &File, queue: u16, depth: u16) -> io::Result<Self> {
         let size = size_of::<IoDescriptor>();
         let len = (usize::from(depth) * size).next_multiple_of(4096);
-        // Queues lie as far apart as the longest needs.
+        // The offsets of queues are spaced for the largest depth.
         let offset = u64::from(queue) * u64::from(sys::MAX_DEPTH) * size as u64;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -176,16 +176,16 @@ impl Descriptors {
         assert!(tag < self.depth);
         // SAFETY: within the mapping, which has `depth` of them.
         let place = unsafe { self.base.add(usize::from(tag)) };
-        // SAFETY: mapped, aligned (the mapping begins on a page), and any bits are a description.
-        // The driver wrote it before it completed the tag's command and does not until the tag is
-        // committed; volatile, because the compiler knows nothing of that.
+        // SAFETY: mapped, aligned (the mapping starts at a page), and every bit pattern is a valid
+        // descriptor. The driver wrote it before it completed the tag's command, and does not write
+        // it again until the tag is committed; volatile, because the compiler cannot know that.
         unsafe { place.read_volatile() }
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing points into it.
+        // SAFETY: the mapping is ours, and no reference into it exists.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

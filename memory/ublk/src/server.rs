@@ -1,4 +1,4 @@
-//! A device's server: one thread for each queue, and the control commands around them.
+//! A device's server: a thread for each queue, and the control commands.
 
 use std::fs::File;
 use std::io;
@@ -27,30 +27,30 @@ pub enum ServeError {
     /// The driver refused.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// What was asked for is no device.
+    /// The requested geometry is not possible.
     #[error("a ublk device cannot have {what}")]
     Geometry {
-        /// What is wrong, with numbers.
+        /// The wrong value.
         what: String,
     },
-    /// The device that is to be recovered has another geometry than this server.
+    /// The device to be recovered has another geometry.
     #[error("ublk device {id} has {has:?}, this server would have {wanted:?}")]
     Other {
         /// The device.
         id: u32,
-        /// What the driver says.
+        /// The driver's description.
         has: Box<Info>,
-        /// What was asked for.
+        /// The requested geometry.
         wanted: Box<Geometry>,
     },
-    /// The kernel refused something else.
+    /// Another error of the kernel.
     #[error("ublk device {id}: cannot {action}")]
     Io {
         /// The device.
         id: u32,
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A queue ended while the device was being started.
@@ -60,31 +60,31 @@ pub enum ServeError {
         id: u32,
         /// The queue.
         queue: u16,
-        /// Why.
+        /// The cause.
         source: QueueError,
     },
 }
 
-/// Requests that were answered without the backend, since the server began.
+/// Requests answered without the backend, since the server started.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Requests that made no sense, answered EIO or EOPNOTSUPP.
+    /// Invalid requests, answered with EIO or EOPNOTSUPP.
     pub senseless: AtomicU64,
 }
 
-/// How a server is to be.
+/// A server's options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Of the device. Its size is the backend's.
+    /// The device's geometry, with the backend's size.
     pub geometry: Geometry,
-    /// How long the driver may take over a control command.
+    /// The time limit of a control command.
     pub timeout: Duration,
 }
 
 impl Options {
-    /// For a backend of `pages` pages: as many queues as there are CPUs, at most 8, where no number
-    /// is asked for; 64 requests in flight in each, of at most 512 KiB (a page-out of 128 pages),
-    /// bounded by what they cost: all buffers together take `buffers` bytes or less.
+    /// For a backend of `pages` pages. The default number of queues is that of CPUs, at most 8. A
+    /// queue has up to 64 requests of up to 512 KiB (a page-out of 128 pages) in flight; both are
+    /// reduced until all buffers together take at most `buffers` bytes.
     pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let cpus = u16::try_from(cpus).unwrap_or(u16::MAX);
@@ -94,7 +94,7 @@ impl Options {
         while Buffers::len_of(&geometry) > buffers
             && (geometry.depth > 16 || geometry.max_io > 32768)
         {
-            // Depth is worth more than length: swap's requests are mostly short.
+            // Depth is worth more than length, because most swap requests are short.
             if geometry.max_io > 131_072 || geometry.depth <= 16 {
                 geometry.max_io /= 2;
             } else {
@@ -105,7 +105,7 @@ impl Options {
     }
 }
 
-/// A device that is being served.
+/// A device with its queues' threads.
 #[derive(Debug)]
 pub struct Server {
     control: Control,
@@ -116,12 +116,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a device, serves it, and shows its disk. `on_add` is told its number before anything
-    /// else can fail. `buffers`: made by [`Buffers::file`], else they are made here.
+    /// Creates a device, serves it, and starts its disk. `on_add` gets its number before anything
+    /// else can fail. `buffers` come from [`Buffers::file`]; with `None` they are made here.
     ///
     /// # Errors
     ///
-    /// The driver is not there or refuses, and the kernel's. No device is left then.
+    /// There is no driver, or it refuses; the kernel's. Then no device is left.
     pub fn create<B: Backend>(
         backend: &B,
         buffers: Option<OwnedFd>,
@@ -149,7 +149,7 @@ impl Server {
                 Ok(queues.into_server(control, id))
             }
             Err(error) => {
-                // Best effort: the error at hand says more than one of these could.
+                // Best effort: the first error is the more useful one.
                 let _ = control.stop(id);
                 let _ = control.delete(id);
                 Err(error)
@@ -157,13 +157,14 @@ impl Server {
         }
     }
 
-    /// Takes over device `id`, whose server is gone: its disk has stayed, and gives this server all
-    /// requests that the dead one had. If that one died before there was a disk, makes a device
-    /// anew.
+    /// Takes over device `id`, whose server is gone: its disk has stayed, and this server gets all
+    /// requests that the dead one had. If that server died before the disk was started, creates a
+    /// new device.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create); also a device of another geometry. The device is left as it is.
+    /// Those of [`create`](Self::create); a device of another geometry. Then the device is not
+    /// changed.
     pub fn recover<B: Backend>(
         id: u32,
         backend: &B,
@@ -175,7 +176,7 @@ impl Server {
         let mut control = Control::open(options.timeout)?;
         let info = control.info(id)?;
         if info.state == DiskState::Dead {
-            // Its server died before there was a disk: nobody waits for it.
+            // Its server died before the disk was started, so the device has no users.
             control.delete(id)?;
             return Self::create(backend, buffers, options, on_add);
         }
@@ -188,7 +189,7 @@ impl Server {
         Ok(queues.into_server(control, id))
     }
 
-    /// Its number.
+    /// The device's number.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -203,29 +204,29 @@ impl Server {
         &self.counters
     }
 
-    /// Waits for a queue to end, at most `timeout`: `None` when none has.
+    /// Waits up to `timeout` for a queue to end; `None` if none has.
     pub fn wait(&self, timeout: Duration) -> Option<(u16, Result<(), QueueError>)> {
         self.ends.recv_timeout(timeout).ok()
     }
 
-    /// Takes the disk away, waits for the queues, and forgets the device. Whoever has the disk open
-    /// gets errors from now on.
+    /// Stops the disk, waits for the queues, and deletes the device. Users of the disk get errors
+    /// from now on.
     ///
     /// # Errors
     ///
-    /// The driver's; the device may then still be there.
+    /// The driver's; then the device may still exist.
     pub fn stop(mut self) -> Result<(), ControlError> {
         self.control.stop(self.id)?;
         for thread in self.threads.drain(..) {
-            // A thread that panicked has ended the process, or its panic was shown.
+            // A panic of the thread has ended the process, or was reported already.
             let _ = thread.join();
         }
         self.control.delete(self.id)
     }
 }
 
-/// Ends a device whose servers are gone for good: whoever has its disk open gets errors, and waits
-/// no longer.
+/// Deletes a device that will get no further server: users of its disk get errors instead of
+/// waiting.
 ///
 /// # Errors
 ///
@@ -236,11 +237,11 @@ pub fn abandon(id: u32, timeout: Duration) -> Result<(), ControlError> {
     control.delete(id)
 }
 
-/// Has the driver see a server's death soon that leaves no command of a queue pending: with every
-/// tag of it in the server's hands, drivers before Linux 6.16 look only when a request times out,
-/// after 30 s if nothing else is said. A server that lives is not disturbed by a timeout.
+/// Makes the driver notice the death of a server that had no pending fetch: if the server had
+/// requests of all tags, drivers before Linux 6.16 notice only when a request times out, by default
+/// after 30 s. A timeout does not disturb a running server.
 fn notice_deaths(id: u32) {
-    // A kernel without this setting takes its own time.
+    // Kernels without this setting use their default.
     let _ = std::fs::write(format!("/sys/block/ublkb{id}/queue/io_timeout"), "2000");
 }
 
@@ -249,7 +250,7 @@ pub fn disk(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
 }
 
-/// Queues whose device is being started.
+/// Queues of a device that is being started.
 struct Queues {
     threads: Vec<JoinHandle<()>>,
     ends: Receiver<(u16, Result<(), QueueError>)>,
@@ -285,7 +286,7 @@ impl Queues {
                 .name(format!("ublk{id}-q{queue}"))
                 .spawn(move || {
                     let result = thread.run(backend);
-                    // Nobody listens when the server is being dropped.
+                    // The receiver is gone when the server is being dropped.
                     let _ = ended.send((queue, result));
                 })
                 .map_err(failed("start a thread"))?;
@@ -294,7 +295,8 @@ impl Queues {
         Ok(Self { threads, ends, counters })
     }
 
-    /// What a command that waits for the queues said; if one of them has ended, that is why.
+    /// The result of a command that waits for the queues; if a queue has ended, its error is the
+    /// cause.
     fn or_first_end(&mut self, id: u32, said: Result<(), ControlError>) -> Result<(), ServeError> {
         match (said, self.ends.try_recv()) {
             (Ok(()), _) => Ok(()),
@@ -329,14 +331,14 @@ impl Thread {
         let result = serve(&mut ring, &mut backend, &mut tags, &buffers, queue, &mut arrivals);
         drop(path);
         counters.senseless.fetch_add(tags.senseless, Ordering::Relaxed);
-        // First what the backend still has, for it writes to the buffers.
+        // First the backend, because it may still write to the buffers.
         drop(backend);
         drop(ring);
         result
     }
 }
 
-/// Refuses what the driver would, or would do something else with.
+/// Refuses geometries that the driver would refuse or interpret differently.
 fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     let Geometry { size, queues, depth, max_io } = *geometry;
     let no = |what| Err(ServeError::Geometry { what });
@@ -357,7 +359,7 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     Ok(*geometry)
 }
 
-/// The geometry that the driver has granted: fewer queues than asked for, if there are fewer CPUs.
+/// The granted geometry: there are at most as many queues as CPUs.
 fn granted(info: &Info, wanted: &Geometry) -> Result<Geometry, ServeError> {
     let same = info.queues >= 1
         && info.queues <= wanted.queues
@@ -379,8 +381,8 @@ fn buffers_for(id: u32, kept: Option<OwnedFd>, geometry: &Geometry) -> Result<Bu
     .map_err(|source| ServeError::Io { id, action: "make its buffers", source })
 }
 
-/// Opens the device's own node, which appears a moment after the device, and lets one server in at
-/// a time.
+/// Opens the device's character device, which appears a moment after the device is created, and
+/// which only one server at a time may open.
 fn open_device(id: u32) -> Result<File, ServeError> {
     let path = format!("/dev/ublkc{id}");
     let deadline = Instant::now() + Duration::from_secs(5);

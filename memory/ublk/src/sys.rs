@@ -1,51 +1,50 @@
-//! The driver's binary interface: numbers and structs of `linux/ublk_cmd.h`, from its description
-//! in the kernel's documentation, compared with the header by a test where there is one.
+//! The driver's ABI: numbers and structs of `linux/ublk_cmd.h`, written from the kernel's
+//! documentation, and compared with the header by a test where the header is installed.
 //!
-//! Only what is used is here. Numbers that came later than Linux 6.1 say so.
+//! Only what is used is here. Numbers newer than Linux 6.1 say so.
 
 use std::mem::{offset_of, size_of};
 
-/// Where the driver takes control commands.
+/// The driver's control device.
 pub(crate) const CONTROL: &str = "/dev/ublk-control";
 
-/// Bytes of a sector, the unit of every length and place.
+/// Bytes of a sector, the unit of lengths and offsets.
 pub(crate) const SECTOR: u64 = 512;
 
-/// The most requests in flight that a queue can have; also what the descriptors' mapping is laid
-/// out by.
+/// The most requests in flight of a queue; it also spaces the queues' descriptors in the mapping.
 pub(crate) const MAX_DEPTH: u16 = 4096;
 
 /// The most queues of a device.
 pub(crate) const MAX_QUEUES: u16 = 4096;
 
-/// A control command's number in its first form, the only one before Linux 6.4.
+/// A control command's number in its first encoding, the only one before Linux 6.4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Command {
-    /// What the driver knows of a device.
+    /// Get the driver's description of a device.
     DeviceInfo = 0x02,
-    /// Make a device; the driver chooses the number when it is -1.
+    /// Add a device; for -1 the driver chooses the number.
     Add = 0x04,
-    /// Forget a device that is stopped.
+    /// Delete a stopped device.
     Delete = 0x05,
-    /// Show the disk; answered when every queue has fetched all its tags.
+    /// Start the disk; answered when every queue has fetched all its tags.
     Start = 0x06,
-    /// Take the disk away; answered when nobody has it open.
+    /// Stop the disk; answered when nothing has it open.
     Stop = 0x07,
-    /// Size and limits, before it is started.
+    /// Set size and limits, before the start.
     SetParameters = 0x08,
-    /// A new server announces itself.
+    /// Announce a new server.
     StartRecovery = 0x10,
-    /// The new server has fetched all tags: requests flow again.
+    /// End recovery: the new server has fetched all tags, and requests flow again.
     EndRecovery = 0x11,
-    /// Which flags the driver knows (6.5).
+    /// Get the driver's feature flags (6.5).
     Features = 0x13,
 }
 
 impl Command {
-    /// The number as an ioctl's, which is what kernels from 6.4 want.
+    /// The number in ioctl encoding, which Linux 6.4 and later want.
     pub(crate) const fn ioctl(self) -> u32 {
-        // The two that only read say so in the direction bits.
+        // The two commands that only read have only that direction bit.
         let direction = match self {
             Self::DeviceInfo | Self::Features => READ,
             _ => READ | WRITE,
@@ -54,12 +53,12 @@ impl Command {
     }
 }
 
-/// Give this tag's next request.
+/// Fetch this tag's next request.
 pub(crate) const FETCH: u8 = 0x20;
-/// This tag's request is done; give the next.
+/// Commit this tag's request, and fetch the next.
 pub(crate) const COMMIT_AND_FETCH: u8 = 0x21;
 
-/// A tag command's number as an ioctl's.
+/// A tag command's number in ioctl encoding.
 pub(crate) const fn io_ioctl(number: u8) -> u32 {
     ioctl(READ | WRITE, number, size_of::<IoCommand>())
 }
@@ -74,21 +73,21 @@ const fn ioctl(direction: u32, number: u8, size: usize) -> u32 {
     direction << 30 | size << 16 | (b'u' as u32) << 8 | number as u32
 }
 
-/// The tag will not be given any request again.
+/// The result of a fetch whose tag will get no more requests.
 pub(crate) const ABORT: i32 = -19;
 
-/// Flag of a device: a server that dies leaves the disk in place for the next.
+/// Device flag: the disk survives a dead server.
 pub(crate) const USER_RECOVERY: u64 = 1 << 3;
-/// Flag of a device: requests a dead server had are given to the next.
+/// Device flag: a dead server's requests are issued again to the next server.
 pub(crate) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Flag of a device, set by the driver: it takes the ioctl form of commands (6.4).
+/// Device flag, set by the driver: commands are encoded as ioctls (6.4).
 pub(crate) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 
-/// State of a device: neither disk nor server.
+/// Device state: neither disk nor server.
 pub(crate) const DEAD: u16 = 0;
-/// State of a device: it has a disk and a server.
+/// Device state: a disk and a server.
 pub(crate) const LIVE: u16 = 1;
-/// State of a device: it has a disk and has lost its server.
+/// Device state: a disk without a server.
 pub(crate) const QUIESCED: u16 = 2;
 
 /// A control command, in an entry of 128 bytes.
@@ -96,9 +95,9 @@ pub(crate) const QUIESCED: u16 = 2;
 #[repr(C)]
 pub(crate) struct ControlCommand {
     pub(crate) dev_id: u32,
-    /// `u16::MAX` where no queue is meant.
+    /// `u16::MAX` for no queue.
     pub(crate) queue_id: u16,
-    /// Bytes at `addr`.
+    /// Length of the buffer at `addr`.
     pub(crate) len: u16,
     pub(crate) addr: u64,
     pub(crate) data: u64,
@@ -108,7 +107,7 @@ pub(crate) struct ControlCommand {
 }
 
 impl ControlCommand {
-    /// As it stands in the ring's entry.
+    /// The bytes in the ring's entry.
     pub(crate) fn to_bytes(self) -> [u8; 80] {
         let mut bytes = [0; 80];
         let mut at = 0;
@@ -128,7 +127,7 @@ impl ControlCommand {
     }
 }
 
-/// What the driver knows of a device.
+/// The driver's description of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct DeviceInfo {
@@ -141,7 +140,7 @@ pub(crate) struct DeviceInfo {
     pub(crate) pid: i32,
     pub(crate) pad1: u32,
     pub(crate) flags: u64,
-    /// The server's own; the driver only keeps it.
+    /// For the server's use; the driver only stores it.
     pub(crate) server_flags: u64,
     pub(crate) owner: [u32; 2],
     pub(crate) reserved: [u64; 2],
@@ -151,9 +150,9 @@ pub(crate) struct DeviceInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Parameters {
-    /// Bytes of this struct; a driver with a longer one takes the rest as zero.
+    /// Length of this struct in bytes; a driver with a longer one takes the rest as zeros.
     pub(crate) len: u32,
-    /// Which of the parts are meant: bit 0 basic, bit 1 discard.
+    /// The valid parts: bit 0 basic, bit 1 discard.
     pub(crate) types: u32,
     pub(crate) attributes: u32,
     pub(crate) logical_shift: u8,
@@ -170,7 +169,7 @@ pub(crate) struct Parameters {
     pub(crate) max_write_zeroes_sectors: u32,
     pub(crate) max_discard_segments: u16,
     pub(crate) reserved: u16,
-    /// The struct ends on a multiple of 8.
+    /// Pads the struct to a multiple of 8.
     pub(crate) pad: u32,
 }
 
@@ -179,11 +178,11 @@ impl Parameters {
     pub(crate) const DISCARD: u32 = 2;
 }
 
-/// A request's description, in memory that the driver writes and we read.
+/// A request's descriptor, in memory that the driver writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct IoDescriptor {
-    /// Bits 0 to 7 what to do, the others flags.
+    /// Bits 0 to 7 the operation, the others flags.
     pub(crate) op_flags: u32,
     pub(crate) sectors: u32,
     pub(crate) start: u64,
@@ -202,14 +201,14 @@ pub(crate) const OP_WRITE_ZEROES: u8 = 5;
 pub(crate) struct IoCommand {
     pub(crate) queue: u16,
     pub(crate) tag: u16,
-    /// Bytes done, or an error's number made negative.
+    /// Bytes done, or a negative errno.
     pub(crate) result: i32,
     /// The buffer of the tag's next request.
     pub(crate) addr: u64,
 }
 
 impl IoCommand {
-    /// As it stands in the ring's entry.
+    /// The bytes in the ring's entry.
     pub(crate) fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
@@ -220,7 +219,7 @@ impl IoCommand {
     }
 }
 
-// The driver reads and writes these by their places: a wrong one is a wrong device.
+// The driver accesses these by offset, so a wrong offset is a wrong device.
 const _: () = {
     assert!(size_of::<ControlCommand>() == 32);
     assert!(offset_of!(ControlCommand, addr) == 8 && offset_of!(ControlCommand, data) == 16);
@@ -243,7 +242,7 @@ mod tests {
     use std::path::Path;
     use std::process::Command as Run;
 
-    /// Lets the C compiler say what the header says, and compares.
+    /// Compiles a C program that prints the header's values, and compares.
     #[test]
     fn numbers_and_places_are_the_headers() {
         if !Path::new("/usr/include/linux/ublk_cmd.h").exists() {

@@ -1,4 +1,4 @@
-//! What the tags of one queue are doing, and what follows from what the kernel says: no I/O here.
+//! The state of each tag of a queue, and the reaction to each completion. No I/O.
 //!
 //! ```text
 //!            completion: OK               backend is done: commit
@@ -7,22 +7,21 @@
 //!     └──────────────────────► Gone
 //! ```
 //!
-//! A tag is the kernel's while it is fetching and ours while it is served. What breaks that order
-//! is a
-//! [`Violation`]: this server ends, and the next takes over. A request whose description makes no sense is
-//! answered EIO, and does no harm.
+//! A tag belongs to the kernel while it is fetching and to this server while it is served. A
+//! completion out of that order is a [`Violation`]: this server ends, and the next takes over. An
+//! invalid request is answered with EIO.
 
 use crate::sys::{self, IoDescriptor, SECTOR};
 
 /// Bytes of a page, the disk's block.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Error number of an answer to what cannot be.
+/// The errno for an invalid request.
 pub(crate) const EIO: i32 = 5;
-/// Error number of an answer to an operation that we do not offer.
+/// The errno for an operation that is not offered.
 pub(crate) const EOPNOTSUPP: i32 = 95;
 
-/// What a request asks for.
+/// A request's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -32,39 +31,39 @@ pub(crate) enum Kind {
     WriteZeroes,
 }
 
-/// A request that makes sense on this disk.
+/// A valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) kind: Kind,
     /// The first page.
     pub(crate) page: u64,
-    /// How many; 0 only for a flush.
+    /// The number of pages; 0 only for a flush.
     pub(crate) pages: u32,
 }
 
 impl Asked {
-    /// Bytes that go through the tag's buffer.
+    /// Bytes in the tag's buffer.
     pub(crate) fn bytes(&self) -> u32 {
         match self.kind {
-            // Bounded by the largest request, which is an `u32`.
+            // Bounded by the largest request, which is a `u32`.
             Kind::Read | Kind::Write => self.pages * 4096,
             Kind::Flush | Kind::Discard | Kind::WriteZeroes => 0,
         }
     }
 }
 
-/// What is to be done after a completion.
+/// The action after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Give this request to the backend.
+    /// Pass this request to the backend.
     Serve(u16, Asked),
     /// Answer at once.
     Commit(u16, i32),
-    /// Nothing: the tag is gone.
+    /// Nothing: the tag gets no more requests.
     Gone,
 }
 
-/// The kernel, or the backend, said something that cannot be.
+/// The kernel or the backend violated the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -73,27 +72,27 @@ pub enum Violation {
     NoSuchTag {
         /// The tag.
         tag: u64,
-        /// Tags there are.
+        /// The number of tags.
         depth: u16,
     },
-    /// A request for a tag that has one, or is gone.
+    /// A completion for a tag that is served or gone.
     #[error("completion for tag {tag}, which was not fetching")]
     NotFetching {
         /// The tag.
         tag: u16,
     },
-    /// The backend is done with a tag that it did not have.
+    /// The backend completed a tag that it was not serving.
     #[error("the backend is done with tag {tag}, which it was not serving")]
     NotServing {
         /// The tag.
         tag: u64,
     },
-    /// The kernel does not take the command.
+    /// The kernel refused the fetch.
     #[error("fetching tag {tag} fails with error {errno}")]
     Fetch {
         /// The tag.
         tag: u16,
-        /// The error's number.
+        /// The kernel's errno.
         errno: i32,
     },
 }
@@ -102,7 +101,7 @@ pub enum Violation {
 enum State {
     Idle,
     Fetching,
-    /// With what the answer to a success is.
+    /// Served; with the result of a success.
     Serving(i32),
     Gone,
 }
@@ -114,12 +113,12 @@ pub(crate) struct Tags {
     pages: u64,
     max_io: u32,
     alive: u16,
-    /// Requests that made no sense.
+    /// Invalid requests.
     pub(crate) senseless: u64,
 }
 
 impl Tags {
-    /// The tags of a queue of a disk of `pages` pages.
+    /// The tags of a queue, for a disk of `pages` pages.
     pub(crate) fn new(depth: u16, pages: u64, max_io: u32) -> Self {
         let states = vec![State::Idle; usize::from(depth)].into_boxed_slice();
         Self { states, pages, max_io, alive: depth, senseless: 0 }
@@ -129,18 +128,18 @@ impl Tags {
         u16::try_from(self.states.len()).expect("made from an u16")
     }
 
-    /// Whether all tags are gone: the disk is.
+    /// Whether all tags are gone, because the disk was stopped.
     pub(crate) fn ended(&self) -> bool {
         self.alive == 0
     }
 
-    /// All tags, which go to the kernel now.
+    /// All tags, to be fetched now.
     pub(crate) fn fetch_all(&mut self) -> impl Iterator<Item = u16> {
         self.states.fill(State::Fetching);
         0..self.depth()
     }
 
-    /// A completion has come; `describe` reads the description of a tag's request.
+    /// Handles a completion; `describe` reads the descriptor of a tag's request.
     pub(crate) fn arrived(
         &mut self,
         tag: u64,
@@ -176,7 +175,7 @@ impl Tags {
         }
     }
 
-    /// The backend is done: what to commit.
+    /// The backend has completed a request; returns the tag and result to commit.
     pub(crate) fn done(
         &mut self,
         tag: u64,
@@ -187,13 +186,13 @@ impl Tags {
         let state = &mut self.states[usize::from(known)];
         let State::Serving(success) = *state else { return Err(Violation::NotServing { tag }) };
         *state = State::Fetching;
-        // A number that is no error's would be taken for bytes done.
+        // The kernel would take any other number for bytes done.
         let failure = |errno: i32| if (1..4096).contains(&errno) { -errno } else { -EIO };
         Ok((known, result.map_or_else(failure, |()| success)))
     }
 }
 
-/// Makes sense of a description, or says with which error to answer it.
+/// Checks a descriptor; the error is the errno to answer with.
 fn parse(descriptor: &IoDescriptor, pages: u64, max_io: u32) -> Result<Asked, i32> {
     let [op, ..] = descriptor.op_flags.to_le_bytes();
     let kind = match op {
@@ -214,7 +213,7 @@ fn parse(descriptor: &IoDescriptor, pages: u64, max_io: u32) -> Result<Asked, i3
     if !(whole && inside && fits) {
         return Err(EIO);
     }
-    // Sectors are an `u32`, pages fewer.
+    // Sectors are a `u32`, and pages are fewer.
     Ok(Asked { kind, page, pages: u32::try_from(count).map_err(|_| EIO)? })
 }
 
@@ -226,7 +225,7 @@ mod tests {
     const MAX: u32 = 8 * 4096;
 
     fn descriptor(op: u8, start: u64, sectors: u32) -> IoDescriptor {
-        // Flags are there and mean nothing here.
+        // Flags may be set, and have no meaning here.
         IoDescriptor { op_flags: u32::from(op) | 1 << 16, sectors, start, addr: 0 }
     }
 
@@ -242,7 +241,7 @@ mod tests {
         let step = tags.arrived(2, 0, |_| descriptor(sys::OP_WRITE, 16, 24)).unwrap();
         assert_eq!(step, Step::Serve(2, Asked { kind: Kind::Write, page: 2, pages: 3 }));
         assert_eq!(tags.done(2, Ok(())), Ok((2, 3 * 4096)));
-        // It is the kernel's again.
+        // The tag is the kernel's again.
         tags.arrived(2, 0, |_| descriptor(sys::OP_READ, 0, 8)).unwrap();
         assert_eq!(tags.done(2, Err(28)), Ok((2, -28)));
     }

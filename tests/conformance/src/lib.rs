@@ -1,29 +1,28 @@
-//! Intel's own programs as judges: the unmodified `libqatzip.so.3`, `qzip` and `qatzip-test` of
+//! Judges by Intel's own programs: the unmodified `libqatzip.so.3`, `qzip` and `qatzip-test` of
 //! Debian trixie run on the simulated device.
 //!
 //! The binaries are those that `scripts/fetch-qat` unpacks under `target/qat/root`, or those under
-//! the folder in `PLATEN_QAT_ROOT`. They are younger than most systems, so they run with the loader
-//! and C library that came with them. Without them a test prints why it skips; nothing is ever
-//! downloaded by a test.
+//! the folder in `PLATEN_QAT_ROOT`. They are newer than most systems, so they run with their own
+//! loader and C library. Without them a test prints why it skips; a test never downloads anything.
 //!
-//! Each run is a process of its own: QATzip keeps state in its library, and so does the device.
+//! Each run is a separate process, because QATzip and the device have state in their libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A run is killed after so long: a hang is a failure, not a wait.
+/// A longer run is killed, so that a hang is a failure.
 const LONGEST: Duration = Duration::from_secs(900);
 
-/// Intel's programs and what they run on.
+/// Intel's programs and their environment.
 #[derive(Debug)]
 pub struct Intel {
     root: PathBuf,
     simulated: PathBuf,
 }
 
-/// The programs, or `None` after printing why there are none.
+/// The programs; `None`, after printing the reason, if there are none.
 pub fn intel() -> Option<Intel> {
     let named = std::env::var_os("PLATEN_QAT_ROOT").map(PathBuf::from);
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/qat/root");
@@ -38,7 +37,7 @@ pub fn intel() -> Option<Intel> {
     Some(Intel { simulated: qat_sim::libraries(), ..intel })
 }
 
-/// What a process left behind.
+/// The results of a process.
 #[derive(Debug)]
 pub struct Run {
     /// Its exit status, stdout and stderr.
@@ -51,12 +50,12 @@ impl Run {
     /// A counter of the device.
     ///
     /// # Panics
-    /// When the report has none of that name.
+    /// If the report has no counter of that name.
     pub fn count(&self, name: &str) -> u64 {
         self.report[name].as_u64().unwrap_or_else(|| panic!("{name} in {}", self.report))
     }
 
-    /// Both outputs, for a message.
+    /// Both outputs, for an error message.
     pub fn text(&self) -> String {
         let Output { stdout, stderr, .. } = &self.output;
         format!("{}{}", String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr))
@@ -81,8 +80,8 @@ impl Intel {
     /// Runs a program on the simulated device.
     ///
     /// # Panics
-    /// When it cannot be run, takes longer than three minutes, or leaves no report: then it did not
-    /// get to its end.
+    /// If it cannot be run, takes longer than three minutes, or leaves no report, which means that
+    /// it crashed.
     pub fn run(&self, program: &Path, arguments: &[&str], folder: &Path, script: &str) -> Run {
         let report = tempfile::NamedTempFile::new().expect("a file for the report");
         let libraries = std::env::join_paths([self.simulated.clone(), self.library("")]);
@@ -102,7 +101,7 @@ impl Intel {
     /// The program of `client.c`, compiled against the real `qatzip.h` and `libqatzip.so.3`.
     ///
     /// # Panics
-    /// When the C compiler fails.
+    /// If the C compiler fails.
     pub fn client(&self) -> PathBuf {
         static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
         let build = || {
@@ -114,7 +113,7 @@ impl Intel {
             compiler.args(["-O1", "-o"]).arg(&binary);
             compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("client.c"));
             compiler.arg(self.library("libqatzip.so.3")).args(["-ldl"]);
-            // What libqatzip itself needs is found at run time.
+            // The libraries that libqatzip itself needs are found at run time.
             compiler.arg("-Wl,--allow-shlib-undefined");
             let output = compiler.output().expect("a C compiler runs");
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -124,9 +123,9 @@ impl Intel {
     }
 }
 
-/// Waits for a process, but not for ever.
+/// Waits for a process, with a limit.
 fn finish(mut command: Command, name: &str) -> Output {
-    // Files instead of pipes: nobody has to read while it runs.
+    // Files instead of pipes, which would have to be read while it runs.
     let capture = || tempfile::tempfile().expect("a file for the output");
     let (stdout, stderr) = (capture(), capture());
     let handle = |file: &std::fs::File| Stdio::from(file.try_clone().expect("a second handle"));

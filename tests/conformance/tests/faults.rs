@@ -1,5 +1,5 @@
-//! What the real QATzip makes of the device's faults: the outcomes are those that were seen with
-//! QATzip 1.3.1, and are why platen drives the device itself.
+//! How the real QATzip handles the device's faults. The outcomes were observed with QATzip 1.3.1,
+//! and are why platen drives the device itself.
 
 use conformance::{intel, Intel, Run};
 use flate2::read::MultiGzDecoder;
@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-/// Runs the client in `folder`; its lines without the time.
+/// Runs the client in `folder`; returns its lines without the time.
 fn client(intel: &Intel, folder: &Path, script: &str, steps: &[&str]) -> (Vec<String>, Run) {
     let run = intel.run(&intel.client(), steps, folder, script);
     assert!(run.output.status.success(), "{steps:?}: {:?} {}", run.output.status, run.text());
@@ -17,7 +17,7 @@ fn client(intel: &Intel, folder: &Path, script: &str, steps: &[&str]) -> (Vec<St
     (lines.collect(), run)
 }
 
-/// The output in FILE is gzip members that hold FILE.plain.
+/// Checks that the output in FILE is gzip members with the contents of FILE.plain.
 fn is_right(folder: &Path, name: &str) -> bool {
     let packed = fs::read(folder.join(name)).expect("the client has written it");
     let mut plain = Vec::new();
@@ -96,7 +96,7 @@ fn a_full_ring_is_waited_for() {
 fn death_costs_no_data_and_a_reset_brings_the_device_back() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    // The sixth request finds silence; QATzip's own thread polls for events every millisecond.
+    // The sixth request gets no answer; QATzip's own thread polls for events every millisecond.
     let script = "now silence; at 6 reset 20";
     let steps = ["init:1", "session:1", "compress:1048576:a", "sleep:3000", "compress:1048576:b"];
     let (lines, run) = client(&intel, folder.path(), script, &steps);
@@ -133,7 +133,7 @@ fn a_failed_poll_is_an_error_even_with_software() {
 fn memory_that_the_device_cannot_reach_is_refused() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    // Told that any address will do, QATzip hands the device its caller's, from malloc.
+    // Told that any address will do, QATzip passes its caller's memory, from malloc, to the device.
     for (software, code) in [("1", "0"), ("0", "-2")] {
         let (init, session) = (format!("init:{software}"), format!("session:{software}"));
         let steps = [&init, &session, "compress:1048576:a"];

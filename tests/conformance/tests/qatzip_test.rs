@@ -1,9 +1,9 @@
 //! `qatzip-test` of Debian trixie, Intel's own functional tests, on the simulated device.
 //!
-//! Mode 17 is left out: it makes a second session with larger buffers than the first, and QATzip
-//! 1.3.1 then writes beyond its pinned memory, which the simulated device's guard pages end with a
-//! fault (the real libusdm's slabs let it overwrite its neighbours). Mode 1 was removed by Intel.
-//! LZ4 modes need what the simulated device lacks.
+//! Mode 17 is not run: its second session has larger buffers than the first, and QATzip 1.3.1 then
+//! writes beyond its pinned memory, which faults on the simulated device's guard pages (in the real
+//! libusdm's slabs it would overwrite its neighbours). Intel has removed mode 1. The simulated
+//! device has no LZ4.
 
 use conformance::{intel, sample, Intel, Run};
 use std::fs;
@@ -17,8 +17,7 @@ fn run(intel: &Intel, arguments: &[&str], folder: &Path) -> Run {
     run
 }
 
-/// The modes, and whether requests reach the device in them: some only look at arguments and
-/// sessions.
+/// The modes, and whether requests reach the device: some modes only check arguments and sessions.
 const MODES: [(&str, bool); 17] = [
     ("2", false),
     ("7", true),
@@ -61,10 +60,10 @@ fn every_byte_comes_back_and_every_call_is_counted() {
         let run = run(&intel, arguments, folder.path());
         (run.count("compress"), run.count("decompress"), run.count("sessions_made"))
     };
-    // Three compressions, one decompression to compare with.
+    // Three compressions, and one decompression for comparison.
     let verified = ["-m", "4", "-t", "1", "-l", "3", "-v", "-i", "data"];
     assert_eq!(counts(&verified), (3 * chunks, chunks, 1));
-    // Four threads, no software to fall back on.
+    // Four threads, without a software fallback.
     let threads = ["-m", "4", "-t", "4", "-B", "0", "-l", "1", "-v", "-i", "data"];
     assert_eq!(counts(&threads), (4 * chunks, 4 * chunks, 4));
     for direction in ["decomp", "both"] {

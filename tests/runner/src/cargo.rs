@@ -1,4 +1,4 @@
-//! Builds by cargo, and where the test programs are.
+//! Cargo builds, and the paths of the test programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub(crate) struct Program {
 /// Runs cargo, whose progress goes to standard error.
 ///
 /// # Errors
-/// When it fails.
+/// If cargo fails.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let status = command(arguments).status().context("cargo")?;
     ensure!(status.success(), "cargo {} failed", arguments.join(" "));
@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
 /// Builds test programs; `arguments` as for `cargo test`.
 ///
 /// # Errors
-/// When the build fails.
+/// If the build fails.
 pub(crate) fn test_programs(arguments: &[&str]) -> Result<Vec<Program>> {
     let output = command(&["test", "--no-run", "--message-format=json-render-diagnostics"])
         .args(arguments)
@@ -52,7 +52,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// The test program that a line of cargo's messages tells of.
+/// The test program in a line of cargo's messages.
 fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -60,7 +60,7 @@ fn program(line: &str) -> Option<Program> {
     }
     let path = PathBuf::from(message["executable"].as_str()?);
     let folder = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
-    // path+file:///a/b/engine/ring#0.1.0, or ...#name@0.1.0 where folder and crate differ in name.
+    // path+file:///a/b/engine/ring#0.1.0, or ...#name@0.1.0 if folder and crate differ in name.
     let (place, version) = message["package_id"].as_str()?.rsplit_once('#')?;
     let package = match version.split_once('@') {
         Some((name, _)) => name,
@@ -78,7 +78,7 @@ fn program(line: &str) -> Option<Program> {
 /// The folders of the workspace's crates.
 ///
 /// # Errors
-/// When Cargo.toml cannot be read, or has no list of them.
+/// If Cargo.toml cannot be read, or has no list of members.
 pub(crate) fn members() -> Result<Vec<String>> {
     let text = fs::read_to_string("Cargo.toml").context("Cargo.toml")?;
     let list = text.split_once("members = [").and_then(|(_, rest)| rest.split_once(']'));

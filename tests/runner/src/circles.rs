@@ -1,7 +1,8 @@
-//! Circles of modules: files of one crate that import each other, directly or by others.
+//! Circles of modules: files of one crate that import each other, directly or indirectly.
 //!
-//! Read as text: `use` trees and paths that begin with `crate`, `super` or `self`, or with the name
-//! of a module that lies below. Tests do not count, nor does the crate's root, which re-exports.
+//! The search reads source text: `use` trees and paths that begin with `crate`, `super` or `self`,
+//! or with the name of a module below. Tests do not count, nor does the crate's root, which
+//! re-exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,17 +14,17 @@ use crate::cargo;
 
 /// A module's path within its crate; the root is empty.
 type Module = Vec<String>;
-/// For each module, those it imports.
+/// The imports of each module.
 type Graph = BTreeMap<Module, BTreeSet<Module>>;
 
 /// The folders of the product's crates, with their benchmarks.
 const ROOMS: [&str; 6] = ["engine", "accel", "migrate", "memory", "apps", "bench"];
 
-/// Prints every circle in the crates of `folders`, or in all of the product's; whether there is
-/// none.
+/// Prints every circle in the crates of `folders`, or in all of the product's; returns whether
+/// there is none.
 ///
 /// # Errors
-/// When sources cannot be read.
+/// If sources cannot be read.
 pub(crate) fn print(folders: &[String]) -> Result<bool> {
     let folders = if folders.is_empty() { product()? } else { folders.to_vec() };
     let mut found = 0;
@@ -73,7 +74,7 @@ fn sources(folder: &Path) -> Result<BTreeMap<Module, String>> {
     Ok(all)
 }
 
-/// `text` up to its tests, without comments.
+/// `text` without comments and tests.
 fn code(text: &str) -> String {
     let is_tests =
         |at: &usize| text[*at..].lines().nth(1).is_some_and(|line| line.contains("mod tests {"));
@@ -89,7 +90,7 @@ fn graph(sources: &BTreeMap<Module, String>) -> Graph {
         let mut imports = BTreeSet::new();
         for path in paths(text) {
             let Some(mut target) = absolute(module, &path, sources) else { continue };
-            // Of a path to an item, the module that it lies in.
+            // For a path to an item, the item's module.
             while !target.is_empty() && !sources.contains_key(&target) {
                 target.pop();
             }
@@ -102,7 +103,7 @@ fn graph(sources: &BTreeMap<Module, String>) -> Graph {
     graph
 }
 
-/// The path from the crate's root that `path` means in `module`, if it is of this crate.
+/// The path from the crate's root that `path` means in `module`, if it is in this crate.
 fn absolute(
     module: &Module,
     path: &[String],
@@ -124,7 +125,7 @@ fn absolute(
     }
 }
 
-/// Every path of a `use`, and every other one that begins with `crate`, `super` or `self`.
+/// All paths of `use` statements, and all others that begin with `crate`, `super` or `self`.
 fn paths(text: &str) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
     let mut rest = text;
@@ -152,7 +153,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
     paths
 }
 
-/// Where the next `use` statement begins.
+/// The position of the next `use` statement.
 fn find_use(text: &str) -> Option<usize> {
     text.match_indices("use ").map(|(at, _)| at).find(|at| {
         let before = text[..*at].trim_end_matches(' ');
@@ -160,7 +161,7 @@ fn find_use(text: &str) -> Option<usize> {
     })
 }
 
-/// All paths of the tree behind a `use`.
+/// All paths of a `use` tree.
 fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
     let Some(open) = tree.find('{') else {
         let path = tree.split(" as ").next().unwrap_or_default();
@@ -191,7 +192,7 @@ fn words(path: &str) -> Vec<String> {
     path.split("::").map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-/// Sets of two or more modules each of which reaches all the others.
+/// The strongly connected components of two or more modules.
 fn circles(graph: &Graph) -> Vec<Vec<Module>> {
     let reach: BTreeMap<&Module, BTreeSet<&Module>> =
         graph.keys().map(|module| (module, reached(graph, module))).collect();

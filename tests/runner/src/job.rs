@@ -1,4 +1,4 @@
-//! Processes with a log, a limit and an end; tracks of them.
+//! Jobs: processes with a log and a time limit; and tracks of jobs.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use anyhow::{Context, Result};
 
 use crate::outcome::{self, Format, Outcome};
 
-/// A job that runs for longer than this hangs. The longest takes a quarter of this on a machine
+/// The time limit of a job, to detect a hang. The longest job takes a quarter of this on a machine
 /// with two cores and other work.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// One process.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// The part it belongs to.
+    /// Its part.
     pub(crate) part: &'static str,
-    /// Unique within its part; both name its log.
+    /// Its name, unique within its part; the two names name its log.
     pub(crate) name: String,
-    /// What its output looks like.
+    /// The format of its output.
     pub(crate) format: Format,
     command: Command,
 }
@@ -47,18 +47,18 @@ impl Job {
         self
     }
 
-    /// Runs in this folder.
+    /// Sets its working folder.
     pub(crate) fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.command.current_dir(folder.into());
         self
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     ///
     /// # Errors
-    /// When its log cannot be made. A program that cannot be started is a failed job.
+    /// If its log cannot be made. A program that cannot be started is a failed job.
     pub(crate) fn run(mut self) -> Result<Done> {
-        // A crate and a part may have one name.
+        // A crate and a part may have the same name.
         let name = format!("{} {}.log", self.part, self.name).replace(['/', ' '], "-");
         let log = log_folder().join(name);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
@@ -83,12 +83,12 @@ pub(crate) struct Done {
     pub(crate) name: String,
     pub(crate) took: Duration,
     pub(crate) outcome: Outcome,
-    /// All that it printed.
+    /// Its complete output.
     pub(crate) output: String,
     pub(crate) log: PathBuf,
 }
 
-/// Waits for the end; why it is a failure, if it is one.
+/// Waits for the end; returns the reason if it is a failure.
 fn wait(mut child: Child) -> Option<String> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -105,15 +105,16 @@ fn wait(mut child: Child) -> Option<String> {
     }
 }
 
-/// Where logs are.
+/// The folder of the logs.
 pub(crate) fn log_folder() -> PathBuf {
     PathBuf::from("target/test-logs")
 }
 
-/// Runs tracks side by side, the jobs of each one after the other. `say` gets each end.
+/// Runs tracks in parallel, and the jobs of each track in sequence. `say` is called at each job's
+/// end.
 ///
 /// # Errors
-/// When logs cannot be written.
+/// If logs cannot be written.
 pub(crate) fn run_tracks(tracks: Vec<Vec<Job>>, say: impl Fn(&Done) + Sync) -> Result<Vec<Done>> {
     fs::create_dir_all(log_folder()).context("target/test-logs")?;
     let all = Mutex::new(Vec::new());
@@ -121,7 +122,7 @@ pub(crate) fn run_tracks(tracks: Vec<Vec<Job>>, say: impl Fn(&Done) + Sync) -> R
         let run = |jobs: Vec<Job>| -> Result<()> {
             for job in jobs {
                 let done = job.run()?;
-                // One lock for both: lines of two tracks do not mix.
+                // One lock for both, so that lines of two tracks do not mix.
                 let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 say(&done);
                 all.push(done);

@@ -1,18 +1,18 @@
-//! `runner test` and `runner proof [PART...]`: what `make test` and `make proof` do.
+//! `runner test` and `runner proof [PART...]`: the work of `make test` and `make proof`.
 //!
 //! ```text
 //! set-up ─► build ─► jobs on several tracks side by side ─► times, ten slowest, failures
 //! ```
 //!
-//! A *part* is a kind of proof ([`parts::PARTS`]). A *job* is one process: a test program of
-//! `cargo test`, a shard of the whole-VM tests, a script. Jobs of one track run one after the
-//! other; tracks run side by side, since most tests wait more than they compute. No test may
-//! depend on the machine's speed, so the order of jobs decides nothing.
+//! A *part* is a kind of proof ([`parts::PARTS`]). A *job* is one process: a test program of `cargo
+//! test`, a shard of the whole-VM tests, a script. Jobs of one track run in sequence. Tracks run in
+//! parallel, because most tests wait more than they compute. No test may depend on the machine's
+//! speed, so the order of jobs does not affect results.
 //!
 //! The last line is `N passed, N failed, N skipped`. The exit status is 0 only if nothing failed.
 //!
-//! `runner specification` checks only that each row of SPECIFICATION.md names tests that exist,
-//! `runner circles FOLDER...` only that no modules of these crates import each other.
+//! `runner specification` only checks that each row of SPECIFICATION.md names tests that exist;
+//! `runner circles FOLDER...` only checks that no modules of these crates import each other.
 
 mod cargo;
 mod circles;

@@ -1,15 +1,15 @@
-//! What a job's output says: tests passed, failed and skipped, and how long each took.
+//! Parses a job's output: tests passed, failed and skipped, and the time of each.
 
 use crate::job::Job;
 
-/// What a job prints.
+/// The format of a job's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// Rust's test harness with `--report-time`: `test NAME ... ok <0.123s>`.
     Libtest,
     /// `vm` and `swap` of `tests/vm`: `test NAME ... ok (1.2 s)`.
     Scenarios,
-    /// Anything: the job is one test.
+    /// Any text: the job counts as one test.
     Plain,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct Test {
     pub(crate) seconds: f64,
 }
 
-/// What became of a job.
+/// The result of a job.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) passed: Vec<Test>,
@@ -30,7 +30,7 @@ pub(crate) struct Outcome {
     pub(crate) skipped: Vec<(String, String)>,
 }
 
-/// Reads a job's output. `error` says how its process ended, if not well.
+/// Parses a job's output. `error` says why its process failed, if it did.
 pub(crate) fn read(job: &Job, error: Option<String>, output: &str) -> Outcome {
     let mut outcome = Outcome::default();
     if job.format != Format::Plain {
@@ -40,7 +40,8 @@ pub(crate) fn read(job: &Job, error: Option<String>, output: &str) -> Outcome {
         None if job.format == Format::Plain => {
             outcome.passed.push(Test { name: job.name.clone(), seconds: 0.0 });
         }
-        // A process that fails without a failed test has died, or said why before its first one.
+        // A process that fails without a failed test has crashed, or has printed the reason before
+        // its first test.
         Some(error) if outcome.failed.is_empty() => outcome.failed.push((job.name.clone(), error)),
         _ => {}
     }
@@ -48,7 +49,7 @@ pub(crate) fn read(job: &Job, error: Option<String>, output: &str) -> Outcome {
 }
 
 fn read_line(job: &str, line: &str, outcome: &mut Outcome) {
-    // What a test prints without a newline may stand before the line.
+    // A test's output without a newline may precede the line.
     let Some((name, rest)) = line.strip_prefix("test ").and_then(|line| line.rsplit_once(" ... "))
     else {
         return;

@@ -1,4 +1,4 @@
-//! The parts of a proof: what is built for each, which jobs it has, and on which tracks they run.
+//! The parts of a proof: the build, the jobs and the tracks of each.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
@@ -10,15 +10,15 @@ use crate::job::{run_tracks, Done, Job};
 use crate::outcome::{Format, Outcome};
 use crate::summary;
 
-/// Parts that `proof` knows, in the order in which it does them.
+/// The parts of `proof`, in the order of their execution.
 pub(crate) const PARTS: [&str; 9] =
     ["check", "crates", "specification", "loom", "fuzz", "vm", "swap", "demo", "demo-memory"];
 
-/// Programs among which `make test` divides the whole-VM tests. Most scenarios wait most of their
-/// time, for time-outs above all.
+/// The number of programs among which `make test` divides the whole-VM tests. Most scenarios wait
+/// most of the time, above all for timeouts.
 const SHARDS: usize = 4;
 
-/// What the fetch scripts bring, and the variables by which a user does without.
+/// The fetch scripts, and the variables by which a user opts out of each.
 const FETCHED: [(&str, &str); 3] = [
     ("scripts/fetch-qemu10", "PLATEN_SKIP_QEMU10"),
     ("scripts/fetch-linux612", "PLATEN_SKIP_SWAP"),
@@ -29,7 +29,7 @@ const FETCHED: [(&str, &str); 3] = [
 /// written, the fuzz targets over their seeds, a choice of whole-VM tests and swap guests.
 ///
 /// # Errors
-/// When something cannot be built or started. Failed tests are `false`.
+/// If something cannot be built or started. Failed tests return `false`.
 pub(crate) fn test() -> Result<bool> {
     let begin = Instant::now();
     let mut all = vec![set_up()?];
@@ -56,7 +56,7 @@ pub(crate) fn test() -> Result<bool> {
     ];
     let mut second = Vec::new();
     for (nth, job) in crates(&programs).into_iter().enumerate() {
-        // Most of the first track's time is loom's.
+        // loom takes most of the first track's time.
         if nth % 3 == 0 { &mut first } else { &mut second }.push(job);
     }
     tracks.extend([first, second]);
@@ -72,7 +72,7 @@ pub(crate) fn test() -> Result<bool> {
 /// `make proof`: everything, or the named parts.
 ///
 /// # Errors
-/// As [`test`], and when a part is not known.
+/// Those of [`test`](fn@test), and an unknown part.
 pub(crate) fn proof(chosen: &[String]) -> Result<bool> {
     for part in chosen {
         if !PARTS.contains(&part.as_str()) {
@@ -93,8 +93,8 @@ pub(crate) fn proof(chosen: &[String]) -> Result<bool> {
     Ok(summary::print(&all, begin.elapsed()))
 }
 
-/// The jobs of one part of a proof. Those of several tracks run one track after the other: they
-/// measure.
+/// The jobs of one part of a proof. If a part has several tracks, they run in sequence, because
+/// they measure.
 fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> {
     let script =
         |program: &str, arguments: &[&str]| Job::new(part, part, Format::Plain, program, arguments);
@@ -119,7 +119,7 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
             vec![]
         }
         "swap" => vec![vec![harness(&build(&["--release"])?, "swap", "swap", &[])?]],
-        // The demos: their own commands, which a user types.
+        // The demos, by the commands that a user types.
         _ => vec![vec![script("make", &[part])]],
     })
 }
@@ -144,8 +144,8 @@ fn fetch() -> Vec<Job> {
 /// Builds the product, the simulated device and every test program of the workspace.
 fn build(profile: &[&str]) -> Result<Vec<Program>> {
     let programs = cargo::test_programs(&[&["--workspace"], profile].concat())?;
-    // The libraries of the simulated device; everything else is there. A choice of packages would
-    // choose other features, and build most of the workspace again.
+    // Only the libraries of the simulated device: everything else is built. A choice of packages
+    // would choose other features, and rebuild most of the workspace.
     cargo::run(&[&["build", "--workspace", "--lib"], profile].concat())?;
     Ok(programs)
 }
@@ -158,12 +158,11 @@ fn crates(programs: &[Program]) -> Vec<Job> {
         .iter()
         .filter(libtest)
         .map(|program| {
-            // The pinned toolchain's harness tells times only to those who say that they know that
-            // this may change.
+            // The pinned toolchain's harness reports times only with this unstable option.
             let arguments = ["-Zunstable-options", "--report-time"];
             let path = program.path.to_string_lossy().into_owned();
-            // Mounts of its own: a network namespace that a whole-VM test enters meanwhile copies
-            // all mounts, and would hold a FUSE mount of a crate's test.
+            // Its own mount namespace: a network namespace that a whole-VM test enters at the same
+            // time copies all mounts, and would hold a FUSE mount of a crate's test.
             let mut words = if is_root { vec!["unshare", "--mount", "--"] } else { Vec::new() };
             words.push(&path);
             words.extend(arguments);
@@ -180,7 +179,7 @@ fn circles() -> Result<Job> {
     Ok(Job::new("specification", "circles", Format::Plain, me()?, &["circles"]))
 }
 
-/// The tests of the guest's init, which is a workspace of its own.
+/// The tests of the guest's init, which is a separate workspace.
 fn guest_init() -> Job {
     let target = crate::root().join("target/vm/guest-build");
     Job::new("crates", "guest init", Format::Libtest, "cargo", &["test", "--locked"])
@@ -203,7 +202,7 @@ fn harness(
     Ok(Job::new(part, name, Format::Scenarios, &program.path, arguments))
 }
 
-/// Stands for a part that the user does without, and is counted as skipped.
+/// Stands for a part that the user has opted out of; it counts as skipped.
 fn without(part: &'static str, variable: &str) -> Done {
     let skipped = vec![(part.to_owned(), format!("{variable} is set"))];
     Done {

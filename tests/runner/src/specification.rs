@@ -1,7 +1,7 @@
-//! SPECIFICATION.md against the tests that exist: a row names tests, and says where they run.
+//! Checks SPECIFICATION.md against the existing tests: a row names tests, and says where they run.
 //!
 //! A row of a table with the columns `held by` and `runs in` is a promise. Its `held by` cell has
-//! clauses, parted by semicolons:
+//! clauses, separated by semicolons:
 //!
 //! ```text
 //! `crate/file`: `test`, `test_with_*`      tests of one file or folder, also in clauses behind it
@@ -11,9 +11,9 @@
 //! `scripts/loom crate`                     the models of a crate, weakened
 //! ```
 //!
-//! Each name in backticks has to match something that exists. `runs in` is then not a matter of
-//! opinion: `test` when `make test` runs all of it, `test, proof` when `make proof` adds to it. A
-//! row with nothing in `make test` is an error.
+//! Each name in backticks must match something that exists. `runs in` must be `test` if `make test`
+//! runs all of it, and `test, proof` if `make proof` adds to it. A row with nothing in `make test`
+//! is an error.
 
 mod inventory;
 
@@ -23,10 +23,10 @@ use anyhow::{Context, Result};
 
 use inventory::{Inventory, Place};
 
-/// Prints what is wrong with SPECIFICATION.md; whether nothing is.
+/// Prints the errors in SPECIFICATION.md; returns whether there are none.
 ///
 /// # Errors
-/// When it cannot be read, or the scenarios cannot be listed.
+/// If it cannot be read, or the scenarios cannot be listed.
 pub(crate) fn print() -> Result<bool> {
     let text = fs::read_to_string("SPECIFICATION.md").context("SPECIFICATION.md")?;
     let (rows, errors) = check(&text, &Inventory::of_the_repository()?);
@@ -35,7 +35,7 @@ pub(crate) fn print() -> Result<bool> {
     Ok(errors.is_empty())
 }
 
-/// Counts the promises and says, by line, what is wrong with them.
+/// Counts the promises and lists the errors by line.
 fn check(text: &str, inventory: &Inventory) -> (usize, Vec<String>) {
     let (mut rows, mut errors) = (0, Vec::new());
     let mut in_table = false;
@@ -57,7 +57,7 @@ fn check(text: &str, inventory: &Inventory) -> (usize, Vec<String>) {
     (rows, errors)
 }
 
-/// What is wrong with one row.
+/// The errors of one row.
 fn row(held_by: &str, runs_in: &str, inventory: &Inventory) -> Vec<String> {
     let mut errors = Vec::new();
     let mut places = Vec::new();
@@ -68,7 +68,7 @@ fn row(held_by: &str, runs_in: &str, inventory: &Inventory) -> Vec<String> {
                 location = Some(name);
                 continue;
             }
-            // A scenario may stand behind the tests of a file.
+            // A scenario may follow the tests of a file.
             let mut found = inventory.find(location, name);
             if found.is_empty() {
                 found = inventory.find(None, name);
@@ -93,7 +93,7 @@ fn row(held_by: &str, runs_in: &str, inventory: &Inventory) -> Vec<String> {
     errors
 }
 
-/// The names in backticks, each with what follows it.
+/// The names in backticks, each with the text that follows it.
 fn names(clause: &str) -> Vec<(&str, &str)> {
     let parts: Vec<&str> = clause.split('`').collect();
     parts

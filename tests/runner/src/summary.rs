@@ -1,4 +1,4 @@
-//! What is printed while jobs run and after the last one.
+//! The output while jobs run, and after the last one.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::outcome::Test;
 /// How many lines of a failed job's output are printed.
 const TAIL: usize = 120;
 
-/// One line for a job that has ended.
+/// One line about a job that has ended.
 pub(crate) fn say(done: &Done) {
     let outcome = &done.outcome;
     let verdict = if outcome.failed.is_empty() { "ok" } else { "FAILED" };
@@ -23,8 +23,8 @@ pub(crate) fn say(done: &Done) {
     );
 }
 
-/// The whole run: time of each part, ten slowest tests, what was skipped, what failed. Returns
-/// whether everything passed.
+/// The summary: time of each part, ten slowest tests, skipped tests, failures. Returns whether
+/// everything passed.
 pub(crate) fn print(all: &[Done], took: Duration) -> bool {
     println!("\nparts (jobs run side by side: the sum is more than the whole)");
     let mut parts: Vec<&str> = all.iter().map(|done| done.part).collect();

@@ -1,8 +1,8 @@
-//! Every fuzz target over its seeds, and over each seed cut and bent, as ordinary tests.
+//! Runs every fuzz target as an ordinary test, on its seeds and on mutations of each.
 //!
-//! The targets are the files of `fuzz/fuzz_targets`, included as they are: this crate stands in for
-//! libFuzzer, whose macro then makes a function instead of a program. `fuzz/run.sh` runs the same
-//! targets instrumented, and for as long as one likes.
+//! The targets are the files of `fuzz/fuzz_targets`, included unchanged: this crate replaces
+//! libFuzzer, and its macro makes a function instead of a program. `fuzz/run.sh` runs the same
+//! targets instrumented, for any time.
 
 #![cfg(test)]
 #![allow(unused_attributes, unused_imports, reason = "for the programs of fuzz/")]
@@ -11,7 +11,7 @@
 
 extern crate self as libfuzzer_sys;
 
-/// Stands in for libFuzzer's: the target is the function `run`.
+/// Replaces libFuzzer's macro: the target is the function `run`.
 #[macro_export]
 macro_rules! fuzz_target {
     (|$input:ident: &[u8]| $body:block) => {
@@ -24,10 +24,10 @@ macro_rules! fuzz_target {
 #[path = "../../../fuzz/seeds.rs"]
 mod seeds;
 
-/// Each seed is also cut to some ten lengths, and has some ten of its bytes changed.
+/// Each seed is also cut to about ten lengths, and has about ten of its bytes changed.
 const VARIANTS: usize = 10;
 
-/// Runs a target over its seeds and what they become.
+/// Runs a target on its seeds and their mutations.
 fn run(name: &str, target: fn(&[u8])) {
     let seeds: Vec<Vec<u8>> = seeds::all()
         .expect("seeds are made")
@@ -36,7 +36,7 @@ fn run(name: &str, target: fn(&[u8])) {
         .map(|(_, bytes)| bytes)
         .collect();
     assert!(!seeds.is_empty(), "the target {name} has no seeds");
-    // The same on every run.
+    // A fixed seed, so that every run is the same.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -69,7 +69,7 @@ macro_rules! targets {
             )*
         }
 
-        /// Every file of `fuzz/fuzz_targets` is one of the targets here.
+        /// Checks that every file of `fuzz/fuzz_targets` is one of the targets here.
         #[test]
         fn no_target_is_left_out() {
             let here = [$(stringify!($name)),*];

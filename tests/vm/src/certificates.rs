@@ -1,5 +1,4 @@
-//! What the relays prove to each other: a CA, a certificate for each end, and some that must not be
-//! believed.
+//! Certificates of the relays: a CA, a certificate for each end, and some that must be refused.
 //!
 //! Made by `platen cert`, as a user would, in the lab's scratch folder.
 
@@ -11,7 +10,7 @@ use anyhow::{ensure, Context, Result};
 use crate::net::Side;
 use crate::platen;
 
-/// A CA and the folders of what it has signed.
+/// A CA, and the folders of the certificates that it signed.
 #[derive(Debug)]
 pub struct Certificates {
     ca: PathBuf,
@@ -19,10 +18,11 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes a CA in `folder` and a certificate for each end. `ends`: the names by which each is
-    /// called, source first.
+    /// Makes a CA in `folder` and a certificate for each end. `ends`: the names of each end, source
+    /// first.
     ///
     /// # Errors
+    /// If `platen cert` fails.
     /// When `platen cert` fails.
     pub fn new(folder: &Path, ends: [&[&str]; 2]) -> Result<Self> {
         let ca = folder.to_owned();
@@ -39,9 +39,10 @@ impl Certificates {
         }
     }
 
-    /// Has the CA sign one more; gives its `--tls-dir`.
+    /// Makes the CA sign one more certificate; returns its `--tls-dir`.
     ///
     /// # Errors
+    /// If `platen cert` fails.
     /// When `platen cert` fails.
     pub fn issue(&self, names: &[&str]) -> Result<PathBuf> {
         issue(&self.ca, names)

@@ -1,9 +1,9 @@
 //! Undoes what the harness did to the machine, however the harness ends.
 //!
-//! Whatever outlives a function (a process group, a network namespace, a folder) is registered here
-//! and its
-//! [`Ticket`] kept by its owner. Dropping the ticket takes it off the list (the owner has undone it by then);
-//! what is still listed is undone by [`undo_all`], which runs on a panic, on Ctrl-C and on SIGTERM.
+//! Everything that outlives a function (a process group, a network namespace, a folder) is
+//! registered here, and its owner has the [`Ticket`]. Dropping the ticket removes it from the list,
+//! because the owner has undone it by then. [`undo_all`] undoes the rest; it runs on a panic, on
+//! Ctrl-C and on SIGTERM.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -23,14 +23,14 @@ pub enum Leftover {
     Folder(PathBuf),
 }
 
-/// Keeps a [`Leftover`] on the list of what to undo.
+/// An entry in the list of things to undo, removed on drop.
 #[derive(Debug)]
 pub struct Ticket(u64);
 
 static LEFTOVERS: Mutex<Vec<(u64, Leftover)>> = Mutex::new(Vec::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Puts `leftover` on the list.
+/// Adds `leftover` to the list.
 #[must_use = "dropping the ticket takes it off the list again"]
 pub fn register(leftover: Leftover) -> Ticket {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +49,7 @@ pub fn undo_all() {
     let mut list = LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner);
     for (_, leftover) in list.iter().rev() {
         if let Leftover::Group(pid) = leftover {
-            // Already gone is as good.
+            // An error means that it is gone already.
             let _ = kill_process_group(*pid, Signal::KILL);
         }
     }
@@ -58,14 +58,14 @@ pub fn undo_all() {
             Leftover::Group(_) => {}
             Leftover::Namespace(name) => remove_namespace(&name),
             Leftover::Folder(path) => {
-                // Best effort: the machine is being left, there is nobody to tell.
+                // Best effort: the process is ending, and cannot report an error.
                 let _ = std::fs::remove_dir_all(path);
             }
         }
     }
 }
 
-/// Deletes a network namespace and with it its end of the link; no complaint if it is gone.
+/// Deletes a network namespace and with it its end of the link; no error if there is none.
 pub fn remove_namespace(name: &str) {
     let _ = Command::new("ip")
         .args(["netns", "del", name])
@@ -75,9 +75,10 @@ pub fn remove_namespace(name: &str) {
         .status();
 }
 
-/// Has [`undo_all`] run on a panic, on Ctrl-C and on SIGTERM. Call once, from `main`.
+/// Makes [`undo_all`] run on a panic, on Ctrl-C and on SIGTERM. Call it once, from `main`.
 ///
 /// # Errors
+/// If a signal handler is installed already.
 /// When a signal handler is installed already.
 pub fn install() -> anyhow::Result<()> {
     ctrlc::set_handler(|| {

@@ -16,11 +16,11 @@ pub struct Console {
     name: String,
     reader: BufReader<UnixStream>,
     line: Vec<u8>,
-    /// What came that was no answer: kernel messages, the message of a panic.
+    /// Lines that were no answers: kernel messages, a panic's message.
     noise: String,
 }
 
-/// What the guest found when it had recomputed every byte.
+/// The result of the guest's check of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verified {
     /// Pages compared.
@@ -31,14 +31,14 @@ pub struct Verified {
     pub small: u64,
 }
 
-/// How long the guest may take over a short command.
+/// The time limit of a short command.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 impl Console {
     /// Connects to the serial port at `path`, which may still be about to appear.
     ///
     /// # Errors
-    /// When nobody listens there within `limit`.
+    /// If nothing listens there within `limit`.
     pub fn connect(name: &str, path: &Path, limit: Duration) -> Result<Self> {
         let stream = connect(path, limit).with_context(|| format!("console of {name}"))?;
         let reader = BufReader::new(stream);
@@ -48,7 +48,7 @@ impl Console {
     /// Waits until the guest has booted.
     ///
     /// # Errors
-    /// When it has not within `limit`; what it said is in the message.
+    /// If it has not within `limit`; the message has the guest's output.
     pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
         let answer = self.answer(limit).context("the guest does not boot")?;
         match answer.strip_prefix("@ready") {
@@ -57,10 +57,10 @@ impl Console {
         }
     }
 
-    /// Sends a command and returns what follows `@ok`.
+    /// Sends a command and returns the text after `@ok`.
     ///
     /// # Errors
-    /// When the guest answers anything else, or not within `limit`.
+    /// If the guest answers anything else, or not within `limit`.
     pub fn command(&mut self, command: &str, limit: Duration) -> Result<String> {
         self.reader
             .get_mut()
@@ -76,7 +76,7 @@ impl Console {
     /// Checks that the guest answers.
     ///
     /// # Errors
-    /// When it does not.
+    /// If it does not.
     pub fn ping(&mut self) -> Result<()> {
         self.command("ping", PATIENCE).map(|_| ())
     }
@@ -180,10 +180,10 @@ impl Console {
         }
     }
 
-    /// Reads what has come in without waiting and returns the end of what was no answer: a panic's
-    /// message.
+    /// Reads available input without waiting; returns the end of the lines that were no answers,
+    /// such as a panic's message.
     pub(crate) fn last_words(&mut self) -> String {
-        // An answer is not expected: the error carries what was heard.
+        // No answer is expected: the error has the output.
         match self.answer(Duration::from_millis(50)) {
             Ok(answer) => format!("the console said: {answer}"),
             Err(error) => format!("{error:#}"),

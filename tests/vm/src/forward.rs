@@ -1,4 +1,4 @@
-//! A TCP forwarder that throttles and counts: the link of a machine without namespaces.
+//! A TCP forwarder that throttles and counts: the link on a machine without namespaces.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,12 +10,12 @@ use anyhow::Result;
 
 use crate::net::Rate;
 
-/// The speed of both directions and what has gone each way, shared by all connections.
+/// The speed of both directions and the bytes in each, shared by all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// Megabits a second; 0 is unlimited.
     mbit: AtomicU32,
-    /// Nothing passes.
+    /// Whether the link is down.
     down: AtomicBool,
     forth: Way,
     back: Way,
@@ -24,7 +24,7 @@ pub(crate) struct Pace {
 #[derive(Debug, Default)]
 struct Way {
     bytes: AtomicU64,
-    /// When the bytes let through so far will have left at the set speed.
+    /// When the bytes so far will have passed at the set speed.
     free_at: Mutex<Option<Instant>>,
 }
 
@@ -41,12 +41,12 @@ impl Pace {
         self.down.store(!up, Ordering::Relaxed);
     }
 
-    /// Bytes forth and back.
+    /// Bytes in each direction.
     pub(crate) fn counted(&self) -> u64 {
         self.forth.bytes.load(Ordering::Relaxed) + self.back.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts `len` bytes and sleeps until the link would have carried them.
+    /// Counts `len` bytes and sleeps until the link would have transferred them.
     fn pass(&self, way: &Way, len: usize) {
         while self.down.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));
@@ -68,21 +68,21 @@ impl Pace {
     }
 }
 
-/// A listening socket whose connections are carried on to a fixed address.
+/// A listening socket whose connections are forwarded to a fixed address.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     address: SocketAddr,
 }
 
 impl Forwarder {
-    /// Listens on a free loopback port. Its threads live as long as the process: they hold nothing
-    /// but sockets.
+    /// Listens on a free loopback port. Its threads live as long as the process: they hold only
+    /// sockets.
     pub(crate) fn start(to: SocketAddr, pace: Arc<Pace>) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         std::thread::spawn(move || {
             for near in listener.incoming().flatten() {
-                // Nobody listens there: closing is what the client would see without us.
+                // Nothing listens at the address: close, as without the forwarder.
                 let Ok(far) = TcpStream::connect(to) else { continue };
                 let (Ok(near2), Ok(far2)) = (near.try_clone(), far.try_clone()) else { continue };
                 let (forth, back) = (Arc::clone(&pace), Arc::clone(&pace));
@@ -98,7 +98,7 @@ impl Forwarder {
     }
 }
 
-/// Carries bytes one way until either side closes.
+/// Forwards bytes in one direction until either side closes.
 fn pump(mut from: TcpStream, mut to: TcpStream, pace: &Pace, way: fn(&Pace) -> &Way) {
     let mut buffer = vec![0; 32 << 10];
     loop {
@@ -110,7 +110,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, pace: &Pace, way: fn(&Pace) -> &
             Ok(len) => {
                 pace.pass(way(pace), len);
                 if to.write_all(&buffer[..len]).is_err() {
-                    // The reader is gone: the writer must see that as well.
+                    // The reader is gone: the writer must see that too.
                     let _ = from.shutdown(Shutdown::Both);
                     return;
                 }

@@ -8,9 +8,9 @@ use anyhow::{bail, Context, Result};
 use corpus::Corpus;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Where the pieces of the guest lie, below `target/vm`.
+/// The folder of the guest's parts, `target/vm`.
 pub(crate) fn folder() -> PathBuf {
-    // The repository's root: this crate lies two folders below it.
+    // The repository's root is two folders above this crate.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.canonicalize().unwrap_or(root).join("target/vm")
 }
@@ -18,21 +18,21 @@ pub(crate) fn folder() -> PathBuf {
 /// The kernel that `scripts/setup` fetched.
 ///
 /// # Errors
-/// When it has not been.
+/// If it was not fetched.
 pub(crate) fn kernel() -> Result<PathBuf> {
     present(folder().join("kernel"))
 }
 
-/// An initramfs with `corpus_mib` MiB of corpus pages, or with `random` ones, made if it is not
-/// there yet.
+/// An initramfs with `corpus_mib` MiB of corpus pages, or with `random` ones; made if it does not
+/// exist.
 ///
 /// # Errors
-/// When the guest has not been built, or the archive cannot be written.
+/// If the guest was not built, or the archive cannot be written.
 pub(crate) fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
     let init = std::fs::read(present(folder().join("guest"))?)?;
     let corpus = if random {
         let random = Corpus::load().set("random").context("the corpus has no random pages")?;
-        // The guest has 255 keys. What comes twice is farther apart than a codec sees.
+        // The guest has 255 keys. A repetition is farther apart than a codec's window.
         random.into_pages().repeat(8)
     } else {
         pages(corpus_mib)
@@ -51,8 +51,8 @@ pub(crate) fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `mib` MiB of distinct pages, in runs of [`RUN`] bytes drawn evenly from all that the corpus has;
-/// fewer if it has fewer.
+/// `mib` MiB of distinct pages, in runs of [`RUN`] bytes drawn evenly from the whole corpus; fewer
+/// if it has fewer.
 fn pages(mib: u32) -> Vec<u8> {
     let all = Corpus::load().mixed_unique();
     let wanted = (mib as usize) << 20;
@@ -64,11 +64,10 @@ fn pages(mib: u32) -> Vec<u8> {
     starts.flat_map(|at| &all[at..at + RUN]).copied().collect()
 }
 
-/// Neighbours in memory are alike: what lies together in the corpus stays together in runs of this
-/// many bytes.
+/// The length in bytes of runs that stay together, because neighbouring pages are similar.
 const RUN: usize = 256 << 10;
 
-/// Removes archives of the same kind that an earlier guest or corpus was packed into.
+/// Removes archives of the same kind with an earlier guest or corpus.
 fn remove_others(kept: &Path, prefix: &str) -> Result<()> {
     for entry in std::fs::read_dir(folder())? {
         let path = entry?.path();

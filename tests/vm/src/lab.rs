@@ -1,4 +1,4 @@
-//! One place to start everything from: the network, the scratch folder, names and images.
+//! The lab, from which everything is started: the network, the scratch folder, names and images.
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -18,7 +18,7 @@ use crate::net::{self, Net, Side};
 use crate::process::Proc;
 use crate::qemu::{Role, Vm};
 
-/// Which QEMU runs a VM.
+/// A VM's QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Qemu {
     /// The system's.
@@ -28,7 +28,7 @@ pub enum Qemu {
 }
 
 impl Qemu {
-    /// What to start.
+    /// The program to start.
     pub(crate) fn program(self) -> PathBuf {
         match self {
             Self::System => PathBuf::from("qemu-system-x86_64"),
@@ -42,35 +42,34 @@ impl Qemu {
     }
 }
 
-/// A machine type that QEMU 7.2 and every later one has.
+/// A machine type that QEMU 7.2 and all later versions have.
 pub const MACHINE_7_2: &str = "pc-q35-7.2";
 
 /// The newest machine type of the QEMU that `scripts/fetch-qemu10` fetches.
 pub const MACHINE_10: &str = "pc-q35-10.0";
 
-/// What a VM has.
+/// A VM's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {
-    /// RAM in KiB. Keep it off every multiple of 256 KiB: QEMU before 9.0 under TCG loses dirty
-    /// bits otherwise, and a dirtying guest then arrives with stale pages whoever moves it.
+    /// RAM in KiB. Not a multiple of 256 KiB: QEMU before 9.0 under TCG then loses dirty bits, and
+    /// a dirtying guest arrives with stale pages, whatever migrates it.
     pub memory_kib: u64,
-    /// How many MiB of distinct corpus pages its page cache holds and its memory is filled from.
+    /// MiB of distinct corpus pages in its page cache, from which its memory is filled.
     pub corpus_mib: u32,
-    /// Random pages instead, which no codec makes smaller.
+    /// Random pages instead, which are incompressible.
     pub random: bool,
     /// Virtual CPUs.
     pub cpus: u32,
     /// Which QEMU runs it.
     pub qemu: Qemu,
-    /// The machine type, which decides about half of what a QEMU's migration stream looks like.
+    /// The machine type, which determines about half of the contents of QEMU's device state.
     pub machine: &'static str,
-    /// Its QEMU touches all of the RAM when it starts, as one with huge pages or locked memory
-    /// does.
+    /// Whether QEMU touches all of the RAM at its start, as with huge pages or locked memory.
     pub prealloc: bool,
 }
 
 impl VmSpec {
-    /// What the scenarios use: 384 MiB + 8 KiB.
+    /// The scenarios' default: 384 MiB + 8 KiB.
     pub fn small() -> Self {
         Self {
             memory_kib: (384 << 10) + 8,
@@ -83,18 +82,18 @@ impl VmSpec {
         }
     }
 
-    /// For scenarios that are about the course of a migration and not its size: 128 MiB + 8 KiB.
+    /// For scenarios about the course of a migration and not its size: 128 MiB + 8 KiB.
     pub fn tiny(qemu: Qemu, machine: &'static str) -> Self {
         Self { memory_kib: (128 << 10) + 8, corpus_mib: 8, qemu, machine, ..Self::small() }
     }
 
-    /// What the demo and the benchmark use: room for 700 MiB of data.
+    /// For the demo and the benchmark: room for 700 MiB of data.
     pub fn large() -> Self {
         Self { memory_kib: (1200 << 10) + 8, corpus_mib: 128, ..Self::small() }
     }
 }
 
-/// Everything the scenarios run in.
+/// The environment of the scenarios.
 #[derive(Debug)]
 pub struct Lab {
     /// The link between the two ends.
@@ -108,10 +107,11 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the network and a scratch folder (short, since unix socket paths are limited to 107
-    /// bytes).
+    /// Makes the network and a scratch folder (a short path, because unix socket paths are limited
+    /// to 107 bytes).
     ///
     /// # Errors
+    /// If neither namespaces nor loopback work, or there is no room for temporary files.
     /// When neither namespaces nor loopback can be had, or there is no room for temporary files.
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -119,7 +119,7 @@ impl Lab {
         let folder = loop {
             let nth = COUNT.fetch_add(1, Ordering::Relaxed);
             let folder = std::env::temp_dir().join(format!("platen-{}-{nth}", std::process::id()));
-            // A folder, or a link, that is there already is somebody else's: this runs as root.
+            // An existing folder or link is somebody else's, and this runs as root.
             match DirBuilder::new().mode(0o700).create(&folder) {
                 Ok(()) => break folder,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -139,12 +139,12 @@ impl Lab {
         &self.folder
     }
 
-    /// A path in the scratch folder that was not given out before.
+    /// A path in the scratch folder that was not returned before.
     pub fn scratch(&self, what: &str) -> PathBuf {
         self.folder.join(self.fresh_name(what))
     }
 
-    /// A CA and a certificate for each end, by its address; made when first asked for.
+    /// A CA and a certificate for each end, by its address; made at the first call.
     ///
     /// # Errors
     /// When `platen cert` fails.
@@ -153,7 +153,7 @@ impl Lab {
             let [source, destination] = self.net.addresses();
             let ends = [&["source.test", &source][..], &["destination.test", &destination][..]];
             let made = Certificates::new(&self.scratch("ca"), ends)?;
-            // Should another thread have been faster, its set is as good.
+            // If another thread was faster, its set is as good.
             let _ = self.certificates.set(made);
         }
         self.certificates.get().context("just set")
@@ -182,7 +182,7 @@ impl Lab {
         Ok(vm)
     }
 
-    /// Starts a QEMU at the other side, to wait for `vm`.
+    /// Starts a QEMU at the other side that waits for `vm`.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -190,7 +190,7 @@ impl Lab {
         self.incoming_with(vm, vm.spec())
     }
 
-    /// Starts a QEMU at the other side that has `spec`, which need not be what `vm` has.
+    /// Starts a QEMU at the other side with `spec`, which may differ from that of `vm`.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -214,7 +214,7 @@ fn remove_stale_folders() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.flatten() {
         if net::owner_is_gone(&entry.file_name().to_string_lossy()) {
-            // Another user's, perhaps: not ours to complain about.
+            // Perhaps another user's: no error.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }

@@ -1,5 +1,5 @@
-//! Whole-VM tests: real QEMUs, a guest that knows every byte of its memory, and what goes wrong on
-//! the way.
+//! Whole-VM tests: real QEMUs, a guest that can verify every byte of its memory, and faults on the
+//! way.
 //!
 //! ```text
 //!   namespace s                                            namespace d
@@ -10,18 +10,18 @@
 //!
 //! A [`Lab`] owns the network and a scratch folder and starts everything else: [`Vm`]s (a QEMU with
 //! its monitor and its console), platen's processes ([`platen`]), and migrations by any [`Method`].
-//! Nothing in here trusts platen: the harness has its own monitor client, reads bytes on the wire
-//! from the network device, CPU time from the kernel, and what memory holds from the guest, which
-//! recomputes every byte.
+//! Nothing here trusts platen: the harness has its own monitor client, reads the bytes on the wire
+//! from the network device and CPU time from the kernel, and the guest recomputes every byte of its
+//! memory.
 //!
-//! What fails: every step is an [`anyhow::Error`] that names the step and carries the tail of the
-//! log of the process it waited for. Whatever was started is stopped when its owner is dropped, on
-//! a panic, on Ctrl-C and on SIGTERM ([`cleanup`]); should the harness itself be killed, the kernel
+//! Errors: every step returns an [`anyhow::Error`] that names the step and has the tail of the log
+//! of the process it waited for. Everything that was started is stopped when its owner is dropped,
+//! on a panic, on Ctrl-C and on SIGTERM ([`cleanup`]). If the harness itself is killed, the kernel
 //! ends its children and the next run removes its namespaces.
 //!
 //! Limits: x86-64 Linux. Without root there are no namespaces and no shaped links: the two ends
-//! then meet on the loopback device through a throttling forwarder in this process, and the run
-//! says so.
+//! then use the loopback device through a throttling forwarder in this process, and the run says
+//! so.
 
 mod certificates;
 pub mod cleanup;

@@ -1,4 +1,4 @@
-//! Ways to move a VM, and what each move cost.
+//! Methods of migrating a VM, and the cost of each migration.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::simulated::SimulatedQat;
 /// QEMU's own multifd compressors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Pages as they are.
+    /// Uncompressed pages.
     None,
     /// zlib level 1, QEMU's default.
     Zlib,
@@ -22,7 +22,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// A way to move a VM.
+/// A method of migrating a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
     /// QEMU alone, one TCP connection, uncompressed.
@@ -34,20 +34,19 @@ pub enum Method {
     QemuCompress,
     /// QEMU alone with its `xbzrle` capability, with a cache of half the RAM or more.
     QemuXbzrle,
-    /// platen between the two QEMUs, secured unless `--insecure` is among them; further flags for
+    /// platen between the two QEMUs, with TLS unless `--insecure` is among the flags, which are for
     /// `platen migrate`.
     Platen(Vec<String>),
-    /// The same with codec qatzip on a simulated QAT device at the source, which follows this
-    /// script.
+    /// The same with codec qatzip on a simulated QAT device at the source, with this script.
     PlatenSimulatedQat(&'static str),
 }
 
-/// CPU seconds by process, without what the guest's own CPUs used.
+/// CPU seconds by process, without the guest's CPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// The QEMU the VM left.
+    /// The source QEMU.
     pub source_qemu: f64,
-    /// The QEMU it went to.
+    /// The destination QEMU.
     pub destination_qemu: f64,
     /// `platen migrate`, its whole life; without the threads of a simulated device.
     pub source_relay: f64,
@@ -56,13 +55,13 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> f64 {
         self.source_qemu + self.destination_qemu + self.source_relay + self.destination_relay
     }
 }
 
-/// What a completed migration cost.
+/// The cost of a completed migration.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Milliseconds from start to completion, as the source QEMU counts them.
@@ -81,13 +80,13 @@ pub struct Outcome {
     pub report: Option<Value>,
 }
 
-/// How a move is to end.
+/// How a migration may end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// By itself, within this time: what a measurement needs. [`DidNotEnd`] is the error otherwise.
+    /// By itself, within this time: for measurements. The error is [`DidNotEnd`] otherwise.
     ByItself(Duration),
-    /// Somehow: QEMU's limit of the downtime is lifted after a while ([`Vm::wait_migration_end`]).
-    /// For tests, which want to know what arrives, on machines however slow.
+    /// With help: QEMU's downtime limit is lifted after a while ([`Vm::wait_migration_end`]). For
+    /// tests, which verify what arrives, on slow machines too.
     Helped,
 }
 
@@ -100,7 +99,7 @@ impl Patience {
     }
 }
 
-/// A move that had to end by itself has not: QEMU found no moment at which to stop the VM.
+/// A migration that had to end by itself did not: QEMU found no moment at which to stop the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DidNotEnd(pub Duration);
 
@@ -118,11 +117,10 @@ impl Method {
         Self::Platen(flags.iter().map(|flag| String::from(*flag)).collect())
     }
 
-    /// Moves `vm` to a new QEMU at the other side and returns it there, running, with what it cost.
+    /// Migrates `vm` to a new QEMU at the other side and returns it there, running, with the cost.
     ///
     /// # Errors
-    /// When it does not complete, [`DidNotEnd`] among them; the VM is lost then, as the caller
-    /// wanted it moved.
+    /// If it does not complete, also [`DidNotEnd`]; the VM is lost then.
     pub fn run(&self, lab: &Lab, mut vm: Vm, patience: Patience) -> Result<(Vm, Outcome)> {
         let mut destination = lab.incoming_for(&vm)?;
         let wire = lab.net.crossed()?;
@@ -194,9 +192,9 @@ impl Method {
         Ok(())
     }
 
-    /// The settings that all methods share, and this one's own. All are set, since a VM that came
-    /// here by another method still has that one's. For platen this leaves QEMU's defaults: platen
-    /// makes its own settings.
+    /// The settings common to all methods, and this one's own. All are set, because a VM that was
+    /// migrated here by another method still has that method's. For platen these are QEMU's
+    /// defaults: platen makes its own settings.
     ///
     /// # Errors
     /// As [`Monitor::execute`](crate::Monitor::execute).
@@ -210,7 +208,7 @@ impl Method {
             Compression::Zlib => "zlib",
             Compression::Zstd => "zstd",
         };
-        // One at a time where they exclude each other: QEMU checks the whole set after each change.
+        // One at a time if they exclude each other: QEMU checks the whole set after each change.
         vm.monitor.set_capabilities(&[("multifd", false), ("xbzrle", false)])?;
         let known = vm.monitor.execute("query-migrate-capabilities", json!({}))?;
         if known.as_array().is_some_and(|all| all.iter().any(|one| one["capability"] == "compress"))
@@ -225,7 +223,7 @@ impl Method {
             ("multifd", channels.is_some()),
             ("xbzrle", *self == Self::QemuXbzrle),
         ])?;
-        // QEMU takes powers of two.
+        // QEMU needs a power of two.
         let cache = (vm.spec().memory_kib << 10).next_power_of_two() / 2;
         let parameters = json!({
             "xbzrle-cache-size": cache,
@@ -239,7 +237,7 @@ impl Method {
     }
 }
 
-/// Moves the VM through two relays; returns their CPU seconds and the source's report.
+/// Migrates the VM through two relays; returns their CPU seconds and the source's report.
 fn through_platen(
     lab: &Lab,
     vm: &mut Vm,
@@ -267,7 +265,7 @@ fn through_platen(
     Ok(([source.cpu, sink.cpu], Some(report)))
 }
 
-/// What came of waiting since `begin`: too late is too late, whatever was seen last.
+/// The result of waiting since `begin`: past the limit it is an error, whatever was seen last.
 fn too_late(error: Error, begin: Instant, limit: Duration) -> Error {
     if begin.elapsed() < limit {
         return error;

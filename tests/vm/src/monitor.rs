@@ -1,4 +1,4 @@
-//! A QMP client of the harness's own, so that platen's is not its own judge.
+//! The harness's own QMP client, so that platen's is not tested by itself.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -18,9 +18,9 @@ pub struct Monitor {
     events: VecDeque<Value>,
 }
 
-/// How long a command may take: QEMU's monitor stands still while it loads device state under TCG.
+/// The time limit of a command: QEMU's monitor blocks while it loads device state under TCG.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// How often a QEMU whose events are waited for is asked all the same.
+/// How often a QEMU is queried in addition to its events.
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
 
 impl Monitor {
@@ -28,13 +28,13 @@ impl Monitor {
     /// negotiation mode.
     ///
     /// # Errors
-    /// When nobody listens there within `limit`, or it is no QMP monitor.
+    /// If nothing listens there within `limit`, or it is no QMP monitor.
     pub fn connect(name: &str, path: &Path, limit: Duration) -> Result<Self> {
         Self::negotiate(name, path, limit, json!({}))
     }
 
-    /// As [`Self::connect`], with leave for commands out of band: a QEMU in postcopy whose main
-    /// loop waits for a page answers no others.
+    /// As [`Self::connect`], with out-of-band commands enabled: a QEMU in postcopy whose main loop
+    /// waits for a page answers only those.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -69,7 +69,7 @@ impl Monitor {
     /// Runs a command out of band.
     ///
     /// # Errors
-    /// As [`Self::execute`], and when QEMU allows the command no such thing.
+    /// As [`Self::execute`], and if QEMU does not allow the command out of band.
     pub fn execute_out_of_band(&mut self, command: &str, arguments: Value) -> Result<Value> {
         self.request(command, json!({"exec-oob": command, "arguments": arguments}))
     }
@@ -94,18 +94,18 @@ impl Monitor {
         }
     }
 
-    /// Waits for the migration to be in one of `states`, by its events (so that waiting costs QEMU
+    /// Waits until the migration is in one of `states`, by its events (so that waiting costs QEMU
     /// next to nothing).
     ///
     /// # Errors
-    /// When it is in none within `limit`, or the monitor closes.
+    /// If it is in none within `limit`, or the monitor closes.
     pub fn wait_migration(&mut self, states: &[&str], limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
         loop {
             let mut seen = self.migration_status()?;
             // Events that came before that answer are older than it, perhaps of an earlier
-            // migration. Now and then one is not: the state has changed between QEMU's look and its
-            // words. So it is asked again.
+            // migration. Occasionally one is not, because the state changed while QEMU was
+            // composing its answer. So query again.
             self.events.clear();
             let until = deadline.min(Instant::now() + ASKED_AGAIN);
             if states.contains(&seen.as_str()) || self.wait_event(states, until, &mut seen)? {
@@ -117,7 +117,7 @@ impl Monitor {
         }
     }
 
-    /// As [`Self::wait_migration`] by events alone, from the last state that this monitor was told
+    /// As [`Self::wait_migration`] by events alone, from the last state that this monitor reported
     /// on: for a QEMU that may not answer just now.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Monitor {
     }
 
     /// Whether an event puts the migration in one of `states` by the deadline; `seen` is the last
-    /// state heard of.
+    /// state reported.
     fn wait_event(
         &mut self,
         states: &[&str],
@@ -161,7 +161,7 @@ impl Monitor {
         }
     }
 
-    /// What `query-migrate` says.
+    /// The answer to `query-migrate`.
     ///
     /// # Errors
     /// As [`Monitor::execute`].
@@ -206,7 +206,7 @@ impl Monitor {
                 return Ok(None);
             }
             self.reader.get_ref().set_read_timeout(Some(left))?;
-            // A timeout leaves what was read of the line in `line`; the next call goes on from
+            // After a timeout `line` has the part that was read; the next call continues from
             // there.
             match self.reader.read_line(&mut self.line) {
                 Ok(0) => bail!("monitor of {} closed", self.name),
@@ -224,7 +224,7 @@ impl Monitor {
     }
 }
 
-/// Whether a read ended because its timeout did.
+/// Whether a read ended because of its timeout.
 pub(crate) fn would_block(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
 }

@@ -20,12 +20,12 @@ use crate::forward::{Forwarder, Pace};
 pub enum Side {
     /// Where VMs boot.
     Source,
-    /// Where they go first.
+    /// The first destination.
     Destination,
 }
 
 impl Side {
-    /// The other end: where a VM that is here goes next.
+    /// The other end.
     pub fn other(self) -> Self {
         match self {
             Self::Source => Self::Destination,
@@ -57,7 +57,8 @@ enum Kind {
         destination: String,
         _tickets: [Ticket; 2],
     },
-    /// Everything on 127.0.0.1, each destination port behind a forwarder that throttles and counts.
+    /// Everything on 127.0.0.1, with a forwarder before each destination port that throttles and
+    /// counts.
     Loopback {
         why: String,
         pace: Arc<Pace>,
@@ -68,14 +69,14 @@ enum Kind {
 const SOURCE_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const DESTINATION_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const DEVICE: &str = "veth0";
-/// A station that is on no link.
+/// A MAC address that no station on the link has.
 const NOBODY: &str = "02:00:00:00:77:77";
 
 impl Net {
-    /// Makes two namespaces joined by a link, or explains why it has to be the loopback device.
+    /// Makes two namespaces joined by a link, or says why it falls back to the loopback device.
     ///
     /// # Errors
-    /// When not even that is to be had.
+    /// If neither works.
     pub fn new() -> Result<Self> {
         let kind = if std::env::var_os("PLATEN_VM_LOOPBACK").is_some() {
             Self::loopback("PLATEN_VM_LOOPBACK is set")
@@ -127,7 +128,7 @@ impl Net {
         Ok(Kind::Namespaces { source, destination, _tickets: tickets })
     }
 
-    /// What the ends run on, in words.
+    /// A description of the network.
     pub fn describe(&self) -> &'static str {
         match self.kind {
             Kind::Namespaces { .. } => "two network namespaces",
@@ -143,7 +144,7 @@ impl Net {
         }
     }
 
-    /// The words that start a command at `side`.
+    /// The prefix of a command at `side`.
     pub(crate) fn prefix(&self, side: Side) -> Vec<String> {
         match self.namespace(side) {
             Some(name) => ["ip", "netns", "exec", name].map(String::from).to_vec(),
@@ -177,8 +178,8 @@ impl Net {
                     let _ = command("tc", &["-n", name, "qdisc", "del", "dev", DEVICE, "root"]);
                 }
                 Rate::Mbit(mbit) => {
-                    // A burst of 1 ms (but at least a segmentation-offload packet and a half), a
-                    // queue of 10 ms: what a switch port has.
+                    // A burst of 1 ms (but at least one and a half segmentation-offload packets)
+                    // and a queue of 10 ms, like a switch port.
                     let bytes_per_ms = u64::from(mbit) * 125;
                     let burst = bytes_per_ms.max(96 << 10).to_string();
                     let limit = (bytes_per_ms * 10).max(256 << 10).to_string();
@@ -209,15 +210,15 @@ impl Net {
         }
     }
 
-    /// Has the link swallow everything, both ways and without a word to anybody, until
-    /// [`Self::heal`]. False where the ends meet on the loopback device, which has no such fault.
+    /// Makes the link drop everything silently, in both directions, until [`Self::heal`]. False on
+    /// the loopback device, which cannot do this.
     ///
     /// # Errors
     /// When `ip` refuses.
     pub fn swallow(&self) -> Result<bool> {
         let Kind::Namespaces { source, destination, .. } = &self.kind else { return Ok(false) };
         for (name, other) in [(source, DESTINATION_IP), (destination, SOURCE_IP)] {
-            // Frames for a station that is not there: the other end of the link drops them.
+            // Frames to an absent MAC address: the other end of the link drops them.
             let to = [&other.to_string(), "lladdr", NOBODY, "dev", DEVICE, "nud", "permanent"];
             ip(&[["-n", name, "neigh", "replace"].as_slice(), &to].concat())?;
         }
@@ -233,8 +234,8 @@ impl Net {
         }
     }
 
-    /// An address to listen at for a process at `side`, and the one by which the other side reaches
-    /// it.
+    /// An address on which a process at `side` can listen, and the address by which the other side
+    /// reaches it.
     ///
     /// # Errors
     /// When no port is to be had.
@@ -250,8 +251,8 @@ impl Net {
                 Ok((address, address))
             }
             Kind::Loopback { pace, forwarders, .. } => {
-                // The port is free now; that another process takes it before ours does is a risk of
-                // tests only.
+                // The port is free now; another process could take it before ours does, which only
+                // tests risk.
                 let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
                 let listen = TcpListener::bind((local, 0))?.local_addr()?;
                 let forwarder = Forwarder::start(listen, Arc::clone(pace))?;
@@ -303,7 +304,7 @@ impl Net {
         })
     }
 
-    /// What takes the calling thread into the namespace of `side`, for good.
+    /// A function that moves the calling thread into the namespace of `side`, for good.
     ///
     /// # Errors
     /// When the namespace is gone.
@@ -320,7 +321,8 @@ impl Net {
         })
     }
 
-    /// Runs `work` in the namespace of `side`: a socket stays in the one it was made in.
+    /// Runs `work` in the namespace of `side`: a socket stays in the namespace in which it was
+    /// made.
     fn at<T: Send>(&self, side: Side, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let enter = self.way_to(side)?;
         std::thread::scope(|scope| {
@@ -354,8 +356,7 @@ fn remove_stale_namespaces() {
     }
 }
 
-/// Whether `name` is one this harness gives (`platen-PID-...`) and the process of that number is
-/// gone.
+/// Whether `name` is a name of this harness (`platen-PID-...`) whose process is gone.
 pub(crate) fn owner_is_gone(name: &str) -> bool {
     let mut words = name.split('-');
     let ours = words.next() == Some("platen");

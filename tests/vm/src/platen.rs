@@ -22,7 +22,7 @@ pub struct Platen {
     json: PathBuf,
 }
 
-/// A `platen receive` and where it listens.
+/// A `platen receive`, and its address.
 #[derive(Debug)]
 pub struct Receive {
     /// The process.
@@ -31,7 +31,7 @@ pub struct Receive {
     pub peer: SocketAddr,
 }
 
-/// How long a relay may take to start.
+/// The time limit of a relay's start.
 const LISTENS: Duration = Duration::from_secs(60);
 
 /// The binary under test.
@@ -58,9 +58,10 @@ pub fn binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Starts `platen receive` for one VM, with that VM's monitor, to end with its migration.
+/// Starts `platen receive` for one VM, with that VM's monitor, until the end of its migration.
 ///
 /// # Errors
+/// If it does not start to listen.
 /// When it does not come to listen.
 pub fn receive(lab: &Lab, vm: &Vm, extra: &[&str]) -> Result<Receive> {
     let deliver = format!("unix:{}", vm.incoming_socket().display());
@@ -69,8 +70,7 @@ pub fn receive(lab: &Lab, vm: &Vm, extra: &[&str]) -> Result<Receive> {
     receive_with(lab, vm.side(), &[flags.as_slice(), extra].concat())
 }
 
-/// The flags that secure a relay at `side`, unless `flags` say otherwise (`--insecure`,
-/// `--tls-...`).
+/// The TLS flags of a relay at `side`, unless `flags` has others (`--insecure`, `--tls-...`).
 fn security(lab: &Lab, side: Side, flags: &[&str]) -> Result<Vec<String>> {
     if flags.iter().any(|flag| *flag == "--insecure" || flag.starts_with("--tls-")) {
         return Ok(Vec::new());
@@ -118,7 +118,7 @@ pub fn relay(
     Ok(platen)
 }
 
-/// Starts `platen relay` and waits for nothing.
+/// Starts `platen relay` without waiting for its socket.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -136,14 +136,14 @@ pub fn start_relay(
 }
 
 impl Platen {
-    /// As [`Self::start`], with the certificate of `side` unless the words say otherwise.
+    /// As [`Self::start`], with the certificate of `side` unless the arguments name another.
     fn secured(lab: &Lab, what: &str, side: Side, words: &[&str]) -> Result<Self> {
         let security = security(lab, side, words)?;
         let security: Vec<&str> = security.iter().map(String::as_str).collect();
         Self::start(lab, what, side, &[words, &security].concat())
     }
 
-    /// Starts `platen` with these words and a report file; `what` names its log.
+    /// Starts `platen` with these arguments and a report file; `what` names its log.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -158,7 +158,7 @@ impl Platen {
     /// Waits for its end, which must be a success.
     ///
     /// # Errors
-    /// When it fails or takes longer than `limit`; with what it said.
+    /// If it fails or takes longer than `limit`; the error has its output.
     pub fn succeed(&mut self, limit: Duration) -> Result<Ended> {
         let ended = self.process.wait(limit)?;
         if !ended.status.success() {
@@ -167,9 +167,8 @@ impl Platen {
         Ok(ended)
     }
 
-    /// Waits for the success of a migration of `vm`, which gets leave for a longer downtime after a
-    /// while (see
-    /// [`Vm::wait_migration_end`]).
+    /// Waits for the success of a migration of `vm`, which may have a longer downtime after a while
+    /// (see [`Vm::wait_migration_end`]).
     ///
     /// # Errors
     /// As [`Self::succeed`].
@@ -189,8 +188,8 @@ impl Platen {
         self.process.wait(limit)
     }
 
-    /// Waits for its end, which must be a failure of its own making with a message; returns what
-    /// [`Self::complaints`] does.
+    /// Waits for its end, which must be a failure that it reports with a message; returns the
+    /// result of [`Self::complaints`].
     ///
     /// # Errors
     /// When it succeeds, crashes, says nothing or takes longer than `limit`.
@@ -217,8 +216,7 @@ impl Platen {
         Ok(complaints)
     }
 
-    /// The lines by which it says what went wrong: without its report, and without those that say
-    /// it has begun.
+    /// Its error messages: its output without the report, and without the messages about its start.
     pub fn complaints(&self) -> String {
         let output = self.process.output();
         let lines = output.lines().filter(|line| {

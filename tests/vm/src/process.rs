@@ -1,5 +1,5 @@
-//! Child processes: started into a namespace, logged to a file, accounted for, and never left
-//! behind.
+//! Child processes: started in a namespace, logged to a file, accounted for, and never left
+//! running.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -25,7 +25,7 @@ pub struct Proc {
     ticket: Option<Ticket>,
 }
 
-/// How a process ended, and what it cost over its whole life.
+/// How a process ended, and its total cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended {
     /// Its exit status.
@@ -35,7 +35,7 @@ pub struct Ended {
 }
 
 impl Proc {
-    /// Starts `argv`, prefixed by `prefix` (how to get into a namespace; may be empty), with its
+    /// Starts `argv` after `prefix` (the command that enters a namespace; may be empty), with its
     /// output in a file of `folder` named after `name`.
     ///
     /// # Errors
@@ -43,8 +43,8 @@ impl Proc {
     pub fn spawn(name: &str, prefix: &[String], argv: &[String], folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let out = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        // The kernel kills the child should the harness be killed. setpriv and ip both exec, so
-        // that the process id, and with it all accounting, is the program's own.
+        // The kernel kills the child if the harness is killed. setpriv and ip both exec, so that
+        // the process id, and with it all accounting, is the program's own.
         let mut words: Vec<&str> = prefix.iter().map(String::as_str).collect();
         words.extend(["setpriv", "--pdeathsig", "KILL", "--"]);
         words.extend(argv.iter().map(String::as_str));
@@ -62,7 +62,7 @@ impl Proc {
         Ok(Self { name: name.into(), child, pid, log, ended: None, ticket })
     }
 
-    /// The name it was started under.
+    /// The name under which it was started.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -72,12 +72,12 @@ impl Proc {
         self.child.id()
     }
 
-    /// Everything it wrote so far.
+    /// Its output so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines it wrote, for error messages.
+    /// The last lines of its output, for error messages.
     pub fn tail(&self) -> String {
         let output = self.output();
         let lines: Vec<&str> = output.lines().collect();
@@ -109,9 +109,8 @@ impl Proc {
     /// When the kernel will not say.
     pub fn poll(&mut self) -> Result<Option<Ended>> {
         if self.ended.is_none() {
-            // Waiting adds the child's CPU time to this process's account of ended children: the
-            // difference is the child's, as all waiting is done here and the harness is
-            // single-threaded about it.
+            // Waiting adds the child's CPU time to this process's total of ended children. The
+            // difference is the child's, because only one thread of the harness waits here.
             let before = ended_children_cpu()?;
             if let Some(status) = self.child.try_wait()? {
                 let cpu = ended_children_cpu()? - before;
@@ -122,7 +121,7 @@ impl Proc {
         Ok(self.ended)
     }
 
-    /// Waits for its end for so long; whether it came.
+    /// Waits up to this long for its end; returns whether it came.
     ///
     /// # Errors
     /// When the kernel will not say.
@@ -166,7 +165,7 @@ impl Proc {
     /// When it does not go.
     pub fn kill(&mut self) -> Result<Ended> {
         if self.poll()?.is_none() {
-            // The group: whatever it may have started goes with it.
+            // The group: with all processes that it may have started.
             let _ = kill_process_group(self.pid, Signal::KILL);
         }
         self.wait(Duration::from_secs(60))
@@ -181,7 +180,7 @@ impl Proc {
         let mut cpu = stat_cpu(&root.join("stat"))?;
         for task in std::fs::read_dir(root.join("task")).context(self.name.clone())? {
             let task = task?.path();
-            // A thread may end between the listing and the look; a vCPU's does not.
+            // A thread may end between the listing and the read; a vCPU's does not.
             let Ok(name) = std::fs::read_to_string(task.join("comm")) else { continue };
             if name.starts_with("CPU ") {
                 cpu -= stat_cpu(&task.join("stat"))?;
@@ -211,7 +210,7 @@ fn stat_cpu(path: &Path) -> Result<f64> {
     stat_fields(path, 13)
 }
 
-/// cutime and cstime of this process: what children that were waited for have used.
+/// cutime and cstime of this process: the CPU time of children that were waited for.
 fn ended_children_cpu() -> Result<f64> {
     stat_fields(Path::new("/proc/self/stat"), 15)
 }
@@ -220,8 +219,8 @@ fn ended_children_cpu() -> Result<f64> {
 fn stat_fields(path: &Path, first: usize) -> Result<f64> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    // The command's name, field 1, may hold blanks and brackets; after the last bracket comes field
-    // 2.
+    // The command's name, field 1, may contain blanks and brackets; field 2 follows the last
+    // bracket.
     let rest = text.rsplit_once(')').context("no ) in stat")?.1;
     let mut fields = rest.split_whitespace().skip(first - 2);
     let mut ticks = 0u32;

@@ -13,21 +13,21 @@ use crate::monitor::Monitor;
 use crate::net::Side;
 use crate::process::Proc;
 
-/// What a QEMU is started for.
+/// The purpose of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// To boot the guest.
+    /// Boot the guest.
     Boot,
-    /// To wait for it (`-incoming defer`).
+    /// Wait for it (`-incoming defer`).
     Incoming,
 }
 
 /// A QEMU and the harness's connections to it.
 ///
-/// The fields are public because a test does with them whatever its scenario needs.
+/// The fields are public, because each scenario needs others.
 #[derive(Debug)]
 pub struct Vm {
-    /// The guest's init. Only useful where the guest runs.
+    /// The guest's init. Only useful at the QEMU in which the guest runs.
     pub guest: Console,
     /// The harness's own monitor.
     pub monitor: Monitor,
@@ -71,9 +71,9 @@ impl Vm {
             &kernel.display().to_string(),
             "-initrd",
             &initramfs.display().to_string(),
-            // Quiet: the console is the harness's wire, but for a panic's words. init_on_free: the
-            // initramfs the kernel has unpacked is zeroed when given back, or every corpus page
-            // would be in the guest twice. no_timer_check: on a host that is busy the timer's
+            // quiet: the console is the harness's channel, and shows kernel messages only of a
+            // panic. init_on_free: the unpacked initramfs is zeroed when freed, or every corpus
+            // page would be in the guest twice. no_timer_check: on a busy host the timer's
             // interrupts come too late for a kernel that counts them, and it panics.
             "-append",
             "console=ttyS0 quiet loglevel=1 no_timer_check panic=-1 init_on_free=1 init_on_alloc=0 mitigations=off nokaslr audit=0 rdinit=/init",
@@ -119,22 +119,22 @@ impl Vm {
         &self.name
     }
 
-    /// Where it is.
+    /// Its side.
     pub fn side(&self) -> Side {
         self.side
     }
 
-    /// What it has.
+    /// Its configuration.
     pub fn spec(&self) -> &VmSpec {
         &self.spec
     }
 
-    /// The monitor socket that is left for platen.
+    /// The monitor socket for platen.
     pub fn platen_monitor(&self) -> PathBuf {
         self.folder.join(format!("{}.platen", self.name))
     }
 
-    /// Where this QEMU, started for a migration, is to listen for it.
+    /// The address on which this QEMU is to listen for its migration.
     pub fn incoming_socket(&self) -> PathBuf {
         self.folder.join(format!("{}.in", self.name))
     }
@@ -150,18 +150,18 @@ impl Vm {
     /// Checks that the VM runs here and the guest is alive.
     ///
     /// # Errors
-    /// When it does not, or is not.
+    /// If not.
     pub fn assert_running(&mut self) -> Result<()> {
         self.runs().map_err(|error| {
-            // A guest that arrived broken panics, and QEMU ends with it: the reason is on the
-            // console.
+            // A guest that arrives corrupted panics, and QEMU ends with it: the console has the
+            // reason.
             error.context(format!("{}; {}", self.process.tail(), self.guest.last_words()))
         })
     }
 
     fn runs(&mut self) -> Result<()> {
-        // A source whose migration was called off, and a destination whose migration is complete,
-        // both start the VM a moment after they have said so.
+        // A source whose migration was cancelled, and a destination whose migration is complete,
+        // both start the VM a moment after they have reported that.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let state = self.monitor.run_state()?;
@@ -190,15 +190,15 @@ impl Vm {
 /// QEMU's default, in milliseconds.
 pub(crate) const DOWNTIME_LIMIT: u64 = 300;
 
-/// How long a migration gets to converge by itself.
+/// How long a migration may take to converge by itself.
 pub(crate) const CONVERGES: Duration = Duration::from_secs(45);
 
-/// What makes a migration last as long as a test needs it, and not longer, however fast or slow the
-/// machine is.
+/// Control of a migration's duration, so that it lasts as long as a test needs on machines of any
+/// speed.
 impl Vm {
-    /// Has a migration out of here, begun or about to begin, go on for as long as the guest dirties
-    /// more than QEMU sends in a millisecond. (A limit of 0 does the contrary: QEMU then never
-    /// looks what has become dirty, and hands over at the end of the first pass.)
+    /// Makes a migration from here, running or about to start, continue as long as the guest
+    /// dirties more than QEMU sends in a millisecond. (A limit of 0 does the opposite: QEMU then
+    /// never looks for dirty pages, and hands over at the end of the first pass.)
     ///
     /// # Errors
     /// As [`Monitor::execute`].
@@ -206,8 +206,8 @@ impl Vm {
         self.monitor.execute("migrate-set-parameters", json!({"downtime-limit": 1})).map(drop)
     }
 
-    /// Holds a migration that is under way: QEMU sends `mib` MiB of memory a second at most, and
-    /// with less than 4 hands over only when it finds no dirty page at all.
+    /// Holds a running migration: QEMU sends at most `mib` MiB of memory a second, and with less
+    /// than 4 hands over only when it finds no dirty page at all.
     ///
     /// # Errors
     /// As [`Monitor::execute`].
@@ -216,8 +216,8 @@ impl Vm {
         self.monitor.execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// Waits until `mover` has QEMU at work on a migration. (A QEMU that a VM came to calls its
-    /// migration completed until then.)
+    /// Waits until `mover` has made QEMU start a migration. (Until then, a QEMU to which a VM was
+    /// migrated reports that migration as completed.)
     ///
     /// # Errors
     /// When `mover` ends before that, or nothing begins.
@@ -241,9 +241,9 @@ impl Vm {
         self.monitor.execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// Waits for the migration to come to one of `ends`. A guest that dirties its memory faster
-    /// than a slow machine moves it would keep QEMU from that for ever: after a while QEMU may stop
-    /// it for longer.
+    /// Waits until the migration is in one of `ends`. If the guest dirties its memory faster than a
+    /// slow machine transfers it, the migration would never end; so after a while QEMU may stop the
+    /// guest for longer.
     ///
     /// # Errors
     /// When it has come to none within `limit`, or the monitor closes.
@@ -258,8 +258,8 @@ impl Vm {
         }
     }
 
-    /// Waits until this QEMU, whose migration has completed, says what became of the VM, which it
-    /// does a moment later.
+    /// Waits until this QEMU, whose migration has completed, reports the VM's state, which it does
+    /// a moment later.
     ///
     /// # Errors
     /// When it is not that it has left.
@@ -277,11 +277,11 @@ impl Vm {
         }
     }
 
-    /// Lets QEMU stop the guest for as long as it takes.
+    /// Allows QEMU any downtime.
     pub(crate) fn must_converge(&mut self) {
         println!("  {}: not over after {CONVERGES:?}; its downtime is not limited now", self.name);
-        // One that hands over just now answers nothing, one that has died never will: who waits for
-        // it sees that.
+        // A QEMU that is just handing over does not answer, and a dead one never will: the caller's
+        // wait reports that.
         let _ = self.monitor.execute("migrate-set-parameters", json!({"downtime-limit": 600_000}));
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated QAT device, for the relays that are started while it is set up.
+//! The simulated QAT device, for relays started while it is set up.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::platen::binary;
 
-/// A device's script in the environment that relays inherit, until dropped. One at a time.
+/// A device's script in the environment that relays inherit, until it is dropped. One at a time.
 #[derive(Debug)]
 pub struct SimulatedQat {
     libraries: PathBuf,
@@ -39,13 +39,13 @@ impl SimulatedQat {
         Ok(Self { libraries, report })
     }
 
-    /// The flags by which a relay uses it.
+    /// The flags of a relay that uses it.
     pub fn flags(&self) -> Vec<String> {
         let libraries = self.libraries.display().to_string();
         vec!["--qat-libraries".into(), libraries]
     }
 
-    /// CPU seconds of the device's own threads in the relay that ended last.
+    /// CPU seconds of the device's own threads in the last relay that ended.
     ///
     /// # Errors
     /// When that relay left no report.

@@ -37,7 +37,7 @@ pub struct Habits {
 /// A listening socket beside the source whose connections go the wild way to the destination.
 #[derive(Debug)]
 pub struct WildLink {
-    /// What to give to `--peer`.
+    /// The argument of `--peer`.
     pub address: SocketAddr,
     state: Arc<State>,
 }

@@ -1,9 +1,9 @@
 //! libqat.so.4 of the simulated QAT device: Intel's C functions, and two for tests.
 //!
 //! The script comes from `PLATEN_QAT_SIM` (directives, or a file of them) and from
-//! `platen_qat_sim_control`; counters go to `platen_qat_sim_counters` and, as JSON, to the file in
+//! `platen_qat_sim_control`. Counters go to `platen_qat_sim_counters` and, as JSON, to the file in
 //! `PLATEN_QAT_SIM_REPORT` when the library is stopped and when the process ends. Nothing is
-//! written to stdout: qzip streams its data there.
+//! written to stdout, because qzip streams its data there.
 
 #![allow(non_snake_case, reason = "Intel's names")]
 #![allow(unsafe_code, reason = "exports C functions")]
@@ -48,8 +48,8 @@ impl Dma for Usdm {
     }
 }
 
-/// The environment's script is bad: there is no device then, so that a typing error cannot pass for
-/// a good run.
+/// The environment's script is invalid: then there is no device, so that a typing error cannot pass
+/// for a good run.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
 static DEVICE: LazyLock<Device> = LazyLock::new(|| {
@@ -63,24 +63,22 @@ static DEVICE: LazyLock<Device> = LazyLock::new(|| {
     device
 });
 
-/// Writes the report, where one is asked for.
+/// Writes the report, if one is requested.
 extern "C" fn report() {
-    // A process that never touched the device has nothing to report, but its reader may want the
-    // zeros.
+    // Also in a process that never used the device: the report's reader may want the zeros.
     let Some(path) = std::env::var_os("PLATEN_QAT_SIM_REPORT") else { return };
     if let Err(error) = std::fs::write(&path, DEVICE.counters().to_json()) {
         eprintln!("qat-sim: PLATEN_QAT_SIM_REPORT={}: {error}", path.display());
     }
 }
 
-/// Runs when the process ends by `exit`: after libqatzip's own destructor, which depends on this
-/// library.
+/// Runs at `exit`, after libqatzip's own destructor, which depends on this library.
 #[used]
 #[link_section = ".fini_array"]
 static AT_EXIT: extern "C" fn() = report;
 
-/// Sets a script: 0, or -1 with a line on stderr. Faults replace those before; set-up lines need a
-/// stopped library.
+/// Sets a script: returns 0, or -1 with a line on stderr. Its faults replace all earlier ones;
+/// set-up lines need a stopped library.
 ///
 /// # Safety
 /// `script` is null or a C string.
@@ -115,7 +113,7 @@ pub unsafe extern "C" fn platen_qat_sim_counters(counters: *mut Counters) {
     }
 }
 
-/// 1 when there is a device.
+/// 1 if there is a device.
 #[no_mangle]
 pub extern "C" fn icp_sal_userIsQatAvailable() -> CpaBoolean {
     let available = DEVICE.is_available();
@@ -134,7 +132,7 @@ pub extern "C" fn icp_sal_userStartMultiProcess(
 /// Starts the device.
 #[no_mangle]
 pub extern "C" fn icp_sal_userStart(_name: *const c_char) -> CpaStatus {
-    // The device first: making it is what reads the environment.
+    // First make the device, which reads the environment.
     let device = &*DEVICE;
     if BROKEN.load(Ordering::Relaxed) {
         return CPA_STATUS_FAIL;
@@ -171,7 +169,7 @@ pub extern "C" fn icp_sal_DcGetFileDescriptor(
     CPA_STATUS_UNSUPPORTED
 }
 
-/// How many instances there are.
+/// The number of instances.
 ///
 /// # Safety
 /// `count` is null or valid.
@@ -181,7 +179,7 @@ pub unsafe extern "C" fn cpaDcGetNumInstances(count: *mut u16) -> CpaStatus {
     unsafe { DEVICE.num_instances(count) }
 }
 
-/// Their handles.
+/// The instances' handles.
 ///
 /// # Safety
 /// `handles` has `count` entries.
@@ -194,7 +192,7 @@ pub unsafe extern "C" fn cpaDcGetInstances(
     unsafe { DEVICE.instances(count, handles) }
 }
 
-/// What an instance is.
+/// An instance's description.
 ///
 /// # Safety
 /// `info` is null or valid.
@@ -207,7 +205,7 @@ pub unsafe extern "C" fn cpaDcInstanceGetInfo2(
     unsafe { DEVICE.info(instance, info) }
 }
 
-/// What an instance can do.
+/// An instance's capabilities.
 ///
 /// # Safety
 /// `capabilities` is null or valid.
@@ -220,7 +218,7 @@ pub unsafe extern "C" fn cpaDcQueryCapabilities(
     unsafe { DEVICE.capabilities(instance, capabilities) }
 }
 
-/// Whom to tell of events.
+/// Sets the callback for events.
 #[no_mangle]
 pub extern "C" fn cpaDcInstanceSetNotificationCb(
     instance: CpaInstanceHandle,
@@ -230,7 +228,7 @@ pub extern "C" fn cpaDcInstanceSetNotificationCb(
     DEVICE.set_notification(instance, callback, tag)
 }
 
-/// How to translate addresses.
+/// Sets the function that translates addresses.
 #[no_mangle]
 pub extern "C" fn cpaDcSetAddressTranslation(
     instance: CpaInstanceHandle,
@@ -239,7 +237,7 @@ pub extern "C" fn cpaDcSetAddressTranslation(
     DEVICE.set_translation(instance, translation)
 }
 
-/// How many intermediate buffers an instance wants.
+/// The number of intermediate buffers that an instance needs.
 ///
 /// # Safety
 /// `count` is null or valid.
@@ -326,7 +324,7 @@ pub extern "C" fn cpaDcRemoveSession(
     DEVICE.remove_session(instance, session)
 }
 
-/// The most that so many bytes can become.
+/// The largest compressed size of `bytes` bytes.
 ///
 /// # Safety
 /// `bound` is null or valid.
@@ -426,7 +424,7 @@ pub unsafe extern "C" fn cpaDcCompressData(
     unsafe { DEVICE.compress(instance, session, source, target, &raw mut operation, results, tag) }
 }
 
-/// Decompresses; of the operation only the flush flag matters.
+/// Decompresses; uses only the flush flag of the operation.
 ///
 /// # Safety
 /// The pointers are null or valid until the callback.
@@ -478,7 +476,7 @@ pub unsafe extern "C" fn cpaDcGetStatusText(
     CPA_STATUS_SUCCESS
 }
 
-// Each function against the type that the driver calls it by.
+// Checks each function against the type by which the driver calls it.
 const _: IcpSalUserIsQatAvailable = icp_sal_userIsQatAvailable;
 const _: IcpSalUserStartMultiProcess = icp_sal_userStartMultiProcess;
 const _: IcpSalUserStop = icp_sal_userStop;

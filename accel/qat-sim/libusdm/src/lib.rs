@@ -1,9 +1,9 @@
 //! libusdm.so.0 of the simulated QAT device: pinned memory.
 //!
-//! Besides Intel's functions it exports what the simulated libqat needs to reach that memory:
+//! Besides Intel's functions it exports those by which the simulated libqat accesses that memory:
 //! `platen_usdm_read`, `platen_usdm_write`, `platen_usdm_configure`, `platen_usdm_violations`. Its
-//! settings come from the script in `PLATEN_QAT_SIM` at the first allocation, unless libqat was
-//! told others before.
+//! settings come from the script in `PLATEN_QAT_SIM` at the first allocation, unless libqat has set
+//! others before.
 
 #![allow(non_snake_case, reason = "Intel's names")]
 #![allow(unsafe_code, reason = "exports C functions")]
@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 
 static USDM: LazyLock<Usdm> = LazyLock::new(|| {
     let usdm = Usdm::default();
-    // A bad script is libqat's to complain about, at its start.
+    // libqat reports an invalid script, at its start.
     let script = qat_sim::script_from_environment().ok().flatten();
     let script = script.and_then(|text| Script::parse(&text).ok()).unwrap_or_default();
     let mut settings = Settings::default();
@@ -30,7 +30,7 @@ const _: QaeMemFreeNuma = qaeMemFreeNUMA;
 const _: QaeVirtToPhysNuma = qaeVirtToPhysNUMA;
 const _: QaePhysToVirtNuma = qaePhysToVirtNUMA;
 
-/// Pinned memory; there is one NUMA node as far as the simulation goes.
+/// Pinned memory; the simulation has one NUMA node.
 #[no_mangle]
 pub extern "C" fn qaeMemAllocNUMA(size: usize, _node: c_int, align: usize) -> *mut c_void {
     USDM.allocate(size, align)
@@ -82,14 +82,14 @@ pub unsafe extern "C" fn platen_usdm_write(iova: u64, from: *const u8, bytes: us
     c_int::from(USDM.write(iova, unsafe { std::slice::from_raw_parts(from, bytes) }))
 }
 
-/// Layout (1 for slabs) and limit (`u64::MAX` for none) of what is allocated from now on.
+/// Sets layout (1 for slabs) and limit (`u64::MAX` for none) of later allocations.
 #[no_mangle]
 pub extern "C" fn platen_usdm_configure(slab: c_int, limit: u64) {
     let mode = if slab == 0 { MemoryMode::Guard } else { MemoryMode::Slab };
     USDM.configure(mode, (limit != u64::MAX).then_some(limit));
 }
 
-/// Frees of what was no allocation.
+/// Frees of addresses that were not allocated.
 #[no_mangle]
 pub extern "C" fn platen_usdm_violations() -> u64 {
     USDM.violations()

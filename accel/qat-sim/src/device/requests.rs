@@ -1,4 +1,4 @@
-//! Sizes, sessions and requests: what an application calls to have work done.
+//! Sizes, sessions and requests: the functions for an application's data.
 
 use super::{now_ns, put, Device, SESSION_BYTES};
 use crate::counters::add;
@@ -56,7 +56,7 @@ impl Device {
     /// `cpaDcInitSession`. The session's memory must be pinned; all of its size is written.
     ///
     /// # Safety
-    /// The pointers are null or valid; `session` has the size that `session_size` gave.
+    /// The pointers are null or valid; `session` has the size that `session_size` returned.
     pub unsafe fn init_session(
         &self,
         handle: CpaInstanceHandle,
@@ -104,13 +104,13 @@ impl Device {
         }
     }
 
-    /// `cpaDcDeflateCompressBound` of Gen4; the handle does not matter.
+    /// `cpaDcDeflateCompressBound` of Gen4; the handle is ignored.
     ///
     /// # Safety
     /// `bound` is null or valid for a write.
     pub unsafe fn deflate_bound(&self, huffman: u32, bytes: u32, bound: *mut u32) -> CpaStatus {
         let size = u64::from(bytes);
-        // The formulas that dc_header_footer.c states for Gen4.
+        // The formulas in dc_header_footer.c for Gen4.
         let most = match huffman {
             CPA_DC_HT_STATIC => (9 * size).div_ceil(8) + 5 + MIN_DEST_STATIC as u64,
             CPA_DC_HT_FULL_DYNAMIC => {
@@ -128,7 +128,7 @@ impl Device {
     /// `cpaDcCompressData2`.
     ///
     /// # Safety
-    /// The pointers are null or valid; what they point to stays so until the callback.
+    /// The pointers are null or valid, and their targets stay valid until the callback.
     #[expect(clippy::too_many_arguments, reason = "the C function has them")]
     pub unsafe fn compress(
         &self,
@@ -159,7 +159,7 @@ impl Device {
     /// `cpaDcDecompressData`.
     ///
     /// # Safety
-    /// As `compress`.
+    /// Those of `compress`.
     #[expect(clippy::too_many_arguments, reason = "the C function has them")]
     pub unsafe fn decompress(
         &self,
@@ -178,7 +178,7 @@ impl Device {
     }
 
     /// # Safety
-    /// The pointers of `call` are as `compress` wants them.
+    /// The pointers of `call` are as `compress` requires.
     unsafe fn submit(
         &self,
         handle: CpaInstanceHandle,
@@ -243,7 +243,7 @@ fn check_setup(setup: &CpaDcSessionSetupData) -> Result<(), CpaStatus> {
         CPA_DC_LZ4 | CPA_DC_LZ4S => return Err(CPA_STATUS_UNSUPPORTED),
         _ => return Err(CPA_STATUS_INVALID_PARAM),
     }
-    // The window size is not looked at: QATzip passes 7, which is none.
+    // The window size is ignored, because QATzip passes 7, which is no valid value.
     let good = matches!(setup.huffType, CPA_DC_HT_STATIC | CPA_DC_HT_FULL_DYNAMIC)
         && (1..=12).contains(&setup.compLevel)
         && setup.autoSelectBestHuffmanTree <= CPA_DC_ASB_ENABLED

@@ -10,7 +10,7 @@ fn slot() -> Slot {
     slot
 }
 
-/// What a request answers that was bent before.
+/// The answer to a request after `bend` has changed it.
 fn answer(rig: &Rig, bend: impl FnOnce(&mut Slot, &mut CpaDcOpData)) -> CpaStatus {
     let mut slot = slot();
     let mut operation = operation(CPA_DC_FLUSH_FINAL);

@@ -1,4 +1,4 @@
-//! What works: data, order, the ring.
+//! Good calls: data, order, the ring.
 
 use crate::rig::{noise, operation, setup, text, Rig, Slot};
 use flate2::read::DeflateDecoder;
@@ -330,8 +330,8 @@ fn completions_come_shuffled_or_in_order_as_asked() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever sizes, seeds, rings and faults: each accepted request is answered once, each good
-    /// answer is right.
+    /// With any sizes, seeds, rings and faults, each accepted request is answered once, and each
+    /// good answer is right.
     #[test]
     fn each_request_is_answered_exactly_once(
         sizes in proptest::collection::vec((1_usize..6000, any::<bool>()), 1..120),

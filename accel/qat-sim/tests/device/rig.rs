@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn translate(address: *mut c_void) -> u64 {
     USDM.physical(address)
 }
 
-/// What a slot's callback was told.
+/// The arguments of a slot's callback.
 #[derive(Default)]
 pub(crate) struct Told {
     pub(crate) times: AtomicU32,
@@ -93,7 +93,7 @@ impl Slot {
         *self.results = CpaDcRqResults { status: 77, produced: 77, ..CpaDcRqResults::default() };
     }
 
-    /// What the device produced.
+    /// The device's output.
     pub(crate) fn output(&self) -> Vec<u8> {
         self.memory()[..self.results.produced as usize].to_vec()
     }

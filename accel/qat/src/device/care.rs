@@ -1,4 +1,4 @@
-//! Looking after the device: its events, deadlines, suspicion, probes.
+//! Supervision of the device: events, deadlines, suspicion, probes.
 
 use super::{Device, Phase, Trust, BACKOFF_NS, LATES};
 use crate::counters::{add, Reason};
@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 impl Device {
     pub(super) fn look_at_events(&mut self, delivery: &mut Delivery) {
         let Events { state, fatals, restarts } = self.mailbox.events();
-        // A death between two polls counts although the state is Running again: what was in flight
-        // is gone.
+        // A death between two polls counts although the state is Running again: the requests in
+        // flight are lost.
         if (state != self.state && state != State::Running) || fatals != self.fatals {
             if self.state == State::Running {
                 self.down_since = delivery.now;
@@ -32,13 +32,14 @@ impl Device {
         }
     }
 
-    /// Redoes what is due. No answer to anything for half the deadline: the device is silent, so
-    /// redoes everything.
+    /// Does late pieces in software. If the device has answered nothing for half the deadline, it
+    /// is silent: does all pieces in software.
     pub(super) fn look_at_deadlines(&mut self, delivery: &mut Delivery) {
-        // Seldom enough to cost nothing, early by the pause so that nothing is late by it.
+        // Rarely, so that it costs nothing; and early by the pause, so that no piece is late
+        // because of it.
         let pause = self.deadline / 16;
         self.next_look = delivery.now + pause;
-        // Redoing takes time as well: begin early enough for the last one.
+        // Software takes time too: start early enough for the last piece.
         let op = if self.options.direction == Direction::Decompress {
             Op::Decompress { plain_len: 0 }
         } else {
@@ -70,13 +71,13 @@ impl Device {
             }
             self.lates += 1;
         }
-        // One that answers most and loses some would cost a deadline each time.
+        // A device that answers most requests and loses some would cost a deadline for each.
         if silent || self.lates >= LATES {
             self.suspect(Reason::Late, delivery);
         }
     }
 
-    /// Stops giving the device work, and redoes what it has.
+    /// Stops submitting to the device, and does its pieces in software.
     pub(super) fn suspect(&mut self, reason: Reason, delivery: &mut Delivery) {
         if self.trust == Trust::Good {
             if delivery.now >= self.trusted_since.saturating_add(FORGIVEN_NS) {
@@ -85,7 +86,7 @@ impl Device {
             let probe_at = self.next_probe(delivery.now);
             self.trust = Trust::Suspect { since: delivery.now, probe_at, sent: None };
             add(&delivery.counters.suspicions, 1);
-            // The event thread keeps polling it: an engine with nothing to do does not.
+            // The event thread polls the instance meanwhile, because an idle engine does not.
             self.channel.instance().neglected.store(true, Ordering::Release);
         }
         self.flush(reason, delivery);
@@ -119,7 +120,7 @@ impl Device {
         probe_at
     }
 
-    /// A request given up has been answered: ask again soon.
+    /// A request that was given up has been answered: probe again soon.
     pub(super) fn sign_of_life(&mut self, status: abi::CpaStatus, now: u64) {
         if let (Trust::Suspect { since, sent: None, .. }, abi::CPA_STATUS_SUCCESS) =
             (self.trust, status)
@@ -128,7 +129,7 @@ impl Device {
         }
     }
 
-    /// Sends made-up data, so that no page waits for a device that may be dead.
+    /// Sends a probe of made-up data, so that no page waits for a device that may be dead.
     pub(super) fn probe(
         &mut self,
         probe_at: u64,
@@ -138,8 +139,7 @@ impl Device {
         let Trust::Suspect { since, .. } = self.trust else { return };
         if let Some((_, at)) = sent {
             if delivery.now >= at + self.deadline {
-                // Not answered. Its slot stays with the device; the answer, should it come, is a
-                // sign of life.
+                // Not answered. Its slot stays with the device; a late answer is a sign of life.
                 let probe_at = self.next_probe(delivery.now);
                 self.trust = Trust::Suspect { since, probe_at, sent: None };
             }
@@ -175,5 +175,5 @@ impl Device {
     }
 }
 
-/// A device that has been good for so long starts with the shortest pause again.
+/// A device that has worked for this long starts again with the shortest pause.
 const FORGIVEN_NS: u64 = 10_000_000_000;

@@ -1,8 +1,8 @@
-//! Every interleaving, and every value that a weakly ordered load may give, of small models of the
-//! mailbox.
+//! Loom models of the mailbox: every interleaving, and every value that a weakly ordered load may
+//! return.
 //!
-//! Run by `scripts/loom`, which also takes away one ordering or step after the other and wants a
-//! failure. The driver's side is one thread, as an engine is; callbacks are run by any.
+//! `scripts/loom` runs them, also with each ordering or step weakened in turn, and then requires a
+//! failure. The driver's side is one thread, as an engine is; any thread runs callbacks.
 
 #![expect(unsafe_code, reason = "the models write what stands for a slot's memory")]
 
@@ -17,7 +17,7 @@ use qat_abi as abi;
 const SLOT: u16 = 1;
 const BIT: u64 = 1 << SLOT;
 
-/// Explores `model` with three forced switches at most; switches at the end or in a wait are free.
+/// Explores `model` with at most three forced switches; switches at the end or in a wait are free.
 fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -25,7 +25,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 }
 
 impl Mailbox {
-    /// What `on_completion` does, on a mailbox of the model's own.
+    /// As `on_completion`, on the model's own mailbox.
     fn call_back(&self, tag: usize, status: i32) {
         let (_, slot, generation) = parse(std::ptr::without_provenance_mut(tag));
         self.deliver(slot, generation, status);
@@ -36,7 +36,7 @@ impl Mailbox {
         self.expect(0, SLOT).addr()
     }
 
-    /// Waits until a callback in `SLOT` is reported, and gives its status.
+    /// Waits until a callback in `SLOT` is reported; returns its status.
     fn taken(&self) -> i32 {
         while self.take_done(0) != BIT {
             thread::yield_now();
@@ -49,9 +49,9 @@ impl Mailbox {
     }
 }
 
-/// The library as far as it matters here: a request goes to whoever polls, and who polls writes the
-/// results and runs the callback. It orders what comes before the submission and what comes after
-/// the poll (it has to: the request's own memory goes the same way), and nothing else.
+/// A minimal library: the thread that polls gets the request, writes the results and runs the
+/// callback. It orders what precedes the submission before the poll (as it must, for the request's
+/// own memory), and nothing else.
 struct Library {
     mailbox: Mailbox,
     ring: AtomicUsize,
@@ -71,8 +71,8 @@ impl Library {
     fn submit(&self, seed: i32) {
         // SAFETY: the slot is the driver's here; loom checks just that.
         self.results.with_mut(|results| unsafe { *results = seed });
-        // An exchange, as a lock would be: loom may put a store before another's exchange that came
-        // before.
+        // An exchange, like a lock: loom may order a plain store before an earlier exchange of
+        // another thread.
         self.ring.swap(self.mailbox.announce(), Ordering::Release);
     }
 
@@ -89,7 +89,7 @@ impl Library {
         self.mailbox.call_back(tag, -results);
     }
 
-    /// The driver takes the callback and reads what came with it.
+    /// The driver takes the callback and reads its results.
     fn take(&self) -> (i32, i32) {
         let status = self.mailbox.taken();
         // SAFETY: the callback has been taken, so the slot is the driver's; loom checks just that.
@@ -168,7 +168,7 @@ fn callbacks_of_two_slots_are_each_reported_once() {
     });
 }
 
-/// The library refuses a request and calls back for it nevertheless, meanwhile or later.
+/// The library refuses a request and calls back for it nevertheless, concurrently or later.
 #[test]
 fn a_late_callback_never_completes_the_next_request() {
     explore(|| {
@@ -192,7 +192,7 @@ fn a_late_callback_never_completes_the_next_request() {
     });
 }
 
-/// As above, and the next request's own callback comes at the same time.
+/// As above, while the next request's own callback comes.
 #[test]
 fn a_late_and_a_right_callback_bring_the_right_status() {
     explore(|| {
@@ -215,8 +215,8 @@ fn a_late_and_a_right_callback_bring_the_right_status() {
     });
 }
 
-/// The second callback of a request that was done, while its slot's next request is announced and
-/// done.
+/// A second callback of a completed request, while the slot's next request is announced and
+/// completed.
 #[test]
 fn a_second_callback_never_completes_the_next_request() {
     explore(|| {

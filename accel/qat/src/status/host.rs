@@ -6,27 +6,27 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-/// What the host has.
+/// QAT on this host.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct Host {
     /// QAT functions on PCI, physical and virtual, by address.
     pub functions: Vec<Function>,
-    /// VFIO groups (/dev/vfio/N) there are, and how many of them this user may open.
+    /// VFIO groups (/dev/vfio/N).
     pub vfio_groups: usize,
-    /// Groups that this user may open.
+    /// VFIO groups that this user may open.
     pub vfio_usable: usize,
-    /// The container device /dev/vfio/vfio is there and may be opened.
+    /// Whether the container device /dev/vfio/vfio exists and may be opened.
     pub vfio: bool,
-    /// The kernel has IOMMU groups, which VFIO needs.
+    /// Whether the kernel has IOMMU groups, which VFIO needs.
     pub iommu: bool,
-    /// 2 MiB pages reserved; libusdm can do without.
+    /// Reserved 2 MiB pages; optional for libusdm.
     pub hugepages: u64,
-    /// Memory this process may lock, bytes; none for no limit.
+    /// Memory that this process may lock, bytes; `None` for no limit.
     pub memlock: Option<u64>,
-    /// The service's socket /run/qat/qatmgr.sock is there. Without it libqat looks for devices
-    /// itself.
+    /// Whether the service's socket /run/qat/qatmgr.sock exists. Without it libqat looks for
+    /// devices itself.
     pub service: bool,
-    /// Telemetry of each device, by its folder's name in debugfs: counter and value. Needs root.
+    /// Telemetry of each device, by its folder's name in debugfs: counters and values. Needs root.
     pub telemetry: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
@@ -37,26 +37,27 @@ pub struct Function {
     pub address: String,
     /// The generation's name.
     pub part: &'static str,
-    /// A virtual function, as programs use; else a physical one, which the kernel drives.
+    /// Whether it is a virtual function, which programs use, or a physical one, which the kernel
+    /// drives.
     pub is_virtual: bool,
     /// The driver bound to it.
     pub driver: Option<String>,
-    /// Virtual functions it has now; physical ones only.
+    /// Its current virtual functions; physical functions only.
     pub virtual_functions: Option<u64>,
-    /// Virtual functions it could have.
+    /// The most virtual functions that it can have.
     pub virtual_functions_max: Option<u64>,
-    /// Services it is configured for (`qat/cfg_services`).
+    /// Its configured services (`qat/cfg_services`).
     pub services: Option<String>,
     /// Its state (`qat/state`): "up" or "down".
     pub state: Option<String>,
 }
 
-/// Something that is missing, and how to get it.
+/// A missing requirement, and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Missing {
-    /// What.
+    /// The requirement.
     pub what: String,
-    /// The way to it.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -79,16 +80,15 @@ const PARTS: [(u64, u64, &str, bool); 9] = [
     (0x0435, 0x0443, "dh895xcc", false),
 ];
 const INTEL: u64 = 0x8086;
-/// A file of /sys or /proc is read up to here, bytes.
+/// The most bytes read of a file of /sys or /proc.
 const MAX_FILE: u64 = 64 << 10;
-/// Entries of a folder that are looked at.
+/// The most entries read of a folder.
 const MAX_ENTRIES: usize = 65_536;
-/// Pinned memory that an instance with a full set of slots takes, with qatlib's own; bytes, rounded
-/// up.
+/// Pinned memory, in bytes, of an instance with all its slots and of qatlib itself, rounded up.
 const MEMLOCK_WANTED: u64 = 64 << 20;
 
 impl Host {
-    /// Looks below `root`; what cannot be read is taken as absent.
+    /// Examines the host below `root`; anything unreadable counts as absent.
     pub fn look(root: &Path) -> Self {
         let mut functions: Vec<Function> = entries(&root.join("sys/bus/pci/devices"))
             .into_iter()
@@ -123,7 +123,7 @@ impl Host {
         }
     }
 
-    /// What libqat would need and does not find here, most basic first.
+    /// Requirements of libqat that are missing, most basic first.
     pub fn missing(&self) -> Vec<Missing> {
         let mut missing = Vec::new();
         let mut lacks = |what: &str, remedy: &str| missing.push(Missing::new(what, remedy));
@@ -230,7 +230,7 @@ impl Function {
     }
 }
 
-/// Names in a folder; none when it cannot be read.
+/// Names in a folder; none if it cannot be read.
 fn entries(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries
@@ -245,7 +245,7 @@ fn text(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// A file that holds one number, decimal or with 0x.
+/// The number in a file, decimal or with 0x.
 fn number(path: &Path) -> Option<u64> {
     let text = text(path)?;
     match text.trim().strip_prefix("0x") {
@@ -254,7 +254,7 @@ fn number(path: &Path) -> Option<u64> {
     }
 }
 
-/// Lines of a name and a number; other lines are left out.
+/// Lines of a name and a number; other lines are skipped.
 fn pairs(text: &str) -> BTreeMap<String, u64> {
     text.lines()
         .filter_map(|line| {
@@ -264,7 +264,7 @@ fn pairs(text: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// The soft limit in /proc/self/limits; `None` for unlimited, or when it cannot be read.
+/// The soft limit in /proc/self/limits; `None` if it is unlimited or unreadable.
 fn memlock(path: &Path) -> Option<u64> {
     let text = text(path)?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A made tree; files with their contents.
+    /// A made-up tree of files.
     struct Tree(tempfile::TempDir);
 
     impl Tree {

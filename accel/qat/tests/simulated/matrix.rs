@@ -12,8 +12,8 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(20);
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     pub(crate) script: &'static str,
-    /// What must be seen in the sum of all engines' counters: the fault did happen, and was met in
-    /// the way meant.
+    /// The condition on the sum of all engines' counters: the fault happened, and was handled as
+    /// intended.
     pub(crate) met: fn(&Snapshot) -> bool,
 }
 

@@ -147,7 +147,7 @@ fn an_exchange_for_an_instance_of_less_depth_forgets_the_places_of_the_old_one()
             assert!(result.is_ok());
             delivered += 1;
             if delivered == 1 {
-                // Who takes the results is held up, and the device answers meanwhile.
+                // The receiver of the results is delayed, while the device answers.
                 sim.script("now instance=0 revive");
                 std::thread::sleep(Duration::from_millis(1200));
             }

@@ -107,7 +107,7 @@ pub(crate) fn deflate(plain: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// What a raw deflate stream holds, by zlib-rs.
+/// The contents of a raw deflate stream, by zlib-rs.
 pub(crate) fn inflate(stream: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut plain = Vec::new();
     flate2::read::DeflateDecoder::new(stream).read_to_end(&mut plain)?;

@@ -1,4 +1,4 @@
-//! The options of every command, as clap has them.
+//! The options of every command, from clap's definitions.
 
 use clap::{Arg, Command};
 use std::fmt::Write;
@@ -50,7 +50,7 @@ fn option(text: &mut String, arg: &Arg, path: &str) {
     let default = match (arg.is_required_set(), given.as_slice(), told) {
         (true, ..) => "required".to_owned(),
         (_, _, told) if !told.is_empty() => told,
-        // clap gives a flag the default "false".
+        // clap gives a flag the default value "false".
         (_, [], _) => "none".to_owned(),
         _ if !arg.get_action().takes_values() => "off".to_owned(),
         (_, given, _) => format!("`{}`", given.join(",")),

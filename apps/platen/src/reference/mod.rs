@@ -1,4 +1,4 @@
-//! `docs/reference.md`, made from the definitions of options, settings, reports and metrics.
+//! Generates `docs/reference.md` from the definitions of options, settings, reports and metrics.
 
 mod command;
 mod structs;
@@ -8,10 +8,10 @@ use clap::CommandFactory;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Rewrites the file.
+/// The command that rewrites the file.
 const REWRITE: &str = "UPDATE_REFERENCE=1 cargo test -p platen --bin platen reference";
 
-/// The sources whose structs are JSON or TOML.
+/// Sources of the structs that are JSON or TOML.
 const REPORT: &[&str] = &[include_str!("../report.rs"), include_str!("../auto.rs")];
 const STATUS: &[&str] = &[include_str!("../device/status/mod.rs")];
 const POLICY: &[&str] = &[include_str!("../../../../memory/policy/src/settings.rs")];

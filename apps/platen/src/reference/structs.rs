@@ -4,14 +4,14 @@ use syn::{
     Attribute, Expr, Fields, GenericArgument, Item, ItemStruct, Lit, Meta, PathArguments, Type,
 };
 
-/// One key. A field of a nested struct has a key with dots, that of an array's elements `[]`.
+/// One key. The key of a nested struct's field has dots; `[]` marks array elements.
 pub(super) struct Field {
     pub(super) key: String,
     pub(super) kind: String,
     pub(super) meaning: String,
 }
 
-/// All keys of the struct of that name; nested structs are looked for in the same sources.
+/// All keys of the struct with that name; nested structs must be in the same sources.
 pub(super) fn fields(sources: &[&str], name: &str) -> Vec<Field> {
     let structs: Vec<ItemStruct> = sources
         .iter()
@@ -53,7 +53,7 @@ fn collect(structs: &[ItemStruct], name: &str, before: &str, into: &mut Vec<Fiel
     }
 }
 
-/// The JSON type, the struct in it, and whether there are several of these.
+/// The JSON type, the nested struct, and whether it is an array.
 fn kind(of: &Type) -> (String, Option<String>, bool) {
     let path = match of {
         Type::Path(path) => path.path.segments.last().unwrap(),
@@ -105,7 +105,7 @@ fn meaning(attributes: &[Attribute]) -> String {
     lines.collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-/// The words of all `#[serde(...)]`.
+/// The tokens of all `#[serde(...)]` attributes.
 fn serde(attributes: &[Attribute]) -> Vec<String> {
     let lists = attributes.iter().filter_map(|attribute| match &attribute.meta {
         Meta::List(list) if list.path.is_ident("serde") => Some(list.tokens.to_string()),

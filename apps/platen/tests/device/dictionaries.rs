@@ -25,7 +25,7 @@ fn records(pages: usize) -> Vec<u8> {
     all
 }
 
-/// What a kernel says whose memory is short, and one whose is not.
+/// A kernel's pressure file while memory is short, and while it is not.
 const SHORT: &str = "some avg10=99.00 avg60=0.00 avg300=0.00 total=0\n";
 const NOT_SHORT: &str = "some avg10=00.00 avg60=0.00 avg300=0.00 total=0\n";
 
@@ -43,7 +43,7 @@ fn a_dictionary_is_trained_apart_and_outlives_its_server() {
     }
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.toml");
-    // Whatever else this machine does: its memory is not short.
+    // Whatever this machine's own pressure is.
     fs::write(folder.path().join("pressure"), NOT_SHORT).unwrap();
     fs::write(&policy, dictionary_policy(folder.path())).unwrap();
     let served = Served::new(&["--size", "64M", "--policy", policy.to_str().unwrap()]);

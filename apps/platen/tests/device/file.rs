@@ -100,7 +100,7 @@ fn a_file_that_is_unmounted_while_it_is_open_is_mounted_again_too() {
     let mut got = [0; 11];
     open().read_exact_at(&mut got[..6], 12345).unwrap();
     assert_eq!(&got[..6], b"before");
-    // Who has it open has the same device.
+    // A descriptor opened before has the same device.
     had.write_all_at(b"later", 12351).unwrap();
     open().read_exact_at(&mut got, 12345).unwrap();
     assert_eq!(&got, b"beforelater");

@@ -1,4 +1,4 @@
-//! What is refused, what does not answer, and what is said of it.
+//! Refused options, servers that do not answer, and their messages.
 
 use super::{on_disk, output, platen, Served};
 use rustix::process::{kill_process, Pid, Signal};
@@ -61,7 +61,7 @@ fn what_was_made_for_a_device_that_is_not_served_is_removed() {
         let said = refused("backing_size = 9223372036854775807", options);
         assert!(said.contains("backing_size = 9223372036854775807"), "{said}");
         assert!(!backing.exists(), "{said}");
-        // What comes later, here a place that is no file's.
+        // A later step fails, here because of a mount point that does not exist.
         let folder = folder.path().to_str().unwrap();
         let said = refused("backing_size = 1048576", &[options, &["--fuse", folder]].concat());
         assert!(said.contains("is no regular file"), "{said}");
@@ -115,7 +115,7 @@ fn who_asks_a_device_that_does_not_answer_is_told_so() {
     assert!(said.contains("device nobody: it is not served: there is no"), "{said}");
 }
 
-/// Whatever there are too few descriptors for is named.
+/// The error names the object for which there are too few descriptors.
 #[test]
 fn too_few_descriptors_are_told_with_what_they_were_for() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What was written back.
+//! Written-back pages.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn what_was_written_back_outlives_its_server() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(said.contains("backing is in use by another server"), "{said}");
 
-    // What the file says by now is for the next supervisor.
+    // Later changes of the file are for the next supervisor.
     fs::write(&policy, "[polizy]\nbacking_dev = 7").unwrap();
     replace(&served, 2);
     assert_eq!(served.stat()["bd_stat"]["bd_count"], huge);
@@ -150,7 +150,7 @@ fn a_mistyped_backing_device_is_refused_and_no_file_is_made_of_it() {
     assert!(!Path::new("/dev/platen-no-such-disk").exists());
 }
 
-/// What a server takes for its account of a large backing device, it has before it is needed.
+/// The memory for the block table of a large backing device is allocated before it is needed.
 #[test]
 fn a_server_that_stands_by_has_the_memory_for_its_backing_device() {
     let folder = on_disk();

@@ -1,4 +1,4 @@
-//! Longer requests, and those that have to wait, slice by slice.
+//! Large and waiting requests, slice by slice.
 
 use super::*;
 
@@ -25,7 +25,7 @@ impl<Q: Queue> Connection<'_, Q> {
         let Some((slice, filled)) = slice.or_else(|| Some((self.free_slice()?, 0))) else {
             return Some(Need::Room);
         };
-        // A slice ends where a page does, but for the last one.
+        // All slices but the last end at a page boundary.
         let size = left.min(SLICE - split(offset).1);
         let used = Use {
             large,
@@ -73,7 +73,7 @@ impl<Q: Queue> Connection<'_, Q> {
         None
     }
 
-    /// Notes a request that goes in slices.
+    /// Registers a request that is done in slices.
     pub(super) fn enter(&mut self, cookie: u64, write: bool) -> usize {
         let free = self.larges.iter().position(Option::is_none);
         let large = free.expect("each has a slice, is taken in, or is the first that waits");
@@ -81,7 +81,7 @@ impl<Q: Queue> Connection<'_, Q> {
         large
     }
 
-    /// Submits slices of reads that wait for one; whether there were any.
+    /// Submits slices of waiting reads; returns whether there were any.
     pub(super) fn give_out(&mut self) -> bool {
         let mut any = false;
         while let Some(&Waiting { cookie, offset, left, large }) = self.waiting.front() {
@@ -116,7 +116,7 @@ impl<Q: Queue> Connection<'_, Q> {
         any
     }
 
-    /// The device is done with a slice.
+    /// The device no longer uses a slice.
     pub(super) fn over(&mut self, slice: usize, done: Result<(), Errno>) {
         self.slices.give_back(slice);
         let used = self.uses[slice].as_mut().expect("it was submitted");
@@ -125,7 +125,7 @@ impl<Q: Queue> Connection<'_, Q> {
         self.settle(large, slice);
     }
 
-    /// Answers a write whose last slice is over; whether it was a write's slice.
+    /// Replies to a write whose last slice is complete; returns whether the slice was a write's.
     pub(super) fn settle(&mut self, large: usize, slice: usize) -> bool {
         let of = self.larges[large].as_mut().expect("it has slices on the way");
         if !of.write {
@@ -142,14 +142,14 @@ impl<Q: Queue> Connection<'_, Q> {
         true
     }
 
-    /// Notes what is over; whether anything was.
+    /// Records completions; returns whether there were any.
     pub(super) fn reap(&mut self) -> bool {
         let (slices, uses) = (&mut self.slices, &mut self.uses);
         let mut any = false;
         if self.queue.in_flight() > 0 {
             any = self.queue.reap(&mut |tag, result| arrived(slices, uses, tag, result)) > 0;
         }
-        // Those that `now` saw, too.
+        // Also those that `now` recorded.
         for slice in 0..SLICES {
             if let Some(Use { large, over: Some(_), .. }) = self.uses[slice] {
                 any |= self.settle(large, slice);
@@ -158,8 +158,8 @@ impl<Q: Queue> Connection<'_, Q> {
         any
     }
 
-    /// The first slice of a read that is over and may be sent: the next one of its read, and no
-    /// other reply is half sent.
+    /// The first complete slice of a read that may be sent: it is the next of its read, and no
+    /// other reply is partly sent.
     pub(super) fn next_to_send(&self) -> Option<usize> {
         let mut behind = [false; LARGES];
         (0..self.outgoing.len()).find(|&at| {
@@ -170,8 +170,8 @@ impl<Q: Queue> Connection<'_, Q> {
         })
     }
 
-    /// Whether the reply to a read may begin. A simple one must then come to its end before any
-    /// other, and waits for as much of it as there are slices for.
+    /// Whether the reply to a read may begin. A simple reply must end before any other, so it waits
+    /// for as much of the read as there are slices for.
     pub(super) fn may_begin(&self, large: usize) -> bool {
         if self.session.structured {
             return true;
@@ -186,7 +186,7 @@ impl<Q: Queue> Connection<'_, Q> {
         over == slices && (complete || slices >= READS)
     }
 
-    /// Sends the slices of reads that are over and whose turn it is; whether there were any.
+    /// Sends complete slices of reads in turn; returns whether there were any.
     pub(super) fn send_slices(&mut self) -> Result<bool, ConnectionError> {
         let mut any = false;
         while let Some(at) = self.next_to_send() {
@@ -220,7 +220,7 @@ impl<Q: Queue> Connection<'_, Q> {
                         self.send(Some((slice, used)))?;
                         self.within = (!used.last).then_some(used.large);
                     }
-                    // Nothing of it was sent; later slices are not either.
+                    // Nothing of the read was sent, and there are no later slices.
                     Some(error) if used.first && used.last => {
                         self.output.put(&simple_reply(cookie, Some(error)));
                     }

@@ -1,9 +1,9 @@
-//! Requests up to 32 KiB, done on the spot.
+//! Requests up to 32 KiB, done directly.
 
 use super::*;
 
 impl<Q: Queue> Connection<'_, Q> {
-    /// Whether it is done; nothing has happened if not: some of it has to be waited for.
+    /// Returns whether the read is done. If not, some of it needs a wait, and nothing has happened.
     pub(super) fn read_small(&mut self, cookie: u64, offset: u64, len: usize) -> bool {
         let header = self.output.len;
         if self.session.structured {
@@ -53,7 +53,7 @@ impl<Q: Queue> Connection<'_, Q> {
     }
 
     pub(super) fn trim(&mut self, offset: u64, length: u64) -> Result<(), Errno> {
-        // What is no whole page stays: trimming is advice.
+        // Partial pages stay: a trim is only advice.
         let first = offset.div_ceil(PAGE as u64);
         let end = (offset + length) / PAGE as u64;
         self.bare(Op::Discard, first, end.saturating_sub(first))

@@ -1,4 +1,4 @@
-//! The disk, and how it is swapped to.
+//! Checks of the disk, and of how it is swapped to.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -33,8 +33,8 @@ impl Eyes {
         text.parse().map_err(|_| format!("queue/{name} of {} is {text:?}", disk.display()))
     }
 
-    /// The disk takes discards, and the kernel makes some: whether `swapon` has asked for it is in
-    /// no file, only in what the kernel has logged of it.
+    /// The disk accepts discards, and the kernel issues some. Only the kernel's log tells whether
+    /// `swapon` asked for them; no file does.
     pub(super) fn discards(&self, disk: &Path) -> Found {
         let max = self.queue_number(disk, "discard_max_bytes")?;
         let granularity = self.queue_number(disk, "discard_granularity")?;
@@ -81,7 +81,7 @@ impl Eyes {
         Ok("not rotational, blocks of 4096 bytes".into())
     }
 
-    /// A disk with a cache that is lost gets flushes, which mean nothing here.
+    /// A disk with a volatile cache gets flushes, which are useless here.
     pub(super) fn disk_cache(&self, disk: &Path) -> Found {
         let cache = self.queue(disk, "write_cache")?;
         let fua = self.queue(disk, "fua")?;
@@ -104,8 +104,8 @@ impl Eyes {
     }
 }
 
-/// The flags in the kernel's word that it swaps to `disk` now: `SS` for no seeks, `D` for a disk
-/// that discards, `s` for one discard of all of it, `c` for discards of what is freed.
+/// The flags in the kernel's log line of the swapon of `disk`: `SS` for no seeks, `D` for a disk
+/// that discards, `s` for one discard of the whole area, `c` for discards of freed clusters.
 fn swapon_flags<'a>(line: &'a str, disk: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once("Adding ")?;
     let (named, rest) = rest.split_once(" swap on ")?.1.split_once(" Priority:")?;
@@ -113,7 +113,7 @@ fn swapon_flags<'a>(line: &'a str, disk: &str) -> Option<&'a str> {
         return None;
     }
     let (_, across) = rest.split_once(" across:")?;
-    // Without flags there is only the size.
+    // Without flags only the size follows.
     Some(across.trim().split_once(' ').map_or("", |(_, flags)| flags))
 }
 
@@ -125,18 +125,19 @@ pub(super) fn kernel_log() -> Result<Vec<String>, String> {
         let mut file = File::from(fd);
         let mut lines = Vec::new();
         let mut record = [0; 8192];
-        // A log of 16 MiB has fewer.
+        // More records than a log of 16 MiB has.
         for _ in 0..1 << 18 {
             match file.read(&mut record) {
                 Ok(0) => break,
                 Ok(len) => {
                     let text = String::from_utf8_lossy(&record[..len]);
-                    // The rest is of no interest, and there may be much of it.
+                    // The other records are of no interest, and there may be many.
                     if text.contains(" swap on ") {
                         lines.push(text.lines().next().unwrap_or_default().to_owned());
                     }
                 }
-                // At its end; overwritten meanwhile: the next read goes on with the oldest.
+                // EAGAIN is the end of the log. EPIPE: records were overwritten; the next read
+                // returns the oldest.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
                 Err(error) => return Err(error),

@@ -1,9 +1,8 @@
-//! The check of the precautions: what the kernel says of running processes, not what they meant to
-//! do.
+//! The check of the precautions: what the kernel says of running processes, and not what they
+//! intended.
 //!
-//! Everything is read from `/proc`, `/sys` and the kernel's log, so that the check works on any
-//! process, from another one. What cannot be read there is said to be [unseen](State::Unseen), not
-//! taken for met.
+//! Everything is read from `/proc`, `/sys` and the kernel's log, so that one process can check any
+//! other. A precaution that cannot be read there is [unseen](State::Unseen), not met.
 
 mod disk;
 mod process;
@@ -16,38 +15,38 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// How much an item matters.
+/// How important an item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Weight {
-    /// Without it the host may hang or lose what is swapped out.
+    /// Without it the host may hang, or lose swapped-out pages.
     Required,
-    /// Without it things are slower, or memory is used for nothing.
+    /// Without it the device is slower, or wastes memory.
     Advised,
 }
 
-/// Whether something is as it must be.
+/// Whether a precaution is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It is.
+    /// It is taken.
     Met,
-    /// It is not.
+    /// It is not taken.
     NotMet,
-    /// Nothing outside the processes tells.
+    /// It cannot be observed from outside the process.
     Unseen,
 }
 
-/// One precaution.
+/// The result of checking one precaution.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Item {
-    /// What is looked at.
+    /// The precaution's name.
     pub name: &'static str,
-    /// Whether it is as it must be.
+    /// Whether it is taken.
     pub state: State,
-    /// How much that matters.
+    /// How important it is.
     pub weight: Weight,
-    /// What was found, and what to do where it is not met.
+    /// The evidence, and the remedy if it is not met.
     pub found: String,
 }
 
@@ -63,37 +62,37 @@ impl fmt::Display for Item {
     }
 }
 
-/// Whether no item that is required is found not to be met.
+/// Whether no required item is [`State::NotMet`].
 pub fn all_required_met(items: &[Item]) -> bool {
     items.iter().all(|item| item.state != State::NotMet || item.weight == Weight::Advised)
 }
 
-/// What is checked.
+/// The subject of a check.
 #[derive(Clone, Debug)]
 pub struct Subject<'a> {
-    /// The processes: first the server, then its supervisor, and those that stand by.
+    /// The processes: first the server, then its supervisor and stand-by servers.
     pub pids: &'a [u32],
     /// The disk that is swapped to, if there is one.
     pub disk: Option<&'a Path>,
-    /// The name of the server's thread that finds memory ahead of need.
+    /// The name of the server's thread that allocates memory ahead of need.
     pub keeper: &'a str,
-    /// The store's memory as its server says it, if it was asked.
+    /// The store's memory according to its server, if it was asked.
     pub memory: Option<Memory>,
 }
 
 /// Memory of a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Found ahead of need, and not used yet.
+    /// Allocated ahead of need, and not used yet.
     pub ready: u64,
-    /// The most that it may have; 0 for any amount.
+    /// The limit; 0 for none.
     pub limit: u64,
 }
 
-/// What an item's function found: that it is met or not, or why nobody can tell.
+/// The result of one check: the evidence if it is met, or why it is not met or unseen.
 type Found = Result<String, Not>;
 
-/// Not met, or not to be seen, and why.
+/// Not met, or unseen, with the reason.
 #[derive(Debug)]
 enum Not {
     Met(String),
@@ -106,19 +105,19 @@ impl From<String> for Not {
     }
 }
 
-/// Looks at all items.
+/// Checks all items.
 pub fn check(subject: &Subject<'_>) -> Vec<Item> {
     let flusher = process::flusher_bits().map_err(|error| error.to_string());
     Eyes { root: PathBuf::from("/"), flusher, log: disk::kernel_log() }.check(subject)
 }
 
-/// Where things are looked up: the running system's files, or a test's.
+/// The source of facts: the running system's files, or a test's.
 struct Eyes {
-    /// Below it are `proc` and `sys`.
+    /// The folder that has `proc` and `sys`.
     root: PathBuf,
-    /// The flags of a thread that say that it is an I/O flusher.
+    /// The task flags that mark an I/O flusher.
     flusher: Result<u64, String>,
-    /// What the kernel has said, or why that cannot be read.
+    /// The kernel's log, or why it cannot be read.
     log: Result<Vec<String>, String>,
 }
 

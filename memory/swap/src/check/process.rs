@@ -1,4 +1,4 @@
-//! What each process has taken.
+//! Checks of each process's precautions.
 
 use std::fs;
 use std::io;
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use super::{Eyes, Found, Memory, Not};
 
 impl Eyes {
-    /// Every thread is an I/O flusher. The kernel shows it in the flags of a task, whose bits are
-    /// its own business: which ones they are is found by turning it off and on in a thread of this
-    /// process.
+    /// Every thread is an I/O flusher. The kernel shows that in the task's flags, whose bits are
+    /// not part of its API: `flusher_bits` finds them by turning the setting off and on in a thread
+    /// of this process.
     pub(super) fn flushers(&self, pids: &[u32]) -> Found {
         let bits = self.flusher.as_ref().map_err(|why| Not::Seen(format!("cannot tell: {why}")))?;
         let mut threads = 0;
@@ -34,7 +34,7 @@ impl Eyes {
         Err(format!("threads {} of {threads} are no I/O flushers", without.join(", ")).into())
     }
 
-    /// The folders of a process's threads.
+    /// The `/proc` folders of a process's threads.
     fn tasks(&self, pid: u32) -> Result<Vec<PathBuf>, String> {
         let folder = self.root.join(format!("proc/{pid}/task"));
         let tasks = fs::read_dir(folder).map_err(|error| format!("process {pid}: {error}"))?;
@@ -45,8 +45,7 @@ impl Eyes {
         self.read(&format!("proc/{pid}/{file}"))
     }
 
-    /// Every mapping is locked, but those that the kernel or a driver makes and that are never
-    /// swapped.
+    /// Every mapping is locked, except those of the kernel or a driver that are never swapped.
     pub(super) fn locked(&self, pids: &[u32]) -> Found {
         let one = |&pid: &u32| {
             let unlocked = unlocked(&self.of(pid, "smaps")?);
@@ -77,7 +76,7 @@ impl Eyes {
         Ok("any amount of memory may be locked".into())
     }
 
-    /// The server's thread that finds memory ahead of need may have what the kernel keeps back.
+    /// The server's thread that allocates memory ahead of need may use the kernel's reserve.
     pub(super) fn keeper(&self, pids: &[u32], name: &str, memory: Option<Memory>) -> Found {
         const FIFO_OR_ROUND_ROBIN: [u64; 2] = [1, 2];
         let server = *pids.first().ok_or_else(|| "no server".to_owned())?;
@@ -123,11 +122,11 @@ impl Eyes {
         Ok("the kernel does not kill it for memory".into())
     }
 
-    /// None is written to a file below one page, and none to a program from a process that may
-    /// write one byte: the kernel takes that for its own helper's. A limit of 0 keeps no program
-    /// from getting one.
+    /// No core dump: a limit below one page writes none to a file, and a limit of one byte none to
+    /// a pipe handler, because the kernel takes such a process for the handler itself. A limit of 0
+    /// does not stop a pipe handler.
     pub(super) fn cores(&self, pids: &[u32]) -> Found {
-        // A kernel that has none writes none.
+        // A kernel without core dumps has no such file.
         let pattern = self.read("proc/sys/kernel/core_pattern").unwrap_or_default();
         let pattern = pattern.trim();
         for &pid in pids {
@@ -151,7 +150,7 @@ impl Eyes {
         Ok("none is written, to no file and no program".into())
     }
 
-    /// The cgroup that each is in has no swap: itself, or by one above it. None of these has a
+    /// Each process's cgroup, or one above it, has swap turned off, and none of these has a memory
     /// limit.
     pub(super) fn cgroup(&self, pids: &[u32]) -> Found {
         let base = Path::new("sys/fs/cgroup");
@@ -172,8 +171,8 @@ impl Eyes {
                 let name = format!("/{}", level.display());
                 match value("memory.swap.max") {
                     Some(swap) => swapless |= swap == "0",
-                    // The root has no such files, and whoever lies below a group without them
-                    // neither.
+                    // The root cgroup has no such files, nor has a cgroup without the memory
+                    // controller.
                     None if level == leaf => {
                         let no = "is the root, or has no memory controller";
                         return Err(format!("cgroup {path} {no}: {}", remedy(path)).into());
@@ -214,13 +213,13 @@ impl Eyes {
     }
 }
 
-/// A release build does not watch itself.
+/// A release build does not check for allocations.
 pub(super) fn allocations() -> Found {
     let how = "a debug build ends with a message when a thread that does requests asks for memory";
     Err(Not::Seen(how.to_owned()))
 }
 
-/// What a thread writes to, and when, is not to be seen from outside.
+/// Other processes cannot observe what a thread writes, and when.
 pub(super) fn says_elsewhere() -> Found {
     let how = "the control socket, Prometheus and what is printed have threads of their own";
     Err(Not::Seen(how.to_owned()))
@@ -230,14 +229,14 @@ pub(super) fn task_flags(task: &Path) -> Option<u64> {
     task_field(task, 9)
 }
 
-/// A number in a thread's `stat`, by its place as proc(5) counts them, from 1.
+/// A number in a thread's `stat`, by its field number in proc(5), from 1.
 fn task_field(task: &Path, place: usize) -> Option<u64> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
-    // The second field is a name in brackets that may have anything in it.
+    // The second field is the name in brackets, which may contain anything.
     stat.rsplit_once(')')?.1.split_whitespace().nth(place - 3)?.parse().ok()
 }
 
-/// The flags by which an I/O flusher differs from another thread.
+/// The flags that an I/O flusher has and another thread does not.
 pub(super) fn flusher_bits() -> io::Result<u64> {
     let probe = || {
         let own = || task_flags(Path::new("/proc/thread-self")).ok_or(io::ErrorKind::InvalidData);
@@ -247,7 +246,7 @@ pub(super) fn flusher_bits() -> io::Result<u64> {
         flusher(true)?;
         Ok(own()? & !without)
     };
-    // In a thread of its own, for this one is to stay as it is.
+    // In a thread of its own: this thread's setting must not change.
     let probed = std::thread::spawn(probe).join();
     let bits: io::Result<u64> =
         probed.unwrap_or_else(|_| Err(io::Error::other("the probe panicked")));
@@ -259,7 +258,7 @@ pub(super) fn flusher_bits() -> io::Result<u64> {
     })
 }
 
-/// Names of the mappings in `smaps` that are neither locked nor of a kind that cannot be.
+/// The mappings in `smaps` that are neither locked nor of a kind that cannot be.
 pub(super) fn unlocked(smaps: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut head = "";
@@ -272,13 +271,13 @@ pub(super) fn unlocked(smaps: &str) -> Vec<String> {
         let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let has = |flag| flags.contains(&flag);
-        // Locked; or of pages without a page behind them (pf), of a device (io), or the kernel's
-        // own (in brackets, which a heap and a stack are not).
+        // Locked; or pages without struct page (pf), of a device (io), or the kernel's own mappings
+        // (named in brackets, as are heap and stack, which do count).
         let name = head.split_whitespace().nth(5).unwrap_or_default();
         let kernels = matches!(name, "[vvar]" | "[vdso]" | "[vsyscall]" | "[vvar_vclock]");
-        // A driver's memory is not swapped, and mlock leaves it out.
+        // A driver's memory is not swapped, and mlock skips it.
         let drivers = name.starts_with("/dev/ublkc") || name.starts_with("anon_inode:");
-        // What nobody may touch has nothing in it: guard pages, address space kept for later.
+        // An inaccessible mapping has no pages: a guard page, or reserved address space.
         let reserve = !(has("rd") || has("wr") || has("ex"));
         if !(has("lo") || has("pf") || has("io") || kernels || drivers || reserve) {
             found.push(head.to_owned());
@@ -287,8 +286,7 @@ pub(super) fn unlocked(smaps: &str) -> Vec<String> {
     found
 }
 
-/// The word after `name`, which begins a line.
-/// What makes a cgroup one without swap and limit: whose it is can be seen by its name.
+/// How to give the cgroup no swap and no limit; its name tells who manages it.
 pub(super) fn remedy(path: &str) -> &'static str {
     let last = path.rsplit('/').next().unwrap_or_default();
     match last.rsplit_once('.') {
@@ -303,6 +301,7 @@ pub(super) fn remedy(path: &str) -> &'static str {
     }
 }
 
+/// The value after `name` at the beginning of a line.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next())
 }

@@ -124,7 +124,7 @@ impl Tree {
     }
 }
 
-/// What no file tells, wherever one looks.
+/// Items that no file shows.
 const UNSEEN: [&str; 2] = ["no-allocation", "says-elsewhere"];
 
 #[test]

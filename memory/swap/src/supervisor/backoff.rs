@@ -1,26 +1,26 @@
-//! The pauses before servers that die are replaced.
+//! The pauses before dead servers are replaced.
 
 use std::time::Duration;
 
-/// How long to wait before another server is started: not at all for one that has died once, and
-/// longer the more of them die as fast as they are started. There is always another one: what the
-/// dead ones have stored is worth more than the CPU time that is lost.
+/// The pause before the next server: none after a single death, longer the more servers die soon
+/// after their start. There is always a next one: the stored contents are worth more than the CPU
+/// time.
 #[derive(Debug, Default)]
 pub struct Backoff {
     crashes: u32,
-    /// The pause before the last one.
+    /// The pause before the last server.
     pause: Duration,
 }
 
 impl Backoff {
-    /// A server that was up for so long is not taken for one that dies as fast as it is started.
-    /// The pause before it counts too: a server that is killed every so often is none.
+    /// A server that ran this long, including the pause before it, ends the series: a server that
+    /// is killed now and then is not failing.
     const STEADY: Duration = Duration::from_secs(30);
 
-    /// The longest pause, after ten deaths in a row: a host that swaps waits as long.
+    /// The longest pause, after ten deaths in a row: a host that swaps waits for as long.
     const LONGEST: Duration = Duration::from_secs(10);
 
-    /// A server has died that had been ready for so long: the pause before the next one.
+    /// Records the death of a server that had been ready for this long; returns the pause.
     pub fn died(&mut self, ready: Duration) -> Duration {
         if ready + self.pause >= Self::STEADY {
             self.crashes = 0;

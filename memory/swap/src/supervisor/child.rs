@@ -1,4 +1,4 @@
-//! The processes of a supervisor: servers and helpers.
+//! The supervisor's processes: servers and helpers.
 
 use std::fs::File;
 use std::io;
@@ -18,36 +18,37 @@ use super::error::{failed, SuperviseError};
 pub(super) struct Server {
     pub(super) child: Child,
     pub(super) pidfd: OwnedFd,
-    /// What the kernel says of it, opened and read once while there is memory: to read it again
-    /// takes none, and the supervisor of swap may not wait for any.
+    /// Its `/proc` stat file, opened and read once while there is memory: reading it again needs
+    /// none, and the supervisor must not wait for memory.
     stat: Option<File>,
     pub(super) channel: UnixStream,
     pub(super) line: Vec<u8>,
-    /// The descriptor that came with what was read last.
+    /// The descriptor received with the last message.
     pub(super) sent: Option<OwnedFd>,
     pub(super) ready: Option<Instant>,
     /// When it has to be ready, or gone.
     pub(super) deadline: Option<Instant>,
-    /// It was too late for that.
+    /// It missed that deadline and was killed.
     pub(super) killed: bool,
 }
 
 impl Server {
-    /// The letter of its state, as in `/proc/PID/stat`: T while it is stopped.
+    /// The letter of its state in `/proc/PID/stat`: T if stopped.
     pub(super) fn state(&self) -> Option<u8> {
         let mut bytes = [0; 1024];
         let got = self.stat.as_ref()?.read_at(&mut bytes, 0).ok()?;
-        // The name may have brackets and blanks in it.
+        // The name may contain brackets and blanks.
         let at = bytes[..got].iter().rposition(|&byte| byte == b')')?;
         bytes[..got].get(at + 2).copied()
     }
 
-    /// Starts a server, whose standard input is the other end of its channel.
+    /// Starts a server, with one end of its channel as standard input.
     pub(super) fn spawn(mut command: Command) -> Result<Self, SuperviseError> {
         let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
         let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
         let child = child.map_err(failed("start the server"))?;
-        // The command keeps its end of the pair, which would keep us from seeing the server's end.
+        // The command owns its end of the pair; until it is dropped, we would not see the server
+        // close it.
         drop(command);
         ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
         let pidfd = watch(&child)?;
@@ -65,7 +66,7 @@ impl Server {
             deadline,
             killed: false,
         };
-        // The buffer that the kernel needs for it stays.
+        // The kernel retains the buffer that it allocates for the first read.
         this.state();
         Ok(this)
     }
@@ -86,21 +87,21 @@ pub(super) struct Helper {
 }
 
 impl Helper {
-    /// Ends it, without waiting for that.
+    /// Kills it, without waiting for its end.
     pub(super) fn dismiss(&mut self) {
         self.deadline = None;
         let _ = self.child.kill();
     }
 }
 
-/// What a server has said, and the descriptor that it sent along.
+/// Receives a message of the server, and the descriptor in it.
 pub(super) fn receive(
     channel: &UnixStream,
     bytes: &mut [u8],
 ) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // What comes beyond the first is closed here.
+    // Further descriptors are closed here.
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = recvmsg(channel, &mut [io::IoSliceMut::new(bytes)], &mut control, flags)?;
     let sent = control.drain().find_map(|message| match message {
@@ -113,7 +114,7 @@ pub(super) fn receive(
 pub(super) fn watch(child: &Child) -> Result<OwnedFd, SuperviseError> {
     let raw = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = raw.expect("a child's number is a positive int");
-    // Not yet waited for, so that the number is this child's.
+    // The child is not reaped yet, so the process number is still its own.
     let opened = pidfd_open(pid, PidfdFlags::empty());
     opened.map_err(|error| {
         let _ = rustix::process::kill_process(pid, Signal::KILL);

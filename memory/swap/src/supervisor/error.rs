@@ -1,33 +1,33 @@
-//! Why a supervisor ends.
+//! Errors that end a supervisor.
 
 use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// Why the supervisor has ended, other than because it was asked to.
+/// Why the supervisor ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuperviseError {
-    /// Nothing can be started, or watched.
+    /// A process cannot be started or watched.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The first server has not come up: what it said is its own error.
+    /// The first server did not get ready; it has printed its own error.
     #[error("the server does not start: it ended with {0}")]
     Start(ExitStatus),
-    /// What was to be run when the server had come up has failed.
+    /// The helper after the first start failed.
     #[error("what follows the start has failed: {0}")]
     Up(ExitStatus),
-    /// The server was told to end, and did not. What it kept is given up.
+    /// The server did not end when it was told to. Its contents are given up.
     #[error("the server did not end in {limit:?} and was killed{}", if *gone { "" } else { "; the kernel keeps it until a disk answers" })]
     Stuck {
-        /// How long it was waited for.
+        /// How long the supervisor waited.
         limit: Duration,
-        /// Whether it has ended by that.
+        /// Whether it has exited since.
         gone: bool,
     },
 }
@@ -36,7 +36,7 @@ pub(super) fn failed(action: &'static str) -> impl FnOnce(io::Error) -> Supervis
     move |source| SuperviseError::Io { action, source }
 }
 
-/// The error, with the kernel's word.
+/// The error with its cause.
 pub(super) fn with_cause(error: &SuperviseError) -> String {
     match error {
         SuperviseError::Io { source, .. } => format!("{error}: {source}"),

@@ -1,18 +1,17 @@
-//! What a service manager is told (`sd_notify`): that the service is up, and that its supervisor
-//! lives.
+//! Messages to a service manager (`sd_notify`): the service is up, the supervisor lives.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The manager's socket, if there is a manager that listens.
+/// The manager's socket, if there is a manager.
 #[derive(Debug)]
 pub(super) struct Notify {
     socket: Option<(UnixDatagram, SocketAddr)>,
 }
 
 impl Notify {
-    /// To the socket that `NOTIFY_SOCKET` names, as systemd says it: a path, or an abstract name
-    /// after `@`. A name that is neither is none.
+    /// For the socket that `NOTIFY_SOCKET` names in systemd's format: a path, or an abstract name
+    /// after `@`. Any other name means none.
     pub(super) fn new(name: Option<&str>) -> Self {
         let socket = name.and_then(|name| {
             let address = match name.strip_prefix('@') {
@@ -26,7 +25,7 @@ impl Notify {
         Self { socket }
     }
 
-    /// Says it. A manager that does not listen is not waited for.
+    /// Sends the message, without blocking on a manager that does not read.
     pub(super) fn say(&self, state: &str) {
         if let Some((socket, address)) = &self.socket {
             let _ = socket.send_to_addr(state.as_bytes(), address);
@@ -52,7 +51,7 @@ mod tests {
         let name = format!("platen-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         hears(&UnixDatagram::bind_addr(&address).unwrap(), &format!("@{name}"));
-        // Nobody there, or no manager.
+        // A socket without a listener, and no manager.
         Notify::new(Some("/nowhere/at/all")).say("READY=1");
         Notify::new(None).say("READY=1");
     }

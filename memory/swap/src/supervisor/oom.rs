@@ -1,19 +1,19 @@
-//! Whether the kernel has killed a server for want of memory, and by whose limit.
+//! Reports when the OOM killer has killed a server, and by which limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Counts of the kernel's OOM killer in the cgroup of this process, and so of its servers.
+/// The OOM kill counter of this process's cgroup, which is also its servers'.
 #[derive(Debug)]
 pub(super) struct OomKills {
     root: PathBuf,
-    /// The cgroup; `None` where there is no unified hierarchy.
+    /// The cgroup; `None` without a unified hierarchy.
     cgroup: Option<PathBuf>,
     killed: u64,
 }
 
 impl OomKills {
-    /// Of the cgroup that a text as in `/proc/self/cgroup` names, below `root`.
+    /// For the cgroup in a text like `/proc/self/cgroup`, below `root`.
     pub(super) fn new(root: &Path, cgroups: &str) -> Self {
         let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
         let cgroup = path.map(|path| root.join(path.trim_start_matches('/')));
@@ -22,7 +22,7 @@ impl OomKills {
         this
     }
 
-    /// Of this process's.
+    /// For this process's cgroup.
     pub(super) fn own() -> Self {
         let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self::new(Path::new("/sys/fs/cgroup"), &cgroups)
@@ -35,7 +35,7 @@ impl OomKills {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// What to say of it, if it has killed a process since the last time.
+    /// A message, if there was a kill since the last call.
     pub(super) fn since(&mut self) -> Option<String> {
         let now = self.count();
         let before = std::mem::replace(&mut self.killed, now);
@@ -53,7 +53,7 @@ impl OomKills {
         Some(said)
     }
 
-    /// The nearest limit at or above the cgroup.
+    /// The nearest memory limit at or above the cgroup.
     fn limit(&self) -> Option<(PathBuf, u64)> {
         let own = self.cgroup.as_ref()?;
         own.ancestors().take_while(|path| path.starts_with(&self.root)).find_map(|path| {

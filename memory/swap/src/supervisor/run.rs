@@ -1,4 +1,4 @@
-//! The supervisor's loop: what it waits for, and what it does then.
+//! The supervisor's loop: its events, and the actions on them.
 
 mod end;
 mod helpers;
@@ -19,45 +19,45 @@ use super::service::Service;
 use super::watchdog::{Watchdog, LOOK};
 use super::words;
 
-/// How long to wait before what could not be started, or has failed, is tried again.
+/// The pause before a retry of a failed start or helper.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long one that was killed at its end is waited for.
+/// How long a server that was killed at the end is waited for.
 const GONE: Duration = Duration::from_secs(10);
 
 pub(super) struct Supervisor<'a> {
     service: &'a mut dyn Service,
     server: Option<Server>,
-    /// It is looked at only when it is needed.
+    /// The stand-by server; its exit is noticed only when it is needed.
     standby: Option<Server>,
     /// At most one of each task.
     helpers: Vec<Helper>,
-    /// What the next trainer gets, when the former has ended.
+    /// The next trainer's socket, while the last trainer still runs.
     to_train: Option<OwnedFd>,
-    /// Killed, and not yet seen to have ended.
+    /// Killed processes that are not yet reaped.
     dismissed: Vec<Child>,
     backoff: Backoff,
     watchdog: Watchdog,
-    /// When to look at the server again.
+    /// When the watchdog looks next.
     look: Instant,
     oom: OomKills,
     notify: Notify,
     /// When to start a server.
     restart: Option<Instant>,
-    /// When to start one that stands by.
+    /// When to start a stand-by server.
     stand_by: Option<Instant>,
-    /// When to run what has failed after the start of a later server.
+    /// When to retry the failed helper after a later server's start.
     up_again: Option<Instant>,
-    /// What follows the first start was begun.
+    /// The helper after the first start was begun.
     up_begun: bool,
     started: u32,
-    /// Servers in a row that were killed because they were not ready in time.
+    /// Consecutive servers that were killed because they were not ready in time.
     late: u32,
-    /// Whether the first start has succeeded as a whole.
+    /// Whether the first start, with its helper, has succeeded.
     been_up: bool,
-    /// The first start has failed so: all is taken down again.
+    /// The helper after the first start failed with this status: everything is taken down.
     up_failed: Option<ExitStatus>,
-    /// Asked to end, and trying to.
+    /// The supervisor was asked to end.
     stopping: bool,
     /// The server was told to end.
     ending: bool,
@@ -102,19 +102,19 @@ impl<'a> Supervisor<'a> {
     pub(super) fn run(&mut self, stop: BorrowedFd<'_>) -> Result<(), SuperviseError> {
         loop {
             if self.ending && self.server.is_none() {
-                // Asked to end between two servers: what the dead one left is nobody's.
+                // Asked to end between two servers: nothing more will use what the dead one left.
                 self.service.abandon();
                 return self.outcome();
             }
             self.begin_what_is_due()?;
             let woken = self.wait(stop)?;
-            // First what is true already: a server that is ready is one that is taken down in
-            // order.
+            // First the messages that have arrived: a server that has just reported ready is taken
+            // down in order.
             if woken.said {
                 self.listen()?;
             }
             if woken.stop {
-                // Level-triggered: take what was written.
+                // Level-triggered: consume what was written.
                 let _ = rustix::io::read(stop, &mut [0; 64]);
                 self.stop();
             }
@@ -129,7 +129,7 @@ impl<'a> Supervisor<'a> {
             }
             self.enforce_deadlines()?;
             self.look_at_server();
-            // One that cannot be asked is not asked again.
+            // A child that cannot be queried is dropped from the list.
             self.dismissed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         }
     }
@@ -152,7 +152,7 @@ impl<'a> Supervisor<'a> {
         let replaces = self.started > 0;
         if let Some(mut standby) = self.standby.take() {
             let line = format!("{}{}\n", words::GO, self.service.go());
-            // One that is stopped would take the line, and do nothing.
+            // A stopped process would accept the line and not act on it.
             let stopped = standby.state() == Some(b'T');
             if !stopped && standby.channel.write_all(line.as_bytes()).is_ok() {
                 self.started += 1;
@@ -160,20 +160,20 @@ impl<'a> Supervisor<'a> {
                 self.server = Some(standby);
                 return Ok(());
             }
-            // It has died as well.
+            // It has died too.
             self.dismiss(standby.child);
         }
         let command = self.service.server(replaces);
         match Server::spawn(command) {
             Ok(mut server) => {
                 self.started += 1;
-                // Whoever has started the first one sees that it does not come up, and nobody has
-                // its disk.
+                // If the first server does not start, the caller gets the error, and no disk is in
+                // use yet.
                 server.deadline = replaces.then(|| self.to_be_ready());
                 self.server = Some(server);
             }
             Err(error) if !replaces => return Err(error),
-            // No memory, perhaps, or no process number: whoever has the disk waits.
+            // There may be no memory, or no process number. The disk's users wait, so retry.
             Err(error) => {
                 self.service.say(&format!("{}: trying again", with_cause(&error)));
                 self.restart = Some(Instant::now() + AGAIN);
@@ -186,7 +186,7 @@ impl<'a> Supervisor<'a> {
         Instant::now() + self.service.ready_limit() * 2_u32.pow(self.late.min(4))
     }
 
-    /// Starts the next one that stands by, if there is none.
+    /// Starts a stand-by server, if there is none.
     fn stand_by(&mut self) {
         if self.standby.is_some() || self.ending {
             return;
@@ -198,7 +198,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Ends a process without waiting for it.
+    /// Kills a process without waiting for its end.
     fn dismiss(&mut self, mut child: Child) {
         let _ = child.kill();
         self.dismissed.push(child);
@@ -216,7 +216,7 @@ impl<'a> Supervisor<'a> {
                 tv_nsec: left.subsec_nanos().into(),
             }
         });
-        // What is not there is watched as `stop` once more.
+        // `stop` stands in for each descriptor that does not exist.
         let server = self.server.as_ref();
         let pidfd = server.map_or(stop, |server| server.pidfd.as_fd());
         let channel = server.map_or(stop, |server| server.channel.as_fd());
@@ -229,7 +229,7 @@ impl<'a> Supervisor<'a> {
             .collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // No memory: that passes.
+            // No memory now; retry.
             Err(rustix::io::Errno::NOMEM | rustix::io::Errno::AGAIN) => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -245,18 +245,19 @@ impl<'a> Supervisor<'a> {
         })
     }
 
-    /// Takes what the server has said, line by line.
+    /// Reads the server's messages, line by line.
     fn listen(&mut self) -> Result<(), SuperviseError> {
         let Some(server) = &mut self.server else { return Ok(()) };
         let mut bytes = [0; 256];
         let got = match receive(&server.channel, &mut bytes) {
-            // Its end is seen by the pidfd; a closed channel alone must not keep us awake.
+            // The pidfd reports its end. A closed channel is always readable, so sleep, or the loop
+            // would spin.
             Ok((0, _)) => {
                 std::thread::sleep(Duration::from_millis(1));
                 return Ok(());
             }
             Ok((got, sent)) => {
-                // It comes with the first byte of the line that it belongs to.
+                // The descriptor comes with the first byte of its line.
                 server.sent = sent.or_else(|| server.sent.take());
                 got
             }
@@ -268,11 +269,11 @@ impl<'a> Supervisor<'a> {
                 lines.push(String::from_utf8_lossy(&server.line).into_owned());
                 server.line.clear();
             } else if server.line.len() < 128 {
-                // A line that is longer than any we know is none.
+                // A line that is longer than any known message is ignored.
                 server.line.push(byte);
             }
         }
-        // One that was killed for being late may have said so just before.
+        // A server that was killed for being late may have reported ready just before.
         let dead = !self.ending && self.server.as_ref().is_some_and(|server| server.killed);
         for line in lines {
             match line.as_str() {

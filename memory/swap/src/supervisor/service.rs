@@ -1,4 +1,4 @@
-//! What a supervisor asks of those that use it.
+//! The interface between the supervisor and its user.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::Command;
@@ -6,41 +6,39 @@ use std::time::Duration;
 
 use pulse::Pulse;
 
-/// What is to be supervised.
+/// The service to supervise.
 pub trait Service {
-    /// The command that starts a server. Its standard input is the supervisor's; `replaces` tells
-    /// whether there was one before.
+    /// The command that starts a server. The supervisor sets its standard input; `replaces` tells
+    /// whether there was a server before.
     fn server(&mut self, replaces: bool) -> Command;
 
-    /// The command that starts one that stands by; `None` where none is wanted. It goes when it
-    /// reads the line "go" with what [`go`](Self::go) adds, and ends when it reads nothing any
-    /// more.
+    /// The command that starts a stand-by server; `None` for none. It starts serving when it reads
+    /// the line "go" followed by what [`go`](Self::go) returns, and ends at the end of its input.
     fn standby(&mut self) -> Option<Command> {
         None
     }
 
-    /// What the one that stands by has to know.
+    /// The arguments for the stand-by server.
     fn go(&self) -> String {
         String::new()
     }
 
-    /// A line that the server has said, other than "ready".
+    /// Handles a line from the server other than "ready".
     fn said(&mut self, line: &str);
 
-    /// What is to be run now that the server `pid` is ready: for the first one or for a later one.
-    /// For a later one it is run again and again until it succeeds: whoever has the disk waits for
-    /// it.
+    /// The helper to run when the server `pid` is ready: the first one, or a replacement. For a
+    /// replacement it is retried until it succeeds, because the disk's users wait for it.
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
-    /// What is to be run before the server may end.
+    /// The helper to run before the server may end.
     fn down(&mut self) -> Option<Command>;
 
     /// How long `down` may take.
     fn down_limit(&self) -> Duration;
 
-    /// How long a server that replaces another one may take until it is ready, longer on a machine
-    /// that is slow: each that was too late gives the next one twice as long, up to 16 times. What
-    /// follows the start of a server may take as long.
+    /// How long a replacement server may take to be ready. Each server that was too late doubles
+    /// the limit for the next one, up to 16 times, for slow machines. The helper after a start has
+    /// the same limit.
     fn ready_limit(&self) -> Duration {
         Duration::from_secs(60)
     }
@@ -50,36 +48,35 @@ pub trait Service {
         Duration::from_secs(30)
     }
 
-    /// What is to be run when the server asks for training, by the socket that it sent along, and
-    /// how long it may take. Nobody waits for it, and what comes of it is the server's to see.
+    /// The trainer to run for the socket that the server sent, and its time limit. The supervisor
+    /// ignores its result; the server sees it.
     fn train(&mut self, _channel: OwnedFd) -> Option<(Command, Duration)> {
         None
     }
 
-    /// The signs of life of servers, if they give any: one that hangs is killed and replaced.
+    /// The servers' heartbeats, if they have any: a server that hangs is killed and replaced.
     fn pulse(&self) -> Option<&Pulse> {
         None
     }
 
-    /// A descriptor that becomes readable when a server that waits for its pause is to be started
-    /// at once.
+    /// A descriptor that becomes readable when the pause before the next server is to end at once.
     fn resume(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The socket of the service manager that has started this process (`NOTIFY_SOCKET`).
+    /// The service manager's socket (`NOTIFY_SOCKET`).
     fn notify_socket(&self) -> Option<String> {
         None
     }
 
-    /// Whether that manager expects to hear each second that the supervisor lives (`WATCHDOG_USEC`).
+    /// Whether the manager expects a sign of life each second (`WATCHDOG_USEC`).
     fn manager_watches(&self) -> bool {
         false
     }
 
-    /// Gives up what servers left behind, when no more will be started.
+    /// Releases what servers left behind; no more servers will be started.
     fn abandon(&mut self);
 
-    /// Tells whoever watches.
+    /// Reports a message to the user.
     fn say(&self, line: &str);
 }

@@ -341,7 +341,7 @@ fn a_server_that_waits_for_a_disk_is_left_alone() {
     assert!(!shell.log.borrow().iter().any(|line| line.contains("hangs")), "{:?}", shell.log);
 }
 
-/// Whatever follows the first start and was killed may have been done.
+/// A killed helper after the first start may have done its work.
 #[test]
 fn what_follows_the_first_start_has_a_limit_and_is_taken_down_when_it_fails() {
     let mut shell = Shell::new(SERVER);

@@ -1,20 +1,20 @@
-//! Whether a server hangs: its signs of life, and what the kernel says of its threads.
+//! Detects a server that hangs, by its heartbeats and the kernel's state of its threads.
 //!
-//! A thread that has had the same request for some seconds, without a page of it done, may hang; or
-//! it may have had no CPU, which is no fault of its own. The kernel tells them apart:
+//! A thread that has had the same request for some seconds without finishing a page of it may hang,
+//! or it may have got no CPU. The kernel tells the two apart:
 //!
 //! | the thread | counts as |
 //! |---|---|
 //! | stopped (state T of the process) | hung after 5 s |
-//! | sleeps and was not woken once (S or D, not scheduled) | hung after 4 s; not while another thread of the server waits for a CPU in vain, which may have what it waits for |
+//! | sleeps and was not woken once (S or D, not scheduled) | hung after 4 s; not while another thread of the server waits for a CPU in vain, because the sleeper may wait for that thread |
 //! | runs (has used CPU) | hung when it has used 1.5 s of CPU in 4 s or more: a page takes milliseconds |
 //! | is woken, and sleeps again | hung after 60 s |
 //! | waits for a CPU (R, not scheduled) | starved: the second does not count |
-//! | is traced (state t) | somebody looks at it with a debugger |
+//! | is traced (state t) | under a debugger: does not count |
 //!
-//! Seconds are those of this watchdog's own looks: a look that comes late counts for nothing, since
-//! whatever kept the supervisor from looking (a suspended machine, no CPU) may have kept the server
-//! too. A thread that waits for a backing device says so, and is not suspected.
+//! The watchdog counts its own looks, one a second. A late look does not count: whatever delayed
+//! the supervisor (a suspended machine, no CPU) may have delayed the server too. A thread that
+//! waits for a backing device reports that, and is not suspected.
 
 use std::fs;
 use std::io::Read;
@@ -22,52 +22,52 @@ use std::time::{Duration, Instant};
 
 use pulse::{Look, Slot, State};
 
-/// Between two looks.
+/// The time between two looks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// A look that comes later than this after the last one counts for nothing.
+/// A look that comes this long after the last one does not count.
 const LATE: Duration = Duration::from_millis(2500);
 
-/// Looks that find a process stopped until it counts as hung.
+/// After this many looks at a stopped process it counts as hung.
 const STOPPED: u32 = 5;
 
-/// Looks that find a thread asleep in the same place until it counts as hung.
+/// After this many looks at a thread asleep in the same place it counts as hung.
 const ASLEEP: u32 = 4;
 
-/// CPU that a page takes at most, however slow codec and machine are.
+/// The most CPU time of a page, however slow codec and machine are.
 const SPENT: Duration = Duration::from_millis(1500);
 
-/// Looks after which a thread counts as hung whatever it does, unless it gets no CPU.
+/// After this many looks a thread counts as hung whatever it does, unless it gets no CPU.
 const SLOW: u32 = 60;
 
-/// What the kernel says of a thread.
+/// The kernel's facts about a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Evidence {
     /// The letter of its state.
     pub(super) state: u8,
-    /// CPU time that it has used.
+    /// The CPU time it has used.
     pub(super) ran: Duration,
-    /// How often it was given a CPU.
+    /// How often it was scheduled.
     pub(super) times: u64,
 }
 
 impl Evidence {
-    /// It waits for a CPU, and has not had one since `before`.
+    /// Whether it waits for a CPU, and has not had one since `before`.
     fn starved_since(&self, before: &Self) -> bool {
         self.state == b'R' && self.times == before.times && self.ran == before.ran
     }
 }
 
-/// Whom to ask: the kernel, or a test.
+/// The source of facts: the kernel, or a test.
 pub(super) trait Witness {
-    /// A thread of the process; `None` if it is gone.
+    /// The facts about a thread; `None` if it has ended.
     fn thread(&mut self, process: u32, thread: u32) -> Option<Evidence>;
 
     /// The numbers of all threads of the process.
     fn threads(&mut self, process: u32) -> Vec<u32>;
 }
 
-/// What was seen of a slot.
+/// The watchdog's record of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
     look: Look,
@@ -89,20 +89,20 @@ impl Suspicion {
 pub(super) struct Watchdog {
     slots: Vec<Suspicion>,
     last: Option<Instant>,
-    /// Looks in a row that found the process stopped.
+    /// Consecutive looks that found the process stopped.
     stopped: u32,
     /// All threads of the server, while one is suspected.
     threads: Vec<(u32, Evidence)>,
 }
 
 impl Watchdog {
-    /// Begins anew, for another server.
+    /// Starts over, for another server.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// One look at the process, whose state the kernel says; why the server hangs, if it does.
-    /// Without a suspicion it asks the kernel for nothing.
+    /// Looks at the process, whose state letter the caller passes. Returns why the server hangs, if
+    /// it does. Makes no system call while no thread is suspected.
     pub(super) fn look(
         &mut self,
         now: Instant,
@@ -154,7 +154,7 @@ impl Watchdog {
         }
     }
 
-    /// Whether a thread of the server has waited for a CPU since the last look, in vain.
+    /// Whether a thread of the server has waited for a CPU in vain since the last look.
     fn others(&mut self, process: u32, suspected: bool, witness: &mut dyn Witness) -> bool {
         if !suspected {
             self.threads.clear();
@@ -209,7 +209,7 @@ impl std::fmt::Display for Verdict {
     }
 }
 
-/// The kernel, by /proc.
+/// The kernel's facts, from /proc.
 pub(super) struct Proc;
 
 impl Witness for Proc {
@@ -217,14 +217,14 @@ impl Witness for Proc {
         let folder = format!("/proc/{process}/task/{thread}");
         let mut bytes = [0; 1024];
         let stat = read(&format!("{folder}/stat"), &mut bytes)?;
-        // The name may have brackets and blanks in it.
+        // The name may contain brackets and blanks.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = *fields.next()?.as_bytes().first()?;
         let mut fields = fields.skip(10).map_while(|field| field.parse::<u64>().ok());
         let ticks = fields.next()? + fields.next()?;
         let mut bytes = [0; 128];
-        // Without it a thread that is woken and one that is not look the same: times stay 0, and
-        // so do seconds of CPU but for ticks.
+        // Without schedstat the watchdog cannot see wake-ups: the count stays 0, and CPU time has
+        // the resolution of a tick.
         let stat = read(&format!("{folder}/schedstat"), &mut bytes).unwrap_or_default();
         let mut fields = stat.split_whitespace().map_while(|field| field.parse().ok());
         let ran = fields.next().map_or(Duration::from_millis(ticks * 10), Duration::from_nanos);
@@ -253,7 +253,7 @@ mod tests {
 
     const PROCESS: u32 = 10;
 
-    /// A kernel that says what it is told to.
+    /// A kernel with made-up facts.
     #[derive(Default)]
     struct Told(BTreeMap<u32, Evidence>);
 
@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// A server with one thread that has begun a request, and time that passes.
+    /// A server with one thread that has started a request, and a clock.
     struct Scene {
         told: Told,
         pulse: Pulse,
@@ -292,7 +292,8 @@ mod tests {
             self.watchdog.look(self.now, self.pulse.slots(), process, &mut self.told)
         }
 
-        /// Looks each second, with `each` before; after how many it counts as hung, and why.
+        /// Looks each second, after calling `each`. Returns after how many looks the server counts
+        /// as hung, and why.
         fn until_hung(&mut self, most: u32, each: impl Fn(&mut Self)) -> Option<(u32, String)> {
             (1..=most).find_map(|second| {
                 each(self);
@@ -343,11 +344,11 @@ mod tests {
         let (second, why) = Scene::new().until_hung(100, spin(900)).unwrap();
         assert!((4..8).contains(&second), "after {second} s");
         assert!(why.contains("over one page"), "{why}");
-        // A tenth of a CPU is enough to see it, later.
+        // A tenth of a CPU is enough to detect it, later.
         let (second, _) = Scene::new().until_hung(100, spin(100)).unwrap();
         assert!((15..20).contains(&second), "after {second} s");
         assert_eq!(Scene::new().until_hung(1000, spin(0)), None, "starved");
-        // A hundredth, as one that looks now and then takes.
+        // A hundredth, as of a thread that polls now and then.
         let (second, why) = Scene::new().until_hung(1000, spin(1)).unwrap();
         assert!((60..65).contains(&second), "after {second} s");
         assert!(why.contains("no page in 60 s"), "{why}");
@@ -359,7 +360,7 @@ mod tests {
         let starved = Evidence { state: b'R', ran: Duration::ZERO, times: 4 };
         scene.told.0.insert(99, starved);
         assert_eq!(scene.until_hung(50, |_| ()), None);
-        // It gets one, and wakes nobody.
+        // It gets a CPU, and wakes no other thread.
         let run = |scene: &mut Scene| scene.seen(99).times += 1;
         assert!(scene.until_hung(3, run).is_some());
     }
@@ -375,7 +376,7 @@ mod tests {
         let mut scene = Scene::new();
         scene.seen(PROCESS).state = b't';
         assert_eq!(scene.until_hung(100, |_| ()), None);
-        // Stopped and continued, again and again.
+        // Stopped and continued repeatedly.
         let mut scene = Scene::new();
         scene.pulse.slot(3).end();
         for _ in 0..20 {

@@ -1,17 +1,17 @@
-//! What supervisor and server say to each other: a line each.
+//! The messages between supervisor and server, one a line.
 
-/// The server: it serves.
+/// Server: ready to serve.
 pub const READY: &str = "ready";
 
-/// The server: a trainer is wanted. The socket by which the two will talk comes along.
+/// Server: start a trainer. The socket by which the two will talk comes with the message.
 pub const TRAIN: &str = "train";
 
-/// The server: the trainer is not needed any more.
+/// Server: the trainer is no longer needed.
 pub const ENOUGH: &str = "enough";
 
-/// The supervisor, to a server that stands by: it is needed now. What
-/// [`Service::go`](super::Service::go) says follows on the same line.
+/// Supervisor, to a stand-by server: start serving. What [`Service::go`](super::Service::go)
+/// returns follows on the same line.
 pub const GO: &str = "go ";
 
-/// The supervisor: the server is to end.
+/// Supervisor: end.
 pub const END: &str = "end";

@@ -1,4 +1,4 @@
-//! The tests that exist: found in the sources of crates, and listed by the whole-VM programs.
+//! The existing tests: found in the sources of crates, and listed by the whole-VM programs.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cargo;
 
-/// What runs a test.
+/// The command that runs a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// `make test`, and with it `make proof`.
     Test,
-    /// `make proof` alone.
+    /// Only `make proof`.
     Proof,
 }
 
@@ -27,10 +27,10 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// That of the repository, which is the current folder.
+    /// The tests of the repository in the current folder.
     ///
     /// # Errors
-    /// When sources cannot be read, or the scenarios cannot be listed.
+    /// If sources cannot be read, or the scenarios cannot be listed.
     pub(crate) fn of_the_repository() -> Result<Self> {
         let mut all = Self::default();
         for folder in cargo::members()? {
@@ -57,12 +57,12 @@ impl Inventory {
         Ok(all)
     }
 
-    /// Whether there are tests in this file, folder or crate.
+    /// Whether this file, folder or crate has tests.
     pub(crate) fn has_location(&self, location: &str) -> bool {
         self.functions.iter().any(|(place, _)| lies_in(place, location))
     }
 
-    /// Where the tests run that this name means, one entry for each kind of place.
+    /// Where the tests with this name run: one entry for each kind of place.
     pub(crate) fn find(&self, location: Option<&str>, name: &str) -> Vec<Place> {
         let mut found = Vec::new();
         let is_function = |(place, function): &(String, String)| match location {
@@ -76,7 +76,7 @@ impl Inventory {
             let scenarios = self.scenarios.iter().filter(|(scenario, _)| matches(name, scenario));
             found.extend(scenarios.map(|(_, place)| *place));
             if self.fuzz_targets.iter().any(|target| target == name) {
-                // Over its seeds, and instrumented.
+                // On its seeds, and instrumented.
                 found.extend([Place::Test, Place::Proof]);
             }
             let models = name.strip_prefix("scripts/loom ");
@@ -87,7 +87,7 @@ impl Inventory {
         found
     }
 
-    /// Adds the tests of a source file, or of all below a folder.
+    /// Adds the tests of a source file, or of all files below a folder.
     fn add_sources(&mut self, path: &Path, place: &str) -> Result<()> {
         if path.is_dir() {
             for entry in fs::read_dir(path).with_context(|| path.display().to_string())? {
@@ -120,7 +120,7 @@ impl Inventory {
     }
 }
 
-/// Names of the functions that `#[test]` stands before.
+/// Names of the functions after `#[test]`.
 fn functions(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
@@ -155,12 +155,12 @@ fn list(program: &Path, arguments: &[&str]) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Whether a test in `place` is one of `location`: the same, or below it.
+/// Whether a test in `place` is in `location`: the same, or below it.
 fn lies_in(place: &str, location: &str) -> bool {
     place.strip_prefix(location).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether `name` is what `pattern` means; `*` stands for anything.
+/// Whether `name` matches `pattern`; `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(first) else { return false };

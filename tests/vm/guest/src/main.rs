@@ -1,7 +1,7 @@
 //! The init of the test VM.
 //!
-//! The harness speaks to it over the serial console, one command a line; every answer is one line
-//! that starts with `@`, so that kernel messages between them do no harm:
+//! The harness controls it over the serial console, one command a line. Every answer is one line
+//! that starts with `@`, so that kernel messages between the lines do no harm:
 //!
 //! ```text
 //! ping                       @ok pong
@@ -13,9 +13,8 @@
 //! corrupt PAGE OFFSET        @ok                 flips one bit, to show that verify notices
 //! ```
 //!
-//! Anything that cannot be done is `@err REASON`. What fails: a panic ends the init and so the
-//! kernel, and the harness reports the console. Limits: memory is filled once; it is not given
-//! back.
+//! Errors: `@err REASON` for a command that is not possible. A panic ends the init and so the
+//! kernel, and the harness reports the console. Limits: memory is filled once and never freed.
 
 mod memory;
 mod pattern;
@@ -76,11 +75,11 @@ fn migrated() {
     }
 }
 
-/// Why a command was not answered with `@ok`.
+/// Why a command did not succeed.
 enum Refusal {
-    /// Memory does not hold what it must.
+    /// Memory has a wrong byte.
     Bad(String),
-    /// The command is wrong, or not possible now.
+    /// The command is invalid, or not possible now.
     Cannot(String),
 }
 
@@ -90,7 +89,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// A thread that dirties the shard it returns.
+/// A dirtying thread, which returns its shard.
 struct Dirtier {
     thread: JoinHandle<io::Result<Shard>>,
     progress: Arc<Progress>,
@@ -132,8 +131,8 @@ impl Guest {
             let (first, end) = (pages * shard / shards, pages * (shard + 1) / shards);
             self.shards.push(Shard::fill(&self.corpus, first, end - first)?);
         }
-        // There is no swap, but nothing else may take the pages away either (the page cache keeps
-        // its own).
+        // There is no swap, but the page cache must not lose the pages either (it may reclaim
+        // others).
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT).map_err(io::Error::from)?;
         let ms = begin.elapsed().as_millis();
         Ok(format!("pages={pages} corpus={} ms={ms}", self.corpus.pages()))
@@ -223,14 +222,14 @@ fn number(word: &str) -> Result<u64, Refusal> {
     word.parse().map_err(|e| Refusal::Cannot(format!("{word:?}: {e}")))
 }
 
-/// One write per line: kernel messages come between lines, not within them.
+/// One write a line, so that kernel messages come between lines.
 fn say(line: &str) {
     let mut out = io::stdout().lock();
     out.write_all(format!("{line}\n").as_bytes()).expect("the console stays writable");
     out.flush().expect("the console stays writable");
 }
 
-/// No echo, no line editing, no signals: the console is a wire.
+/// No echo, no line editing, no signals: the console carries a protocol.
 fn raw_console() -> io::Result<()> {
     let console = rustix::stdio::stdin();
     let mut settings = rustix::termios::tcgetattr(console)?;

@@ -1,8 +1,8 @@
-//! The memory under test: shards of pages, each with the table that says what its pages must hold.
+//! The memory under test: shards of pages, each with a table of its pages' expected states.
 //!
-//! A shard belongs to one thread at a time: the console thread fills and verifies it, a dirtying
-//! thread takes it whole and gives it back when told to stop. So nothing here is shared, and a page
-//! is never seen half written except by the hypervisor, which is the point.
+//! A shard belongs to one thread at a time: the console thread fills and verifies it; a dirtying
+//! thread owns it until it is told to stop. So nothing here is shared, and only the hypervisor ever
+//! sees a partly written page, which is what the test is about.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::pattern::{apply_small, mix, Corpus, Page, State, MAX_SMALL, PAGE};
 
-/// What a shard's table must add up to; kept in other pages of memory than the table itself.
+/// The expected sum of a shard's table, in other pages of memory than the table itself.
 ///
-/// A table page that arrives stale together with its data page would agree with it; it cannot agree
-/// with this, which changes with every update.
+/// A stale table page that arrives with a stale data page would agree with it, but not with this
+/// sum, which changes with every update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) whole: u64,
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Page {
     }
 }
 
-/// Numbers a running dirtying thread publishes.
+/// Counters that a running dirtying thread publishes.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) whole: AtomicU64,
@@ -45,19 +45,19 @@ pub(crate) struct Progress {
     pub(crate) loops: AtomicU64,
 }
 
-/// How hard a shard is to be dirtied.
+/// The load on a shard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     /// Updates a second.
     pub(crate) rate: u64,
-    /// Of a hundred updates, how many rewrite the whole page.
+    /// Of a hundred updates, the number that rewrite the whole page.
     pub(crate) whole_percent: u64,
-    /// Only the first this many pages of the shard are touched.
+    /// Only this many pages from the start of the shard are touched.
     pub(crate) pages: u64,
 }
 
 impl Shard {
-    /// Fills pages `first..first + count` with version 0 of their content.
+    /// Fills pages `first..first + count` with version 0 of their contents.
     pub(crate) fn fill(corpus: &Corpus, first: u64, count: u64) -> io::Result<Self> {
         let len = usize::try_from(count).map_err(io::Error::other)?;
         let mut pages: Vec<Page> = Vec::with_capacity(len);
@@ -72,7 +72,7 @@ impl Shard {
         Ok(Self { first, pages, table: vec![State::default(); len], totals, random })
     }
 
-    /// Updates pages at the given rate until `stop` is set, then hands the shard back.
+    /// Updates pages at the given rate until `stop` is set, then returns the shard.
     pub(crate) fn dirty(
         mut self,
         corpus: &Corpus,
@@ -81,8 +81,8 @@ impl Shard {
         progress: &Progress,
     ) -> io::Result<Self> {
         const TICK: Duration = Duration::from_millis(4);
-        // What the guest missed (it was stopped, or the host was busy) is not made up for beyond
-        // this.
+        // Updates that the guest missed (it was stopped, or the host was busy) are made up for only
+        // up to this limit.
         const BACKLOG: Duration = Duration::from_millis(40);
         let mut paid = Instant::now();
         while !stop.load(Ordering::Acquire) {
@@ -127,8 +127,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Compares every byte of every page with what it must be; returns the totals, or what is
-    /// wrong.
+    /// Compares every byte of every page with its expected value; returns the totals, or the error.
     pub(crate) fn verify(&self, corpus: &Corpus) -> Result<Totals, String> {
         let mut check = 0u64;
         let mut want = Page([0; PAGE]);
@@ -154,7 +153,7 @@ impl Shard {
         Ok(self.totals)
     }
 
-    /// Flips one bit, to show that `verify` notices. Returns false when the page is not in this
+    /// Flips one bit, to show that `verify` notices. Returns false if the page is not in this
     /// shard.
     pub(crate) fn corrupt(&mut self, index: u64, offset: usize) -> bool {
         let slot = index.checked_sub(self.first).and_then(|slot| usize::try_from(slot).ok());
@@ -169,8 +168,8 @@ impl Shard {
     }
 }
 
-/// Says where a page differs, and whether it is an older state of itself (a page that was not sent
-/// again).
+/// Describes where a page differs, and whether it is an older state of itself (a page that was not
+/// sent again).
 fn describe(corpus: &Corpus, index: u64, state: State, got: &Page, want: &Page) -> String {
     let at = got.0.iter().zip(&want.0).position(|(a, b)| a != b).unwrap_or(0);
     let end = PAGE.min(at + 8);
@@ -197,7 +196,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// A corpus of `pages` pages that all differ.
+    /// A corpus of `pages` pages, all different.
     fn corpus(name: &str, pages: u64) -> Corpus {
         let path = std::env::temp_dir().join(format!("guest-corpus-{name}-{}", std::process::id()));
         let mut file = std::fs::File::create(&path).expect("temporary file");

@@ -1,15 +1,15 @@
-//! What a page must hold: a pure function of its number, its version and its count of small
-//! updates.
+//! The expected contents of a page: a pure function of its number, its version and its count of
+//! small updates.
 //!
-//! Version 0 is a page of the corpus with every byte XORed with a key that belongs to the round
-//! (how often the corpus had been used up before). One key for all bytes of a page keeps every
-//! match and every statistic a compressor can use, and makes the page differ from the same corpus
-//! page in any other round and from the corpus file itself, which lies in the page cache with key
-//! 0: no page content repeats in the guest.
+//! Version 0 is a page of the corpus with every byte XORed with the key of the round (the number of
+//! times the corpus had been used up before). One key for all bytes of a page preserves every match
+//! and every statistic that a compressor can use, and makes the page differ from the same corpus
+//! page in any other round and from the corpus file itself, which is in the page cache with key 0:
+//! no page's contents repeat in the guest.
 //!
-//! A rewritten page (version 1 and up) is another corpus page with another key and an 8-byte stamp,
-//! so that no two versions of any page are alike. Small updates then overwrite 8 to 64 bytes
-//! anywhere in the page.
+//! A rewritten page (version 1 and later) is another corpus page with another key and an 8-byte
+//! stamp, so that no two versions of any page are the same. Small updates then overwrite 8 to 64
+//! bytes anywhere in the page.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 /// Bytes in a page.
 pub(crate) const PAGE: usize = 4096;
 
-/// Most small updates a page takes before it is rewritten whole; bounds the work of checking it.
+/// The most small updates of a page before it is rewritten; bounds the work of verifying it.
 pub(crate) const MAX_SMALL: u32 = 48;
 
 /// One page of guest memory.
@@ -26,10 +26,10 @@ pub(crate) const MAX_SMALL: u32 = 48;
 #[repr(C, align(4096))]
 pub(crate) struct Page(pub(crate) [u8; PAGE]);
 
-/// The state that determines a page's content.
+/// The state that determines a page's contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// How often the page was rewritten whole.
+    /// How often the page was rewritten.
     pub(crate) version: u32,
     /// Small updates since then.
     pub(crate) small: u32,
@@ -65,8 +65,7 @@ impl Corpus {
         self.pages
     }
 
-    /// Writes into `out` what page `index` held right after it was rewritten for the `version`th
-    /// time.
+    /// Writes the contents of page `index` right after its `version`th rewrite into `out`.
     pub(crate) fn whole(&self, index: u64, version: u32, out: &mut Page) -> io::Result<()> {
         let (source, key) = if version == 0 {
             (index % self.pages, round_key(index / self.pages))
@@ -84,7 +83,7 @@ impl Corpus {
         Ok(())
     }
 
-    /// Writes into `out` what page `index` must hold in `state`.
+    /// Writes the contents of page `index` in `state` into `out`.
     pub(crate) fn expected(&self, index: u64, state: State, out: &mut Page) -> io::Result<()> {
         self.whole(index, state.version, out)?;
         for nth in 1..=state.small {
@@ -94,7 +93,7 @@ impl Corpus {
     }
 }
 
-/// Applies the small update that leads to `state`.
+/// Applies the small update that results in `state`.
 pub(crate) fn apply_small(index: u64, state: State, page: &mut Page) {
     let seed = state.weight(index);
     let len = 8 + low(mix(seed, 0, 4), 57);
@@ -106,15 +105,15 @@ pub(crate) fn apply_small(index: u64, state: State, page: &mut Page) {
     }
 }
 
-/// A number below `bound`, from `h`.
+/// A number below `bound`, derived from `h`.
 fn low(h: u64, bound: usize) -> usize {
     usize::try_from(h % bound as u64).expect("below a usize")
 }
 
-/// The key of a round: never 0, and 255 rounds before one comes back.
+/// The key of a round: never 0, with a period of 255 rounds.
 fn round_key(round: u64) -> u8 {
     let step = u8::try_from(round % 255).expect("below 255");
-    // 83 and 255 have no common divisor, so this walks through 1..=255 once, in leaps.
+    // 83 and 255 are coprime, so this visits each of 1..=255 once.
     u8::try_from(u16::from(step) * 83 % 255 + 1).expect("at most 255")
 }
 

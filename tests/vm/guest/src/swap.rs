@@ -1,16 +1,16 @@
-//! The guest of the swap tests: a console that runs commands, and the programs that use memory and
+//! The guest of the swap tests: a console that runs commands, and programs that use memory and
 //! disks.
 //!
-//! The same binary in another role: `guest swap ROLE ...`. The init is a script, which loads
-//! modules and then becomes `guest swap console`.
+//! The same binary in another role: `guest swap ROLE ...`. The init is a script that loads modules
+//! and then becomes `guest swap console`.
 //!
 //! ```text
 //! run COMMAND...      @ok STATUS OUTPUT     sh -c COMMAND; newlines of the output are sent as 0x1f
 //! ping                @ok pong
 //! ```
 //!
-//! Everything is checked against what it must be, recomputed ([`content`]): a wrong byte ends a
-//! program with status 3 and says where. What fails otherwise ends it with status 1.
+//! All data is compared with its recomputed value ([`content`]): a wrong byte ends a program with
+//! status 3 and a message that says where. Other errors end it with status 1.
 
 mod content;
 mod disk;
@@ -21,14 +21,14 @@ mod redis;
 use std::io::{self, BufRead, Write};
 use std::process::{Command, ExitCode, Stdio};
 
-/// A byte that is not what it must be.
+/// A wrong byte.
 const WRONG: u8 = 3;
 
-/// What went wrong.
+/// A failure.
 pub(crate) enum Failure {
-    /// A byte is not what it must be.
+    /// A byte is wrong.
     Wrong(String),
-    /// Something could not be done.
+    /// An operation failed.
     Cannot(String),
 }
 
@@ -44,7 +44,7 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
-/// Takes the role that the words after `swap` name.
+/// Runs the role named by the arguments after `swap`.
 pub(crate) fn main(words: &[String]) -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let result = match words.as_slice() {
@@ -72,7 +72,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
     }
 }
 
-/// The number after `name=` among the words, or `default`.
+/// The number after `name=` among the arguments, or `default`.
 pub(crate) fn option(words: &[&str], name: &str, default: u64) -> Result<u64, Failure> {
     let word = words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     word.map_or(Ok(default), |word| {
@@ -104,10 +104,10 @@ fn run(command: &str) {
         Ok(ended) => {
             let mut said = String::from_utf8_lossy(&ended.stdout).into_owned();
             said.push_str(&String::from_utf8_lossy(&ended.stderr));
-            // The end is what matters of much.
+            // Of long output only the end matters.
             let from = said.char_indices().rev().nth(20_000).map_or(0, |(at, _)| at);
             let said = said[from..].trim_end().replace('\n', "\x1f").replace('\r', "");
-            // A shell whose command was killed says 128 and the signal.
+            // A shell whose command was killed exits with 128 plus the signal.
             let status = ended.status.code().unwrap_or(255);
             crate::say(&format!("@ok {status} {said}"));
         }

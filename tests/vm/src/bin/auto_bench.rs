@@ -1,13 +1,13 @@
 //! `--codec auto` against the best fixed codec and level, over shaped links.
 //!
-//! A made QEMU stream of real pages goes through `platen relay`, over the link, and out of `platen
-//! receive`, where its bytes are compared. For each kind of data and each link every codec and
-//! level is run once, and given up when it is clearly slower than the best so far; the best three
-//! and `auto` are then run again, interleaved, and compared by their medians. Time is from the
-//! first byte into one relay to QEMU's answer out of it.
+//! A generated QEMU stream of real pages goes through `platen relay`, over the link, and out of
+//! `platen receive`, where its bytes are compared. For each kind of data and each link every codec
+//! and level runs once, and is stopped when it is clearly slower than the best so far. The best
+//! three and `auto` then run again, interleaved, and are compared by their medians. Time is from
+//! the first byte into one relay to QEMU's answer out of it.
 //!
-//! Two hosts are played by two halves of this machine's CPUs: `relay` has one, `receive` and this
-//! program, which plays both QEMUs, the other (`--shared`: all have all).
+//! The two halves of this machine's CPUs stand for two hosts: `relay` has one; `receive` and this
+//! program, which stands for both QEMUs, have the other (`--shared`: all have all CPUs).
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -23,13 +23,13 @@ use serde_json::{json, Value};
 use stream::synth::{main_stream, Style};
 use vm_tests::{cleanup, platen, Lab, Rate, Side};
 
-/// What QEMU gives one sendmsg: 64 pieces, headers and pages alternating.
+/// The size of QEMU's sendmsg: 64 buffers, headers and pages alternating.
 const WRITE_BYTES: usize = 32 * (8 + 4096);
 /// QEMU's answer when it has loaded the VM: SHUT, 4 bytes, 0.
 const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 /// There are only 255 rounds.
 const SMALL: usize = 16 << 20;
-/// No run takes longer, whatever it measures.
+/// The time limit of a run.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs auto against every codec and level, and prints by how much it is slower than the best.
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The fixed choices there are, those first that are likely to be good.
+/// The available fixed choices, those first that are likely to be good.
 fn all() -> Vec<String> {
     let mut fixed: Vec<String> = ["none", "lz4"].map(String::from).to_vec();
     fixed.extend((-5..=19).filter(|level| *level != 0).map(|level| format!("zstd:{level}")));
@@ -89,7 +89,7 @@ struct Run {
     report: Value,
 }
 
-/// Where it all runs.
+/// The environment of the runs.
 struct Setting {
     lab: Lab,
     /// CPUs of the source's host, and of the destination's.
@@ -116,7 +116,7 @@ fn bench(options: &Options) -> Result<()> {
         let set = corpus.set(data).with_context(|| format!("the corpus has no set {data}"))?;
         let mut pages = set.into_pages();
         while pages.len() < SMALL {
-            // Twice the same, but farther apart than a unit is long.
+            // Pages repeat, but farther apart than the length of a unit.
             pages.extend_from_within(..);
         }
         let rounds = Rounds::new(pages);
@@ -152,7 +152,7 @@ fn bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// One kind of data over one link.
+/// Runs one kind of data over one link.
 fn cell(setting: &Setting, options: &Options, bytes: &[u8]) -> Result<Value> {
     let fixed = if options.fixed.is_empty() { all() } else { options.fixed.clone() };
     let mut best: Option<f64> = None;
@@ -174,7 +174,7 @@ fn cell(setting: &Setting, options: &Options, bytes: &[u8]) -> Result<Value> {
     let mut runs: Vec<Vec<Run>> = names.iter().map(|_| Vec::new()).collect();
     for round in 0..options.runs as usize {
         for at in 0..names.len() {
-            // In rotating order: nobody is always the one after the slowest.
+            // In rotating order, so that none always follows the slowest.
             let at = (at + round) % names.len();
             let run = one(setting, options, bytes, &names[at], LIMIT)?;
             runs[at].push(run.with_context(|| format!("{} took too long", names[at]))?);
@@ -182,7 +182,7 @@ fn cell(setting: &Setting, options: &Options, bytes: &[u8]) -> Result<Value> {
     }
     let medians: Vec<f64> =
         runs.iter().map(|runs| median(runs.iter().map(|r| r.seconds))).collect();
-    // On a machine with other work the least times say more than the medians.
+    // On a busy machine the minima say more than the medians.
     let least: Vec<f64> =
         runs.iter().map(|runs| runs.iter().map(|r| r.seconds).fold(f64::MAX, f64::min)).collect();
     let auto = names.len() - 1;
@@ -231,7 +231,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// One way through both relays; `None` when it is not over within `limit`.
+/// One transfer through both relays; `None` if it takes longer than `limit`.
 fn one(
     setting: &Setting,
     options: &Options,
@@ -274,7 +274,7 @@ fn one(
             relay.process.kill()?;
             receive.platen.process.kill()?;
             let _ = socket.shutdown(Shutdown::Both);
-            // A sink that still waits for its connection.
+            // The sink may still wait for its connection.
             let _ = UnixStream::connect(&output);
             let _ = sink.join();
             ensure!(late, "{choice}: no answer came back: {said}");
@@ -320,7 +320,7 @@ fn halves(shared: bool) -> Result<[String; 2]> {
     Ok([list(here), list(there)])
 }
 
-/// Keeps this program and what it starts to the destination's CPUs.
+/// Restricts this program and its children to the destination's CPUs.
 fn keep_to(cpus: &str) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     for cpu in cpus.split(',') {
@@ -329,7 +329,7 @@ fn keep_to(cpus: &str) -> Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// Plays the destination QEMU: takes the stream, compares it, and says SHUT.
+/// Acts as the destination QEMU: receives the stream, compares it, and sends SHUT.
 fn take(listener: &UnixListener, expected: &[u8]) -> Result<()> {
     let (mut socket, _) = listener.accept()?;
     let mut at = 0;

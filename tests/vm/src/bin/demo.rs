@@ -1,6 +1,6 @@
-//! `make demo`: a VM that writes to its memory all the time moves over a 200 Mbit/s link, by platen
-//! with its default settings and by QEMU's two compressors. After each move the guest recomputes
-//! every byte of its memory. The last line says what platen has gained or lost.
+//! `make demo`: migrates a VM that constantly writes to its memory over a 200 Mbit/s link, by
+//! platen with its default settings and by QEMU's two compressors. After each migration the guest
+//! recomputes every byte of its memory. The last line says what platen has gained or lost.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use vm_tests::{
 
 /// Pages in the guest, all different.
 const DATA_MIB: u64 = 300;
-/// A link on which compression decides.
+/// The link's speed, at which compression decides.
 const LINK: Rate = Rate::Mbit(200);
-/// Updates a second, percent of them that rewrite a whole page, MiB in which they lie.
+/// Updates a second, per cent of them that rewrite a whole page, MiB of their range.
 const WRITES: (u64, u64, u64) = (10_000, 25, 128);
-/// A move that takes longer has not converged.
+/// The time limit of a migration; a longer one has not converged.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One way to move the VM.
+/// One way to migrate the VM.
 struct Way {
     name: &'static str,
     method: Method,
-    /// `None`: it did not end within [`LIMIT`].
+    /// `None` if it did not end within [`LIMIT`].
     outcome: Option<Outcome>,
 }
 
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 
 fn demo() -> Result<()> {
     cleanup::install()?;
-    // Before anything is started.
+    // Check before anything is started.
     platen::binary()?;
     let begin = Instant::now();
     let lab = Lab::new()?;
@@ -90,9 +90,9 @@ fn boot(lab: &Lab) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Moves the VM while its guest writes, and has the guest check every byte.
+/// Migrates the VM while its guest writes, and has the guest verify every byte.
 fn one_move(lab: &Lab, mut vm: Vm, method: &Method) -> Result<(Vm, Outcome)> {
-    // Undoes what the way before has left set.
+    // Resets the settings of the previous method.
     Method::platen(&[]).prepare(&mut vm)?;
     vm.guest.dirty(WRITES.0, WRITES.1, WRITES.2)?;
     let (mut vm, outcome) = method.run(lab, vm, Patience::ByItself(LIMIT))?;
@@ -124,7 +124,7 @@ fn table(ways: &[Way]) -> String {
     render(&["", "total time", "downtime", "on the wire", "CPU, both ends"], &rows)
 }
 
-/// What platen has gained or lost against the faster of QEMU's ways.
+/// The gain or loss of platen against the faster of QEMU's methods.
 fn verdict(ways: &[Way]) -> String {
     let [platen, qemu @ ..] = ways else { return String::new() };
     let ended = qemu.iter().filter_map(|way| Some((way.name, way.outcome.as_ref()?)));

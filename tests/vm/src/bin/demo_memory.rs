@@ -1,10 +1,10 @@
-//! `make demo-memory`: one redis-server with more values than its guest has memory, three times:
-//! without swap, with the kernel's zram, with platen. Prints how far each got and what it cost, and
-//! in one sentence what platen gained or lost beside zram. Its status is 1 where zram stored what
-//! platen did not.
+//! `make demo-memory`: a redis-server with more values than its guest has memory, three times:
+//! without swap, with the kernel's zram, with platen. Prints how many values each stored and at
+//! what cost, and in one sentence what platen gained or lost against zram. The exit status is 1 if
+//! zram stored what platen did not.
 //!
-//! Times and CPU are a guest's under QEMU's TCG, on this machine: good for comparing the three, not
-//! for more.
+//! Times and CPU are those of a guest under QEMU's TCG on this machine: good for comparing the
+//! three, and for nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -42,22 +42,22 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// How far one got.
+/// The result of one run.
 struct Run {
-    /// Values that were stored, and whether each was there in the end.
+    /// Values stored, and whether each was there at the end.
     stored: u64,
     whole: bool,
     row: Vec<String>,
 }
 
 impl Run {
-    /// Values that could be had back: all, or none from a server that was killed.
+    /// Values that could be read back: all, or none from a server that was killed.
     fn kept(&self) -> (bool, u64) {
         (self.whole, self.stored)
     }
 }
 
-/// What platen gained or lost.
+/// The gain or loss of platen.
 fn verdict(without: &Run, zram: &Run, platen: &Run) -> String {
     let share = |run: &Run, of: &Run| 100 * run.stored / of.stored.max(1);
     let gain = format!("{} % of what fitted without swap", share(platen, without));
@@ -82,7 +82,7 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Run> {
     let mut guest = stage.boot("demo", MEMORY_MIB)?;
     guest.swap_on(on)?;
     guest.redis()?;
-    // Half as much again as there is memory.
+    // One and a half times the memory.
     let keys = (MEMORY_MIB + MEMORY_MIB / 2) * (1 << 20) / VALUE;
     let cpu = guest.cpu()?;
     let begin = Instant::now();
@@ -119,7 +119,7 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Run> {
     Ok(Run { stored, whole: back, row })
 }
 
-/// The last line of what the client says.
+/// The last line of the client's output.
 fn client(guest: &mut Guest, role: &str, keys: u64, limit: Duration) -> Result<String> {
     let command = format!("guest swap {role} /tmp/redis.sock keys={keys} size={VALUE}");
     guest.background("client", &command)?;

@@ -1,10 +1,10 @@
-//! `make bench`: what a migration costs by QEMU's own methods and by platen, in one interleaved
-//! run.
+//! `make bench`: compares the cost of migrations by QEMU's own methods and by platen, in one
+//! interleaved run.
 //!
-//! One VM goes back and forth over a shaped link; every round moves it once by every method, in
-//! rotating order, so that a change of the machine's mood meets all methods alike. The guest
-//! recomputes every byte after every move. Printed are medians with their range, and ratios of
-//! medians; `--json` keeps every single run.
+//! One VM goes back and forth over a shaped link. Every round migrates it once by every method, in
+//! rotating order, so that a change in the machine's load affects all methods alike. The guest
+//! recomputes every byte after every migration. The output has medians with their ranges, and
+//! ratios of medians; `--json` writes every single run.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -83,7 +83,7 @@ fn catalogue() -> Vec<(&'static str, Method)> {
     ]
 }
 
-/// What is measured unless --methods says otherwise: the comparison the project is held to.
+/// The default methods: the comparison that the project is committed to.
 const PLAIN: [&str; 9] = [
     "qemu",
     "qemu-multifd2-zstd",
@@ -96,7 +96,7 @@ const PLAIN: [&str; 9] = [
     "platen-lz4-single",
 ];
 
-/// What others are compared with, where it was measured.
+/// The baselines, where they were measured.
 const BASELINES: [&str; 3] = ["qemu-multifd2-zstd", "qemu-compress", "platen-zstd-single-insecure"];
 
 fn main() -> ExitCode {
@@ -113,21 +113,49 @@ struct Measured {
     name: String,
     method: Method,
     runs: Vec<Outcome>,
-    /// Runs given up after `--limit`.
+    /// Runs that exceeded `--limit`.
     not_ended: u32,
     failures: Vec<String>,
 }
 
 impl Measured {
-    /// "did not end in 120 s (2 of 3 runs)"; `None` when all did.
+    /// "did not end in 120 s (2 of 3 runs)"; `None` if all ended.
     fn unended(&self, limit: Duration) -> Option<String> {
         let all = self.runs.len() + self.failures.len() + self.not_ended as usize;
         let several = format!("{} ({} of {all} runs)", DidNotEnd(limit), self.not_ended);
         (self.not_ended > 0).then_some(several)
     }
 
-    /// Whether its figures stand for all of its runs: the median of those that ended would flatter
-    /// the others.
+    /// Prints and records a run; returns the VM if it arrived.
+    fn record(&mut self, round: u32, moved: Result<(Vm, Outcome)>) -> Option<Vm> {
+        match moved {
+            Ok((there, outcome)) => {
+                println!(
+                    "round {round} {:27} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
+                    self.name,
+                    seconds(outcome.total_ms),
+                    outcome.downtime_ms,
+                    megabytes(outcome.wire),
+                    outcome.cost.total()
+                );
+                self.runs.push(outcome);
+                Some(there)
+            }
+            Err(error) if error.is::<DidNotEnd>() => {
+                println!("round {round} {:27} {error}", self.name);
+                self.not_ended += 1;
+                None
+            }
+            Err(error) => {
+                println!("round {round} {:27} FAILED: {error:#}", self.name);
+                self.failures.push(format!("{error:#}"));
+                None
+            }
+        }
+    }
+
+    /// Whether its figures represent all of its runs: the median of only those that ended would be
+    /// too good.
     fn counts(&self) -> bool {
         !self.runs.is_empty() && self.not_ended == 0
     }
@@ -185,29 +213,8 @@ fn bench(options: &Options) -> Result<()> {
                 Some(vm) => vm,
                 None => lab.boot(&spec, options.data)?,
             };
-            match one_move(&lab, here, &which.method, load, limit) {
-                Ok((there, outcome)) => {
-                    println!(
-                        "round {} {:27} {:>8} {:>7} ms {:>9} {:>6.2} CPU s",
-                        round + 1,
-                        which.name,
-                        seconds(outcome.total_ms),
-                        outcome.downtime_ms,
-                        megabytes(outcome.wire),
-                        outcome.cost.total()
-                    );
-                    which.runs.push(outcome);
-                    vm = Some(there);
-                }
-                Err(error) if error.is::<DidNotEnd>() => {
-                    println!("round {} {:27} {error}", round + 1, which.name);
-                    which.not_ended += 1;
-                }
-                Err(error) => {
-                    println!("round {} {:27} FAILED: {error:#}", round + 1, which.name);
-                    which.failures.push(format!("{error:#}"));
-                }
-            }
+            let moved = one_move(&lab, here, &which.method, load, limit);
+            vm = which.record(round + 1, moved);
         }
     }
     report(&measured, limit);
@@ -220,7 +227,7 @@ fn bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Moves the VM once and has the guest check itself.
+/// Migrates the VM once and has the guest verify its memory.
 fn one_move(
     lab: &Lab,
     mut vm: Vm,
@@ -228,7 +235,7 @@ fn one_move(
     load: Option<(u64, u64, u64)>,
     limit: Duration,
 ) -> Result<(Vm, Outcome)> {
-    // Undoes what the method before has left set.
+    // Resets the settings of the previous method.
     Method::platen(&[]).prepare(&mut vm)?;
     if let Some((rate, whole, mib)) = load {
         vm.guest.dirty(rate, whole, mib)?;
@@ -261,7 +268,7 @@ fn parse_methods(names: &[String]) -> Result<Vec<Measured>> {
         .collect()
 }
 
-/// The columns: a heading, what it takes of a run, and how it is written.
+/// The columns: heading, value of a run, format.
 type Column = (&'static str, fn(&Outcome) -> f64, fn(f64) -> String);
 
 fn columns() -> [Column; 4] {
@@ -339,7 +346,7 @@ fn report(measured: &[Measured], limit: Duration) {
     }
 }
 
-/// What of the downtime lies in the relays and the link.
+/// The part of the downtime in the relays and the link.
 fn hidden(measured: &[Measured]) {
     let of = |o: &Outcome| o.report.as_ref().and_then(|r| r["hidden-downtime"].as_f64());
     let mut rows = Vec::new();
@@ -359,7 +366,7 @@ fn hidden(measured: &[Measured]) {
     }
 }
 
-/// What the sender's host spends with a device, against a codec in software.
+/// CPU time of the sender's host with a device, against a codec in software.
 fn simulated(m: &Measured, measured: &[Measured]) {
     if m.runs.is_empty() {
         return;
@@ -396,7 +403,7 @@ fn sorted(runs: &[Outcome], pick: fn(&Outcome) -> f64) -> Vec<f64> {
     values
 }
 
-/// The median of sorted values, of which there is at least one.
+/// The median of sorted values, at least one.
 fn median(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;
     match sorted.len() % 2 {
@@ -450,7 +457,7 @@ fn to_json(options: &Options, lab: &Lab, measured: &[Measured]) -> Value {
     })
 }
 
-/// The first line a command prints; empty when it cannot be run.
+/// The first line of a command's output; empty if it cannot be run.
 fn said(program: &str, words: &[&str]) -> String {
     let output = Command::new(program).args(words).output().map(|o| o.stdout).unwrap_or_default();
     String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()

@@ -1,7 +1,7 @@
 //! Boots a guest that swaps and runs commands in it: `swap_guest MEMORY_MIB CPUS PROGRAM... --
 //! COMMAND...`.
 //!
-//! For looking at what a test does, by hand.
+//! For examining by hand what a test does.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use vm_tests::{cleanup, swap};
 
-/// How long one command may take.
+/// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn main() -> Result<()> {

@@ -1,4 +1,4 @@
-//! A guest with platen in it, and the words its tests are written in.
+//! A guest with platen in it, and the operations of its tests.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use super::{write_initramfs, Contents, SwapVm, HUNG_SECONDS};
 use crate::cleanup::{register, Leftover, Ticket};
 use crate::platen;
 
-/// Long enough for anything short on a busy machine.
+/// The time limit of a short command on a busy machine.
 pub const SHORT: Duration = Duration::from_secs(600);
 
-/// Long enough for anything: what hangs in a guest is a panic there long before.
+/// The time limit of a long command: a hung task in a guest panics long before.
 pub const LONG: Duration = Duration::from_secs(1200);
 
-/// For what a server does by itself.
+/// The time limit of what a server does by itself.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// What all scenarios share: the initramfs.
+/// The initramfs that all scenarios share.
 #[derive(Debug)]
 pub struct Stage {
     initramfs: PathBuf,
@@ -56,8 +56,7 @@ impl Stage {
     /// When it does not come up.
     pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
         let mut guest = self.start(name, memory_mib, disk_mib)?;
-        // As docs/memory.md advises for any machine that swaps to memory; redis asks for the last
-        // one.
+        // As docs/memory.md advises for any machine that swaps to memory; redis needs the last one.
         guest.vm.sh(
             "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \
              vm.overcommit_memory=1",
@@ -66,7 +65,7 @@ impl Stage {
         Ok(guest)
     }
 
-    /// Boots a guest in which every setting is the kernel's own.
+    /// Boots a guest with the kernel's default settings.
     ///
     /// # Errors
     /// When it does not come up.
@@ -76,7 +75,7 @@ impl Stage {
 
     fn start(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
         let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2, disk_mib)?;
-        // What all scenarios rest on: a task that hangs ends the guest, and with it the test.
+        // All scenarios need this: a hung task ends the guest, and with it the test.
         let hung =
             "cd /proc/sys/kernel && cat hung_task_panic hung_task_timeout_secs panic_on_oops";
         let read = vm.sh(hung, SHORT)?;
@@ -88,14 +87,14 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // What is left lies in the temporary folder.
+        // An error leaves a file in the temporary folder.
         if let Some(folder) = self.initramfs.parent() {
             let _ = std::fs::remove_dir_all(folder);
         }
     }
 }
 
-/// A guest that [`Stage::boot`] has started.
+/// A guest started by [`Stage::boot`].
 #[derive(Debug)]
 pub struct Guest {
     /// The VM.
@@ -140,21 +139,21 @@ impl Guest {
         self.wait_for(name, "filled pages", SHORT)
     }
 
-    /// Has the kernel swap out `mib` MiB of what [`eat`](Self::eat) has started, or as much as it
-    /// can: whatever memory there is.
+    /// Makes the kernel swap out `mib` MiB of the memory of [`eat`](Self::eat), or as much as it
+    /// can, however much memory is free.
     ///
     /// # Errors
     /// When the guest is silent, or has no memory controller.
     pub fn push_out(&mut self, name: &str, mib: u64) -> Result<()> {
         let file = format!("/sys/fs/cgroup/{name}/memory.reclaim");
-        // That it could not do all of it is no matter here.
+        // It need not manage all of it.
         self.vm
             .sh(&format!("test -e {file} && {{ echo {mib}M > {file} || true; }}"), SHORT)
             .map(drop)
     }
 
-    /// Waits until so much memory can be had without swap: what another program had comes back bit
-    /// by bit.
+    /// Waits until this much memory is available without swap: another program's memory is freed
+    /// gradually.
     ///
     /// # Errors
     /// When it does not come.
@@ -170,7 +169,7 @@ impl Guest {
         }
     }
 
-    /// Waits until the log of what runs in the background has `text`.
+    /// Waits until the log of a background command has `text`.
     ///
     /// # Errors
     /// When it ends before, or takes longer.
@@ -187,7 +186,7 @@ impl Guest {
         }
     }
 
-    /// Waits for the end of what runs in the background, which must be a good one; its log.
+    /// Waits for the success of a background command; returns its log.
     ///
     /// # Errors
     /// A bad end, or none in time.
@@ -207,7 +206,7 @@ impl Guest {
         }
     }
 
-    /// What has come from what runs in the background.
+    /// The output of a background command.
     ///
     /// # Errors
     /// When the guest is silent.
@@ -224,7 +223,7 @@ impl Guest {
         let deadline = Instant::now() + LONG;
         let text = loop {
             match self.vm.sh("platen device stat --json", SHORT) {
-                // Five seconds are little where who asks has to be swapped in first, by a guest
+                // Five seconds are too little if the client has to be swapped in first, by a guest
                 // under TCG.
                 Err(error)
                     if error.to_string().contains("does not answer")
@@ -254,8 +253,8 @@ impl Guest {
         }
     }
 
-    /// What `platen device check` says, once all that is required is met and seen where that is
-    /// possible: one that has just begun to stand by takes a moment.
+    /// The output of `platen device check`, once all required items are met, and seen where that is
+    /// possible: a new stand-by server takes a moment.
     ///
     /// # Errors
     /// When it does not get there.
@@ -264,7 +263,7 @@ impl Guest {
         loop {
             let (status, said) = self.vm.try_sh("platen device check", SHORT)?;
             let unseen = said.lines().filter(|line| line.starts_with("unseen")).count();
-            // Two that nobody can see.
+            // Two items are always unseen.
             if status == 0 && !said.contains("NOT MET") && unseen == 2 {
                 return Ok(said);
             }
@@ -273,7 +272,7 @@ impl Guest {
         }
     }
 
-    /// Kills the server with SIGKILL and waits until another answers; how long that took, in
+    /// Kills the server with SIGKILL and waits until another one answers; returns the time in
     /// milliseconds of the guest's clock.
     ///
     /// # Errors
@@ -282,8 +281,8 @@ impl Guest {
         self.lose_server("KILL")
     }
 
-    /// Stops the server with SIGSTOP, as one that hangs and lives, and waits until another answers;
-    /// how long that took, in milliseconds of the guest's clock.
+    /// Stops the server with SIGSTOP, like a server that hangs, and waits until another one
+    /// answers; returns the time in milliseconds of the guest's clock.
     ///
     /// # Errors
     /// When it is not replaced.
@@ -293,7 +292,7 @@ impl Guest {
 
     fn lose_server(&mut self, signal: &str) -> Result<u64> {
         let (pid, generation) = (self.stat("pid")?, self.stat("generation")?);
-        // The control socket answers when the store is taken over and requests flow.
+        // The control socket answers once the store is taken over and requests flow.
         let script = format!(
             "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); kill -{signal} {pid}; \
              for i in $(seq 3000); do platen device stat --json 2> /dev/null | grep -q '\"generation\": {},' && break; done; \
@@ -315,7 +314,7 @@ impl Guest {
         line.and_then(|value| value.parse().ok()).with_context(|| format!("no {name} in vmstat"))
     }
 
-    /// Seconds of CPU that the whole guest has used.
+    /// CPU seconds used by the whole guest.
     ///
     /// # Errors
     /// When the guest is silent.
@@ -341,7 +340,7 @@ impl Guest {
             .sum())
     }
 
-    /// MiB that a program can have without swap.
+    /// MiB available to a program without swap.
     ///
     /// # Errors
     /// When the guest is silent.
@@ -356,7 +355,7 @@ impl Guest {
     }
 }
 
-/// What a guest swaps to.
+/// A guest's swap device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwapOn {
     /// Nothing.
@@ -368,7 +367,7 @@ pub enum SwapOn {
 }
 
 impl Guest {
-    /// Begins to swap.
+    /// Starts swapping.
     ///
     /// # Errors
     /// When that is not possible.

@@ -5,10 +5,10 @@
 //!                                      platen, redis-server, busybox, modules in an initramfs
 //! ```
 //!
-//! The initramfs is a tmpfs, so that even programs and libraries lie in memory that can be swapped
-//! out: what platen needs to run is in memory only because it has locked it there. A hung task, an
-//! oops and an end of the init are panics; QEMU ends with one, and the console's last words are in
-//! the error.
+//! The initramfs is a tmpfs, so that even programs and libraries are in memory that can be swapped
+//! out: platen's own pages stay in memory only because it has locked them. A hung task, an oops and
+//! an end of the init are panics; QEMU ends with one, and the error has the end of the console's
+//! output.
 
 mod guest;
 
@@ -27,15 +27,15 @@ use crate::image::{self, Archive};
 use crate::lab::Qemu;
 use crate::process::Proc;
 
-/// For how long a task of a guest may get on with nothing before that is a hang, which is a panic.
-/// The kernel's own 120 s would be 120 s of the host's clock, in which a guest under TCG on a busy
-/// machine does a tenth of what a machine does.
+/// How long a task of a guest may make no progress before that is a hang, which is a panic. The
+/// kernel's own 120 s would be 120 s of the host's clock, in which a guest under TCG on a busy
+/// machine does a tenth of what a real machine does.
 const HUNG_SECONDS: u32 = 300;
 
-/// Kernel modules that the guest loads, with whatever they need.
+/// Kernel modules that the guest loads, without their dependencies.
 const MODULES: [&str; 4] = ["ublk_drv", "nbd", "zram", "virtio_blk"];
 
-/// Kernel modules that lie in `/modules`, after those they need, to be loaded by hand: codecs of zswap.
+/// Kernel modules that a scenario can load from `/modules`: codecs for zswap.
 const SPARE_MODULES: [&str; 2] = ["lz4", "zstd"];
 
 /// Where `scripts/fetch-linux612` has put things.
@@ -54,7 +54,7 @@ pub fn missing() -> Option<String> {
     None
 }
 
-/// What is in a guest's initramfs beside what all of them have.
+/// The contents of a guest's initramfs, besides what all have.
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
     files: BTreeMap<String, PathBuf>,
@@ -62,7 +62,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Puts a program of this machine and its libraries there, without its debugging information.
+    /// Adds a program of this machine and its libraries, without debugging information.
     ///
     /// # Errors
     /// When its libraries cannot be found.
@@ -88,7 +88,7 @@ impl Contents {
     }
 }
 
-/// Where `program`'s libraries lie here, by where they lie in the guest.
+/// The paths of `program`'s libraries here, by their paths in the guest.
 fn libraries(program: &Path) -> Result<Vec<(String, PathBuf)>> {
     let fetched = linux().join("root/usr/lib/x86_64-linux-gnu");
     let output = Command::new("ldd").env("LD_LIBRARY_PATH", &fetched).arg(program).output()?;
@@ -105,7 +105,7 @@ fn libraries(program: &Path) -> Result<Vec<(String, PathBuf)>> {
             ensure!(!line.contains("not found"), "{}: {line}", program.display());
             continue;
         };
-        // The loader is named by its path, the others by a name to be looked for.
+        // The loader has a path, the others have names to be searched for.
         let place = match name.strip_prefix('/') {
             Some(place) => place.split(" (").next().unwrap_or(place).to_owned(),
             None => format!("lib/{name}"),
@@ -115,7 +115,7 @@ fn libraries(program: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Names and bytes of modules, each after those it needs; and how many of them the guest loads.
+/// Names and contents of modules, each after its dependencies, and the number that the guest loads.
 fn modules() -> Result<(Vec<(String, Vec<u8>)>, usize)> {
     let mut files = BTreeMap::new();
     index_modules(&linux().join("modules/kernel"), &mut files)?;
@@ -130,7 +130,7 @@ fn modules() -> Result<(Vec<(String, Vec<u8>)>, usize)> {
     Ok((order, loaded))
 }
 
-/// Modules by name; one's name has no dashes where its file's has.
+/// Modules by name, in which the dashes of file names are underscores.
 fn index_modules(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
@@ -160,7 +160,7 @@ fn add_module(
     } else {
         std::fs::read(file)?
     };
-    // Its needs are in it, as a string that ends with a zero.
+    // Its dependencies are a NUL-terminated string in it.
     const KEY: &[u8] = b"\0depends=";
     let needs =
         bytes.windows(KEY.len()).position(|at| at == KEY).map(|at| &bytes[at + KEY.len()..]);
@@ -173,7 +173,7 @@ fn add_module(
     Ok(())
 }
 
-/// What the kernel starts.
+/// The init program that the kernel starts.
 fn init(modules: &[String]) -> String {
     format!(
         "#!/bin/sh\n\
@@ -231,10 +231,10 @@ fn stripped(file: &Path) -> Result<Vec<u8>> {
     let done = Command::new("strip").arg("-o").arg(&out).arg(file).status();
     let bytes = match done {
         Ok(status) if status.success() => std::fs::read(&out),
-        // Without strip it is larger.
+        // Without strip it is just larger.
         _ => std::fs::read(file),
     };
-    // It may not be there.
+    // It may not exist.
     let _ = std::fs::remove_file(&out);
     bytes.with_context(|| format!("cannot read {}", file.display()))
 }
@@ -296,8 +296,8 @@ impl SwapVm {
             "-initrd",
             &initramfs.display().to_string(),
             "-append",
-            // The check of the timer counts ticks while it spins, which a busy machine does not
-            // give it in time.
+            // The timer check counts ticks while it spins, and a busy host does not deliver them in
+            // time.
             &format!(
                 "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic hung_task_panic=1 \
                  sysctl.kernel.hung_task_timeout_secs={HUNG_SECONDS} mitigations=off nokaslr audit=0 \
@@ -326,11 +326,11 @@ impl SwapVm {
         }
     }
 
-    /// Runs a command in the guest's shell; its status and output.
+    /// Runs a command in the guest's shell; returns its status and output.
     ///
     /// # Errors
-    /// When the guest is silent for `limit` or has panicked: the console's last words are in the
-    /// error.
+    /// If the guest is silent for `limit` or has panicked: the error has the end of the console's
+    /// output.
     pub fn try_sh(&mut self, command: &str, limit: Duration) -> Result<(i32, String)> {
         ensure!(!command.contains('\n'), "a command is one line");
         let said = self
@@ -344,7 +344,7 @@ impl SwapVm {
         ))
     }
 
-    /// Runs a command that must succeed; its output.
+    /// Runs a command that must succeed; returns its output.
     ///
     /// # Errors
     /// When it fails, with its output; as [`Self::try_sh`].
@@ -367,7 +367,7 @@ impl Drop for SwapVm {
         if let Err(error) = self.process.kill() {
             eprintln!("cannot stop {}: {error}", self.process.name());
         }
-        // Whatever is left is in the temporary folder.
+        // On an error the rest stays in the temporary folder.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -8,7 +8,7 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     guest.serve("--size 64M --ublk --reserve 8M", "device platen0")?;
     let queue = |name: &str| format!("cat /sys/block/ublkb0/queue/{name}");
     for (name, value) in
-        // The last: how soon a death is seen that leaves the driver without a command.
+        // The last: how soon a death is noticed that leaves the driver without a pending command.
         [
             ("logical_block_size", "4096"),
             ("rotational", "0"),
@@ -19,7 +19,7 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
         let found = guest.vm.sh(&queue(name), SHORT)?;
         ensure!(found == value, "{name} is {found}, not {value}");
     }
-    // Writes, reads and discards of all lengths from several threads, all of it compared.
+    // Writes, reads and discards of all lengths from several threads, all compared.
     guest.background("io", "guest swap disk /dev/ublkb0 mib=48 seconds=600 threads=4")?;
     let mut took = Vec::new();
     for _ in 0..3 {
@@ -32,15 +32,15 @@ pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     ensure!(said.contains("ok pages="), "{said}");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     println!("  servers killed under load were replaced in {took:?} ms (TCG)");
-    // The end takes the disk away.
+    // The server's end removes the disk.
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", SHORT)?;
     guest.vm.sh("! ls /dev/ublkb0", SHORT).map(drop)
 }
 
-/// A guest with a ublk disk whose backing device is another platen's disk, which stands for one
-/// that does not answer when that one is stopped; the number of that process. The disk has 4 MiB
-/// that do not compress, those of `/tmp/noise`.
+/// A guest with a ublk disk whose backing device is another platen's disk; stopping that server
+/// makes the device stop answering. Returns that server's process id. The disk has 4 MiB of
+/// incompressible data, those of `/tmp/noise`.
 fn behind_another(stage: &Stage, name: &str) -> Result<(Guest, String)> {
     let mut guest = stage.boot(name, 256)?;
     guest.background(
@@ -62,10 +62,10 @@ fn behind_another(stage: &Stage, name: &str) -> Result<(Guest, String)> {
     Ok((guest, pid))
 }
 
-/// Has pages written back, as soon as the policy answers and the device is known; what was said of
-/// it.
+/// Has pages written back, as soon as the policy answers and the device is known; returns the
+/// output.
 fn write_back(guest: &mut Guest, what: &str) -> Result<String> {
-    // The policy begins a moment after the device.
+    // The policy starts a moment after the device.
     let asked = format!(
         "for i in $(seq 300); do platen device writeback platen0 {what} && break; sleep 0.1; done"
     );
@@ -81,7 +81,7 @@ pub(crate) fn hung_backing(stage: &Stage) -> Result<()> {
     guest.vm.sh(&format!("kill -STOP {pid}"), SHORT)?;
     guest.background("read", "cmp -n 4194304 /dev/ublkb1 /tmp/noise")?;
     guest.wait_for_stat("bd_reads", 1)?;
-    // It waits for a disk, and so does who comes after it; neither is waited for.
+    // It waits for a disk, and so does its successor; neither is waited for.
     let took = guest.kill_server()?;
     guest.wait_for_stat("bd_reads", 1)?;
     let again = guest.kill_server()?;
@@ -93,10 +93,10 @@ pub(crate) fn hung_backing(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// The same in a write, which the disk does after all when its server is long gone.
+/// The same during a write, which the disk completes after all when its server is long gone.
 pub(crate) fn hung_in_a_write(stage: &Stage) -> Result<()> {
     let (mut guest, pid) = behind_another(stage, "hung-write")?;
-    // The policy is there, and finds nothing that has been idle for so long.
+    // The policy runs, and finds no page that has been idle for so long.
     write_back(&mut guest, "idle")?;
     guest.vm.sh(&format!("kill -STOP {pid}"), SHORT)?;
     guest.background("hung", "platen device writeback platen0 huge")?;
@@ -107,7 +107,7 @@ pub(crate) fn hung_in_a_write(stage: &Stage) -> Result<()> {
     let took = guest.kill_server()?;
     let doubtful = guest.stat("bd_doubtful")?;
     ensure!(doubtful > 0 && guest.stat("bd_count")? == 0, "{doubtful} doubtful blocks");
-    // All of it is in memory, and is read and written while the disk stands.
+    // All of it is in memory, and is read and written while the disk does not answer.
     guest.vm.sh("cmp -n 4194304 /dev/ublkb1 /tmp/noise", SHORT)?;
     guest.vm.sh(
         "head -c 1048576 /dev/urandom > /tmp/other && for to in /dev/ublkb1 /tmp/noise; \
@@ -116,7 +116,7 @@ pub(crate) fn hung_in_a_write(stage: &Stage) -> Result<()> {
     )?;
     let again = guest.kill_server()?;
     guest.vm.sh(&format!("kill -CONT {pid}"), SHORT)?;
-    // What the first one wanted written lands; what the third one writes lies elsewhere.
+    // The first server's pending write arrives; the third server writes to other blocks.
     let said = write_back(&mut guest, "huge")?;
     ensure!(said.starts_with("1024 pages written back"), "{said}");
     guest.vm.sh("echo 3 > /proc/sys/vm/drop_caches", SHORT)?;

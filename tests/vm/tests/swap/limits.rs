@@ -1,19 +1,19 @@
-//! Limits that are reached: writes fail, and nobody's memory is wrong.
+//! Limits that are reached: writes fail, and all memory stays right.
 
 use anyhow::{ensure, Result};
 use std::time::Duration;
 use vm_tests::swap::{Stage, LONG, SHORT};
 
-/// Memory suffices, but the store may have less than the kernel is told to swap out: writes fail,
-/// the kernel keeps those pages, and all of memory is right. (Where memory does not suffice either,
-/// a kernel that has swap left on paper tries again and again before it kills: with zram's limit as
+/// Memory suffices, but the store's limit is below what the kernel is told to swap out: writes
+/// fail, the kernel retains those pages, and all of memory is right. (If memory does not suffice
+/// either, a kernel with nominally free swap retries for long before it kills: with zram's limit as
 /// with this one.)
 pub(crate) fn memory_limit(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("mem-limit", 256)?;
     guest.serve("--size 256M --mem-limit 4M --reserve 1M --ublk --swap", "page-cluster")?;
     guest.eat("calm", "mib=16 seed=5 until=/tmp/enough touch=0")?;
     guest.eat("eat", "mib=48 after=/tmp/go until=/tmp/enough")?;
-    // Three times what the store may have, compressed.
+    // Three times the store's limit, compressed.
     guest.push_out("eat", 40)?;
     let failed = guest.stat("failed_writes")?;
     ensure!(failed > 0, "the limit was not reached: {}", guest.swapped_kib()?);
@@ -44,7 +44,7 @@ pub(crate) fn device_full(stage: &Stage) -> Result<()> {
     guest.finish("serve", LONG).map(drop)
 }
 
-/// Waits for an end, good or not.
+/// Waits for an end, successful or not.
 fn wait_for_end(guest: &mut vm_tests::swap::Guest, name: &str) -> Result<()> {
     let deadline = std::time::Instant::now() + LONG;
     while !guest.log(name)?.contains("status ") {

@@ -4,10 +4,10 @@
 //! cargo test --release -p vm-tests --test swap -- [FILTER...] [--quick] [--list]
 //! ```
 //!
-//! A scenario runs when its name contains one of the filters; with `--quick`, when it is one of
-//! those that `make test` has time for. Needs what `scripts/fetch-linux612` and
-//! `scripts/fetch-qemu10` unpack, and the binary of the same profile; fails without.
-//! `PLATEN_SWAP_SOAK=SECONDS` makes the soak longer than 60 s (10 s by NBD, 5 s with `--quick`).
+//! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
+//! of `make test`. Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu10` unpack,
+//! and the binary of the same profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` makes the soak
+//! longer than 60 s (10 s by NBD, 5 s with `--quick`).
 
 mod disk;
 mod limits;
@@ -20,14 +20,14 @@ use std::time::Instant;
 use vm_tests::swap::Stage;
 use vm_tests::{cleanup, platen, swap};
 
-/// A test: what must be true, and the code that finds out.
+/// A test: a claim, and the code that checks it.
 pub(crate) struct Scenario {
     /// A claim.
     name: &'static str,
     run: fn(&Stage) -> anyhow::Result<()>,
 }
 
-/// Those of `--quick`: both transports under pressure, and writeback.
+/// The choice of `--quick`: both transports under pressure, and writeback.
 const QUICK: [&str; 3] = [
     "swap by ublk: eaten memory",
     "swap by the kernel's NBD client: the same",

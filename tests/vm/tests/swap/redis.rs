@@ -7,7 +7,7 @@ use vm_tests::swap::{Guest, Stage, SwapOn, LONG, SHORT};
 /// Bytes of a value; a key takes about a hundred more.
 const VALUE: u64 = 4000;
 
-/// What zram stores, platen stores: as many values, in a guest as large.
+/// platen stores at least as many values as zram, in a guest of the same size.
 pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("redis-zram", 256)?;
     guest.swap_on(SwapOn::Zram)?;
@@ -15,7 +15,7 @@ pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     let zrams = measure(&mut guest, "zram", keys)?;
     drop(guest);
     let mut guest = stage.boot("redis-platen", 256)?;
-    // Nothing is trained while the two are compared.
+    // No training while the two are compared.
     guest.vm.sh("printf '[policy]\\ndictionary = \"off\"\\n' > /tmp/policy.toml", SHORT)?;
     let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
     guest.serve(serve, "page-cluster")?;
@@ -27,8 +27,8 @@ pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel frees while values are read does not stay stored: the kernel uses the free slots
-/// of one area before it goes on to the next.
+/// Pages that the kernel frees while values are read do not stay stored: the kernel uses the free
+/// slots of one area before it goes on to the next.
 pub(crate) fn read_again(stage: &Stage) -> Result<()> {
     const AREAS: u64 = 8;
     const SIZE_MIB: u64 = 512;
@@ -56,11 +56,11 @@ pub(crate) fn read_again(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// Redis beyond memory in a guest of its own: what else was swapped out before would be most of
-/// what is trained from.
+/// Redis beyond memory in a guest of its own: otherwise most samples would be pages that other
+/// programs had swapped out before.
 pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("redis-dictionary", 256)?;
-    // Memory is short until the test says otherwise.
+    // Memory is short until the test ends that.
     let policy = "[policy]\\ndictionary_pages = 2048\\ndictionary_period = 5\\n[policy.pressure]\\nfile = \"/tmp/pressure\"\\n";
     guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
     guest.vm.sh("echo 'some avg10=99.00' > /tmp/pressure", SHORT)?;
@@ -71,9 +71,9 @@ pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
     dictionary(&mut guest, keys)
 }
 
-/// Has a dictionary trained from what redis has swapped out, by a trainer that needs memory of a
-/// guest that has none, and kills the server while there is one; then everything is written with
-/// the dictionary and read back.
+/// Trains a dictionary from the memory that redis has swapped out, by a trainer that needs memory
+/// in a guest without any, and kills the server meanwhile; then everything is written with the
+/// dictionary and read back.
 fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     let all = |guest: &mut Guest, what: &str, keys: u64| {
         let command = format!(
@@ -85,7 +85,7 @@ fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     };
     all(guest, "fill", keys)?;
     ensure!(guest.stat("dictionary_rounds")? == 0, "it has trained though memory was short");
-    // Stops the first trainer that there is, when it has become the first to be killed for memory.
+    // Stops the first trainer, once it is the OOM killer's first choice.
     guest.background(
         "trainer",
         "sh -c 'while :; do for p in $(pidof platen); do \
@@ -99,10 +99,10 @@ fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     let state = guest.vm.sh(&format!("grep State /proc/{pid}/status"), SHORT)?;
     ensure!(state.contains("T (stopped)"), "the trainer was too fast: {state}");
     let took = guest.kill_server()?;
-    // It ends with its server; the next one has a trainer of its own.
+    // It ends with its server; the next server has a trainer of its own.
     guest.vm.sh(&format!("while [ -e /proc/{pid} ]; do sleep 0.1; done"), SHORT)?;
-    // Whether one pays is the server's to find: by CPU time too, which is what the host has left
-    // where there is no KVM.
+    // The server decides whether a dictionary pays, also by CPU time, which is scarce on a host
+    // without KVM.
     let installed = judged(guest)?;
     let gain = guest.stat("dictionary_gain")?;
     all(guest, "fill", keys / 2)?;
@@ -125,7 +125,7 @@ fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the server has judged a dictionary; whether it uses it.
+/// Waits until the server has judged a dictionary; returns whether it uses it.
 fn judged(guest: &mut Guest) -> Result<bool> {
     let deadline = Instant::now() + Duration::from_secs(240);
     loop {
@@ -140,8 +140,8 @@ fn judged(guest: &mut Guest) -> Result<bool> {
     }
 }
 
-/// Fills redis with `keys` values, more than there is memory, and gets every value back; major
-/// faults per second of CPU while it does.
+/// Fills redis with `keys` values, more than fit memory, and reads every value back; returns major
+/// faults per second of CPU meanwhile.
 fn measure(guest: &mut Guest, name: &str, keys: u64) -> Result<f64> {
     guest.redis()?;
     let filled = guest.vm.sh(

@@ -1,4 +1,4 @@
-//! A memory eater beyond the guest's memory, and what may happen meanwhile.
+//! A program with more memory than the guest has, and faults meanwhile.
 
 use anyhow::{ensure, Result};
 use std::time::Duration;
@@ -19,14 +19,14 @@ pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
 }
 
 fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
-    // Pages are idle after a second or two, so that groups are made of them, left and freed all the
-    // time. At a cheaper level than is usual: TCG is slow.
+    // Pages are idle after a second or two, so that groups are made, left and freed all the time.
+    // At a lower level than the default, because TCG is slow.
     let policy = "[policy]\\nperiod = 1\\nidle = 1\\nlevel = 3\\ncpu = 50\\ncpu_pressed = 50\\n";
     guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
     guest.serve(arguments, "page-cluster")?;
     let first = guest.check()?;
     ensure!(!first.contains("\nadvice "), "{first}");
-    // All of the memory, and 100 MiB more than there is.
+    // All of the memory, and 100 MiB more.
     let eat = guest.available_mib()? + 100;
     guest.background(
         "eat",
@@ -35,26 +35,26 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     guest.wait_for("eat", "filled pages", LONG)?;
     let out = guest.vmstat("pswpout")?;
     ensure!(out > 10_000, "only {out} pages were swapped out");
-    // Idle pages are in groups, and are made into groups, when the server dies; and again when
-    // there is another.
+    // Idle pages are in groups, and groups are being made, when the server dies; and again after
+    // its replacement.
     guest.wait_for_stat("groups_made", 1)?;
     let took = guest.kill_server()?;
     guest.wait_for_stat("groups_made", 1)?;
-    // The one that stood by has taken the same precautions, and so has the next that stands by.
+    // The stand-by server has taken the same precautions, and so has the next one.
     let second = guest.check()?;
     ensure!(second != first, "the same processes before and after: {second}");
     freed(&mut guest, LONG + Duration::from_secs(seconds))?;
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     println!("  {eat} MiB, a server replaced in {took} ms under pressure (TCG)");
 
-    // Off, which brings everything back, and on again. The kernel kills a swapoff that lacks
-    // memory: there is some.
+    // swapoff, which brings everything back, and swapon. The kernel kills a swapoff that lacks
+    // memory, so there is some.
     guest.wait_for_memory(32 + 16)?;
     guest.eat("again", "mib=32 after=/tmp/again until=/tmp/off")?;
     guest.push_out("again", 24)?;
     let swapped = guest.swapped_kib()?;
     ensure!(swapped > 12 << 10, "only {swapped} KiB are swapped out");
-    // Pages that come back one by one come out of groups.
+    // Pages that come back one by one leave their groups.
     guest.wait_for_stat("grouped_pages", 1024)?;
     guest.vm.sh("touch /tmp/again", SHORT)?;
     guest.vm.sh(
@@ -72,8 +72,8 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The eater has had enough, checks all of its memory and ends: what it had swapped out is then
-/// free, is discarded, and is no longer stored.
+/// The program is told to end and verifies all of its memory: its swapped-out pages are then free,
+/// discarded, and no longer stored.
 fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     let pages = |guest: &mut Guest| Ok::<_, anyhow::Error>(guest.swapped_kib()? / 4);
     let (swapped, stored) = (pages(guest)?, guest.stat("orig_data_size")? / 4096);
@@ -82,7 +82,7 @@ fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     guest.wait_for("eat", "status 0", limit)?;
     let log = guest.finish("eat", SHORT)?;
     ensure!(log.contains("ok pages="), "{log}");
-    // Half: clusters in which somebody else has a page are discarded with the last of them.
+    // Half: a cluster with a page of another program is discarded when that page is freed.
     let gone = swapped.saturating_sub(pages(guest)?) / 2;
     ensure!(gone > 1000, "{swapped} pages were swapped out, half of what was freed is {gone}");
     guest.wait_for_stat("notify_free", before + gone)?;
@@ -92,8 +92,7 @@ fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// With every setting the kernel's own: what [`pressed`] shows for the advised ones must not need
-/// them.
+/// With the kernel's default settings: [`pressed`] must not depend on the advised ones.
 fn untuned(mut guest: Guest, way: &str) -> Result<()> {
     guest.serve(&format!("--size 512M {way} --swap"), "page-cluster")?;
     guest.check()?;
@@ -129,8 +128,8 @@ pub(crate) fn stopped_by_nbd(stage: &Stage) -> Result<()> {
     stopped(stage.boot("stopped-nbd", 256)?, "--nbd unix:/run/platen.nbd")
 }
 
-/// A server that lives and does nothing, while memory is full and read: the supervisor finds that
-/// out, and every page is right.
+/// A server that hangs, while memory is full and read: the supervisor detects it, and every page is
+/// right.
 fn stopped(mut guest: Guest, way: &str) -> Result<()> {
     guest.serve(&format!("--size 512M {way} --swap"), "page-cluster")?;
     let eat = guest.available_mib()? + 60;
@@ -157,13 +156,13 @@ pub(crate) fn written_back_by_nbd(stage: &Stage) -> Result<()> {
     written_back(stage.boot_with_disk("back-nbd", 256, 160)?, "--nbd unix:/run/platen.nbd")
 }
 
-/// Ages of a second, so that what the eater leaves alone for two goes to the disk.
+/// Ages of a second: pages that the program does not touch for two go to the disk.
 fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     let keys = "backing_dev = \"/dev/vda\"\\nperiod = 1\\ncpu = 50\\nlevel = 3\\nwriteback_pressed_only = false\\n\
                 idle = 7\\nidle_pressed = 7\\nwriteback_limit = 4000\\nwriteback_huge_idle = 1\\nwriteback_idle = 2\\nwriteback_idle_pressed = 2\\n";
     guest.vm.sh(&format!("printf '[policy]\\n{keys}' > /tmp/policy.toml"), SHORT)?;
     let arguments = format!("--size 512M {way} --swap --policy /tmp/policy.toml");
-    // Somebody's disk: in use, then not in use but not empty either.
+    // Another user's disk: first in use, then not in use but not empty.
     guest.vm.sh("mkswap /dev/vda && swapon /dev/vda", SHORT)?;
     let refused = format!("platen device serve {arguments}");
     let (status, said) = guest.vm.try_sh(&refused, SHORT)?;
@@ -181,7 +180,7 @@ fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     guest.wait_for("eat", "filled pages", LONG)?;
     guest.wait_for_stat("bd_count", 2000)?;
     guest.vm.sh("touch /tmp/go", SHORT)?;
-    // Pages are out, and read, when it dies.
+    // Pages are written back and being read when it dies.
     guest.wait_for_stat("bd_reads", 20)?;
     let took = guest.kill_server()?;
     guest.wait_for_stat("bd_reads", 100)?;
@@ -197,7 +196,7 @@ fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     Ok(())
 }
 
-/// How long memory is churned: as long as is asked for, or as is usual.
+/// How long memory is churned: as requested, or the default.
 fn soak_seconds(usual: u64) -> u64 {
     let given = std::env::var("PLATEN_SWAP_SOAK").ok().and_then(|seconds| seconds.parse().ok());
     given.unwrap_or(usual)

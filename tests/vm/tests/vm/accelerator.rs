@@ -1,5 +1,5 @@
-//! Codec qatzip on the simulated QAT device (simulated: nothing here says how fast a real one is),
-//! with and without faults in mid-migration: the VM arrives whole, and the report says who did the
+//! Codec qatzip on the simulated QAT device (which says nothing about a real one's speed), with and
+//! without faults during the migration: the VM arrives intact, and the report says what did the
 //! work.
 
 use anyhow::{ensure, Context, Result};
@@ -11,7 +11,7 @@ use vm_tests::SimulatedQat;
 use crate::stage::{Stage, LOAD};
 use crate::Scenario;
 
-/// Who must have done some of the work.
+/// The side that must have done some of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Device,
@@ -19,7 +19,7 @@ enum By {
     Software,
 }
 
-/// A name, the device's script, and who does the work at the source.
+/// A name, the device's script, and what does the work at the source.
 const DEVICES: [(&str, &str, By); 16] = [
     ("healthy", "", By::Device),
     ("refusing", "at 200 fail 500", By::Both),
@@ -68,7 +68,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         .collect()
 }
 
-/// Which ends use a device, and who must have done their work.
+/// The ends that use a device, and what must have done their work.
 #[derive(Clone, Copy)]
 struct Ends {
     source: Option<By>,
@@ -110,7 +110,7 @@ fn moves(stage: &mut Stage, script: &str, ends: Ends, flags: &[&str]) -> Result<
     Ok(())
 }
 
-/// Checks who did the work.
+/// Checks what did the work.
 fn did(report: &Value, by: By) -> Result<()> {
     let engines = report["accelerators"].as_array().context("no accelerators in the report")?;
     let sum = |of: &dyn Fn(&Value) -> Option<u64>| engines.iter().filter_map(of).sum::<u64>();
@@ -126,9 +126,8 @@ fn did(report: &Value, by: By) -> Result<()> {
     Ok(())
 }
 
-/// A device whose output is not what it says, against its own verification: pieces that are looked
-/// at are redone, and a unit that got past is refused by the destination. The VM is whole, at one
-/// end or the other.
+/// A device whose output is wrong despite its own verification: verified pieces are done again, and
+/// the destination refuses a unit that was not verified. The VM is intact at one end or the other.
 fn lies(stage: &mut Stage) -> Result<()> {
     let qat = SimulatedQat::new("at 500 flip 20", stage.lab.folder())?;
     let libraries = qat.flags();
@@ -160,8 +159,8 @@ fn lies(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Without a device: `auto` works in software and says so, `qat` and `qatzip` refuse before
-/// anything is touched.
+/// Without a device `auto` works in software and says so; `qat` and `qatzip` refuse before they
+/// change anything.
 fn absent(stage: &mut Stage) -> Result<()> {
     for script in ["absent", "instances 0"] {
         let qat = SimulatedQat::new(script, stage.lab.folder())?;

@@ -1,4 +1,5 @@
-//! `--codec auto`: the VM arrives whole over any link, and the report says what was chosen and why.
+//! `--codec auto`: the VM arrives intact over any link, and the report says what was chosen and
+//! why.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -25,7 +26,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Bytes of QEMU's, and what they became, with a codec (all of its levels).
+/// Bytes of QEMU's stream, before and after, with a codec (all of its levels).
 fn sent(report: &Value, codec: &str) -> (u64, u64) {
     let parts = report["auto"]["codecs"].as_array().cloned().unwrap_or_default();
     let parts = parts.iter().filter(|part| part["codec"] == codec);
@@ -33,7 +34,7 @@ fn sent(report: &Value, codec: &str) -> (u64, u64) {
     (sum("plain"), sum("size"))
 }
 
-/// The report of a move, whose codecs add up to all that was read.
+/// The report of a migration, whose codecs must add up to all bytes read.
 fn report(outcome: &Outcome) -> Result<Value> {
     let report = outcome.report.clone().context("no report")?;
     ensure!(report["codec"] == "auto", "{report}");
@@ -42,13 +43,13 @@ fn report(outcome: &Outcome) -> Result<Value> {
     ensure!(report["plain"].as_u64() == Some(plain), "the codecs add up to {plain}: {report}");
     let size: u64 = codecs.iter().map(|(_, size)| size).sum();
     let wire = report["transferred"].as_u64().context("no bytes on the wire")?;
-    // Headers, and all that is no chunk.
+    // Headers, and everything outside of chunks.
     ensure!((size..size + size / 20 + (1 << 20)).contains(&wire), "{size} of {wire}: {report}");
     Ok(report)
 }
 
-/// What waits for the link is made smaller than zstd 1 makes it. The link is so slow that even a
-/// machine with a tenth of the usual CPU time has some left over.
+/// Data that waits for the link is compressed better than by zstd 1. The link is so slow that even
+/// a machine with a tenth of the usual CPU time has some to spare.
 fn slow(stage: &mut Stage) -> Result<()> {
     stage.lab.net.shape(Rate::Mbit(25))?;
     let mut vm = stage.vm()?;
@@ -79,8 +80,8 @@ fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Memory that no codec makes smaller goes as it is and costs little CPU time, also where the link
-/// is the bottleneck.
+/// Incompressible memory is sent uncompressed and costs little CPU time, even if the link is the
+/// bottleneck.
 fn incompressible(stage: &mut Stage) -> Result<()> {
     let vm = stage.lab.boot(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
     stage.lab.net.shape(Rate::Mbit(500))?;
@@ -89,7 +90,7 @@ fn incompressible(stage: &mut Stage) -> Result<()> {
     let report = report(&outcome)?;
     let plain = report["plain"].as_u64().context("no plain bytes")?;
     let (raw, _) = sent(&report, "none");
-    // The destination has as much to do with such bytes, except that it tries no codec.
+    // The destination has as much work with such bytes, except that it tries no codec.
     let cpu = |end: &str| report["cpu-seconds"][end].as_f64().context("no CPU seconds");
     let (source, destination) = (cpu("source")?, cpu("destination")?);
     println!("  {raw} of {plain} bytes as they are; CPU: {source:.2} s, {destination:.2} s");
@@ -100,7 +101,7 @@ fn incompressible(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A device is one choice more, and one that its end takes away again.
+/// A device is one more choice, which its end can withdraw.
 fn device(stage: &mut Stage, script: &str) -> Result<()> {
     let qat = SimulatedQat::new(script, stage.lab.folder())?;
     let libraries = qat.flags();
@@ -133,7 +134,7 @@ fn no_such_cpu(stage: &mut Stage) -> Result<()> {
     refused(stage, &["--cpus", "3-1"], "backwards")
 }
 
-/// It ends at once with these words, and the VM has noticed nothing.
+/// It fails at once with this message, and the VM is not affected.
 fn refused(stage: &mut Stage, flags: &[&str], words: &str) -> Result<()> {
     let mut vm = stage.vm()?;
     let nobody = "127.0.0.1:1".parse()?;

@@ -29,7 +29,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What a port scanner, a browser, a TLS client, a confused peer and fuzzers send first.
+/// The first bytes of a port scanner, a browser, a TLS client, a confused peer and fuzzers.
 fn noises() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
@@ -41,7 +41,7 @@ fn noises() -> Vec<Vec<u8>> {
         b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(),
         vec![],
     ];
-    // Noise with no pattern, of several lengths.
+    // Random noise of several lengths.
     let mut word = 0x0123_4567_89ab_cdef_u64;
     for len in [1, 3, 15, 16, 17, 63, 64, 65, 1000, 100_000] {
         let mut bytes = Vec::with_capacity(len + 8);
@@ -57,15 +57,14 @@ fn noises() -> Vec<Vec<u8>> {
     all
 }
 
-/// Sends all of it on connections of its own; returns them, still open.
+/// Sends each on a connection of its own; returns the connections, still open.
 fn make_noise(lab: &Lab, from: &Vm, peer: SocketAddr) -> Result<Vec<TcpStream>> {
     let mut open = Vec::new();
     for (nth, bytes) in noises().into_iter().enumerate() {
-        // A receiver may refuse more unknown connections than it has room for; it may not stop
-        // serving.
+        // A receiver may refuse unknown connections beyond its limit; it must not stop serving.
         let Ok(mut stream) = lab.net.connect_from(from.side(), peer) else { continue };
         stream.set_write_timeout(Some(Duration::from_secs(2)))?;
-        // It may hang up at the first wrong byte.
+        // It may close at the first wrong byte.
         let _ = stream.write_all(&bytes);
         if nth % 3 != 0 {
             open.push(stream);
@@ -111,8 +110,7 @@ fn noise(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Noise while `receive --once` still waits: it must not take it for the one migration it is there
-/// for.
+/// Noise while `receive --once` still waits: it must not count as the one migration.
 fn noise_first(stage: &mut Stage) -> Result<()> {
     let vm = stage.vm()?;
     let mut destination = stage.lab.incoming_for(&vm)?;
@@ -128,7 +126,7 @@ fn noise_first(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Runs `platen migrate` against `peer`, which must fail soon with a message that holds one of
+/// Runs `platen migrate` against `peer`, which must fail soon with a message that has one of
 /// `words`; the VM must run on without a migration.
 fn fails_against(stage: &mut Stage, mut vm: Vm, peer: SocketAddr, words: &[&str]) -> Result<()> {
     let begin = Instant::now();
@@ -140,7 +138,7 @@ fn fails_against(stage: &mut Stage, mut vm: Vm, peer: SocketAddr, words: &[&str]
     Ok(())
 }
 
-/// The VM runs, no migration is under way, every page is right.
+/// The VM runs, no migration is in progress, every page is right.
 fn still_whole(vm: &mut Vm) -> Result<()> {
     let status =
         vm.monitor.wait_migration(&["none", "failed", "cancelled", "completed"], NOTICE)?;
@@ -156,7 +154,7 @@ fn nobody_listens(stage: &mut Stage) -> Result<()> {
     fails_against(stage, vm, peer, &[&peer.to_string()])
 }
 
-/// Serves `listener` with `answer` for as long as the test program lives.
+/// Serves `listener` with `answer` until the test program ends.
 fn serve(listener: TcpListener, answer: &'static [u8]) {
     std::thread::spawn(move || {
         let mut held = Vec::new();
@@ -188,7 +186,7 @@ fn silent_peer(stage: &mut Stage) -> Result<()> {
     fails_against(stage, vm, peer, &[&peer.to_string(), "peer"])
 }
 
-/// `--deliver` names something that is not a socket, or nothing at all.
+/// `--deliver` names something that is not a socket, or does not exist.
 fn bad_deliver(stage: &mut Stage, there: bool) -> Result<()> {
     let mut vm = stage.vm()?;
     let path = stage.lab.scratch("plain");
@@ -197,8 +195,8 @@ fn bad_deliver(stage: &mut Stage, there: bool) -> Result<()> {
     }
     let deliver = format!("unix:{}", path.display());
     let flags = ["--deliver", &deliver, "--once"];
-    // It may refuse the path at once, or when there is something to deliver: in either case by
-    // name.
+    // It may refuse the path at once, or when there is something to deliver: in either case it
+    // names it.
     match platen::receive_with(&stage.lab, vm.side().other(), &flags) {
         Err(refused) => names_the_cause(&format!("{refused:#}"), &[&path.display().to_string()])?,
         Ok(mut receive) => {
@@ -217,7 +215,8 @@ fn bad_deliver(stage: &mut Stage, there: bool) -> Result<()> {
     Ok(())
 }
 
-/// The destination QEMU was started with another size of RAM, and says so when the stream arrives.
+/// The destination QEMU was started with another size of RAM, and reports that when the stream
+/// arrives.
 fn other_memory(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm()?;
     let spec = VmSpec { memory_kib: vm.spec().memory_kib + 256, ..vm.spec().clone() };
@@ -244,7 +243,7 @@ fn no_monitor(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A host that was given no certificate says what to do, and nothing goes in the clear.
+/// A host without a certificate is told what to do, and nothing is sent unencrypted.
 fn needs_certificates(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm()?;
     let nothing = stage.lab.scratch("no-certificates").display().to_string();
@@ -263,7 +262,7 @@ fn needs_certificates(stage: &mut Stage) -> Result<()> {
         Ok(_) => bail!("it listens without a certificate"),
         Err(refused) => names_the_cause(&format!("{refused:#}"), &["platen cert"])?,
     }
-    // And a move that is allowed works.
+    // And a permitted migration works.
     let (mut vm, _) = Method::platen(&[]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.verify()?;
     stage.park(vm);

@@ -1,5 +1,4 @@
-//! The bare relays between two QEMUs that the test drives by their monitors, in the place of
-//! libvirt.
+//! The bare relays between two QEMUs that the test controls by their monitors, like libvirt.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,17 +10,17 @@ use vm_tests::{Monitor, Vm, VmSpec};
 
 use crate::stage::{Skip, Stage, NOTICE, PATIENCE};
 
-/// How long a migration of a tiny VM may take.
+/// The time limit of a tiny VM's migration.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
-/// Every capability that a scenario here turns on; the others are turned off before.
+/// Every capability that a scenario here turns on; all are turned off first.
 const CAPABILITIES: [&str; 6] =
     ["postcopy-preempt", "postcopy-ram", "multifd", "xbzrle", "pause-before-switchover", "x-colo"];
 
-/// How both QEMUs are set up.
+/// The settings of both QEMUs.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// Capabilities beside events and return-path.
+    /// Capabilities besides events and return-path.
     pub(crate) on: Vec<&'static str>,
     /// Migration parameters.
     pub(crate) parameters: Value,
@@ -40,13 +39,13 @@ impl Settings {
         Self { on, parameters }
     }
 
-    /// With one more parameter.
+    /// Adds a parameter.
     pub(crate) fn with(mut self, name: &str, value: Value) -> Self {
         self.parameters[name] = value;
         self
     }
 
-    /// Sets `vm` up. A capability that the host cannot give skips the scenario.
+    /// Sets `vm` up. If the host does not support a capability, the scenario is skipped.
     pub(crate) fn apply(&self, vm: &mut Vm) -> Result<()> {
         let off: Vec<_> = CAPABILITIES.iter().map(|name| (*name, false)).collect();
         vm.monitor.set_capabilities(&off)?;
@@ -87,8 +86,8 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// Everything is up and waits for [`Self::go`]. `flags` are the source relay's; both relays
-    /// give up soon on a peer that was killed or cannot be reached.
+    /// Everything runs and waits for [`Self::go`]. `flags` are the source relay's; both relays soon
+    /// give up a peer that was killed or cannot be reached.
     pub(crate) fn prepare(
         stage: &mut Stage,
         mut vm: Vm,
@@ -125,8 +124,8 @@ impl Flight {
         self.vm.monitor.execute("migrate", json!({"uri": uri})).map(|_| ())
     }
 
-    /// Waits for the migration to complete on both sides, with the VM running at the destination,
-    /// and for both relays to end well. The destination's VM is what is left.
+    /// Waits until the migration has completed on both sides, the VM runs at the destination, and
+    /// both relays have succeeded. Returns the destination's VM.
     pub(crate) fn land(&mut self) -> Result<()> {
         let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
         let state = self.vm.wait_migration_end(&ends, LIMIT)?;
@@ -143,8 +142,8 @@ impl Flight {
         Ok(())
     }
 
-    /// Two new relays for a migration that is paused in postcopy, and the words to both QEMUs that
-    /// use them.
+    /// Two new relays for a migration that is paused in postcopy, and the monitor commands that
+    /// make both QEMUs use them.
     pub(crate) fn recover(&mut self, stage: &mut Stage) -> Result<()> {
         let incoming = stage.lab.scratch("recover");
         let incoming = format!("unix:{}", incoming.display());

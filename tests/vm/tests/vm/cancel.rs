@@ -1,5 +1,5 @@
-//! A migration that is called off half way: the source goes on, the destination ends, the next one
-//! succeeds.
+//! A migration that is cancelled half way: the source resumes, the destination ends, the next
+//! migration succeeds.
 
 use anyhow::{ensure, Result};
 use serde_json::json;
@@ -27,7 +27,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// `states`: what the report may call it.
+/// `states`: the statuses that the report may have.
 fn cancel(
     stage: &mut Stage,
     channels: &str,
@@ -38,8 +38,8 @@ fn cancel(
     call_off(&mut half_way)?;
     let HalfWay { mut vm, mut destination, mut receive, mut migrate } = half_way;
 
-    // QEMU shuts the return path before it notes that it is cancelling: its own thread may see the
-    // socket fail first, and call the migration failed, whoever asked for the end.
+    // QEMU shuts down the return path before it records the cancellation: its own thread may see
+    // the socket fail first, and report the migration as failed.
     source_goes_on(&mut vm, &["cancelled", "failed"])?;
     let ended = migrate.process.wait(NOTICE)?;
     ensure!(!ended.status.success(), "migrate reports success");

@@ -1,14 +1,14 @@
-//! Which scenarios run: all of them, those with a name, the quick choice, one shard.
+//! The choice of scenarios: all, those with a name, the quick choice, one shard.
 //!
-//! The quick choice is what `make test` has time for: every promise of SPECIFICATION.md that needs
-//! a whole VM, at its simplest. Of the matrix of failures it has each pair of phase and victim, each
-//! pair of phase and QEMU version, and each pair of victim and version, once.
+//! The quick choice is that of `make test`: every promise of SPECIFICATION.md that needs a whole
+//! VM, at its simplest. Of the matrix of failures it has each pair of phase and victim, each pair
+//! of phase and QEMU version, and each pair of victim and version, once.
 
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::Scenario;
 
-/// The quick choice beside the matrix, which says itself what it has to be quick.
+/// The quick choice outside of the matrix, which defines its own.
 const QUICK: &[&str] = &[
     "guest_finds_one_wrong_bit",
     "qemu_alone_moves_a_dirtying_guest_by_multifd",
@@ -53,10 +53,10 @@ const QUICK: &[&str] = &[
     "qemu_10_colo_is_refused",
 ];
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
-    /// Only to name them.
+    /// Only list them.
     pub(crate) list: bool,
     quick: bool,
     /// Number and count, from 1.
@@ -65,8 +65,8 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Reads the words after the program's name. Flags of the standard harness that `cargo test`
-    /// may pass on (`--nocapture` and the like) mean nothing here.
+    /// Parses the arguments. Flags of the standard harness that `cargo test` may pass on
+    /// (`--nocapture` and the like) are ignored.
     pub(crate) fn new(words: impl Iterator<Item = String>) -> Result<Self> {
         let mut choice = Self::default();
         let mut words = words;
@@ -82,10 +82,10 @@ impl Choice {
         Ok(choice)
     }
 
-    /// The scenarios it asks for.
+    /// The chosen scenarios.
     ///
     /// # Errors
-    /// When the quick choice names a scenario that does not exist.
+    /// If the quick choice names a scenario that does not exist.
     pub(crate) fn of(&self, all: Vec<Scenario>) -> Result<Vec<Scenario>> {
         for name in QUICK {
             let exists = all.iter().any(|scenario| scenario.name == *name);
@@ -106,7 +106,7 @@ impl Choice {
     }
 }
 
-/// Of `2/3`: number and count.
+/// Parses `2/3`: number and count.
 fn shard(word: Option<String>) -> Result<(usize, usize)> {
     let word = word.context("--shard NUMBER/COUNT")?;
     let numbers =

@@ -1,6 +1,6 @@
-//! The courses that a migration can take beside the straight one: a pause before the switchover, a
-//! cancel in each phase, postcopy with and without a preempt channel, its pause and recovery, and
-//! COLO, which is refused.
+//! Courses of a migration besides the simple one: a pause before the switchover, a cancel in each
+//! phase, postcopy with and without a preempt channel, its pause and recovery, and COLO, which is
+//! refused.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE, STAYS};
 use crate::Scenario;
 
-/// The two QEMUs, each to itself.
+/// The two QEMUs.
 pub(crate) fn versions() -> [(&'static str, VmSpec); 2] {
     [("7", VmSpec::tiny(Qemu::System, MACHINE_7_2)), ("10", VmSpec::tiny(Qemu::Ten, MACHINE_10))]
 }
@@ -50,51 +50,50 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// How far a migration has come.
+/// A phase of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// QEMU has connected to the relay, which has read nothing yet.
     Setup,
-    /// RAM is on its way.
+    /// RAM is being sent.
     Active,
-    /// The VM is stopped and QEMU waits for leave to hand it over.
+    /// The VM is stopped and QEMU waits for permission to hand it over.
     PreSwitchover,
-    /// The last RAM is on its way.
+    /// The last RAM is being sent.
     Device,
-    /// The destination QEMU's socket holds everything, and the destination has not said so.
+    /// The destination QEMU's socket has the whole stream, and the destination has not confirmed
+    /// it.
     AfterEof,
-    /// The destination runs the VM and asks for its memory.
+    /// The destination runs the VM and requests its memory.
     Postcopy,
 }
 
-/// So slow that a part of a VM can be on its way and the rest still at the source.
+/// A rate so low that a part of a VM can be in flight while the rest is still at the source.
 const SLOW: Rate = Rate::Mbit(40);
 
-/// So slow that the last RAM of a VM takes long beside whatever a busy machine keeps a test from
-/// doing meanwhile: with the end of the stream read, a relay rightly holds the source for a person.
+/// A rate so low that the last RAM of a VM takes longer than any delay of the test on a busy
+/// machine: once the end of the stream is read, a relay rightly holds the source for a person.
 const CRAWLS: Rate = Rate::Mbit(8);
 
-/// What the source sends in postcopy beside the pages that it is asked for, MiB/s: a VM's idle
-/// memory stays with it until
-/// [`Flight::let_go`].
+/// The source's rate in postcopy beside the requested pages, MiB/s: a VM's idle memory stays with
+/// it until [`Flight::let_go`].
 const TRICKLE: u64 = 1;
 
-/// A migration that has come as far as `phase`. In [`Phase::Setup`] the source relay is stopped
-/// (SIGSTOP), in
-/// [`Phase::AfterEof`] the destination QEMU is.
+/// A migration that has reached `phase`. In [`Phase::Setup`] the source relay is stopped (SIGSTOP),
+/// in [`Phase::AfterEof`] the destination QEMU.
 pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
     let vm = stage.vm_of(spec)?;
     let settings = match phase {
         Phase::Setup => Settings::new(&[]),
         Phase::Active => Settings::new(&[]).with("downtime-limit", json!(1)),
-        // With all of the RAM still to go when the VM stops: QEMU looks after 100 ms, and until
-        // then, which on a busy machine may be later, keeps to the bandwidth.
+        // With all of the RAM still to send when the VM stops: QEMU checks after 100 ms, and until
+        // then, which on a busy machine may be later, obeys the bandwidth limit.
         Phase::Device => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(600_000))
             .with("max-bandwidth", json!(6 << 20)),
         Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
-        // With so little to go that the socket of a QEMU that does not read can hold it and the
-        // devices' state: 50 KB.
+        // With so little to send that the socket of a QEMU that does not read can hold it and the
+        // device state: 50 KB.
         Phase::AfterEof => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(1))
             .with("max-bandwidth", json!(50 << 20)),
@@ -134,8 +133,7 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             flight.wait_crossed(stage, crossed + (512 << 10))?;
         }
         Phase::AfterEof => {
-            // Idle: what is left to send when the VM stops fits into the socket of a QEMU that does
-            // not read.
+            // Idle: the rest at the VM's stop fits the socket of a QEMU that does not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
             flight.settles(stage)?;
@@ -181,7 +179,7 @@ impl Flight {
         self.vm.monitor.execute("migrate-continue", arguments).map(|_| ())
     }
 
-    /// Waits until nothing crosses the link but heartbeats.
+    /// Waits until only heartbeats cross the link.
     fn settles(&mut self, stage: &Stage) -> Result<()> {
         let mut quiet = 0;
         let deadline = Instant::now() + NOTICE;
@@ -189,7 +187,7 @@ impl Flight {
             let before = stage.lab.net.crossed()?;
             std::thread::sleep(Duration::from_millis(150));
             quiet = if stage.lab.net.crossed()? - before < 4096 { quiet + 1 } else { 0 };
-            // Longer than a process that has something to do waits for its turn on a busy machine.
+            // Longer than a process with work waits for the CPU on a busy machine.
             if quiet == 8 {
                 return Ok(());
             }
@@ -212,7 +210,7 @@ fn pauses(stage: &mut Stage, spec: &VmSpec, channels: u32) -> Result<()> {
     let ends = ["pre-switchover", "failed", "completed"];
     let state = flight.vm.wait_migration_end(&ends, LIMIT)?;
     ensure!(state == "pre-switchover", "the source is {state}");
-    // The source holds the VM, stopped; the destination has nothing that could start it.
+    // The source has the VM, stopped; the destination has nothing that it could start.
     let here = flight.vm.monitor.run_state()?;
     ensure!(here == "finish-migrate", "before the switchover the source's VM is {here}");
     let there = flight.destination.monitor.run_state()?;
@@ -225,7 +223,7 @@ fn pauses(stage: &mut Stage, spec: &VmSpec, channels: u32) -> Result<()> {
     Ok(())
 }
 
-/// `migrate_cancel` as a person types it: the source goes on at once, the destination ends, the
+/// `migrate_cancel` as a user types it: the source resumes at once, the destination ends, and the
 /// same VM can migrate again.
 fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
     let mut flight = reach(stage, spec, phase)?;
@@ -234,8 +232,8 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
         flight.relay.process.signal(Signal::CONT)?;
         return cancelled_in_setup(stage, flight, spec);
     }
-    // QEMU shuts the return path before it notes that it is cancelling: its own thread may see the
-    // socket fail first.
+    // QEMU shuts down the return path before it records the cancellation: its own thread may see
+    // the socket fail first.
     let states = ["cancelled", "failed"];
     if phase == Phase::PreSwitchover {
         flight.vm.wait_back(&states, NOTICE)?;
@@ -250,15 +248,15 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
     again(stage, flight, spec)
 }
 
-/// A migration of which the relay has seen no byte never was: the same relays carry the next one.
-/// With a few bytes seen it ends as others do.
+/// A migration of which the relay has read no byte does not count: the same relays carry the next
+/// one. After a few bytes it ends like others.
 fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> Result<()> {
     source_goes_on(&mut flight.vm, &["cancelled", "failed"])?;
-    // Of a relay that goes on there is nothing to be seen.
+    // A relay that continues shows nothing.
     if flight.relay.process.ends_within(Duration::from_secs(4))? {
         names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
         flight.receive.platen.fail(NOTICE)?;
-        // It may never have been connected to.
+        // It may never have had a connection.
         flight.destination.process.kill()?;
         return again(stage, flight, spec);
     }
@@ -269,7 +267,7 @@ fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> R
     Ok(())
 }
 
-/// The VM that stayed moves after all.
+/// The VM that stayed migrates after all.
 pub(crate) fn again(stage: &mut Stage, flight: Flight, spec: &VmSpec) -> Result<()> {
     stage.lab.net.heal();
     stage.lab.net.shape(Rate::Unlimited)?;
@@ -282,7 +280,7 @@ pub(crate) fn again(stage: &mut Stage, flight: Flight, spec: &VmSpec) -> Result<
     Ok(())
 }
 
-/// QEMU 10 refuses it. QEMU 7.2 does what it does, but no second VM may come of it.
+/// QEMU 10 refuses it. QEMU 7.2 does what it does, but there must be no second VM.
 fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let mut flight = reach(stage, spec, Phase::Postcopy)?;
     let refused = flight.vm.monitor.execute("migrate_cancel", json!({})).is_err();
@@ -306,14 +304,15 @@ fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// What postcopy needs at both ends.
+/// The settings of postcopy at both ends.
 fn postcopy_settings(preempt: bool) -> Settings {
     Settings::new(if preempt { &["postcopy-ram", "postcopy-preempt"] } else { &["postcopy-ram"] })
         .with("downtime-limit", json!(1))
         .with("max-postcopy-bandwidth", json!(TRICKLE << 20))
 }
 
-/// Starts postcopy over a slow link with the guest at work: it faults on what has not arrived.
+/// Starts postcopy over a slow link while the guest works: it faults on pages that have not
+/// arrived.
 fn into_postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<Flight> {
     stage.lab.net.shape(SLOW)?;
     let vm = stage.vm_of(spec)?;
@@ -343,7 +342,7 @@ fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
     Ok(())
 }
 
-/// `platen migrate` drives the migration, and its user turns it to postcopy.
+/// `platen migrate` controls the migration, and its user switches it to postcopy.
 fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let (mut vm, mut destination, mut migrate, mut receive) =
         into_postcopy_by_migrate(stage, spec)?;
@@ -383,7 +382,7 @@ fn ctrl_c_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// A migration by `platen migrate` whose VM runs at the destination, and whose link is slow.
+/// A migration by `platen migrate` whose VM runs at the destination, over a slow link.
 fn into_postcopy_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Vm, Platen, Receive)> {
     stage.lab.net.shape(SLOW)?;
     let mut vm = stage.vm_of(spec)?;
@@ -410,31 +409,31 @@ fn into_postcopy_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Vm,
     Ok((vm, destination, migrate, receive))
 }
 
-/// The rest of the memory may go as fast as it goes.
+/// Lifts the rate limit for the rest of the memory.
 fn let_postcopy_go(vm: &mut Vm) -> Result<()> {
     vm.monitor.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).map(drop)
 }
 
 impl Flight {
-    /// Lets a migration in postcopy come to its end.
+    /// Lets a migration in postcopy complete.
     pub(crate) fn let_go(&mut self) -> Result<()> {
         let_postcopy_go(&mut self.vm)
     }
 
-    /// Pages that the destination has asked for.
+    /// Pages that the destination has requested.
     fn requests(&mut self) -> Result<u64> {
         let stats = self.vm.monitor.query_migrate()?;
         stats["ram"]["postcopy-requests"].as_u64().context("no postcopy-requests")
     }
 
-    /// Waits until both ends are in postcopy. QEMU 7.2's source says so before it has sent what
-    /// makes it true.
+    /// Waits until both ends are in postcopy. QEMU 7.2's source reports that before it has sent the
+    /// command for it.
     fn has_switched(&mut self) -> Result<()> {
         self.waits_for(&["postcopy-active"])?;
         let states = ["postcopy-active", "completed", "failed"];
         let state = self.destination.monitor.wait_migration(&states, NOTICE)?;
         ensure!(state == "postcopy-active", "the destination is {state}");
-        // Before it runs the VM it does not pause but fails, whoever carries the stream.
+        // Before it runs the VM it does not pause but fails, whatever carries the stream.
         let deadline = Instant::now() + NOTICE;
         while self.destination.monitor.run_state()? != "running" {
             ensure!(Instant::now() < deadline, "the destination does not run the VM");
@@ -456,7 +455,7 @@ impl Flight {
     }
 }
 
-/// Both relays are killed in postcopy, started again, and the migration goes on to its end.
+/// Both relays are killed in postcopy and started again, and the migration completes.
 fn recovers(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
     let mut flight = into_postcopy(stage, spec, preempt)?;
     for relay in [&mut flight.receive.platen, &mut flight.relay] {
@@ -477,14 +476,14 @@ fn recovers(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
 fn colo(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let mut vm = stage.vm_of(spec)?;
     if vm.monitor.set_capabilities(&[("x-colo", true)]).is_err() {
-        // Built without it: then nobody needs to refuse it.
+        // QEMU was built without it: nothing to refuse.
         println!("  this QEMU has no COLO: it refuses the capability itself");
         stage.park_other(vm);
         return Ok(());
     }
     vm.monitor.set_capabilities(&[("x-colo", false)])?;
     let mut flight = Flight::prepare(stage, vm, spec, &Settings::new(&[]), &[])?;
-    // At the source alone, so that it is the relay that meets it.
+    // At the source only, so that the relay has to refuse it.
     flight.vm.monitor.set_capabilities(&[("x-colo", true)])?;
     flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
     flight.go()?;

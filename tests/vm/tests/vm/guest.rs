@@ -1,4 +1,5 @@
-//! The judge itself: the guest finds one wrong byte, and QEMU alone passes what platen has to pass.
+//! Tests of the judge itself: the guest detects one wrong byte, and QEMU alone passes platen's
+//! tests.
 
 use anyhow::{ensure, Result};
 use vm_tests::{Compression, Method, Patience, Rate};
@@ -30,7 +31,7 @@ fn one_wrong_bit(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The same guest, load and checks that platen's moves have, over a link slow enough for several
+/// The same guest, load and checks as for platen's migrations, over a link slow enough for several
 /// passes. With 512 MiB of RAM (or any multiple of 256 KiB), QEMU before 9.0 under TCG fails this:
 /// the guest arrives with stale pages.
 fn qemu_alone(stage: &mut Stage, method: &Method) -> Result<()> {

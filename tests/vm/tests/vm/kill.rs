@@ -1,4 +1,5 @@
-//! Something dies or freezes half way: the source goes on, who is left names the cause and ends.
+//! A process dies or freezes half way: the source resumes, and the remaining processes name the
+//! cause and end.
 
 use std::time::Instant;
 
@@ -72,7 +73,7 @@ fn destination_qemu_killed(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     then_moves(stage, vm)
 }
 
-/// The peer stops reading without closing: only a timeout can tell.
+/// The peer stops reading without closing: only a timeout detects that.
 fn receive_frozen(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     let HalfWay { mut vm, destination, mut receive, mut migrate } = stage.half_way(flags)?;
     receive.platen.process.signal(Signal::STOP)?;
@@ -81,7 +82,7 @@ fn receive_frozen(stage: &mut Stage, flags: &[&str]) -> Result<()> {
     let noticed = frozen.elapsed();
     ensure!(noticed < NOTICE, "noticed after {noticed:?}");
     source_goes_on(&mut vm, &["failed", "cancelled"])?;
-    // Awake again, it must not bring a second copy of the VM to life.
+    // Resumed, it must not start a second copy of the VM.
     receive.platen.process.signal(Signal::CONT)?;
     receive.platen.fail(NOTICE)?;
     let mut destination = destination;

@@ -1,12 +1,11 @@
-//! The whole-VM tests, run one after the other: they measure time and CPU, and the machine is
-//! small.
+//! The whole-VM tests, run in sequence, because they measure time and CPU on a small machine.
 //!
 //! ```text
 //! cargo test --release -p vm-tests --test vm -- [FILTER...] [--list]
 //! ```
 //!
-//! A scenario runs when its name contains one of the filters. Needs what `scripts/setup` prepares
-//! and the release binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
+//! A scenario runs if its name contains one of the filters. Needs the files of `scripts/setup` and
+//! the release binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
 mod accelerator;
 mod auto;
@@ -31,13 +30,13 @@ use std::time::{Instant, SystemTime};
 use stage::{Skip, Stage};
 use vm_tests::{cleanup, platen};
 
-/// A test: what must be true, and the code that finds out.
+/// A test: a claim, and the code that checks it.
 pub(crate) struct Scenario {
     /// A claim.
     name: String,
-    /// Whether the binary under test takes part.
+    /// Whether it uses the binary under test.
     needs_platen: bool,
-    /// Whether it is of the quick choice, which [`choice`] also lists by name.
+    /// Whether it is in the quick choice, which [`choice`] also lists by name.
     quick: bool,
     run: Box<Run>,
 }
@@ -52,7 +51,7 @@ impl Scenario {
         Self { name: name.into(), needs_platen: true, quick: false, run: Box::new(run) }
     }
 
-    /// One that shows something of the guest or of QEMU alone.
+    /// A scenario about the guest or QEMU alone.
     pub(crate) fn without_platen(
         name: impl Into<String>,
         run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
@@ -72,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs what was asked for; returns how many failed.
+/// Runs the chosen scenarios; returns how many failed.
 fn run() -> anyhow::Result<u32> {
     let all = [
         guest::scenarios(),

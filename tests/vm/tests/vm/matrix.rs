@@ -1,4 +1,4 @@
-//! What dies, and when: for each pair the VM is where the table says afterwards, never in two
+//! Deaths of each process at each phase: afterwards the VM is where the table says, never in two
 //! places, and never in none where one of them could have it.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::course::{reach, versions, Phase};
 use crate::stage::{destination_ends, names_the_cause, Skip, Stage, NOTICE};
 use crate::Scenario;
 
-/// What dies (SIGKILL), or in the case of the link swallows everything without a word.
+/// The victim of SIGKILL; or the link, which drops everything silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     SourceQemu,
@@ -22,21 +22,21 @@ enum Victim {
     Link,
 }
 
-/// Where the VM is to be afterwards.
+/// Where the VM has to be afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// At the source, which goes on by itself; the destination never ran it.
+    /// At the source, which resumes by itself; the destination never ran it.
     Source,
-    /// At the source, which goes on once its user says `migrate-continue` or cancels: QEMU looks at
+    /// At the source, which resumes when its user types `migrate-continue` or cancels: QEMU checks
     /// nothing before.
     SourceWhenAsked,
     /// At the destination; the source has been killed.
     Destination,
-    /// At the destination, and the source is held back, stopped, for a person to look.
+    /// At the destination; the source is held, stopped, for a person to decide.
     DestinationInDoubt,
-    /// Nowhere: it died with the QEMU that had it. The other one does not run what it has of it.
+    /// Nowhere: it died with the QEMU that had it. The other one does not run its part.
     Nowhere,
-    /// At the destination, paused, and it goes on once both relays have been started again.
+    /// At the destination, paused; it continues once both relays have been started again.
     Paused,
 }
 
@@ -110,7 +110,7 @@ fn strike(stage: &Stage, flight: &mut Flight, phase: Phase, victim: Victim) -> R
     wake(flight, phase, victim)
 }
 
-/// Lets go on what [`reach`] has stopped, after those who are left have had time to do something
+/// Resumes the processes that [`reach`] has stopped, after the others have had time to do something
 /// wrong.
 fn wake(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     std::thread::sleep(Duration::from_millis(200));
@@ -130,7 +130,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
         Source | SourceWhenAsked => {
             relays_end(&mut flight, phase, victim)?;
             if left == SourceWhenAsked {
-                // Refused where QEMU has seen by itself that there is nothing to continue.
+                // Refused if QEMU has noticed that there is nothing to continue.
                 let _ = flight.switch_over();
             }
             flight.vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source goes on")?;
@@ -148,7 +148,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             flight.destination.guest.verify().context("in the destination")?;
             if left == DestinationInDoubt {
                 held_back(&mut flight.vm)?;
-                // Killed, it has left that to its keeper, who writes into the same log.
+                // The killed relay has left that to its keeper, which writes to the same log.
                 let notice = "two copies cannot run";
                 let deadline = Instant::now() + NOTICE;
                 while !flight.relay.process.output().contains(notice) {
@@ -178,7 +178,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
         }
         Nowhere => {
             if phase == Phase::Setup {
-                // It may have seen no byte of that migration, and waits for the next one.
+                // It may have read no byte of that migration, and waits for the next one.
                 flight.relay.process.kill()?;
                 receiver_ends(&mut flight, phase)?;
             } else {
@@ -187,7 +187,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             never_ran(&mut flight.destination, phase)?;
         }
         Paused => {
-            // Both see it by themselves, whatever died.
+            // Both notice it by themselves, whichever process died.
             flight.pauses()?;
             relays_end(&mut flight, phase, victim)?;
             stage.lab.net.heal();
@@ -203,7 +203,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
     Ok(())
 }
 
-/// The relays that are left end with a message that says why.
+/// The remaining relays end with a message that names the cause.
 fn relays_end(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     if victim != SourceRelay {
         names_the_cause(&flight.relay.fail(NOTICE)?, &CAUSES)?;
@@ -214,12 +214,12 @@ fn relays_end(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     Ok(())
 }
 
-/// What an error may name.
+/// The causes that an error may name.
 const CAUSES: [&str; 7] =
     ["source", "peer", "link", "destination", "qemu", "network", "interrupted"];
 
-/// The receiver ends with a message that says why; or, if no byte of a migration has come, waits for
-/// the next one, since what was no migration does not use `--once` up.
+/// The receiver ends with a message that names the cause. If no byte of a migration has arrived, it
+/// waits for the next one, because that does not count for `--once`.
 fn receiver_ends(flight: &mut Flight, phase: Phase) -> Result<()> {
     let receive = &mut flight.receive.platen;
     if phase == Phase::Setup {
@@ -243,7 +243,7 @@ fn receiver_ends(flight: &mut Flight, phase: Phase) -> Result<()> {
 /// The destination has ended by itself, or still waits for its first byte.
 fn never_ran(destination: &mut Vm, phase: Phase) -> Result<()> {
     if phase == Phase::Setup && destination.process.poll()?.is_none() {
-        // Asked while it ends, the monitor says nothing.
+        // The monitor of a QEMU that is ending does not answer.
         if let Ok(state) = destination.monitor.run_state() {
             ensure!(state == "inmigrate", "the destination is {state}");
             return Ok(());
@@ -263,7 +263,7 @@ fn held_back(vm: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// In doubt, with the destination found dead: a person cancels at the source, which goes on.
+/// In doubt, with the destination found dead: a person cancels at the source, which resumes.
 fn freed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let mut flight = reach(stage, spec, Phase::AfterEof)?;
     for process in [&mut flight.relay.process, &mut flight.destination.process] {

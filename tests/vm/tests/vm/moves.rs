@@ -44,8 +44,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// A level that the workers cannot keep up with, and leave not to: some batches must go as they
-/// are.
+/// A level that is too slow for the workers, which do not wait: some batches must be sent
+/// uncompressed.
 const BUSY: &[&str] = &[
     "--channels",
     "0",
@@ -80,7 +80,7 @@ fn moves_well(stage: &mut Stage, dirtying: bool, flags: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Compares platen's report with what QEMU, the network device and the kernel say.
+/// Compares platen's report with the figures of QEMU, the network device and the kernel.
 fn check_report(outcome: &Outcome) -> Result<()> {
     let report = outcome.report.as_ref().context("no report")?;
     let number = |pointer: &str| -> Result<f64> {
@@ -94,20 +94,19 @@ fn check_report(outcome: &Outcome) -> Result<()> {
     };
     near("/total-time", to_f64(outcome.total_ms), 5.0)?;
     near("/downtime", to_f64(outcome.downtime_ms), 5.0)?;
-    // Frames of TCP and IP, the harness's probes, and what goes when there is nothing to send, are
-    // in the counter of the device only.
+    // Only the device's counter includes TCP/IP headers, the harness's probes, and heartbeats.
     let slack = 65536.0 + 8192.0 * to_f64(outcome.total_ms) / 1e3;
     near("/transferred", to_f64(outcome.wire), to_f64(outcome.wire) * 0.03 + slack)?;
     for key in ["normal", "duplicate"] {
         let truth = outcome.stats["ram"][key].as_f64().context("ram of query-migrate")?;
         // The report counts the pages in the stream. QEMU 7.2 counts the same on a single stream,
-        // but with multifd its `normal` falls short by up to a few packets of what its channels
-        // carry (plain bytes less headers say so).
+        // but with multifd its `normal` is too low by up to a few packets of its channels (plain
+        // bytes without headers show that).
         let slack = if number("/channels")? > 0.0 { truth * 0.01 } else { 0.0 };
         near(&format!("/{key}"), truth, slack)?;
     }
-    // To the kernel's 10 ms, and what a process uses before it begins and after it has written its
-    // report: of a short move that is a part, on any machine.
+    // To the kernel's resolution of 10 ms, and without the CPU time before its start and after its
+    // report is written, which is a part of a short migration on any machine.
     for (end, truth) in
         [("source", outcome.cost.source_relay), ("destination", outcome.cost.destination_relay)]
     {
@@ -123,7 +122,7 @@ fn check_report(outcome: &Outcome) -> Result<()> {
 }
 
 fn slow_link(stage: &mut Stage) -> Result<()> {
-    // So slow that no machine has to leave bytes as they are to keep up with it.
+    // So slow that every machine can compress all data.
     stage.lab.net.shape(Rate::Mbit(50))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(1000, 20, 16)?;
@@ -131,7 +130,7 @@ fn slow_link(stage: &mut Stage) -> Result<()> {
         Method::platen(&["--channels", "2"]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.stop()?;
     vm.guest.verify()?;
-    // Over a link that is slower than both ends, what counts is how little crossed it.
+    // If the link is slower than both ends, the bytes on the link decide.
     let plain = outcome
         .report
         .as_ref()
@@ -142,7 +141,7 @@ fn slow_link(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A VM that another tool moved before has that tool's settings, at either end.
+/// A VM that another tool migrated before has that tool's settings, at either end.
 fn leftovers(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm()?;
     vm.monitor.set_capabilities(&[("multifd", true)])?;

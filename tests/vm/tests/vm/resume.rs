@@ -1,5 +1,5 @@
-//! The link goes away, slows down, delays, reorders and cuts: QEMU sees a pause, never an error,
-//! and the VM arrives whole.
+//! The link is lost, slows down, delays, reorders and cuts: QEMU sees a pause and never an error,
+//! and the VM arrives intact.
 
 use std::time::{Duration, Instant};
 
@@ -41,10 +41,10 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 const LIMIT: Duration = Duration::from_secs(400);
 /// Longer than any cut here.
 const RESUME: [&str; 2] = ["--resume-timeout", "90"];
-/// Of a receiver whose source will not come back.
+/// For a receiver whose source will not come back.
 const BRIEF: [&str; 2] = ["--resume-timeout", "8"];
 
-/// A migration half way over a slow link, with relays that wait long enough; the receiver as
+/// A migration half way over a slow link, with relays that wait long enough; the receiver waits as
 /// `waits` says.
 fn half_way(stage: &mut Stage, channels: &str, waits: [&str; 2]) -> Result<HalfWay> {
     let mut vm = stage.vm()?;
@@ -61,7 +61,7 @@ fn half_way(stage: &mut Stage, channels: &str, waits: [&str; 2]) -> Result<HalfW
     Ok(HalfWay { vm, destination, receive, migrate })
 }
 
-/// Waits for success and checks that the VM, `busy` dirtying its memory or not, arrived whole.
+/// Waits for success and verifies the VM, which is dirtying its memory if `busy`.
 fn arrives(stage: &mut Stage, half_way: HalfWay, busy: bool) -> Result<Value> {
     let HalfWay { mut vm, mut destination, mut receive, mut migrate } = half_way;
     vm.let_migrate()?;
@@ -83,11 +83,11 @@ fn number(report: &Value, key: &str) -> Result<f64> {
     report[key].as_f64().with_context(|| format!("no {key} in {report}"))
 }
 
-/// A cut that TCP does not repair before a relay has noticed it, in seconds.
+/// A cut of this many seconds is noticed by a relay before TCP repairs it.
 const NOTICED: u64 = 5;
 
-/// Takes the link away for `seconds`, and until it has been noticed if they are [`NOTICED`] or
-/// more; gives how long that was, and how long after the link's return bytes had crossed it again.
+/// Takes the link down for `seconds`, and until that has been noticed if they are [`NOTICED`] or
+/// more; returns how long that was, and how long after the link's return bytes crossed it again.
 fn cut(stage: &Stage, seconds: u64, mover: &mut Platen) -> Result<[Duration; 2]> {
     let gone = Instant::now();
     stage.lab.net.set_up(false)?;
@@ -112,13 +112,14 @@ fn link_cut(stage: &mut Stage, seconds: u64, channels: &str) -> Result<()> {
     let report = arrives(stage, half_way, true)?;
     let (resumes, lost) = (number(&report, "resumes")?, number(&report, "seconds-lost")?);
     println!("  resumes {resumes}, seconds-lost {lost:.2}");
-    // A second may pass unnoticed: TCP repairs it.
+    // A cut of a second may go unnoticed: TCP repairs it.
     ensure!(resumes >= 1.0 || seconds < NOTICED, "no resume in {report}");
     ensure!(resumes == 0.0 || lost > 0.5, "{resumes} resumes in {lost} s");
     Ok(())
 }
 
-/// Waits until QEMU has begun pass `wanted` over its memory; gives the number of the one it is at.
+/// Waits until QEMU has started pass `wanted` over its memory; returns the number of the current
+/// pass.
 fn wait_passes(vm: &mut Vm, mover: &mut Platen, wanted: u64) -> Result<u64> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -134,7 +135,7 @@ fn wait_passes(vm: &mut Vm, mover: &mut Platen, wanted: u64) -> Result<u64> {
     }
 }
 
-/// Pages that are sent again, as differences from what went before the cut and after it.
+/// Pages sent again, as differences from the versions sent before and after the cut.
 fn deltas(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm()?;
     stage.lab.net.shape(Rate::Mbit(100))?;
@@ -142,10 +143,10 @@ fn deltas(stage: &mut Stage) -> Result<()> {
     let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     vm.is_reluctant()?;
-    // All the time, not only while it pays: how fast this machine is does not matter here.
+    // Always, not only while it pays: this machine's speed does not matter here.
     let flags = [&["--codec", "lz4", "--delta-cache", "128M"], &RESUME[..]].concat();
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
-    // A second pass over its memory is through, which is what is sent again.
+    // A second pass over its memory is complete, which is what is sent again.
     let passes = wait_passes(&mut vm, &mut migrate, 3)?;
     let mut half_way = HalfWay { vm, destination, receive, migrate };
     cut(stage, NOTICED, &mut half_way.migrate)?;
@@ -161,7 +162,7 @@ fn deltas(stage: &mut Stage) -> Result<()> {
 
 /// The same idle VM over the same slow link, without a cut and with one.
 fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
-    // By a codec that makes the same of the same bytes, whatever the machine has time for.
+    // With a codec whose output does not depend on the machine's speed.
     let flags = [&["--codec", "zstd"], &RESUME[..]].concat();
     let (mut sent, mut gone, mut lost) = ([0.0; 2], Duration::ZERO, 0.0);
     for (with, sent) in [false, true].into_iter().zip(&mut sent) {
@@ -180,8 +181,8 @@ fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
         lost = number(&report, "seconds-lost")?;
         println!("  {:.2} s in all", number(&report, "total-time")? / 1e3);
     }
-    // What a cut costs is what went twice, and the time until the link is used again. On a machine
-    // that is slow just now the rest takes longer with and without.
+    // The cost of a cut is the data sent twice, and the time until the link is used again. On a
+    // machine that is slow just now the rest takes longer with and without a cut.
     let [more, longer] = [sent[1] - sent[0], lost - gone.as_secs_f64()];
     println!("  {more} bytes more, {lost:.2} s lost to a cut of {:.2} s", gone.as_secs_f64());
     ensure!(more < to_f64(HALF_WAY) / 2.0, "{more} bytes more: it began anew");
@@ -208,7 +209,7 @@ fn wild(stage: &mut Stage, channels: &str) -> Result<()> {
 
 fn changing_speed(stage: &mut Stage) -> Result<()> {
     let mut half_way = half_way(stage, "0", RESUME)?;
-    // By bytes and not by time: together they are less than what is left.
+    // By bytes and not by time: together they are less than the rest.
     for (mbit, kib) in [(10, 1024), (200, 3072), (3, 256), (100, 1024)] {
         let crossed = stage.lab.net.crossed()?;
         stage.lab.net.shape(Rate::Mbit(mbit))?;
@@ -221,15 +222,15 @@ fn changing_speed(stage: &mut Stage) -> Result<()> {
     arrives(stage, half_way, true).map(drop)
 }
 
-/// Ctrl-C during an outage: the source goes on at once; the receiver gives up when it has waited,
-/// or has been asked.
+/// Ctrl-C during an outage: the source resumes at once; the receiver gives up after its timeout, or
+/// when it is asked.
 fn cancelled_meanwhile(stage: &mut Stage) -> Result<()> {
     let HalfWay { mut vm, mut destination, mut receive, mut migrate } =
         half_way(stage, "0", BRIEF)?;
     stage.lab.net.set_up(false)?;
     migrate.process.wait_for_output("waiting up to", NOTICE)?;
     migrate.process.signal(Signal::INT)?;
-    // See `cancel`: QEMU may call it failed.
+    // See `cancel`: QEMU may report it as failed.
     source_goes_on(&mut vm, &["cancelled", "failed"])?;
     let ended = migrate.process.wait(NOTICE)?;
     ensure!(!ended.status.success() && ended.killed_by().is_none(), "{}", ended.status);

@@ -1,5 +1,5 @@
-//! Who may deliver a VM: the wrong CA, the wrong name, no TLS and a VM that is not allowed are
-//! turned away with the reason at both ends, and harm nobody who is being moved.
+//! Authorization: the wrong CA, the wrong name, no TLS, and a VM that is not allowed are refused
+//! with the reason at both ends, without harm to a running migration.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ fn insecure(stage: &mut Stage, channels: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tries to get in by `platen relay` with `flags`; its complaint must hold `here`, and one of the
-/// receiver `there`.
+/// Tries to connect by `platen relay` with `flags`; its message must have `here`, and one of the
+/// receiver's `there`.
 fn turned_away(
     stage: &Stage,
     from: Side,
@@ -54,7 +54,7 @@ fn turned_away(
     receive.platen.process.wait_for_output(there, NOTICE).with_context(|| format!("with {flags:?}"))
 }
 
-/// Ends a `receive` that stays, which must have counted what it turned away.
+/// Ends a running `receive`, which must have counted what it refused.
 fn ends_having_counted(mut receive: Receive, count: u32) -> Result<()> {
     receive.platen.process.signal(Signal::TERM)?;
     receive.platen.process.wait(NOTICE)?;
@@ -88,7 +88,7 @@ fn intruders(stage: &mut Stage) -> Result<()> {
     let tls = foreign.of(Side::Source).display().to_string();
     let words = ("not signed by the CA that this end knows", "does not know the CA");
     turned_away(stage, from, &mut receive, &["--tls-dir", &tls], words)?;
-    // It believes our CA, but has no certificate of it.
+    // It trusts our CA, but has no certificate of it.
     let ours = stage.lab.certificates()?;
     let ca = ours.of(from).join("ca.pem").display().to_string();
     let words = ("does not know the CA of this end", "not signed by the CA that this end knows");
@@ -97,7 +97,7 @@ fn intruders(stage: &mut Stage) -> Result<()> {
     let other = ours.issue(&["other.test"])?.display().to_string();
     let words = ("none of the names that it allows", "is for other.test; allowed by --peer-name");
     turned_away(stage, from, &mut receive, &["--tls-dir", &other], words)?;
-    // The receiver is not whom the source wants.
+    // The receiver is not the one that the source expects.
     let own = ours.of(from).display().to_string();
     let words = ("not for elsewhere.test", "its name is not the one by which it was called");
     let flags = ["--tls-dir", &own, "--peer-name", "elsewhere.test"];
@@ -123,7 +123,7 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
     let one = stage.vm()?;
     let one = match one.side() {
         Side::Source => one,
-        // The second boots at the source.
+        // The second one boots at the source.
         Side::Destination => Method::platen(&[]).run(&stage.lab, one, Patience::Helped)?.0,
     };
     let mut vms: [Vm; 2] = [one, stage.lab.boot(&VmSpec::small(), DATA_MIB / 2)?];
@@ -147,7 +147,7 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
         vm.is_reluctant()?;
         moves.push(platen::migrate(&stage.lab, vm, receive.peer, &flags)?);
     }
-    // The second is soon over by itself, should the first start late.
+    // The second one soon ends by itself, if the first one starts late.
     for (vm, migrate) in vms.iter_mut().zip(&mut moves) {
         vm.wait_active(&mut migrate.process)?;
         vm.hold_migration(8)?;
@@ -175,7 +175,7 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
         destination.assert_running().context(name)?;
         destination.guest.stop()?;
         destination.guest.verify().context(name)?;
-        // The second is smaller than what other scenarios expect.
+        // The second one is smaller than other scenarios expect.
         if name == NAMES[0] {
             stage.park(destination);
         }

@@ -1,4 +1,4 @@
-//! Several VMs through one `receive`, and the bare relay, with the test in the place of libvirt.
+//! Several VMs through one `receive`, and the bare relay, with the test in the role of libvirt.
 
 use std::time::Duration;
 
@@ -58,12 +58,12 @@ fn two_at_once(stage: &mut Stage) -> Result<()> {
         destination.assert_running().context(name)?;
         destination.guest.stop()?;
         destination.guest.verify().context(name)?;
-        // The second is smaller than what other scenarios expect.
+        // The second one is smaller than other scenarios expect.
         if name == NAMES[0] {
             stage.park(destination);
         }
     }
-    // Without --once it stays to serve others, and goes when told to.
+    // Without --once it continues to serve, and ends when it is told to.
     ensure!(receive.platen.process.poll()?.is_none(), "receive ended without being told to");
     receive.platen.process.signal(Signal::TERM)?;
     receive.platen.process.wait(NOTICE)?;
@@ -104,8 +104,7 @@ fn relay(stage: &mut Stage, channels: u32) -> Result<()> {
     destination.guest.stop()?;
     destination.guest.verify()?;
     receive.platen.succeed(NOTICE)?;
-    // It is there for the next VM until it is told to go; a user's end of it is no failure of a
-    // migration.
+    // It waits for the next VM until it is told to end; that is no failure of a migration.
     if relay.process.poll()?.is_none() {
         relay.process.signal(Signal::TERM)?;
         relay.process.wait(NOTICE)?;

@@ -1,4 +1,4 @@
-//! What scenarios share: the lab, and one booted VM that goes from scenario to scenario.
+//! The stage that scenarios share: the lab, and one booted VM that goes from scenario to scenario.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,13 +12,13 @@ pub(crate) const DATA_MIB: u64 = 144;
 /// Data in the guest of a tiny VM, in MiB.
 pub(crate) const TINY_DATA_MIB: u64 = 40;
 
-/// How the guest dirties its memory: updates a second, percent of whole pages, range in MiB.
+/// The guest's load: updates a second, per cent of whole pages, range in MiB.
 pub(crate) const LOAD: (u64, u64, u64) = (4000, 30, 48);
 
-/// How long a failure may take to be noticed by everybody.
+/// The time limit for all processes to notice a failure.
 pub(crate) const NOTICE: Duration = Duration::from_secs(120);
 
-/// How long a relay waits for a peer that was killed: it cannot know that it will not come back.
+/// How long a relay waits for a killed peer, which it cannot know to be gone for good.
 pub(crate) const PATIENCE: [&str; 2] = ["--resume-timeout", "4"];
 
 /// The reason a scenario was not run.
@@ -33,7 +33,7 @@ impl std::fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// The lab and the VM that is between scenarios.
+/// The lab, and the VM between scenarios.
 pub(crate) struct Stage {
     pub(crate) lab: Lab,
     parked: Option<Vm>,
@@ -46,7 +46,7 @@ impl Stage {
         Ok(Self { lab: Lab::new()?, parked: None, others: Vec::new() })
     }
 
-    /// Before each scenario: a link that is there and without limit, no logs of others.
+    /// Before each scenario: an unlimited link that is up, no logs of others.
     pub(crate) fn prepare(&mut self) -> Result<()> {
         self.lab.net.set_up(true)?;
         self.lab.net.heal();
@@ -64,13 +64,13 @@ impl Stage {
         Ok(vm)
     }
 
-    /// Leaves a VM, verified and idle, for the next scenario.
+    /// Hands a VM, verified and idle, to the next scenario.
     pub(crate) fn park(&mut self, vm: Vm) {
         self.parked = Some(vm);
     }
 
-    /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU keeps the migration
-    /// settings it had.
+    /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU has the migration
+    /// settings of the scenario before.
     pub(crate) fn vm_of(&mut self, spec: &VmSpec) -> Result<Vm> {
         if !spec.qemu.is_there() {
             if std::env::var("PLATEN_SKIP_QEMU10").is_ok_and(|value| value == "1") {
@@ -84,12 +84,12 @@ impl Stage {
         }
     }
 
-    /// Leaves a VM of [`Self::vm_of`], verified and idle, for the next scenario.
+    /// Hands a VM of [`Self::vm_of`], verified and idle, to the next scenario.
     pub(crate) fn park_other(&mut self, vm: Vm) {
         self.others.push(vm);
     }
 
-    /// Ends the VMs between scenarios: after a failure nobody knows what state they are in.
+    /// Ends the VMs between scenarios: after a failure their state is unknown.
     pub(crate) fn discard(&mut self) {
         self.parked = None;
         self.others.clear();
@@ -116,7 +116,7 @@ impl Stage {
         }
     }
 
-    /// A migration by platen that is half way over a slow link, with the guest dirtying its memory.
+    /// A migration by platen that is half way over a slow link, while the guest dirties its memory.
     pub(crate) fn half_way(&mut self, flags: &[&str]) -> Result<HalfWay> {
         let mut vm = self.vm()?;
         self.lab.net.shape(Rate::Mbit(100))?;
@@ -128,7 +128,7 @@ impl Stage {
         vm.is_reluctant()?;
         let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, &flags)?;
         wait_crossed(&self.lab, crossed + HALF_WAY, &mut migrate)?;
-        // Half of it is still to go: time for whatever the test does now.
+        // Half of it is still to be sent: time for the rest of the test.
         self.lab.net.shape(STAYS)?;
         let status = vm.monitor.migration_status()?;
         ensure!(status == "active", "half way, the migration is {status}");
@@ -136,12 +136,10 @@ impl Stage {
     }
 }
 
-/// Bytes on the wire that count as half way: more than every buffer together, less than all there
-/// is to send.
+/// Bytes on the wire that count as half way: more than all buffers together, less than the total.
 pub(crate) const HALF_WAY: u64 = 16 << 20;
 
-/// So slow a link that the second half of a migration takes longer than any test needs to do
-/// something about it.
+/// A link so slow that the second half of a migration takes longer than any test needs.
 pub(crate) const STAYS: Rate = Rate::Mbit(15);
 
 /// Waits until the link's counter has passed `mark`.
@@ -161,7 +159,7 @@ pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<(
     Ok(())
 }
 
-/// A migration that is under way.
+/// A migration in progress.
 pub(crate) struct HalfWay {
     pub(crate) vm: Vm,
     pub(crate) destination: Vm,
@@ -169,8 +167,8 @@ pub(crate) struct HalfWay {
     pub(crate) migrate: Platen,
 }
 
-/// Checks that the source runs the VM as if nothing had been: its migration is over in one of
-/// `states`, its guest is alive, was dirtying all the time, and every page is right.
+/// Checks that the source runs the VM as before: its migration is in one of `states`, its guest is
+/// alive and has been dirtying all the time, and every page is right.
 pub(crate) fn source_goes_on(vm: &mut Vm, states: &[&str]) -> Result<()> {
     vm.wait_back(states, NOTICE).context("the source must go on")?;
     let before = vm.guest.work("loops")?;
@@ -188,10 +186,10 @@ pub(crate) fn destination_ends(destination: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// Moves the VM by platen over the unlimited link and verifies it: what failed before has left no
-/// trace.
+/// Migrates the VM by platen over the unlimited link and verifies it: the failure before has left
+/// no trace.
 pub(crate) fn then_moves(stage: &mut Stage, mut vm: Vm) -> Result<()> {
-    // What the test itself has set.
+    // Resets the test's own settings.
     vm.let_migrate()?;
     stage.lab.net.shape(Rate::Unlimited)?;
     let (mut vm, _) = Method::platen(&[])
@@ -202,7 +200,7 @@ pub(crate) fn then_moves(stage: &mut Stage, mut vm: Vm) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an error message holds one of `words`: the cause, by name.
+/// Checks that an error message has one of `words`, which name the cause.
 pub(crate) fn names_the_cause(message: &str, words: &[&str]) -> Result<()> {
     let lower = message.to_lowercase();
     ensure!(

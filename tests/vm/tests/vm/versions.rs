@@ -1,5 +1,5 @@
-//! Every pair of QEMU versions that this host can run, and QEMU's own ways to make its stream
-//! smaller, through the bare relays.
+//! Every pair of QEMU versions that this host can run, and QEMU's own compression, through the bare
+//! relays.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 fn moves(stage: &mut Stage, from: &VmSpec, to: &VmSpec, channels: u32) -> Result<()> {
     let vm = stage.vm_of(from)?;
     let settings = Settings::multifd(channels, "none");
-    // By itself it might leave alone what so fast a link takes as it is.
+    // By default it might not compress on such a fast link.
     let mut flight = Flight::prepare(stage, vm, to, &settings, &["--codec", "zstd"])?;
     flight.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
     let crossed = stage.lab.net.crossed()?;
@@ -53,20 +53,20 @@ fn moves(stage: &mut Stage, from: &VmSpec, to: &VmSpec, channels: u32) -> Result
     flight.destination.guest.verify().context("in the destination")?;
     let report = flight.relay.report()?;
     let pages = report["normal"].as_u64().context("no normal pages in the report")?;
-    // What is not understood passes as it is: then nothing would be counted.
+    // A stream that platen does not understand passes unchanged; then nothing would be counted.
     ensure!(pages << 12 > TINY_DATA_MIB << 20, "only {pages} pages were recognised");
     ensure!(wire < pages << 11, "{wire} bytes on the wire for {pages} pages");
     stage.park_other(flight.destination);
     Ok(())
 }
 
-/// What QEMU has compressed is not compressed again, and takes no more room on the wire than
+/// Data that QEMU has compressed is not compressed again, and takes no more room on the wire than
 /// without platen.
 fn passes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, method: &str) -> Result<()> {
     let mut vm = stage.vm_of(from)?;
     let settings = Settings::multifd(2, method);
-    // QEMU alone first, by TCP over the same link. Its VM goes on at the destination, of the other
-    // version perhaps.
+    // QEMU alone first, by TCP over the same link. Its VM continues at the destination, perhaps of
+    // the other version.
     settings.apply(&mut vm)?;
     let mut alone = stage.lab.incoming_with(&vm, to)?;
     settings.apply(&mut alone)?;
@@ -102,8 +102,8 @@ fn passes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, method: &str) -> Result
 fn xbzrle(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let vm = stage.vm_of(from)?;
     // A first pass of some seconds, in which the guest touches most of a small range; the second
-    // fills the cache with it; whatever is dirty in the third goes as a delta. QEMU does not hand
-    // over before that: with this bandwidth and limit it would have to find one dirty page at most.
+    // pass fills the cache with it; pages dirty in the third go as deltas. QEMU does not hand over
+    // before that: with this bandwidth and limit it would have to find at most one dirty page.
     let settings = Settings::new(&["xbzrle"])
         .with("xbzrle-cache-size", json!(64 << 20))
         .with("max-bandwidth", json!(8 << 20))

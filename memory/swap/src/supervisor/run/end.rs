@@ -1,4 +1,4 @@
-//! How servers end: asked to, late, hung or dead.
+//! The end of servers: on request, by deadline, by the watchdog, or by their own death.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use crate::supervisor::watchdog::{Proc, LOOK};
 use crate::supervisor::{words, CLIENT_LOST};
 
 impl Supervisor<'_> {
-    /// How it ends when all is down.
+    /// The supervisor's result when everything is down.
     pub(super) fn outcome(&mut self) -> Result<(), SuperviseError> {
         self.up_failed.take().map_or(Ok(()), |status| Err(SuperviseError::Up(status)))
     }
 
-    /// Starts the next server now, if a pause is under way.
+    /// Ends the pause before the next server, if there is one.
     pub(super) fn resume(&mut self) {
         if let Some(resume) = self.service.resume() {
-            // Level-triggered: take what was written. A signalfd gives 128 bytes for a signal.
+            // Level-triggered: consume what was written. A signalfd returns 128 bytes a signal.
             let _ = rustix::io::read(resume, &mut [0; 128]);
         }
         if let Some(at) = &mut self.restart {
@@ -28,7 +28,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Kills a server that hangs, each second if it is time. Its end is then seen as any other's.
+    /// Kills a server that hangs; looks once a second. Its exit is then handled like any other.
     pub(super) fn look_at_server(&mut self) {
         let now = Instant::now();
         if now < self.look {
@@ -40,7 +40,7 @@ impl Supervisor<'_> {
         }
         let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
         let Some(server) = self.server.as_mut().filter(watched) else { return };
-        // One that is to end has a limit for that.
+        // A server that was told to end has a deadline of its own.
         let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
         let process = (server.child.id(), server.state());
         if let Some(why) = self.watchdog.look(now, pulse.slots(), process, &mut Proc) {
@@ -53,7 +53,7 @@ impl Supervisor<'_> {
     pub(super) fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
         for helper in &mut self.helpers {
             if helper.deadline.is_some_and(|at| at <= Instant::now()) {
-                // Its end is then seen as that of one that has failed.
+                // Its exit is then handled as a failure.
                 helper.dismiss();
                 if let Task::Up { .. } = helper.task {
                     let limit = self.service.ready_limit();
@@ -66,13 +66,13 @@ impl Supervisor<'_> {
         let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
         let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
         if server.killed {
-            // Not swapped to any more: what it waits for is nobody's.
+            // No longer swapped to, so nothing it waits for is needed.
             self.service.abandon();
             let limit = self.service.end_limit();
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
-        // Its end is then seen as any other's; one that is to end for good is not waited for
-        // without end.
+        // Its exit is then handled like any other. At the end of the supervisor, the wait for it
+        // has a limit.
         let _ = server.child.kill();
         server.killed = true;
         server.deadline = self.ending.then(|| Instant::now() + GONE);
@@ -92,14 +92,14 @@ impl Supervisor<'_> {
         }
         self.stopping = true;
         self.notify.say("STOPPING=1");
-        // What comes back into memory needs some, and a server that gives it.
+        // swapoff needs memory and a server.
         self.end_training();
         self.resume();
         self.go_down();
     }
 
-    /// Begins the end, unless something is coming up: that is waited for, or swapping would begin
-    /// on a disk that goes.
+    /// Starts taking down, unless the helper after a start still runs: then swapping could begin on
+    /// a disk that is about to go.
     pub(super) fn go_down(&mut self) {
         if self.helpers.iter().any(|helper| matches!(helper.task, Task::Up { .. } | Task::Down)) {
             return;
@@ -121,27 +121,27 @@ impl Supervisor<'_> {
         }
         self.end_training();
         if let Some(server) = &mut self.server {
-            // One that is dying just now needs no telling.
+            // A server that is dying just now has closed the channel.
             let _ = server.channel.write_all(format!("{}\n", words::END).as_bytes());
             server.deadline = Some(Instant::now() + self.service.end_limit());
             server.killed = false;
         }
     }
 
-    /// Ends the server for good, with force if it does not follow.
+    /// Ends the server for good, by SIGKILL if it does not obey.
     pub(super) fn end_server(&mut self) {
         self.tell_to_end();
         let Some(mut server) = self.server.take() else { return };
         let mut fds = [PollFd::new(&server.pidfd, PollFlags::IN)];
         let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-        // Whatever it says, the server is not waited for longer.
+        // The wait is over, whatever poll returns.
         let _ = poll(&mut fds, Some(&patience));
         let _ = server.child.kill();
         let _ = poll(&mut fds, Some(&patience));
         let _ = server.child.try_wait();
     }
 
-    /// Whether that was all.
+    /// Handles the server's exit; returns whether the supervisor is done.
     pub(super) fn server_ended(&mut self) -> Result<bool, SuperviseError> {
         let Some(server) = &mut self.server else { return Ok(false) };
         let Some(status) = server.child.try_wait().map_err(failed("wait for the server"))? else {
@@ -154,7 +154,7 @@ impl Supervisor<'_> {
             pulse.clear();
         }
         let oom = self.oom.since();
-        // It was for that one alone.
+        // The trainer and the helper were for that server only.
         self.end_training();
         self.up_again = None;
         if self.ending {
@@ -180,7 +180,7 @@ impl Supervisor<'_> {
             _ => self.backoff.died(ready.unwrap_or_default()),
         };
         let pause = if self.stopping { Duration::ZERO } else { pause };
-        // First the server, then what there is to say of it.
+        // First start the next server, then report.
         self.restart = Some(Instant::now() + pause);
         self.begin_what_is_due()?;
         let after = match pause {

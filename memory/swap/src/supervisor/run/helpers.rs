@@ -1,5 +1,4 @@
-//! Processes that a supervisor starts beside servers: what follows a start, what comes before the
-//! end, trainers.
+//! Helper processes: after a start, before the end, and trainers.
 
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use crate::supervisor::child::{watch, Helper, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
 
 impl Supervisor<'_> {
-    /// Runs what follows the start of the server that there is, if it is ready.
+    /// Runs the helper that follows the current server's start, if the server is ready.
     pub(super) fn up(&mut self) -> Result<(), SuperviseError> {
         self.up_again = None;
         let ready = self.server.as_ref().filter(|server| server.ready.is_some());
@@ -35,7 +34,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// What follows the start of a server has succeeded.
+    /// The helper after a server's start has succeeded.
     pub(super) fn up_ended(&mut self, first: bool) {
         if first && !self.been_up {
             self.notify.say("READY=1");
@@ -44,8 +43,8 @@ impl Supervisor<'_> {
         self.notify.say("STATUS=serving");
     }
 
-    /// Starts what the server wants to have trained, if there is no other one. What cannot be
-    /// started is dropped with its socket, which tells the server.
+    /// Starts the trainer that the server asked for, if none runs. If it cannot be started, its
+    /// socket is closed, which tells the server.
     pub(super) fn train(&mut self) {
         if self.ending || self.stopping {
             self.to_train = None;
@@ -54,7 +53,8 @@ impl Supervisor<'_> {
             return;
         }
         if let Some(former) = self.trainer() {
-            // Nobody waits for it any more. Its end is seen, and then it is the next one's turn.
+            // The server no longer waits for the former trainer. The next one starts when it has
+            // exited.
             former.dismiss();
             return;
         }
@@ -70,7 +70,7 @@ impl Supervisor<'_> {
         self.helpers.iter_mut().find(|helper| helper.task == Task::Train)
     }
 
-    /// Nobody waits for a trainer any more.
+    /// Ends training: no server waits for a trainer any more.
     pub(super) fn end_training(&mut self) {
         self.to_train = None;
         if let Some(trainer) = self.trainer() {
@@ -85,7 +85,7 @@ impl Supervisor<'_> {
         limit: Option<Duration>,
     ) -> Result<(), SuperviseError> {
         if let Some(nth) = self.helpers.iter().position(|helper| helper.task == task) {
-            // What it was to bring about is out of date.
+            // The older helper's task is out of date.
             let other = self.helpers.swap_remove(nth);
             self.dismiss(other.child);
         }
@@ -123,8 +123,8 @@ impl Supervisor<'_> {
             (Task::Train, _) => self.train(),
             (Task::Up { first }, true) => self.up_ended(first),
             (Task::Up { first: true }, false) => {
-                // One that was killed may have begun to swap all the same: that ends before the
-                // server does.
+                // A helper that was killed may already have started swapping, so swapping must stop
+                // before the server ends.
                 self.service.say(&format!("what follows the start has failed ({status})"));
                 self.up_failed = Some(status);
                 self.been_up = true;

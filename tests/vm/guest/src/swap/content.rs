@@ -1,15 +1,15 @@
-//! What memory holds: a pure function of seed, page and version.
+//! The expected contents of memory: a pure function of seed, page and version.
 //!
 //! Half of the pages are text, a quarter records with counters and pointers, an eighth mostly
-//! empty, a sixteenth random; about what a heap is made of. zstd makes it three times smaller, one
-//! page alike no other.
+//! empty, a sixteenth random, which resembles a heap. zstd compresses it to a third. No two pages
+//! are the same.
 
 use crate::pattern::{mix, PAGE};
 
 /// One page.
 pub(crate) type Page = [u8; PAGE];
 
-/// Writes what page `index` holds in `version`.
+/// Writes the contents of page `index` in `version`.
 pub(crate) fn fill(seed: u64, index: u64, version: u64, page: &mut Page) {
     let mut state = mix(seed, index, version);
     let kind = state % 16;
@@ -31,12 +31,12 @@ pub(crate) fn fill(seed: u64, index: u64, version: u64, page: &mut Page) {
         }
         _ => page.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&next().to_le_bytes())),
     }
-    // No two versions of any page are alike, and a page in another's place is noticed.
+    // No two versions of any page are the same, and a page in another's place is detected.
     page[..8].copy_from_slice(&mix(index, version, seed).to_le_bytes());
 }
 
-/// Writes records of a program whose fields have long names, each once in a page, and values of
-/// their own: pages with more in common with each other than within themselves. A pure function, as
+/// Writes records of a program whose fields have long names, each once a page, and values of their
+/// own: pages with more in common with each other than within themselves. A pure function, like
 /// [`fill`].
 pub(crate) fn fill_named(seed: u64, index: u64, page: &mut Page) {
     let mut state = mix(seed, index, 0) | 1;
@@ -56,7 +56,7 @@ pub(crate) fn fill_named(seed: u64, index: u64, page: &mut Page) {
     }
 }
 
-/// Where `page` is not what [`fill`] makes of these numbers; `None` if it is right.
+/// The offset at which `page` differs from the result of [`fill`]; `None` if it is right.
 pub(crate) fn wrong(
     seed: u64,
     index: u64,
@@ -81,7 +81,7 @@ fn text(next: &mut impl FnMut() -> u64, page: &mut Page) {
     while at < PAGE {
         let bits = next();
         for shift in [0, 12, 24, 36] {
-            // Common words are more common: the smaller of two draws.
+            // The smaller of two draws, so that common words are more common.
             let word =
                 WORDS[low((bits >> shift) & 63, 64).min(low((bits >> (shift + 6)) & 63, 64))];
             let take = word.len().min(PAGE - at);
@@ -102,7 +102,7 @@ fn records(index: u64, next: &mut impl FnMut() -> u64, page: &mut Page) {
     }
 }
 
-/// A number below `bound`, from `h`.
+/// A number below `bound`, derived from `h`.
 pub(crate) fn low(h: u64, bound: usize) -> usize {
     usize::try_from(h % bound as u64).unwrap_or(0)
 }
@@ -190,7 +190,7 @@ mod tests {
         }
         fill_named(1, 3, &mut page);
         fill_named(1, 4, &mut scratch);
-        // The same names, and nothing else.
+        // Only the names are the same.
         assert!(page[..20] == scratch[..20] && page[20..40] != scratch[20..40]);
         assert!(page[4000..] != scratch[4000..]);
         fill(1, 3, 0, &mut page);

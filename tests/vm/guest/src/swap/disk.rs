@@ -1,7 +1,7 @@
 //! `disk PATH mib=N [seconds=T] [threads=W] [seed=S]`: writes, reads and discards random runs of
-//! pages of a block device for T seconds, past the page cache, each thread in its part of it; every
-//! page read is compared with what was written last, and at the end all of them. Ends before its
-//! time when there is a file [`ENOUGH`].
+//! pages of a block device for T seconds, by direct I/O, each thread in its own part. Every page
+//! read is compared with the last write, and at the end all pages are. Ends early if the file
+//! [`ENOUGH`] exists.
 
 use super::content::{self, low};
 use super::{option, Failure};
@@ -10,16 +10,16 @@ use rustix::fs::{fallocate, FallocateFlags, Mode, OFlags};
 use rustix::io::{pread, pwrite};
 use std::time::{Duration, Instant};
 
-/// Whoever makes this file has seen enough.
+/// The harness creates this file to end the program.
 const ENOUGH: &str = "/tmp/enough";
 
-/// The most pages of one request: 1 MiB, which the kernel splits where the disk wants it.
+/// The most pages of one request: 1 MiB, which the kernel splits at the disk's limit.
 const RUN: usize = 256;
 
 #[repr(C, align(4096))]
 struct Buffer([[u8; PAGE]; RUN]);
 
-/// Does, and says `ok ...`.
+/// Runs the test, and prints `ok ...`.
 pub(crate) fn run(path: &str, words: &[&str]) -> Result<String, Failure> {
     let pages = option(words, "mib", 16)? * 256;
     let threads = option(words, "threads", 2)?.max(1);
@@ -49,14 +49,14 @@ fn part(path: &str, first: u64, pages: u64, seconds: u64, seed: u64) -> Result<[
     let mut scratch = [0; PAGE];
     let mut counts = [0; 3];
     let until = Instant::now() + Duration::from_secs(seconds);
-    // What was on the disk before is unknown.
+    // The disk's earlier contents are unknown.
     discard(&disk, first, pages)?;
     let mut nth = 0;
     let enough = || std::path::Path::new(ENOUGH).exists();
     while Instant::now() < until && !enough() || nth < 64 {
         nth += 1;
         let draw = mix(seed, nth, 1);
-        // Mostly short, as swap's are.
+        // Mostly short, like swap's.
         let longest = if draw & 7 == 0 { RUN } else { 8 };
         let len = (low(draw >> 3, longest) + 1).min(versions.len());
         let at = low(draw >> 16, versions.len() - len + 1);
@@ -116,7 +116,7 @@ fn read(
     Err(Failure::Cannot(format!("read {got} of {wanted} bytes at {place}")))
 }
 
-/// The kernel makes a discard of it that must read as zeros.
+/// The kernel turns it into a discard after which the pages must read as zeros.
 fn discard(disk: impl rustix::fd::AsFd, first: u64, pages: u64) -> Result<(), Failure> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(disk, flags, first * PAGE as u64, pages * PAGE as u64)?;

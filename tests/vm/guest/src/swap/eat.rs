@@ -1,10 +1,10 @@
-//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P]`: takes N MiB, fills them,
-//! and for T seconds and until FILE exists reads and rewrites random pages, each compared with what
-//! it must be; at last compares all of them. Between filling and touching it waits, without a look
-//! at its memory, until the file of `after` exists.
+//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P]`: allocates and fills N MiB,
+//! and for T seconds and until FILE exists reads and rewrites random pages, each compared with its
+//! expected contents; at the end compares all of them. Between filling and touching it waits,
+//! without touching its memory, until the file of `after` exists.
 //!
-//! Of the pages touched, P percent are rewritten (default 30). Says every second what it has done
-//! (`beat`), which is how a test sees that it is alive and not waiting for memory.
+//! Of the touched pages P per cent are rewritten (default 30). Reports its progress every second
+//! (`beat`), which shows a test that it is not waiting for memory.
 
 use super::content::{self, Page};
 use super::{option, Failure};
@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Eats, and says `ok pages=... touched=... ms=...`.
+/// Runs, and prints `ok pages=... touched=... ms=...`.
 pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let seed = option(words, "seed", 1)?;
     let pages = option(words, "mib", 64)? * 256;
@@ -40,7 +40,7 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
         std::thread::sleep(Duration::from_millis(50));
     }
     let (mut touched, end) = (0_u64, Instant::now() + limit);
-    // The file system is asked seldom.
+    // The file system is checked rarely.
     while Instant::now() < end || until.is_some_and(|file| touched % 256 > 0 || !file.exists()) {
         let draw = mix(seed, touched, 7);
         let at = content::low(draw, count);
@@ -77,7 +77,7 @@ struct Beat {
 
 impl Beat {
     fn tick(&mut self, what: &str, number: u64) {
-        // The clock is asked seldom.
+        // The clock is read rarely.
         if number.is_multiple_of(64) && self.last.elapsed() >= Duration::from_secs(1) {
             println!(
                 "beat {what}={number} ms={} gap={}",

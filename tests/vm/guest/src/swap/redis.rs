@@ -1,6 +1,7 @@
 //! `redis-fill SOCKET keys=N [size=B] [from=K] [named=1]` and `redis-check SOCKET keys=N [size=B]
-//! [named=1]`: a client that stores values made from their keys' numbers, and compares every byte
-//! of every value it gets back. Values are what memory holds otherwise, or records with long names.
+//! [named=1]`: a client that stores values computed from their keys' numbers, and compares every
+//! byte of every value that it reads back. Values are the contents of [`content`](super::content),
+//! or records with long names.
 
 use super::content;
 use super::{option, Failure};
@@ -9,11 +10,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// Requests under way at a time.
+/// Requests in flight at a time.
 const BATCH: u64 = 16;
 
-/// Stores keys, and says how far it got: an error of the server or its end is an end like any
-/// other.
+/// Stores keys, and prints how many it stored, also if the server fails or ends.
 pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let (keys, size) = (option(words, "keys", 1000)?, size(words)?);
     let (from, named) = (option(words, "from", 0)?, option(words, "named", 0)? == 1);
@@ -47,7 +47,7 @@ pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
     Ok(format!("ok keys={stored} ms={}", begin.elapsed().as_millis()))
 }
 
-/// Gets keys 0 to N-1 back and compares.
+/// Reads keys 0 to N-1 back and compares.
 pub(crate) fn check(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let (keys, size) = (option(words, "keys", 1000)?, size(words)?);
     let named = option(words, "named", 0)? == 1;
