@@ -1,5 +1,4 @@
-//! Pages that are on a backing device, read through the device: by threads that may wait, while
-//! others go on.
+//! Pages on a backing device, read through the device by fetch threads, while other requests go on.
 #![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
 
 #[path = "../../store/tests/shelf/mod.rs"]
@@ -68,7 +67,7 @@ fn write_back(worker: &mut Worker, pages: std::ops::Range<u64>, batch: &mut Batc
 
 fn request(op: Op, page: u64, bytes: &mut [u8]) -> Request {
     let pages = u32::try_from(bytes.len() / PAGE).unwrap();
-    // SAFETY: each test leaves the bytes alone until the request is over.
+    // SAFETY: each test leaves the bytes alone until the request is complete.
     let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) };
     Request { op, page, pages, buffer }
 }
@@ -78,7 +77,7 @@ fn wait(queue: &mut DeviceQueue) -> (u64, Result<(), Errno>) {
     wait_for(queue, 1)[0]
 }
 
-/// Waits until so many are, and there are no more.
+/// Waits until this many are complete, and checks that there are no more.
 fn wait_for(queue: &mut DeviceQueue, number: usize) -> Vec<(u64, Result<(), Errno>)> {
     let mut over = Vec::new();
     loop {
@@ -163,7 +162,7 @@ fn a_thread_that_meets_a_page_on_the_device_goes_on_with_others() {
     assert_eq!(queue.read_at_once(request(Op::Read, 4, &mut small)), None);
     assert_eq!(queue.read_at_once(request(Op::Read, 63, &mut small)), Some(Err(Errno::Invalid)));
     assert_eq!(queue.in_flight(), 0);
-    // Its error is its own.
+    // Its error affects no other page.
     disk.0.fail_reads.store(5, Ordering::Relaxed);
     assert_eq!(queue.submit(1, request(Op::Read, 0, &mut one)), None);
     assert_eq!(wait(&mut queue), (1, Err(Errno::Io)));
@@ -203,7 +202,7 @@ fn pages_on_a_device_that_is_not_there_are_errors_and_cost_the_queue_nothing() {
         let done = queue.submit(1, request(Op::Read, round % 4, &mut one));
         assert_eq!(done, Some(Err(Errno::Io)));
     }
-    // There are places still for what is split.
+    // There are still flights for split requests.
     let done = queue.submit(2, request(Op::Write, 8, &mut many));
     assert_eq!(done.unwrap_or_else(|| wait(&mut queue).1), Ok(()));
     assert_eq!(device.stats().split_requests, 1);
@@ -290,7 +289,7 @@ fn requests_of_all_sizes_while_pages_go_out_and_come_back() {
     assert!(store.backing_stats().unwrap().bd_reads > 500);
 }
 
-/// Ends all when one fails.
+/// Aborts all threads when one fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -1,5 +1,5 @@
-//! More reads of a backing device that does not answer than there is room to note: nobody is
-//! refused, nothing is lost.
+//! More reads of a backing device that does not answer than the ring to the fetch threads holds: no
+//! request is refused or lost.
 #![expect(unsafe_code, reason = "buffers are handed to the device as addresses")]
 
 #[path = "../../store/tests/shelf/mod.rs"]
@@ -55,8 +55,8 @@ fn finish(queue: &mut DeviceQueue) -> usize {
 
 #[test]
 fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
-    // As ublk's queues: 64 requests of 512 KiB each, all pages on the device. Each is a few notes,
-    // and nobody who asks for them waits; what is written meanwhile is done.
+    // Like ublk's queues: 64 requests of 512 KiB each, all pages on the device. Each takes a few
+    // entries, no submitter waits, and writes meanwhile complete.
     let (store, of) = device(64);
     let all: Vec<u8> = (0..OUT).flat_map(page).collect();
     set_gate(false);
@@ -70,7 +70,7 @@ fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
             while !asked.load(Ordering::Acquire) && begun.elapsed() < LONG {
                 thread::sleep(Duration::from_millis(5));
             }
-            // Either way, so that nobody waits for ever.
+            // In either case, so that no thread waits for ever.
             set_gate(true);
         });
         for (number, bytes) in buffers.iter_mut().enumerate() {
@@ -89,8 +89,7 @@ fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
     assert!(buffers.iter().all(|bytes| *bytes == all));
     drop((queues, buffers, of, store));
 
-    // So many small ones that there is no room for their notes: who asks for one more waits with
-    // it.
+    // So many small reads that the ring has no room: the submitter of a further one waits itself.
     const MANY: usize = 17_000;
     let (_store, of) = device(20_000);
     set_gate(false);

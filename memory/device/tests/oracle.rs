@@ -107,7 +107,7 @@ fn bare(op: Op, page: u64, pages: u64) -> Request {
     Request { op, page, pages: u32::try_from(pages).unwrap(), buffer: Buffer::NONE }
 }
 
-/// Does `steps` on the part of the device that begins at `base`, and compares every byte read.
+/// Executes `steps` on the part of the device that begins at `base`, and compares every byte read.
 fn follow(queue: &mut impl Queue, base: u64, model: &mut [u8], steps: &[Step]) {
     let bytes = |page: u64, pages: u64| {
         let at = usize::try_from(page).unwrap() * PAGE;
@@ -176,7 +176,7 @@ proptest! {
             })
         }).collect();
         let models: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        // And another queue sees the same.
+        // Another queue sees the same.
         let mut queue = device.open().unwrap();
         for (model, part) in models.iter().zip(0..) {
             let mut data = vec![1; model.len()];
@@ -231,7 +231,7 @@ fn requests_that_overtake_each_other_all_arrive() {
     assert!(buffers == expected);
 }
 
-/// Two threads write the same pages, whole and in part; what is read is always one of theirs.
+/// Two threads write the same pages, entirely and partly; every read returns one of their writes.
 #[test]
 fn pages_written_by_two_at_once_are_never_a_mix() {
     let device = Arc::new(device(16, Codec::Zstd, 2));
@@ -295,9 +295,9 @@ fn patches_of_one_page_lose_nothing() {
     }
 }
 
-/// One thread patches the middle of a page while another writes whole pages: a patch never brings
-/// back what was there before a write. Both begin a round together, and sleep until both are done
-/// with it: how busy the machine is matters to nobody.
+/// One thread patches the middle of a page while another writes whole pages: a patch never restores
+/// older contents. Both start each round together, and sleep until both have finished it, so that
+/// the machine's load does not matter.
 #[test]
 fn a_patch_never_undoes_a_write() {
     const ROUNDS: u32 = 2000;
@@ -388,8 +388,8 @@ fn a_full_device_says_so_and_loses_nothing() {
     fill(&mut big, 2, 5);
     let before = device.stats().pages_written;
     assert_eq!(transfer(&mut queue, Op::Write, 1000, &mut big), Err(Errno::NoSpace));
-    // Each thread finds out once at most: the others' pages are not tried, for each could wait for
-    // memory. What was there already may have been written over before.
+    // Each thread meets the error once at most: the other pages are not tried, because each could
+    // wait for memory. Pages stored before may have been overwritten.
     let over = stored.iter().filter(|number| (1000..1064).contains(*number)).count() as u64;
     let tried = device.stats().pages_written - before;
     assert!(tried <= over + 3, "{tried} pages of a write without memory were tried");
@@ -403,8 +403,8 @@ fn a_full_device_says_so_and_loses_nothing() {
     }
 }
 
-/// Bytes that change in the store's memory are an error for their page, told once and counted, and
-/// for no other.
+/// Bytes that change in the store's memory are an error of their page alone, reported once and
+/// counted.
 #[test]
 fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     use std::os::unix::fs::FileExt;
@@ -416,7 +416,8 @@ fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     }
     transfer(&mut queue, Op::Write, 0, &mut pages).unwrap();
     assert_eq!(device.damage(), None);
-    // One of the first page's bytes, wherever it is: from the end of the file, until one matters.
+    // One of the first page's bytes, wherever it is: from the end of the file, until a change has
+    // an effect.
     let file = std::fs::File::from(device.store().fd().try_clone_to_owned().unwrap());
     let mut out = vec![0; PAGE];
     let len = file.metadata().unwrap().len();
@@ -439,7 +440,7 @@ fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     let reason = device.damage().unwrap().to_string();
     assert!(reason.starts_with("page ") && reason.contains("checksum"), "{reason}");
     assert!(device.stats().failed_reads >= 3, "{:?}", device.stats());
-    // A request says so, and the pages beside it in the same request are there.
+    // A request reports it, and its other pages are read.
     let mut all = vec![0; 64 * PAGE];
     assert_eq!(transfer(&mut queue, Op::Read, 0, &mut all), Err(Errno::Io));
     let whole = all.chunks(PAGE).zip(pages.chunks(PAGE)).filter(|(got, want)| got == want).count();
@@ -450,8 +451,8 @@ fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
     assert_eq!(device.damage().unwrap().to_string(), reason);
 }
 
-/// Queues that are dropped with requests under way wait for them, and their places are used again
-/// while invitations to them are still about.
+/// Queues that are dropped with requests in flight wait for them, and their numbers are reused
+/// while invitations to them are still in the ring.
 #[test]
 fn queues_come_and_go_with_requests_under_way() {
     const PAGES: usize = 48;

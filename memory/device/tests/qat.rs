@@ -33,8 +33,7 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 const PART: u64 = 160;
 const CLIENTS: u64 = 3;
 
-/// As many as a fault may need to show: verified outputs, no sharing, a deadline that the fault
-/// says.
+/// Options with which a fault can show: verified outputs, no sharing, the fault's deadline.
 fn offload(threads: usize, deadline: Duration) -> OffloadOptions {
     OffloadOptions { threads, depth: 32, share: false, verify_every: 1, deadline }
 }
@@ -45,7 +44,7 @@ fn device(store: &Arc<Store>, workers: usize) -> Device {
         .unwrap()
 }
 
-/// Waits until so many threads have the device's attention.
+/// Waits until this many threads use the device.
 fn await_ready(device: &Device, on_device: usize) {
     let start = Instant::now();
     while stats(device).on_device != on_device {
@@ -76,7 +75,7 @@ impl Random {
         (self.next() >> 20) % end
     }
 
-    /// A page like text, like a heap, of one word, or of noise. Never two alike.
+    /// A page like text, like a heap, same-filled, or of noise; never two alike.
     fn page(&mut self, out: &mut [u8]) {
         match self.below(8) {
             0 => {
@@ -127,8 +126,8 @@ impl Client {
         self.queue.read_now(self.base + page, out)
     }
 
-    /// Writes runs of pages that do not overlap, all under way at once; meanwhile changes and reads
-    /// others.
+    /// Writes runs of pages that do not overlap, all in flight at once; meanwhile changes and reads
+    /// other pages.
     fn round(&mut self) {
         let mut data = self.model.clone();
         let mut free: Vec<(u64, u64)> = Vec::new();
@@ -231,7 +230,7 @@ fn run_case(sim: &Sim, fault: &Fault, threads: usize) {
             let mut client = Client::new(&device, number, threads as u64);
             (0..3).for_each(|_| client.round());
             client.check();
-            // A device that works may have done all of it before its event arrives.
+            // A device that works may have completed all of it before its event arrives.
             let start = Instant::now();
             while fault.script.contains("restarting") && sim.counters().events == 0 {
                 std::thread::sleep(Duration::from_millis(1));
@@ -298,7 +297,7 @@ fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
     let sim = Sim::turn();
     for script in ["now silence", "now fatal"] {
         sim.script("reset");
-        // The other one is free: to take it would allocate.
+        // The other instance is free, but claiming it would allocate.
         sim.script("instances 2; latency 20");
         let store = Store::create(PART, Options::default()).unwrap();
         let device = device(&store, 1);
@@ -315,7 +314,7 @@ fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
             client.round();
             assert!(start.elapsed() < HANG, "{script}: {:#?}", stats(&device));
         }
-        // Nobody asks the device now.
+        // No request polls the device now.
         let lost = total(&device);
         assert!(lost.software() > 0, "{script}: {lost:#?}");
         let written = device.stats().pages_written;

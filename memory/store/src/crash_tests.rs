@@ -1,9 +1,9 @@
-//! `kill -9` between any two steps of every operation, taking over among them.
+//! `kill -9` between any two steps of every operation, takeover included.
 //!
-//! A child takes the store over, works through a list of operations and counts in shared memory
-//! those that are done. It is killed at step 1, then at step 2, and so on until it comes to the
-//! end. Each time the parent takes over what is left: every page holds what the operations done
-//! say, or, if the one it died in would change it, what that one says.
+//! A child takes the store over, executes a list of operations and counts those that are done in
+//! shared memory. It is killed at step 1, then at step 2, and so on until it reaches the end. Each
+//! time the parent takes over: every page must have the contents of the operations done, or those
+//! of the operation in which the child died.
 #![expect(unsafe_code, reason = "forks a child that is killed")]
 
 use std::collections::HashMap;
@@ -41,21 +41,21 @@ enum Op {
     Discard(u64, u64),
     Get(u64),
     Replace(u64, usize),
-    /// A part of the page is written: whatever it is, it becomes this.
+    /// Writes a part of the page, which then has these contents.
     Modify(u64, usize),
     ModifySame(u64, u64),
-    /// So many pages from here on, those that are objects, as one.
+    /// Makes a group of those of this many pages from here on that are objects.
     Group(u64, u64, usize),
     Leave(u64, usize),
     /// Writes back those of this many pages from here on that are in memory.
     WriteBack(u64, u64),
     BringBack(u64, usize),
-    /// So many bytes.
+    /// A number of bytes.
     Dictionary(usize),
     Compact,
     Trim,
     Rest,
-    /// As the keeper does for a worker that waits for a slab of so many pages.
+    /// As the keeper for a worker that waits for a slab of this many pages.
     Trade(u32),
 }
 
@@ -66,7 +66,7 @@ fn bytes(index: u64, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u64 * 31 + index * 7 + number as u64 * 13).to_le_bytes()[0]).collect()
 }
 
-/// Fills the store so that the operations have something to move, and pages to give back.
+/// Fills the store so that the operations have objects to move, and memory to free.
 fn prelude() -> Vec<Op> {
     let mut ops: Vec<Op> =
         (0..200).map(|i| Op::Put(i, if i % 2 == 0 { 600 } else { 1500 })).collect();
@@ -93,7 +93,7 @@ fn script() -> Vec<Op> {
         Op::Discard(0, 300),
         Op::Trim,
         Op::Put(7, 4096),
-        // Groups: made, one over pages that are not there, written into, left, moved, gone.
+        // Groups: made, one with absent pages, written to, left, moved, freed.
         Op::Put(8, 900),
         Op::Put(9, 901),
         Op::Put(11, 902),
@@ -114,7 +114,8 @@ fn script() -> Vec<Op> {
         Op::Compact,
         Op::Discard(12, 3),
         Op::Trim,
-        // Out and back: whole ones, small ones, those of a group; written over, brought back, gone.
+        // Written back and brought back: uncompressed pages, small ones, pages of a group;
+        // overwritten, discarded.
         Op::Put(20, 4096),
         Op::Put(21, 4096),
         Op::Put(22, 300),
@@ -135,8 +136,8 @@ fn script() -> Vec<Op> {
         Op::Discard(26, 1),
         Op::WriteBack(15, 30),
         Op::Trim,
-        // In part: what is an object, longer and shorter; what is not there; what is one word, and
-        // becomes one.
+        // Partial writes: of an object, longer and shorter; of an absent page; of a same-filled
+        // page, and to one.
         Op::Put(220, 1200),
         Op::Modify(220, 1300),
         Op::Modify(220, 40),
@@ -157,8 +158,8 @@ fn script() -> Vec<Op> {
     ]
 }
 
-/// A store that may have 36 pages: writes that are refused, those that get what other lengths of
-/// slab have ready, and those that make their own room.
+/// A store limited to 36 pages: writes that are refused, writes that use ready slabs of other
+/// lengths, and writes that free memory for themselves.
 fn full_script() -> Vec<Op> {
     let mut ops: Vec<Op> = (0..60).map(|i| Op::Put(i, 2000)).collect();
     // Whole slabs of one length are ready, and another length is asked for.
@@ -174,7 +175,7 @@ fn full_script() -> Vec<Op> {
     ops
 }
 
-/// Whether it was done: all is, unless there is no room.
+/// Executes an operation; returns whether it was done: always, unless there is no room.
 fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) -> bool {
     let full = store.options.mem_limit > 0;
     match op {
@@ -356,8 +357,8 @@ fn limited(mem_limit: u64) -> Options {
     Options { mem_limit, reserve: 0, ..Options::default() }
 }
 
-/// Tests take turns: a child has copies of what the process has open, and with them the locks of
-/// other tests' stores.
+/// Serializes tests: a child inherits the process's open files, and with them the locks of other
+/// tests' stores.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -367,15 +368,15 @@ fn back(disk: &OwnedFd) -> FileDisk {
     FileDisk::inherit(disk.as_fd()).unwrap()
 }
 
-/// Runs `child` in a process of its own; its signal, if it was killed by one.
+/// Runs `child` in a process of its own; returns its signal, if one killed it.
 fn killed(child: impl FnOnce()) -> Option<i32> {
     // SAFETY: the child uses only what the forking thread owns, and the C library's allocator,
-    // which may be used after a fork; it leaves by `_exit`.
+    // which may be used after a fork; it exits by `_exit`.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no child");
     if pid == 0 {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).is_ok();
-        // SAFETY: ends this process and returns to nobody.
+        // SAFETY: ends this process without returning.
         unsafe { libc::_exit(i32::from(!done)) };
     }
     let (_, status) =
@@ -385,7 +386,7 @@ fn killed(child: impl FnOnce()) -> Option<i32> {
     signal
 }
 
-/// Bytes of everything that an entry names, those of groups among them.
+/// Bytes of all objects that entries name, also those of groups.
 fn sum_of_objects(store: &Store) -> u64 {
     let map = &store.heap.map;
     let records = store.heap.groups.records(map).iter().flat_map(|record| record.pieces());
@@ -408,7 +409,7 @@ fn a_server_killed_at_any_step_leaves_a_consistent_store() {
     assert!(steps > 300, "the schedule has {steps} steps only: is it compiled in?");
 }
 
-/// Which operations of a script are done when there is room for so many bytes; the others are
+/// The operations of a script that are done with a limit of this many bytes; the others are
 /// refused.
 fn done_with(script: &[Op], limit: u64) -> Vec<bool> {
     let store = Store::create(PAGES, limited(limit)).unwrap();
@@ -433,7 +434,7 @@ fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
     let refused = done.iter().filter(|done| !**done).count();
     println!("{refused} of {} operations are refused", script.len());
     assert!(refused > 3 && refused < script.len() / 2, "{refused} of {} refused", script.len());
-    // Each length of slab gets what the others had ready.
+    // Each slab length uses the ready memory of the others.
     for op in [60, 100, 140, 0] {
         let wrote = |(number, op_of): (usize, &Op)| {
             matches!(*op_of, Op::Put(index, _) | Op::Modify(index, _) if index == op)
@@ -446,8 +447,8 @@ fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
     assert!(steps > 300, "the schedule has {steps} steps only");
 }
 
-/// Kills a server at each step of `script`, where memory of so many bytes is allowed, if not 0; how
-/// many steps there are, and at how many of them blocks of the disk were left in doubt. `done` says
+/// Kills a server at each step of `script`, with a memory limit of this many bytes (0: none).
+/// Returns the number of steps, and at how many of them blocks of the disk were barred. `done` says
 /// which operations have an effect.
 fn killed_at_each_step(
     prelude: &[Op],
@@ -476,7 +477,7 @@ fn killed_at_each_step(
                 expect(&mut before, 1000 + number, op);
             }
         }
-        // A reader that was killed leaves its pin.
+        // A killed reader leaves its pin.
         if !prelude.is_empty() {
             store.heap.map.table()[3].pin(true).expect("page 3 is an object");
         }
@@ -546,7 +547,7 @@ fn killed_at_each_step(
         assert_eq!(with, named.count() as u64, "step {at}");
         let sum: u64 = sum_of_objects(&store);
         assert_eq!(stats.compr_data_size, sum, "step {at}");
-        // It goes on: every page can be written, read and given back.
+        // The store works: every page can be written, read and discarded.
         for index in 0..PAGES {
             worker.put(index, 5, &bytes(index, 77, 1100)).unwrap();
         }
@@ -561,7 +562,7 @@ fn killed_at_each_step(
             (0, back.blocks - back.doubtful),
             "step {at}"
         );
-        // Killed while it wrote, and only then, it has left blocks that may be written yet.
+        // Only a server killed while it wrote leaves blocks to which a write may be pending.
         assert!(back.doubtful <= 16, "step {at}: {} doubtful blocks", back.doubtful);
         let writing = matches!(script.get(count), Some(Op::WriteBack(..)));
         assert!(back.doubtful == 0 || writing, "step {at}, in operation {count}");
@@ -574,7 +575,7 @@ fn killed_at_each_step(
         assert_eq!(store.stats().mem_used_total, fixed * 4096);
         assert_eq!(store.resident().unwrap(), store.stats().mem_used_total, "step {at}");
         if back.doubtful > 0 {
-            // For the next one as well.
+            // Also for the next server.
             drop((worker, store));
             let store = Store::attach(fd.as_fd(), options()).unwrap();
             store.take_backing(Box::new(self::back(&disk)), "disk").unwrap();
@@ -588,8 +589,8 @@ fn killed_at_each_step(
     (at - 1, doubtful)
 }
 
-/// A disk whose process is killed when it has asked for blocks to be written, and that does it
-/// later: in `queue` they are, the first one's number and their bytes.
+/// A disk whose process is killed when it has requested a write, which the disk executes later:
+/// `queue` has the first block's number and the bytes.
 #[derive(Debug)]
 struct Late<'a> {
     disk: FileDisk,
@@ -643,8 +644,8 @@ fn what_a_killed_server_has_asked_for_may_be_written_late() {
     let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
     drop(store);
     let mut queues = Vec::new();
-    // Two servers are killed so, each with ten pages of its own, and a third takes what it finds
-    // free.
+    // Two servers are killed in this way, each with ten pages of its own, and a third one uses the
+    // blocks that it finds free.
     for first in [0, 20] {
         let queue = File::from(memfd_create("queue", MemfdFlags::CLOEXEC).unwrap());
         let signal = killed(|| {
@@ -661,7 +662,7 @@ fn what_a_killed_server_has_asked_for_may_be_written_late() {
     store.set_backing(Box::new(back(&disk)), "disk").unwrap();
     assert_eq!(store.lost_pages(), 0);
     let mut worker = store.worker().unwrap();
-    // More than what the killed ones had, and other pages first.
+    // More pages than the killed servers had, and other pages first.
     for first in [40, 50, 0, 10] {
         apply(&store, &mut worker, 0, Op::WriteBack(first, 10));
     }
@@ -700,7 +701,7 @@ fn notes_of_killed_servers_that_say_anything_shut_blocks_and_no_more() {
         apply(&store, &mut worker, 0, Op::WriteBack(0, 10));
     }
     let words = store.heap.map.superblock();
-    // The header, one behind the end, none, too many, one twice, and those of pages that are there.
+    // The header, a block beyond the end, none, too many, one twice, and those of existing pages.
     let mut noted = 0;
     for (first, len) in [
         (0_u64, 2_u64),
@@ -731,7 +732,7 @@ fn notes_of_killed_servers_that_say_anything_shut_blocks_and_no_more() {
     // A discarded page in a barred block releases it, but the block does not become free.
     worker.discard(0..10);
     assert_eq!(store.backing_stats().unwrap().free, 63 - 9);
-    // With no place left for a note nothing is written.
+    // Without a free field in the superblock nothing is written.
     let words = store.heap.map.superblock();
     let full = loop {
         match superblock::note_run(words, &(20..21)) {

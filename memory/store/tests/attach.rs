@@ -1,4 +1,4 @@
-//! Files that are refused, and files that are damaged.
+//! Refused files and damaged files.
 #![cfg(not(loom))]
 
 use std::fs::File;
@@ -19,7 +19,7 @@ fn bytes(index: u64) -> Vec<u8> {
     (0..len).map(|at| (at as u64 + index).to_le_bytes()[0]).collect()
 }
 
-/// A store in which every page is an object, its server gone; where a test may write.
+/// A store full of objects whose server is gone, and its file for a test to damage.
 fn left_behind() -> (OwnedFd, File) {
     let store = Store::create(PAGES, options()).unwrap();
     let mut worker = store.worker().unwrap();
@@ -66,7 +66,7 @@ fn two_servers_on_one_store_are_refused() {
     let second = Store::attach(fd.as_fd(), options()).unwrap();
     assert_eq!(second.generation(), 2);
     assert!(matches!(refusal(&fd), StoreError::InUse));
-    // The refused ones did not count.
+    // Refused takeovers do not count as servers.
     let id = second.id();
     drop(second);
     let third = Store::attach(fd.as_fd(), options()).unwrap();
@@ -96,7 +96,7 @@ fn foreign_files_are_refused_with_a_reason() {
     }
     let fd = copied(len, true, put(1, 9));
     assert!(matches!(refusal(&fd), StoreError::Foreign(Foreign::Version { got: 9, expected: 5 })));
-    // Without any change it is one, though all its objects are gone: not a single page was stored.
+    // Unchanged it is accepted, although all its objects are missing: no page was stored.
     let store = Store::attach(copied(len, true, |_| {}).as_fd(), options()).unwrap();
     assert_eq!(store.stats().orig_data_size, 0);
 }
@@ -122,7 +122,7 @@ fn entry(index: u64) -> u64 {
 
 #[test]
 fn a_damaged_entry_costs_its_own_page_only() {
-    // Also the first entry, which is the first to say what a region is for.
+    // Also the first entry, which decides the slab length of a region.
     for victim in [0, 777] {
         for bit in 0..64 {
             let (fd, file) = left_behind();
@@ -143,7 +143,7 @@ fn a_damaged_entry_costs_its_own_page_only() {
                             | GetError::Checksum { .. }
                             | GetError::Index { .. })
                     );
-                    // Without its top bit it is no object at all.
+                    // Without its top bit it names no object.
                     assert!(wrong || bit == 63, "page {index} bit {bit}: {found:?}");
                 } else {
                     let len = bytes(index).len();
@@ -151,7 +151,7 @@ fn a_damaged_entry_costs_its_own_page_only() {
                     assert!(page[..len] == bytes(index), "page {index} bit {bit}");
                 }
             }
-            // Writing it makes it good, and nobody else's object is freed with it.
+            // A write repairs it, and frees no other page's object.
             for index in [victim, victim ^ 1] {
                 worker.put(index, 2, &bytes(index + 5)).unwrap();
                 worker.put(index, 1, &bytes(index)).unwrap();
@@ -188,7 +188,7 @@ fn an_entry_that_names_anothers_object_is_the_one_that_loses() {
 #[test]
 fn a_damaged_object_fails_its_page_and_compaction_does_not_hide_it() {
     let (fd, file) = left_behind();
-    // Objects begin in the regions, at a multiple of 2 MiB; byte by byte some pages' are hit.
+    // Objects are in the regions, at multiples of 2 MiB; of some pages each byte is changed.
     let store_len = file.metadata().unwrap().len();
     let mut hit = 0;
     let mut at = 2 << 20;
@@ -261,8 +261,8 @@ fn a_damaged_record_costs_its_own_group_only() {
     };
     assert_eq!(records.len(), 2, "two groups have a record each");
     let (mut lost, mut whole) = (0, 0);
-    // Its state; the first entries, that of its third and last object, and one that names nothing:
-    // each with a bit changed, or as if it named nothing.
+    // Its state; the first entries, that of its third and last object, and an absent one: each with
+    // a bit changed, or made absent.
     for (word, bit) in (0..5).flat_map(|word| (0..65).map(move |bit| (word, bit))) {
         let (fd, file) = left_behind_with_groups();
         let at = RECORDS + records[0] * RECORD + word * 8;
@@ -319,8 +319,7 @@ fn a_damaged_record_costs_its_own_group_only() {
         assert_eq!(store.stats().mem_used_total, store.resident().unwrap(), "{what}");
     }
     println!("{lost} pages lost, {whole} of the first group read");
-    // A count of parts and a stamp are made anew; a name of an object that is another costs the
-    // group.
+    // Reference count and stamp are rebuilt; an entry that names another object costs the group.
     assert!(lost >= 10 * 30, "{lost}");
     assert!(whole >= 10 * 64, "{whole}");
 }

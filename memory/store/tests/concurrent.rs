@@ -43,7 +43,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 50..400)
 }
 
-/// Bytes that say which write they are of, all through: a mixture of two is seen.
+/// Bytes that identify their write throughout, so that a mixture of two is detected.
 fn bytes(stamp: u64, len: usize) -> Vec<u8> {
     stamp.to_le_bytes().into_iter().cycle().take(len).collect()
 }
@@ -64,7 +64,7 @@ fn stamp(page: Page, out: &[u8; MAX_OBJECT]) -> u64 {
     }
 }
 
-/// A group's payload: the stamps of its pages, all of it again and again.
+/// A group's payload: the stamps of its pages, repeated.
 fn payload(stamps: &[u64], room: &mut [u8]) {
     let stamps = stamps.iter().flat_map(|stamp| stamp.to_le_bytes()).cycle();
     room.iter_mut().zip(stamps).for_each(|(byte, stamp)| *byte = stamp);
@@ -111,12 +111,12 @@ fn group(worker: &mut Worker, from: u64, members: u64, len: usize, buffer: &mut 
     payload(&stamps, &mut buffer.room()[..len]);
     let seen: Vec<_> =
         found.iter().map(|(index, tag, bytes)| Seen { index: *index, tag: *tag, bytes }).collect();
-    // At the limit there is none, which is as good.
+    // At the limit no group is made, which is fine too.
     let _ = worker.put_group(&seen, 1, len, buffer);
 }
 
-/// Stamps of a page are given out in order; a page may only hold one that was given out and that
-/// no write which had ended before this one began has replaced.
+/// Stamps of a page are given out in order. A page may only have a stamp that was given out, and
+/// that no write has replaced which ended before this one began.
 fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
     let store = Store::create(PAGES, options.clone()).unwrap();
     let keeper = keeper.then(|| Keeper::start(&store).unwrap());
@@ -159,7 +159,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                         }
                         Op::Discard { index } => {
                             worker.discard(index..index + 1);
-                            // A page that is not there is not written, which is as good.
+                            // An absent page is not written, which is fine too.
                             events.push((index, 0, from, tick(), true));
                         }
                         Op::Replace { index, len } => {
@@ -206,7 +206,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
     for &(index, seen, from, to, _) in events.iter().filter(|event| !event.4) {
         let writes = || events.iter().filter(move |event| event.4 && event.0 == index);
         let possible = writes().filter(|write| write.1 == seen && write.2 < to).any(|write| {
-            // No other write lies wholly between this one's end and the reading's begin.
+            // No other write is entirely between the end of this one and the start of the read.
             !writes().any(|other| other.2 > write.3 && other.3 < from)
         });
         assert!(possible, "page {index} had {seen} between {from} and {to}");
@@ -214,7 +214,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
     let grouped = (0..PAGES).filter(|&index| worker.peek(index).unwrap().0 == Page::Grouped);
     assert_eq!(store.stats().grouped_pages, grouped.count() as u64);
     assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
-    // With the last pages go the groups.
+    // Removing the last pages frees the groups.
     let mut worker = worker;
     worker.discard(0..PAGES);
     let stats = store.stats();
@@ -283,7 +283,7 @@ fn a_full_store_with_a_keeper_refuses_and_loses_nothing() {
         assert!(matches!(page, Page::Object { tag: 7, .. }));
         assert_eq!(u64::from_le_bytes(out[..8].try_into().unwrap()), index);
     }
-    // A page that is refused keeps what it had.
+    // A refused write leaves the page's old data.
     let full = stored.iter().find(|&&index| worker.put(index, 1, &[1; 3333]).is_err());
     if let Some(&index) = full {
         assert!(matches!(worker.get(index, &mut out), Ok(Page::Object { tag: 7, .. })));

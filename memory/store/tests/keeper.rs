@@ -1,4 +1,4 @@
-//! A worker that waits for the keeper is woken whatever made the slab ready that it waits for.
+//! A worker that waits for a slab is woken, whatever made the slab ready.
 
 use std::sync::Arc;
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use store::{Keeper, Options, Store};
 
-/// Longer than the whole test may take: who is not woken waits as long.
+/// Longer than the whole test may take: a worker that is not woken waits this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]

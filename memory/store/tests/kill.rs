@@ -79,8 +79,8 @@ fn backing(disk: &OwnedFd) -> FileDisk {
     FileDisk::inherit(disk.as_fd()).unwrap()
 }
 
-/// Writes a part of the page, which becomes the whole of this version; `false` if it is in a group
-/// or elsewhere.
+/// Writes a part of the page, whose contents then are this version; `false` if it is in a group or
+/// written back.
 fn modify(worker: &mut Worker, index: u64, version: u64, page: &mut [u8; MAX_OBJECT]) -> bool {
     let new = bytes(index, version);
     let edit = |_, out: &mut [u8; MAX_OBJECT]| {
@@ -121,7 +121,7 @@ fn serve(fd: &OwnedFd, disk: &OwnedFd, log: &Log) {
                         worker.put(index, 1, &bytes(index, version)).unwrap();
                     }
                     log.set(1, index, version);
-                    // Of another thread's page anything may be read, but no damage.
+                    // Another thread's page may have any version, but must not be damaged.
                     let other = random >> 20 & 2047;
                     if worker.get(other, &mut page).unwrap() == Page::Grouped {
                         worker.get_group(other, &mut buffer).unwrap();
@@ -175,7 +175,7 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
     let mut grouped = 0;
     let mut backed = 0;
     for round in 0..ROUNDS {
-        // SAFETY: this test is alone in its process, so the child has all there is; it never
+        // SAFETY: this test is alone in its process, so the child has a consistent copy; it never
         // returns.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "no child");

@@ -1,7 +1,7 @@
-//! Every interleaving, and every value that a weakly ordered load may give, of small models of a
-//! slot, a slab and the bytes of its objects.
+//! Loom models of a slot, a slab and the bytes of its objects: every interleaving, and every value
+//! that a weakly ordered load may return.
 //!
-//! Run by `scripts/loom`, which also takes away one ordering after the other and wants a failure.
+//! `scripts/loom` runs them, also with each ordering weakened in turn, and then requires a failure.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "the models write and read the bytes of objects")]
 
@@ -25,13 +25,13 @@ fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A table of two slots, two slabs of two objects each, and the objects' bytes: loom's cells see a
-/// reader beside a writer, and a write that a reader has not been told of.
+/// A table of two slots, two slabs of two objects each, and the objects' bytes: loom's cells detect
+/// a reader beside a writer, and a write that is not ordered before a read.
 struct Model {
     slots: [Slot; 2],
     slabs: [Slab; 2],
     bytes: [[UnsafeCell<u32>; 2]; 2],
-    /// One record of a group, and what stands for its being somebody's.
+    /// One record of a group, and a cell that stands for its ownership.
     record: Record,
     whose: UnsafeCell<u32>,
     /// Held while a record is taken.
@@ -185,7 +185,7 @@ impl Model {
         self.record.free();
     }
 
-    /// The group's bytes, for who has one of its pages pinned.
+    /// The group's bytes, for a thread that has pinned one of its pages.
     fn get_piece(&self, stamp: u64) -> u8 {
         // SAFETY: a page of it is pinned, so the group stays; loom checks just that.
         let whose = self.whose.with(|whose| unsafe { *whose });
@@ -235,7 +235,7 @@ fn a_reader_gets_whole_objects_while_their_places_are_used_again() {
             let seen = model.get(0);
             assert!(matches!(seen, Some(1..=3)), "{seen:?}");
         });
-        // The second goes where there is room, the third where the first was.
+        // The second object goes where there is room, the third where the first one was.
         assert!(model.put(0, 0, 2));
         assert!(model.put(0, 0, 3));
         reader.join().unwrap();
@@ -249,12 +249,12 @@ fn an_object_freed_by_another_thread_is_written_again() {
         let model = Arc::new(Model::new());
         model.put(0, 0, 1);
         model.put(1, 0, 2);
-        // Frees an object of a slab that is not its own, having read it.
+        // Reads and then frees an object of a slab that it does not own.
         let remote = spawn(&model, |model| {
             assert_eq!(model.get(0), Some(1));
             model.free(model.slots[0].publish(Word::ABSENT));
         });
-        // The owner needs a place; there is one if the other was quicker.
+        // The owner needs a place; there is one if the other thread was faster.
         model.put(1, 0, 3);
         remote.join().unwrap();
         assert!(matches!(model.get(1), Some(2 | 3)));
@@ -289,7 +289,7 @@ fn two_writers_of_a_page_free_each_object_once() {
         assert!(model.put(0, 0, 3));
         other.join().unwrap();
         assert!(matches!(model.get(0), Some(2 | 3)));
-        // One object is left, and three places are free: twice freed or lost would show here.
+        // One object remains, and three places are free: a double free or a leak would show here.
         let free = [0, 1].map(|slab| std::iter::from_fn(|| model.slabs[slab].claim()).count());
         assert_eq!(free[0] + free[1], 3);
     });
@@ -320,7 +320,7 @@ fn a_modification_comes_before_a_write_or_after_it() {
         let modifier = spawn(&model, |model| model.modify(0, 1));
         assert!(model.put(0, 0, 2));
         modifier.join().unwrap();
-        // Not 5: that would be the old content, changed, over the new one.
+        // Not 5, which would be a modification of the old contents over the new ones.
         assert!(matches!(model.get(0), Some(2 | 6)));
     });
 }
@@ -361,7 +361,7 @@ fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_leaves() {
 fn a_page_that_comes_back_to_its_place_with_other_bytes_is_not_let_in() {
     explore(3, || {
         let model = Arc::new(Model::new());
-        // The same word, tag and all, with another content: as when a place is used again.
+        // The same entry with other bytes, as when a place is reused.
         let rewritten = |model: &Model, bytes: u32| {
             // The maker of the group may not have freed the last one yet.
             let Some(index) = model.slabs[0].claim() else { return };
@@ -377,10 +377,10 @@ fn a_page_that_comes_back_to_its_place_with_other_bytes_is_not_let_in() {
         });
         let joined = model.group(1, 1, 7);
         writer.join().unwrap();
-        // The writer came last: whether the old content was in a group before is all the same.
+        // The writer came last, whether or not the old contents were in a group.
         assert!(joined <= 1);
         assert!(matches!(model.slots[0].load().state(), Some(State::Object(_))));
-        // Nobody is left in the group, and its record is free.
+        // The group has no pages, and its record is free.
         assert!(model.record.take(1, 8));
     });
 }
@@ -413,7 +413,7 @@ fn a_group_is_freed_by_who_leaves_last_and_its_record_is_used_again() {
 fn a_record_that_nothing_was_put_into_is_taken_by_another() {
     explore(3, || {
         let model = Arc::new(Model::new());
-        // There is no room for a group's object, so that nothing else orders the two.
+        // There is no room for a group's object, so that nothing else orders the two threads.
         for slab in &model.slabs {
             while slab.claim().is_some() {}
         }
@@ -447,7 +447,7 @@ fn a_full_slab_with_a_hole_is_listed_by_somebody() {
     explore(3, || {
         let slab = Arc::new(Slab::new(Role::Owned, OBJECTS));
         while slab.claim().is_some() {}
-        // The list behind the class's lock: how often the slab is in it.
+        // How often the slab is in the list behind the class's lock.
         let listed = Arc::new(Mutex::new(0));
         let freer = {
             let (slab, listed) = (Arc::clone(&slab), Arc::clone(&listed));
@@ -484,9 +484,9 @@ fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
             model.get(0);
             model.free(model.slots[0].publish(Word::ABSENT));
         });
-        // The list's owner: nobody else claims.
+        // The list's owner: no other thread claims.
         if model.slabs[0].is_empty(OBJECTS) {
-            // Another class's now: its words are set anew and its bytes are written.
+            // Now another class's: its state is reset and its bytes are written.
             model.slabs[0].reset(Role::Owned, 1, OBJECTS);
             assert!(model.put(1, 0, 2));
         }
@@ -495,8 +495,8 @@ fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
     });
 }
 
-/// Two entries, and a backing device of one block behind its header. The device says nothing about
-/// order: what is read of it may be any of what was written, unless the entries say more.
+/// Two entries, and a backing device of one block behind its header. The device gives no ordering:
+/// a read may return any of the writes, unless the entries order them.
 struct Device {
     slots: [Slot; 2],
     blocks: Blocks,

@@ -1,4 +1,4 @@
-//! The I/O path allocates nothing and asks the kernel for no memory while a keeper is there.
+//! With a keeper, the I/O path allocates nothing and asks the kernel for no memory.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "an allocator that counts")]
 
@@ -35,7 +35,7 @@ static COUNTING: Counting = Counting;
 #[test]
 fn the_io_path_allocates_nothing() {
     const PAGES: u64 = 20_000;
-    // Half of what is written fits, so that the end of memory is on the path as well.
+    // Half of the writes fit, so that the full store is tested too.
     let options = Options { mem_limit: 16 << 20, reserve: 12 << 20, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();
     let _keeper = Keeper::start(&store).unwrap();
@@ -85,7 +85,8 @@ fn the_keeper_allocates_nothing() {
     let mut worker = store.worker().unwrap();
     let object = [0x5a; MAX_OBJECT];
     let begun = Instant::now();
-    // It stocks up for those who wait, gives back, and compacts, which it begins once a second.
+    // It stocks slabs for waiting workers, frees memory, and compacts, which it starts once a
+    // second.
     let mut round = 0;
     while begun.elapsed() < Duration::from_secs(3) || store.stats().pages_compacted == 0 {
         assert!(begun.elapsed() < Duration::from_secs(120), "it does not compact");

@@ -1,4 +1,4 @@
-//! Operation lists against a map: what the store says, it has, whatever happened in between.
+//! Operation lists against a map: the store has what it reports, whatever happened in between.
 #![cfg(not(loom))]
 
 mod shelf;
@@ -20,7 +20,7 @@ const PAGES: u64 = 600;
 /// Blocks of the backing device: fewer than there may be pages for.
 const BLOCKS: usize = 60;
 
-/// A tag that names no dictionary: there is none, and the next server would take the page for
+/// A tag that names no dictionary: there is none, and the next server would treat the page as
 /// damaged.
 fn plain(tag: u8) -> u8 {
     dictionary_of(tag).map_or(tag, |_| tag & !DICTIONARY_TAG)
@@ -50,20 +50,20 @@ enum Op {
         len: usize,
         tag: u8,
     },
-    /// A part of it is written; it becomes this, or, if the word is there, this word.
+    /// Writes a part of the page; its contents become this, or, for a same-filled page, this value.
     Modify {
         index: u64,
         len: usize,
         tag: u8,
         word: Option<u64>,
     },
-    /// Pages from here on, every so many, as one.
+    /// Makes a group of every n-th page from here on.
     Group {
         from: u64,
         every: u64,
         members: usize,
         len: usize,
-        /// As if this one had been written meanwhile.
+        /// Pretends that this one was written meanwhile.
         stale: usize,
     },
     Leave {
@@ -75,7 +75,7 @@ enum Op {
         from: u64,
         count: u64,
         blocks: usize,
-        /// As if these had been written meanwhile: every so many.
+        /// Pretends that every n-th of these was written meanwhile.
         stale: usize,
     },
     BringBack {
@@ -91,7 +91,7 @@ enum Op {
         worker: usize,
     },
     Age,
-    /// The server goes and another comes.
+    /// Replaces the server.
     Restart,
 }
 
@@ -284,7 +284,7 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                 for index in (from..PAGES).step_by(usize::try_from(every).unwrap()).take(members) {
                     match oracle.get(&index) {
                         Some(Held::Object(tag, bytes)) => seen.push((index, *tag, bytes.clone())),
-                        // One that is none, of what it might have been.
+                        // An invalid one, among those that it might have been.
                         _ if index % 5 == 0 => seen.push((index, 3, vec![1; 20])),
                         _ => {}
                     }
@@ -414,7 +414,7 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
     assert_eq!(stats.free, stats.blocks, "nothing is left on the backing device");
 }
 
-/// Writes a part of a page: who does is shown what it is, and nothing comes in between.
+/// Writes a part of a page: the editor gets its contents, and no other write comes between.
 fn modify(
     worker: &mut Worker,
     oracle: &mut HashMap<u64, Held>,
@@ -456,7 +456,7 @@ fn modify(
     }
 }
 
-/// Writes pages back, some of them seen as something that they are not, until the batch is full.
+/// Writes pages back, some with wrong expected contents, until the batch is full.
 fn write_back(
     worker: &mut Worker,
     oracle: &mut HashMap<u64, Held>,
@@ -503,7 +503,7 @@ fn write_back(
         oracle.extend(expected);
         return;
     }
-    // Those whose block there was none for are where they were.
+    // Pages without a free block stay where they were.
     let mut gone = 0;
     for (index, backed) in expected {
         if worker.peek(index).unwrap().0 == Page::Backed {

@@ -1,5 +1,5 @@
-//! Pages out to a backing device and back: real files, full ones, failing ones, other people's, and
-//! clients that write, read and discard meanwhile.
+//! Writing back and bringing back: real devices, full ones, failing ones, foreign ones, and clients
+//! that write, read and discard meanwhile.
 #![cfg(not(loom))]
 
 mod shelf;
@@ -48,7 +48,7 @@ fn given(pages: u64, disk: &dyn Disk) -> Arc<Store> {
     store
 }
 
-/// Writes back what can go of these pages, in batches of 16 blocks.
+/// Writes back those of these pages that fit, in batches of 16 blocks.
 fn write_back(
     worker: &mut Worker,
     pages: std::ops::Range<u64>,
@@ -115,8 +115,8 @@ fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_agai
     }
     let before = store.stats();
     let done = write_back(&mut worker, 0..PAGES).unwrap();
-    // A whole one takes a block; of the others, one of 3900 does, or two or three smaller ones
-    // share.
+    // An uncompressed page takes a block, and so does an object of 3900 bytes; two or three smaller
+    // ones share one.
     assert!(done.left > 0 && done.pages > 255 && done.changed == 0, "{done:?}");
     assert_eq!(done.blocks, 255);
     let stats = store.stats();
@@ -135,7 +135,7 @@ fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_agai
             "page {index}"
         );
     }
-    // Written over and discarded: their blocks are free once all of a block have left.
+    // Overwritten and discarded: a block is free once all of its pages are gone.
     worker.discard(0..100);
     for index in 100..150 {
         worker.put(index, 1, &bytes(index, 2, 500)).unwrap();
@@ -156,7 +156,7 @@ fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_agai
 
     let store = Store::attach(store_fd.as_fd(), options()).unwrap();
     let worker = store.worker().unwrap();
-    // Without the device: what is on it fails, and nothing else.
+    // Without the device, only reads of its pages fail.
     let on_it = (0..PAGES).find(|&index| worker.peek(index).unwrap().0 == Page::Backed).unwrap();
     assert_eq!(read(&worker, on_it), Err(GetError::NoBacking { index: on_it }));
     let late = store.set_backing(Box::new(FileDisk::inherit(fd.as_fd()).unwrap()), "backing");
@@ -175,7 +175,7 @@ fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_agai
     worker.discard(0..PAGES);
     let stats = store.backing_stats().unwrap();
     assert_eq!(stats.free, stats.blocks);
-    // The lock goes with the last copy of the descriptor.
+    // Closing the last copy of the descriptor unlocks.
     assert!(matches!(FileDisk::open(&path, 0), Err(DiskError::InUse)));
     drop((worker, store, fd));
     FileDisk::open(&path, 0).unwrap();
@@ -187,7 +187,7 @@ fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
     let store = given(10, &disk);
     let attach = |disk: &Shelf| store.set_backing(disk.boxed(), "shelf").unwrap_err().to_string();
     let sound = disk.0.blocks.lock().unwrap()[0].clone();
-    // A header that says otherwise, its checksum right.
+    // A header with another value, and a right checksum.
     let with = |word: usize, value: u64, sum: bool| {
         let changed = Shelf::new(40);
         let mut block = sound.clone();
@@ -234,7 +234,7 @@ fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
     }
     let said = attach(&with(3, 39, false));
     assert!(said.starts_with("shelf: checksum of its header is "), "{said}");
-    // Somebody else's data, wherever it begins.
+    // Foreign data, wherever it begins.
     for at in [0, 1, 16, 31, 256, 287, 16_384, 19_968, 19_999] {
         let disk = Shelf::new(20_000);
         disk.0.blocks.lock().unwrap()[at].0[1080] = 0x53;
@@ -246,12 +246,12 @@ fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
             "{said}"
         );
     }
-    // An array's superblock at 4 KiB and the like leave what was in front of them.
+    // A superblock of an array at 4 KiB and the like leave the block before them unchanged.
     let taken_over = with(4, 77, true);
     taken_over.0.blocks.lock().unwrap()[0].0[1080] = 0x53;
     let said = format_backing(&taken_over, "/dev/sdx1", &store).unwrap_err().to_string();
     assert!(said.contains("its block 0 has data"), "{said}");
-    // One that is left from another store is taken.
+    // A device of another store is accepted.
     let old = with(4, 77, true);
     format_backing(&old, "shelf", &store).unwrap();
     store.set_backing(old.boxed(), "shelf").unwrap();
@@ -309,7 +309,7 @@ fn marks_at_the_end_of_a_long_disk_and_behind_an_old_header_are_seen() {
             "{refused}"
         );
     }
-    // Nobody leaves a mark there.
+    // No format has a signature there.
     format_backing(&Long(1 << 20), "it", &store).unwrap();
 
     // A former backing device is accepted again, unless a new owner has left its header in place.
@@ -343,7 +343,7 @@ fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
     let store = Store::create(10, options()).unwrap();
     let path = folder.join("backing");
     let given = |size| format_backing(&FileDisk::open(&path, size).unwrap(), "it", &store);
-    // Nothing but holes, or nothing: ours to write.
+    // Only holes, or empty: ours to write.
     given(1 << 20).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
     // It was a backing device, and is taken again.
@@ -354,8 +354,7 @@ fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
     fs::write(&path, []).unwrap();
     given(8192).unwrap();
-    // Somebody's, though it begins with zeros for as long as one may look; neither written nor made
-    // longer.
+    // Foreign, though all blocks that are checked are zeros; neither written nor extended.
     for (at, what) in [(0, &b"mine"[..]), (100, b"mine"), (3 << 20, b"mine"), (40_000, &[0])] {
         fs::remove_file(&path).unwrap();
         let file = fs::File::create(&path).unwrap();
@@ -375,7 +374,7 @@ fn what_is_no_disk_is_refused_and_nothing_is_made_in_its_place() {
     assert!(matches!(refused, DiskError::NoDevice), "{refused}");
     assert!(!wrong.exists());
     assert!(matches!(FileDisk::open(Path::new("/dev/null"), 0), Err(DiskError::Kind)));
-    // A file may be written late, and its file system wants memory for it.
+    // A file system needs memory for a late write.
     let path = folder("for-swap").join("backing");
     let swap = FileDisk::open(&path, 1 << 20).unwrap().check_for_swap().unwrap_err();
     assert!(matches!(swap, DiskError::Swap("a file")), "{swap}");
@@ -410,8 +409,8 @@ fn a_block_device_that_somebody_has_claimed_is_refused() {
         assert_eq!(heir.blocks().unwrap(), 20_480);
         let store = given(10, &heir);
         store.set_backing(Box::new(heir), &name).unwrap();
-        // Left from another store: it may be taken; with something at its end it may not, once its
-        // header is gone.
+        // A device of another store is accepted; with data at its end it is not, once its header is
+        // gone.
         format_backing(&disk, &name, &given(10, &disk)).unwrap();
         disk.write(0, &[Block::ZERO]).unwrap();
         disk.write(20_470, &[Block([7; MAX_OBJECT])]).unwrap();
@@ -443,7 +442,7 @@ fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
         assert_eq!(stopped(), Some(Stopped::Unread { errno: None }));
         assert_eq!(store.lost_pages(), 0);
         let mut worker = store.worker().unwrap();
-        // Nothing is written to what may be somebody else's.
+        // Nothing is written to what may be another owner's.
         assert!(write_back(&mut worker, 10..PAGES).is_err());
         store.resume_backing();
         assert_eq!(stopped(), Some(Stopped::Unread { errno: Some(5) }));
@@ -461,7 +460,8 @@ fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
         if foreign {
             assert!(write_back(&mut worker, 10..PAGES).is_err());
             disk.0.blocks.lock().unwrap()[0] = header;
-            // One that has lost its end meanwhile: what was there fails, and is not forgotten.
+            // A device that was truncated meanwhile: reads of its last pages fail, and their
+            // entries stay.
             let fd = store.fd().try_clone_to_owned().unwrap();
             drop((worker, store));
             disk.0.blocks.lock().unwrap().truncate(5);
@@ -516,7 +516,7 @@ fn a_device_that_answers_nobody_is_not_waited_for_by_each_reader_anew() {
     assert!(first > 1, "it was not tried again");
     read(&worker, 1).unwrap_err();
     assert_eq!(failed(), first + 1);
-    // One that succeeds is as good as none that failed.
+    // One success resets the failures.
     disk.0.fail_reads.store(0, Ordering::Relaxed);
     assert_eq!(read(&worker, 2).unwrap(), Some(bytes(2, 1, MAX_OBJECT)));
     disk.0.fail_reads.store(5, Ordering::Relaxed);
@@ -543,10 +543,10 @@ fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
         let stats = store.backing_stats().unwrap();
         assert_eq!(stats.failed_writes, 1);
         assert!(matches!(stats.stopped, Some(Stopped::Write { errno: 28, .. })), "{stats:?}");
-        // Whole batches are out; of the one that failed, nothing is.
+        // Whole batches are written; of the failed one, nothing is.
         assert_eq!(store.stats().bd_count, good / 16 * 16);
         assert_eq!(stats.blocks - stats.free, good / 16 * 16);
-        // It is not tried again until somebody says so.
+        // It is not retried until it is resumed.
         disk.0.fail_writes.store(0, Ordering::Relaxed);
         assert_eq!(write_back(&mut worker, 0..PAGES).unwrap_err(), stopped);
         assert_eq!(store.backing_stats().unwrap().failed_writes, 1);
@@ -562,7 +562,7 @@ fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
     }
 }
 
-/// A disk whose first read stops before and after it takes the block's bytes, once it is told to.
+/// A disk whose first read pauses before and after it copies the block's bytes, on command.
 #[derive(Clone, Debug)]
 struct Halting(Shelf, Arc<(AtomicBool, Barrier)>);
 
@@ -598,8 +598,8 @@ impl Disk for Halting {
     }
 }
 
-/// While a block is read, its page is written and the block goes to another page and comes back with
-/// the same bytes: the entry is the same afterwards, and what was read is not.
+/// While a block is read, its page is overwritten, the block goes to another page, and then comes
+/// back with the same bytes: the entry is unchanged afterwards, but the bytes read are wrong.
 #[test]
 fn a_block_that_went_and_came_back_during_one_read_is_read_again() {
     let disk = Halting(Shelf::new(2), Arc::new((AtomicBool::new(false), Barrier::new(2))));
@@ -642,7 +642,7 @@ fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
         worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
     }
     assert_eq!(write_back(&mut worker, 0..20).unwrap().pages, 20);
-    // A medium that has lost it is not asked again.
+    // A read of a medium that has lost the data is not retried.
     disk.0.fail_reads.store(61, Ordering::Relaxed);
     for index in 0..PAGES {
         match read(&worker, index) {
@@ -654,7 +654,7 @@ fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
         }
     }
     disk.0.fail_reads.store(0, Ordering::Relaxed);
-    // A block that got other bytes, one that is another page's, and a device that got shorter.
+    // A block with other bytes, one of another page, and a truncated device.
     {
         let mut blocks = disk.0.blocks.lock().unwrap();
         blocks[3].0[4000] ^= 1;
@@ -672,7 +672,7 @@ fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
     assert_eq!(store.backing_stats().unwrap().failed_reads, 20 + 5);
     let checked = worker.check(0..PAGES);
     assert_eq!((checked.sound, checked.damaged), (35, 5));
-    // Over when it is written.
+    // A write ends the damage.
     worker.put(2, 1, &bytes(2, 2, 50)).unwrap();
     assert_eq!(read(&worker, 2).unwrap(), Some(bytes(2, 2, 50)));
 }
@@ -723,7 +723,8 @@ fn a_file_system_that_is_full_keeps_what_it_has_and_the_rest_stays_in_memory() {
     }
     let unmount = || Command::new("umount").arg(&folder).status().unwrap();
     let path = folder.join("backing");
-    // By its name it would be refused: it is memory. What is full is all that matters here.
+    // Opening it by name would refuse it, because it is memory. Here only a full file system
+    // matters.
     assert!(matches!(FileDisk::open(&path, 2 << 20), Err(DiskError::Memory("tmpfs"))));
     assert!(!path.exists());
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -749,7 +750,7 @@ fn a_file_system_that_is_full_keeps_what_it_has_and_the_rest_stays_in_memory() {
             "page {index}"
         );
     }
-    // A part of it is taken away under us.
+    // A part of it is removed behind our back.
     File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
     let failed = (0..PAGES).filter(|&index| read(&worker, index).is_err()).count() as u64;
     assert_eq!(failed, out - 1);
@@ -773,7 +774,7 @@ impl Drop for Stop<'_> {
 fn clients_that_write_read_and_discard_while_pages_go_out_see_their_own() {
     const PAGES: u64 = 240;
     const THREADS: u64 = 3;
-    // Few blocks, so that each is soon another page's.
+    // Few blocks, so that each is soon reused for another page.
     let disk = Shelf::pausing(24, thread::yield_now);
     let store = given(PAGES, &disk);
     store.set_backing(disk.boxed(), "shelf").unwrap();
@@ -795,8 +796,8 @@ fn clients_that_write_read_and_discard_while_pages_go_out_see_their_own() {
                     let held = &mut versions[usize::try_from(index).unwrap()];
                     match random >> 60 {
                         0..3 => {
-                            // As it was before, now and then, so that its block may look like the
-                            // last.
+                            // Sometimes with the same contents as before, so that its block may
+                            // look like the last one.
                             let next = if random & 0x1000 == 0 { 1 } else { held.unwrap_or(0) + 1 };
                             worker.put(index, 1, &bytes(index, next, length(index))).unwrap();
                             *held = Some(next);
@@ -815,7 +816,7 @@ fn clients_that_write_read_and_discard_while_pages_go_out_see_their_own() {
                             }
                         }
                         5..8 => {
-                            // Another's: whatever it is, it can be read.
+                            // Another client's page can be read, whatever its contents.
                             read(&worker, random >> 20 & 127).unwrap();
                         }
                         _ => {

@@ -43,7 +43,7 @@ fn a_dictionary_is_trained_apart_and_outlives_its_server() {
     }
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.toml");
-    // Whatever this machine's own pressure is.
+    // Memory is not short, independent of this machine's own pressure.
     fs::write(folder.path().join("pressure"), NOT_SHORT).unwrap();
     fs::write(&policy, dictionary_policy(folder.path())).unwrap();
     let served = Served::new(&["--size", "64M", "--policy", policy.to_str().unwrap()]);

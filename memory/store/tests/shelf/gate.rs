@@ -1,4 +1,4 @@
-//! A disk that answers no read while a gate is shut, and pages that go out to it.
+//! A disk that answers no read while a gate is shut, and pages written back to it.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
@@ -23,7 +23,7 @@ pub(crate) fn is_gate_open() -> bool {
     *GATE.0.lock().unwrap()
 }
 
-/// Gives the store such a disk, with room for so many pages that do not compress.
+/// Gives the store such a disk, with room for this many incompressible pages.
 pub(crate) fn behind_the_gate(store: &Store, pages: u64) -> Shelf {
     let disk = Shelf::pausing(2 + usize::try_from(pages).unwrap(), wait_at_gate);
     format_backing(&disk, "shelf", store).unwrap();
@@ -41,7 +41,7 @@ pub(crate) fn page(index: u64) -> Vec<u8> {
     (0..4096).map(|_| next()).collect()
 }
 
-/// Writes pages back, which are noise.
+/// Writes back pages of noise.
 pub(crate) fn put_out(store: &Arc<Store>, pages: Range<u64>) {
     let mut worker = store.worker().unwrap();
     let (mut batch, mut out) = (Batch::new(64), [0; MAX_OBJECT]);

@@ -1,4 +1,4 @@
-//! A backing device in memory that outlives servers and fails when it is told to.
+//! A backing device in memory that outlives servers and fails on command.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub(crate) mod gate;
@@ -12,12 +12,12 @@ use store::{Block, Disk};
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) blocks: Mutex<Vec<Block>>,
-    /// The numbers that reads and writes fail with; 0 for none.
+    /// The errnos with which reads and writes fail; 0 for none.
     pub(crate) fail_reads: AtomicI32,
     pub(crate) fail_writes: AtomicI32,
-    /// Writes fail once so many blocks more are written.
+    /// After this many more blocks, writes fail once.
     pub(crate) good_writes: AtomicU64,
-    /// Called between a read's begin and its end.
+    /// Called between a read's start and its end.
     pub(crate) pause: fn(),
 }
 
@@ -55,7 +55,7 @@ impl Disk for Shelf {
             return Err(io::Error::from_raw_os_error(errno));
         }
         (self.0.pause)();
-        // Halves at different times, as a device may give them.
+        // In halves at different times, as a device may transfer them.
         for half in [0..2048, 2048..4096] {
             let blocks = self.0.blocks.lock().unwrap();
             let from = blocks.get(block as usize).ok_or(io::ErrorKind::UnexpectedEof)?;

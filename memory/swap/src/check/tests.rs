@@ -1,5 +1,5 @@
-//! The check on made trees: all is met in one, and each change makes one item, and no other, say
-//! so.
+//! The check on made-up trees: in one all items are met, and each change makes exactly one item
+//! fail.
 
 use std::os::unix::fs::symlink;
 
@@ -185,7 +185,7 @@ fn a_limit_of_no_bytes_keeps_a_core_from_files_and_not_from_programs() {
         tree.put("proc/11/limits", &limits(more));
         tree.fails("no-core-dump", &format!("process 11 may dump {more} bytes"));
     }
-    // Where it goes by a socket, no limit is known to help.
+    // If the core goes to a socket, no limit is known to help.
     let tree = Tree::whole();
     tree.put("proc/sys/kernel/core_pattern", "@/run/cores\n");
     let all = tree.check();
@@ -242,7 +242,7 @@ fn discards_are_what_the_disk_can_and_what_swapon_has_asked_for() {
         tree.put(&format!("sys/class/block/ublkb3/queue/{file}"), value);
         tree.fails("discard", "freed swap stays stored");
     }
-    // The last word counts: without any, with one discard at the beginning only.
+    // The last log line counts: one without flags, and one with a single discard at the beginning.
     for flags in ["", "SS", "SSD", "SSDs"] {
         let mut tree = Tree::whole();
         tree.log.as_mut().unwrap().push(ADDED.replace("SSDsc", flags));

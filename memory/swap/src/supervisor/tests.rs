@@ -25,12 +25,12 @@ fn pauses_grow_to_10_s_and_a_steady_server_starts_them_anew() {
     assert_eq!(pauses[7], Duration::from_millis(3200));
     assert_eq!(pauses[8], Duration::from_millis(6400));
     assert!(pauses[9..].iter().all(|pause| *pause == Duration::from_secs(10)));
-    // Killed every 31 s: the pause is a part of that.
+    // Killed every 31 s, including the pause.
     assert_eq!(backoff.died(Duration::from_secs(21)), Duration::ZERO);
     assert_eq!(backoff.died(short), Duration::from_millis(50));
 }
 
-/// A service of shell scripts, which write what they do to a file.
+/// A service of shell scripts, which record what they do in a file.
 struct Shell {
     script: String,
     standby: Option<String>,
@@ -156,7 +156,7 @@ impl Service for Shell {
     }
 }
 
-/// Runs it, and asks it to end when the file has `text`.
+/// Runs the service, and asks it to end when the file has `text`.
 fn run(shell: &mut Shell, text: &'static str) -> Result<(), SuperviseError> {
     let (stop, ask) = UnixStream::pair().unwrap();
     stop.set_nonblocking(true).unwrap();
@@ -228,14 +228,14 @@ fn a_server_that_never_starts_is_an_error_at_once() {
     assert!(matches!(error, SuperviseError::Start(status) if status.code() == Some(3)), "{error}");
 }
 
-/// Nine deaths once gave up an intact store.
+/// Regression: nine deaths once gave up an intact store.
 #[test]
 fn servers_that_die_again_and_again_are_replaced_and_nothing_is_given_up() {
     let mut shell = Shell::new(
         "echo ready >&0; echo x >> $NOTE; if [ $(wc -l < $NOTE) -lt 14 ]; then exit 1; fi; \
          echo steady >> $NOTE; read line; echo $line >> $NOTE",
     );
-    // Somebody has it resumed again and again, or this would take a minute.
+    // A user resumes it repeatedly, or this would take a minute.
     let (resume, ask) = UnixStream::pair().unwrap();
     resume.set_nonblocking(true).unwrap();
     shell.resume = Some(resume);
@@ -255,7 +255,7 @@ fn servers_that_die_again_and_again_are_replaced_and_nothing_is_given_up() {
     assert!(log.contains("starting another in 10s") && !log.contains("abandoned"), "{log}");
 }
 
-/// One that waits for its pause when it is asked to end does so at once, and ends.
+/// A supervisor that is asked to end during a pause ends the pause, and ends.
 #[test]
 fn the_end_does_not_wait_for_a_pause() {
     let mut shell = Shell::new(
@@ -266,7 +266,7 @@ fn the_end_does_not_wait_for_a_pause() {
     assert_eq!(shell.noted().matches('x').count(), 12);
 }
 
-/// Begins a request and does not go on with it: asleep, or spinning.
+/// Starts a request and makes no progress: asleep, or spinning.
 const HANGS: &str = "begins_a_request_and_hangs";
 
 #[test]
@@ -297,7 +297,7 @@ fn begins_a_request_and_hangs() {
     let _ = io::Read::read(&mut io::stdin(), &mut [0; 16]);
 }
 
-/// Runs a server that hangs so, replaced by one that does not; what was said.
+/// Runs a server that hangs in this way, replaced by one that does not; returns the messages.
 fn replaced(first: &str) -> String {
     let mut shell = Shell::new(&format!(
         "if [ $REPLACES = false ]; then {first}; fi; echo ready >&0; echo second >> $NOTE; read line"
@@ -330,7 +330,7 @@ fn a_server_with_a_thread_that_spins_is_killed_and_replaced() {
     assert!(log.contains("over one page"), "{log}");
 }
 
-/// It may be any disk: who waits for it is left alone, for longer than one that hangs would be.
+/// The disk may be slow: a thread that waits for it does not count as hung.
 #[test]
 fn a_server_that_waits_for_a_disk_is_left_alone() {
     let mut shell = Shell::new(&format!("export {HANGS}=waits; exec $HANG"));
@@ -382,7 +382,7 @@ fn the_end_waits_for_the_helper_and_is_put_off_when_that_fails() {
     run(&mut shell, "up\n").unwrap();
     assert_eq!(shell.noted(), "up\ndown\nend\n");
 
-    // The first attempt fails; the second, by somebody who asks again, does not.
+    // The first attempt fails; the second one, after another request, succeeds.
     let mut shell = Shell::new(SERVER);
     shell.down =
         Some("if grep -q tried $NOTE; then exit 0; fi; echo tried >> $NOTE; exit 9".into());
@@ -396,7 +396,7 @@ fn the_end_waits_for_the_helper_and_is_put_off_when_that_fails() {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Again and again: who asks before the first attempt has failed asks for nothing.
+        // Repeatedly, because a request before the first attempt has failed has no effect.
         while !noted("end") {
             assert!(Instant::now() < deadline);
             (&ask).write_all(b"x").unwrap();
@@ -412,8 +412,7 @@ fn the_end_waits_for_the_helper_and_is_put_off_when_that_fails() {
 
 #[test]
 fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
-    // A swapoff that reads from a disk without a server ends when the disk has been given the next
-    // one.
+    // A swapoff that reads from a disk without a server ends once the disk has its next server.
     let mut shell = Shell::new(
         "echo ready >&0; \
          if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
@@ -425,7 +424,7 @@ fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
             .into(),
     );
     shell.down = Some("echo down >> $NOTE; until grep -q again $NOTE; do sleep 0.01; done".into());
-    // Asked at any moment after "up" was noted, also before that is known to have succeeded.
+    // Requested at any moment after "up" was recorded, also before that is known to have succeeded.
     run(&mut shell, "up\n").unwrap();
     assert_eq!(shell.noted(), "up\ndown\nfailed\nagain\nend\n");
 }
@@ -440,8 +439,8 @@ fn servers_that_the_kernel_s_client_has_left_are_replaced_however_many() {
     assert_eq!(shell.noted().matches('x').count(), 12);
 }
 
-/// The test below that is none when scripts run it: it asks for a trainer by standard input, as a
-/// server does.
+/// A test only if run by the test below: it asks for a trainer over standard input, as a server
+/// does.
 const ASKS: &str = "asks_for_a_trainer";
 
 #[test]
@@ -476,7 +475,7 @@ fn a_descriptor_comes_with_its_line_and_those_too_many_are_closed() {
     let mut sent = UnixStream::from(sent.expect("it comes with the first byte"));
     sent.write_all(b"x").unwrap();
     drop(sent);
-    // The first got its byte and then the end; the others nobody has any more.
+    // The first one got its byte and then the end of the stream; the others were dropped.
     for (end, expected) in kept.iter_mut().zip(["x", "", ""]) {
         end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut said = String::new();
@@ -489,7 +488,7 @@ fn a_descriptor_comes_with_its_line_and_those_too_many_are_closed() {
     assert!(matches!(receive(&ours, &mut bytes), Ok((0, None))));
 }
 
-/// Says its number, and whether a former one is still there.
+/// Records its process id, and whether an earlier trainer still runs.
 const TRAINER: &str = "for other in $(sed -n 's/began //p' $NOTE); do \
      kill -0 $other 2> /dev/null && echo together >> $NOTE; done; echo began $$ >> $NOTE; exec sleep 1000";
 
@@ -517,7 +516,7 @@ fn a_trainer_that_hangs_is_killed_and_there_is_never_another_one_beside_it() {
     let noted = shell.noted();
     assert_eq!(noted.matches("began").count(), 2, "{noted}");
     assert!(noted.ends_with("both\nend\n") && !noted.contains("together"), "{noted}");
-    // Killed at its limit; or when the server has had enough of it.
+    // Killed at its time limit; or when the server no longer needs it.
     for (limit, enough) in [(Duration::from_secs(2), ""), (long, "echo enough >&0; ")] {
         let mut shell = Shell::new(&format!(
             "touch $NOTE; echo ready >&0; {}{enough}{ENDED}echo killed >> $NOTE; read line; echo $line >> $NOTE",
@@ -606,7 +605,7 @@ fn one_that_stood_by_and_hangs_when_it_is_needed_is_killed_and_replaced() {
     run(&mut shell, "fresh").unwrap();
     let log = shell.log.borrow().join("\n");
     assert!(log.contains("\nthe server does not get ready: killed\n"), "{log}");
-    // Counted as one that has died: the second in a row.
+    // Counted as a death: the second in a row.
     assert!(log.contains("starting another in 50ms"), "{log}");
     let noted = shell.noted();
     let hung = noted.lines().find_map(|line| line.strip_prefix("go there ")).unwrap();
