@@ -116,7 +116,7 @@ fn measure(stage: &Stage, kind: Kind) -> Result<[u64; 3]> {
     guest.background(
         "latency",
         &format!(
-            "mkdir -p {group}; sh -c 'echo $$ > {group}/cgroup.procs; \
+            "echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir -p {group}; sh -c 'echo $$ > {group}/cgroup.procs; \
              exec guest swap latency mib={SWAPPED_MIB} threads={threads} go=/tmp/go'"
         ),
     )?;

@@ -19,13 +19,14 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let threads = size(option(words, "threads", 1)?)?.max(1);
     let go = words.iter().find_map(|word| word.strip_prefix("go=")).map(Path::new);
     let go = go.ok_or_else(|| Failure::Cannot("no go=FILE".into()))?;
-    let mut memory: Vec<Page> = Vec::new();
-    memory.try_reserve_exact(count).map_err(|e| Failure::Cannot(e.to_string()))?;
-    let mut page: Page = [0; PAGE];
-    for index in 0..count as u64 {
-        content::fill(seed, index, 0, &mut page);
-        memory.push(page);
+    // Aligned, so that each read and its comparison fault for one page of the kernel's.
+    let mut memory = vec![0_u8; (count + 1) * PAGE];
+    let start = memory.as_ptr().align_offset(PAGE);
+    let (memory, _) = memory[start..start + count * PAGE].as_chunks_mut::<PAGE>();
+    for (index, page) in (0..).zip(memory.iter_mut()) {
+        content::fill(seed, index, 0, page);
     }
+    let memory = &*memory;
     println!("filled pages={count}");
     let _ = std::io::stdout().flush();
     while !go.exists() {
