@@ -10,6 +10,7 @@ mod metrics;
 mod offload;
 mod plan;
 mod serve;
+mod serving;
 mod settings_file;
 mod stat;
 mod status;
