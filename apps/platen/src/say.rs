@@ -11,7 +11,7 @@ use rustix::fs::{fstat, open, FileType, Mode, OFlags};
 use rustix::net::SendFlags;
 use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A pipe takes so much as a whole or not at all.
 const MOST: usize = 4096;
@@ -67,10 +67,27 @@ fn takes(fd: BorrowedFd<'_>) -> bool {
 /// Says a line on standard error, or leaves it out when nobody takes it just now. It neither waits
 /// nor panics.
 pub(crate) fn say(line: &str) {
-    static WAY: OnceLock<Way> = OnceLock::new();
     let stderr = rustix::stdio::stderr();
+    let line = whole(line);
     // Nobody to tell that nobody listens.
-    let _ = WAY.get_or_init(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &whole(line));
+    let _ = way().get_or_insert_with(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &line);
+}
+
+fn way() -> MutexGuard<'static, Option<Way>> {
+    static WAY: Mutex<Option<Way>> = Mutex::new(None);
+    WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes `log` standard error, for a process that is to say the rest there.
+///
+/// # Errors
+///
+/// The kernel's.
+pub(crate) fn say_to(log: BorrowedFd<'_>) -> std::io::Result<()> {
+    let mut way = way();
+    rustix::stdio::dup2_stderr(log)?;
+    *way = None;
+    Ok(())
 }
 
 /// A text with its control characters escaped, line ends and tabs left: names and reasons come from

@@ -243,7 +243,7 @@ fn in_pages(limit: u64) -> u64 {
     }
 }
 
-fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
+pub(crate) fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
     let limit = in_pages(options.mem_limit);
     if limit < layout.fixed_pages() {
         let need = layout.fixed_pages() * PAGE as u64;

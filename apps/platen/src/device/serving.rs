@@ -3,22 +3,34 @@
 
 use super::args::{Inherited, SwapTask};
 use super::backing::{self, NewFile};
+use super::changes::Changes;
 use super::claims::Claims;
 use super::plan::Plan;
+use super::renewal::{arguments, requests, Renewal};
+use super::requests::Requests;
 use super::settings_file;
 use super::supervise::Manager;
 use crate::say::say;
 use crate::size::Size;
 use anyhow::Context;
 use pulse::Pulse;
+use std::cell::RefCell;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use store::Store;
-use swap::supervisor::Service;
+use swap::supervisor::{HandOver, Service};
 use ublk::Buffers;
+
+/// Bytes of the stack of a server's threads.
+const STACK: &str = "262144";
+
+/// The same where all of it is locked, and with that in memory. Threads were measured to use 24 KiB
+/// at most, those of the policy included; a debug build uses several times as much.
+const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "65536" };
 
 /// How long a trainer may take: the server waits for less.
 const TRAINING: Duration = Duration::from_secs(150);
@@ -29,34 +41,41 @@ pub(super) fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
     Ok(fd)
 }
 
-pub(super) struct Serving<'a> {
-    plan: &'a Plan<'a>,
+pub(super) struct Serving {
+    pub(super) plan: &'static Plan<'static>,
+    /// What `platen device set` has changed of the arguments.
+    pub(super) changes: Changes,
+    pub(super) requests: Requests,
+    pub(super) renewal: Option<Renewal>,
+    /// What was said last of a server that does not serve.
+    pub(super) trouble: RefCell<Option<String>>,
     /// Name and sockets, which servers after the first must not have to get again.
     pub(super) claims: Claims,
-    store: OwnedFd,
+    pub(super) store: OwnedFd,
     /// Memory of the ublk disk's requests.
-    buffers: Option<OwnedFd>,
-    backing: Option<OwnedFd>,
+    pub(super) buffers: Option<OwnedFd>,
+    pub(super) backing: Option<OwnedFd>,
     /// The backing file, if it was made for this device and no server has come up yet.
-    new_backing: Option<NewFile>,
+    pub(super) new_backing: Option<NewFile>,
     /// The text of the policy's settings.
-    policy: Option<OwnedFd>,
+    pub(super) policy: Option<OwnedFd>,
     /// The progress of each server's threads, and the same memory for servers.
-    pulse: Pulse,
-    pulse_fd: OwnedFd,
+    pub(super) pulse: Pulse,
+    pub(super) pulse_fd: OwnedFd,
     /// Readable after SIGUSR1: the next server is to start without a pause.
-    resume: OwnedFd,
-    manager: Manager,
+    pub(super) resume: OwnedFd,
+    pub(super) manager: Manager,
     /// The ublk device, once it exists.
-    device: Option<u32>,
+    pub(super) device: Option<u32>,
     /// The disk of the kernel's NBD client.
-    disk: Option<PathBuf>,
+    pub(super) disk: Option<PathBuf>,
 }
 
-impl<'a> Serving<'a> {
+impl Serving {
     /// Makes all that servers share.
     pub(super) fn new(
-        plan: &'a Plan<'a>,
+        plan: &'static Plan<'static>,
+        changes: Changes,
         claims: Claims,
         policy: Option<&str>,
         resume: OwnedFd,
@@ -91,6 +110,10 @@ impl<'a> Serving<'a> {
         let pulse = Pulse::open(&pulse_fd).context("cannot map signs of life")?;
         Ok(Self {
             plan,
+            changes,
+            requests: requests(&claims)?,
+            renewal: None,
+            trouble: RefCell::new(None),
             claims,
             store: store_fd,
             buffers,
@@ -125,13 +148,24 @@ impl<'a> Serving<'a> {
 /// This program, though its file may have been replaced. It calls itself by its name: see
 /// `device::run`.
 fn myself() -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    program(OWN)
+}
+
+const OWN: &str = "/proc/self/exe";
+
+fn program(path: &str) -> Command {
+    let mut command = Command::new(path);
     command.arg0("platen");
     command
 }
 
-impl Serving<'_> {
+impl Serving {
     fn start(&self, standby: bool, replaces: bool) -> Command {
+        self.command(None, &self.inherited(standby, replaces), &self.changes, self.plan)
+    }
+
+    /// What a server has from this process.
+    pub(super) fn inherited(&self, standby: bool, replaces: bool) -> Inherited {
         let mut inherited = Inherited {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
@@ -145,13 +179,27 @@ impl Serving<'_> {
             ..Inherited::default()
         };
         self.claims.note(&mut inherited);
-        let mut command = myself();
-        command.args(std::env::args_os().skip(1)).arg("--inherited").arg(inherited.to_string());
+        inherited
+    }
+
+    /// The command of a server, of this program or of the one that `path` names.
+    pub(super) fn command(
+        &self,
+        path: Option<&str>,
+        inherited: &Inherited,
+        changes: &Changes,
+        plan: &Plan<'_>,
+    ) -> Command {
+        let mut command = program(path.unwrap_or(OWN));
+        command.args(arguments(changes)).arg("--inherited").arg(inherited.to_string());
+        // How much stack the driver of a QAT device uses is not known.
+        let locked = plan.args.swap && plan.args.codec != codec::Codec::DeflateQz;
+        command.env("RUST_MIN_STACK", if locked { LOCKED_STACK } else { STACK });
         command
     }
 }
 
-impl Service for Serving<'_> {
+impl Service for Serving {
     fn server(&mut self, replaces: bool) -> Command {
         self.start(false, replaces)
     }
@@ -171,6 +219,7 @@ impl Service for Serving<'_> {
     }
 
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command> {
+        *self.trouble.borrow_mut() = None;
         if let Some(new) = self.new_backing.take() {
             new.keep();
         }
@@ -244,7 +293,24 @@ impl Service for Serving<'_> {
         }
     }
 
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.requests.fd())
+    }
+
+    fn request(&mut self, server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
+        self.take_request(server)
+    }
+
+    fn hand_over(&mut self, state: &HandOver<'_>) -> io::Result<()> {
+        self.hand_over_to(state)
+    }
+
+    fn renewed(&mut self, outcome: Result<(), String>) {
+        self.answer_renewal(outcome);
+    }
+
     fn say(&self, line: &str) {
+        *self.trouble.borrow_mut() = Some(line.to_owned());
         say(&format!("{}: {line}", self.plan.args.name));
     }
 }

@@ -11,38 +11,50 @@ use super::serving::Serving;
 use super::settings_file;
 use crate::say::{say, say_untaken};
 use anyhow::Context;
-use rustix::event::{eventfd, EventfdFlags};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use swap::supervisor::{supervise, SuperviseError};
+use std::os::fd::AsFd;
+use swap::supervisor::{resume_hand_over, supervise, SuperviseError};
 
-/// Bytes of the stack of a server's threads.
-const STACK: &str = "262144";
-
-/// The same where all of it is locked, and with that in memory. Threads were measured to use 24 KiB
-/// at most, those of the policy included; a debug build uses several times as much.
-const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "65536" };
-
-pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     // The only place where the file is read: servers get this text, whatever happens to the file.
-    let text = settings_file::of(args)?;
-    let plan = Plan::new(args, text.as_deref())?;
+    // The program that this process was has read it already.
+    let adopt = args.adopt.as_ref();
+    let text = match adopt {
+        None => settings_file::of(args)?,
+        Some(handed) => settings_file::inherited(&handed.inherited)?,
+    };
+    let plan = Box::leak(Box::new(Plan::new(args, text.as_deref())?));
     for key in plan.policy.without_effect() {
         say(&format!("policy: {key} says nothing without backing_dev: nothing is written back"));
     }
     control::check(args)?;
-    // Before there is a thread that the signal could end.
+    // Before there is a thread that a signal could end.
     let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
+    let stop = swap::end_signals().context("cannot take SIGTERM")?;
     let (_cgroup, manager) = prepare(args)?;
-    // First what another device may have already.
-    let claims = Claims::make(args)?;
-    claims.hand_on()?;
-    let mut service = Serving::new(&plan, claims, text.as_deref(), resume, manager)?;
-    let stop = stop_on_signal()?;
-    if args.swap {
+    if args.swap && adopt.is_some() {
         say_untaken(swap::own());
     }
-    let result = supervise(&mut service, stop.as_fd());
+    // First what another device may have already.
+    let claims = match adopt {
+        None => Claims::make(args, true)?,
+        Some(handed) => Claims::adopt(args, handed)?,
+    };
+    claims.hand_on()?;
+    let changes = args.changed.clone().unwrap_or_default();
+    let mut service = match adopt {
+        None => Serving::new(plan, changes, claims, text.as_deref(), resume, manager)?,
+        Some(handed) => Serving::adopt(plan, changes, claims, handed, resume, manager)?,
+    };
+    if args.swap && adopt.is_none() {
+        say_untaken(swap::own());
+    }
+    let result = match adopt {
+        None => supervise(&mut service, stop.as_fd()),
+        Some(handed) => {
+            let adopted = service.adopted(handed)?;
+            resume_hand_over(&mut service, stop.as_fd(), adopted)
+        }
+    };
     if matches!(result, Err(SuperviseError::Io { .. })) {
         // A server may continue: the sockets that it listens on are its own from now on.
         std::mem::forget(service.claims);
@@ -58,7 +70,8 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
         swap::ignore_terminal()?;
     }
     let cgroup = args.swap.then_some(Cgroup);
-    if args.swap {
+    // A process keeps them as another program.
+    if args.swap && args.adopt.is_none() {
         say_untaken(swap::inherited());
     }
     let notify = std::env::var("NOTIFY_SOCKET").ok();
@@ -66,9 +79,6 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
     for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
         std::env::remove_var(name);
     }
-    // How much stack the driver of a QAT device uses is not known.
-    let locked = args.swap && args.codec != codec::Codec::DeflateQz;
-    std::env::set_var("RUST_MIN_STACK", if locked { LOCKED_STACK } else { STACK });
     for (name, value) in swap::KEEPING {
         std::env::set_var(name, value);
     }
@@ -81,19 +91,6 @@ pub(super) struct Manager {
     pub(super) notify: Option<String>,
     /// Whether it expects a message each second.
     pub(super) watched: bool,
-}
-
-/// A descriptor that becomes readable when a signal asks this process to exit.
-fn stop_on_signal() -> anyhow::Result<Arc<OwnedFd>> {
-    let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let stop = Arc::new(stop.context("cannot make an eventfd")?);
-    let asked = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        // Full only after 2^64 signals.
-        let _ = rustix::io::write(&asked, &1_u64.to_ne_bytes());
-    })
-    .context("cannot handle signals")?;
-    Ok(stop)
 }
 
 /// The cgroup that [`swap::inherited`] makes, left whichever way this ends.

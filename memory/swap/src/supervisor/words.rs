@@ -9,6 +9,9 @@ pub const TRAIN: &str = "train";
 /// The server: the trainer is not needed any more.
 pub const ENOUGH: &str = "enough";
 
+/// A server that is to take the place of another one: it has its memory, and waits for [`GO`].
+pub const STANDS_BY: &str = "stands by";
+
 /// The supervisor, to a server that stands by: it is needed now. What
 /// [`Service::go`](super::Service::go) says follows on the same line.
 pub const GO: &str = "go ";
