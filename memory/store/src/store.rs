@@ -37,11 +37,15 @@ pub struct Options {
     pub reserve: u64,
     /// How long a write waits for the keeper when nothing is ready, before it fails as full.
     pub patience: Duration,
+    /// While the machine is short of memory ([`Store::is_short`]): the part of the limit, as its
+    /// divisor, that pages stored as they are may take. A write of one more fails as full: it would
+    /// take as much memory as it frees. 0: any number.
+    pub whole_part: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1) }
+        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1), whole_part: 0 }
     }
 }
 
@@ -180,6 +184,15 @@ impl Store {
     /// fails until it is written or discarded; none of them is the trace of a killed server.
     pub fn lost_pages(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether another page that is stored as it is has no place now: see [`Options::whole_part`].
+    pub(crate) fn refuses_whole(&self) -> bool {
+        let limit = self.heap.regions.limit();
+        self.options.whole_part > 0
+            && limit < u64::MAX
+            && self.is_short()
+            && sum(&self.counters, |c| &c.huge) >= limit / self.options.whole_part
     }
 
     /// Changes the limit; 0 for none. One below what is used refuses memory until less is.

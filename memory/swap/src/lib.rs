@@ -22,12 +22,14 @@
 
 pub mod area;
 mod check;
+mod memory;
 pub mod nbd;
 mod precautions;
 pub mod supervisor;
 mod sys;
 
 pub use check::{all_required_met, check, Item, Memory, State, Subject, Weight};
+pub use memory::memory_limit;
 pub use precautions::{
     apart, close_inherited, end_signals, ignore_signals, ignore_size_signal, ignore_terminal,
     inherited, leave_cgroup, own, prefer, prefer_this, resume_signal, unblock_end_signals, warm,

@@ -78,7 +78,7 @@ pub(crate) struct ServeArgs {
     pub(crate) qat_libraries: Option<PathBuf>,
     /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit. A write that
     /// needs more fails with ENOSPC. Connections (3 MiB each), codec contexts and buffers are not
-    /// part of it [default: no limit]
+    /// part of it [default: no limit; with --swap 7/8 of the memory of the host or of the cgroup]
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less
