@@ -11,7 +11,7 @@ use rustix::fs::{fstat, open, FileType, Mode, OFlags};
 use rustix::net::SendFlags;
 use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A pipe accepts a write up to this length entirely or not at all.
 const MOST: usize = 4096;
@@ -66,10 +66,27 @@ fn takes(fd: BorrowedFd<'_>) -> bool {
 /// Writes a line to standard error, or drops it if it cannot be written at once. Neither blocks nor
 /// panics.
 pub(crate) fn say(line: &str) {
-    static WAY: OnceLock<Way> = OnceLock::new();
     let stderr = rustix::stdio::stderr();
+    let line = whole(line);
     // An error cannot be reported anywhere.
-    let _ = WAY.get_or_init(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &whole(line));
+    let _ = way().get_or_insert_with(|| Way::to(stderr.as_fd())).write(stderr.as_fd(), &line);
+}
+
+fn way() -> MutexGuard<'static, Option<Way>> {
+    static WAY: Mutex<Option<Way>> = Mutex::new(None);
+    WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes `log` standard error.
+///
+/// # Errors
+///
+/// The kernel's.
+pub(crate) fn say_to(log: BorrowedFd<'_>) -> std::io::Result<()> {
+    let mut way = way();
+    rustix::stdio::dup2_stderr(log)?;
+    *way = None;
+    Ok(())
 }
 
 /// Escapes control characters, except line feeds and tabs: names and reasons come from other hosts,

@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use crate::error::StoreError;
 use crate::layout::{PAGE, REGION};
 use crate::map::{self, Map};
+use crate::store::{limit_pages, Options};
 use crate::superblock::{self, Foreign};
 
 /// The mapping of a store that another server has, for [`Store::attach_ahead`].
@@ -42,6 +43,20 @@ impl Ahead {
         let shared = fd.try_clone_to_owned().map_err(StoreError::io("copy"))?;
         let map = Map::new(file, shared, layout).map_err(StoreError::io("map"))?;
         Ok(Self { map, tables: vec![false; layout.regions as usize].into_boxed_slice() })
+    }
+
+    /// Pages of the store.
+    pub fn pages(&self) -> u64 {
+        self.map.layout().pages
+    }
+
+    /// Whether the store can be taken over with these options.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Limit`] for a limit that is too small for the table.
+    pub fn check(&self, options: &Options) -> Result<(), StoreError> {
+        limit_pages(self.map.layout(), options).map(drop)
     }
 
     /// Makes page tables for all memory that the store has now, and returns the number of regions

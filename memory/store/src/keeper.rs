@@ -325,6 +325,7 @@ impl Store {
 mod tests {
     use super::*;
     use crate::store::Options;
+    use crate::PutError;
     use std::os::unix::fs::FileExt;
 
     /// Sets the contents of `/proc/meminfo`.
@@ -374,5 +375,47 @@ mod tests {
         write(8000);
         wait_until("the whole reserve again", || store.stats().mem_ready >= reserve / 2);
         drop(keeper);
+    }
+
+    /// They free no memory, and a swap area full of them leaves the host none.
+    #[test]
+    fn pages_that_do_not_compress_have_a_part_of_the_limit_while_memory_is_short() {
+        let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        say(&file, 200 << 10);
+        let (limit, reserve) = (32 << 20, 1 << 20);
+        let options = Options { mem_limit: limit, reserve, whole_part: 8, ..Options::default() };
+        let store = Store::create(8192, options).unwrap();
+        let available = Available::of(file.try_clone().unwrap());
+        let keeper = Keeper::start_on(&store, || (), available).unwrap();
+        let mut worker = store.worker().unwrap();
+        let part = limit / 8 / PAGE as u64;
+        // There is memory: they are stored.
+        for index in 0..part + 500 {
+            worker.put(index, 0, &[7; PAGE]).unwrap();
+        }
+        say(&file, 8 << 10);
+        wait_until("memory is short", || store.is_short());
+        assert!(matches!(worker.put(0, 0, &[8; PAGE]), Err(PutError::Full { .. })));
+        // One that frees some of its memory is stored, and so are they when less of them are.
+        worker.put(1, 1, &[7; 4000]).unwrap();
+        worker.discard(0..600);
+        worker.put(0, 0, &[8; PAGE]).unwrap();
+        for index in 600..800 {
+            worker.put(index - 500, 0, &[8; PAGE]).or_else(refused).unwrap();
+        }
+        assert!(matches!(worker.put(300, 0, &[8; PAGE]), Err(PutError::Full { .. })));
+        say(&file, 200 << 10);
+        wait_until("memory is there", || !store.is_short());
+        worker.put(300, 0, &[8; PAGE]).unwrap();
+        drop(keeper);
+    }
+
+    fn refused(error: PutError) -> Result<(), PutError> {
+        if matches!(error, PutError::Full { .. }) {
+            Ok(())
+        } else {
+            Err(error)
+        }
     }
 }

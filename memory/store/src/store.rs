@@ -38,11 +38,15 @@ pub struct Options {
     /// How long a write waits for the keeper when no slab is ready, before it fails with
     /// [`PutError::Full`](crate::PutError::Full).
     pub patience: Duration,
+    /// While the machine is short of memory ([`Store::is_short`]): the part of the limit, as its
+    /// divisor, that pages stored as they are may take. A write of one more fails as full: it would
+    /// take as much memory as it frees. 0: any number.
+    pub whole_part: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1) }
+        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1), whole_part: 0 }
     }
 }
 
@@ -183,6 +187,15 @@ impl Store {
         self.lost.load(Ordering::Relaxed)
     }
 
+    /// Whether another page that is stored as it is has no place now: see [`Options::whole_part`].
+    pub(crate) fn refuses_whole(&self) -> bool {
+        let limit = self.heap.regions.limit();
+        self.options.whole_part > 0
+            && limit < u64::MAX
+            && self.is_short()
+            && sum(&self.counters, |c| &c.huge) >= limit / self.options.whole_part
+    }
+
     /// Changes the limit; 0 for none. Below the memory in use, it refuses further memory until less
     /// is used.
     pub fn set_mem_limit(&self, bytes: u64) {
@@ -245,7 +258,7 @@ fn in_pages(limit: u64) -> u64 {
     }
 }
 
-fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
+pub(crate) fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
     let limit = in_pages(options.mem_limit);
     if limit < layout.fixed_pages() {
         let need = layout.fixed_pages() * PAGE as u64;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::class::{fitting, CLASSES};
 use crate::heap::{Claimed, Heap};
 use crate::inject;
+use crate::layout::PAGE;
 use crate::object::{checksum, locate};
 use crate::page::{GetError, Page, PutError};
 use crate::regions::Full;
@@ -89,6 +90,9 @@ impl Worker {
     }
 
     fn put_object(&mut self, index: u64, tag: u8, bytes: &[u8]) -> Result<(), PutError> {
+        if bytes.len() == PAGE && self.store.refuses_whole() {
+            return Err(PutError::Full { index, len: bytes.len() });
+        }
         let (object, _) = self.place(index, tag, bytes)?;
         let word = Word::object(object);
         let old = slot_of(&self.store, index)?.publish(word);

@@ -22,6 +22,7 @@
 
 pub mod area;
 mod check;
+mod memory;
 pub mod nbd;
 mod partition;
 mod precautions;
@@ -29,7 +30,9 @@ pub mod supervisor;
 mod sys;
 
 pub use check::{all_required_met, check, Item, Memory, State, Subject, Weight};
+pub use memory::memory_limit;
 pub use precautions::{
-    apart, close_inherited, ignore_signals, ignore_size_signal, ignore_terminal, inherited,
-    leave_cgroup, own, prefer, prefer_this, resume_signal, warm, Untaken, KEEPING,
+    apart, close_inherited, end_signals, ignore_signals, ignore_size_signal, ignore_terminal,
+    inherited, leave_cgroup, own, prefer, prefer_this, resume_signal, unblock_end_signals, warm,
+    Untaken, KEEPING,
 };

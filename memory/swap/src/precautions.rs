@@ -167,7 +167,29 @@ pub fn ignore_terminal() -> Result<(), Untaken> {
 ///
 /// The kernel's.
 pub fn resume_signal() -> io::Result<OwnedFd> {
-    crate::sys::signal_descriptor(libc::SIGUSR1)
+    crate::sys::signal_descriptor(&[libc::SIGUSR1])
+}
+
+/// Takes SIGINT, SIGTERM and SIGHUP from this thread, those that it starts from now on, and the
+/// processes that it starts: a descriptor that is readable when one has come. A signal that comes
+/// while the process becomes another program stays until that one reads it.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn end_signals() -> io::Result<OwnedFd> {
+    crate::sys::signal_descriptor(&crate::sys::END)
+}
+
+/// Lets this thread, and those that it starts from now on, have the signals that
+/// [`end_signals`] has taken from the process that has started this one.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn unblock_end_signals() -> Result<(), Untaken> {
+    let action = "unblock signals";
+    crate::sys::unblock(&crate::sys::END).map_err(|source| Untaken { action, source })
 }
 
 /// Closes all descriptors but 0 to 2, for a process that has just started. Otherwise it would hold

@@ -48,14 +48,17 @@ mod child;
 mod error;
 mod notify;
 mod oom;
+mod process;
 mod run;
 mod service;
+mod step;
 mod watchdog;
 pub mod words;
 
 pub use backoff::Backoff;
 pub use error::SuperviseError;
-pub use service::Service;
+pub use service::{Adopted, HandOver, Handed, Service};
+pub use step::step;
 
 /// Exit status of a server whose connections the kernel's NBD client has dropped, which it does
 /// when a request takes long. The cause is a slow disk or host and passes, so another server is
@@ -73,6 +76,16 @@ pub fn descriptor(number: i32) -> io::Result<OwnedFd> {
     crate::sys::copy_of(number)
 }
 
+/// As [`descriptor`], but the number itself is closed. For a program that takes over from the one
+/// that its process was before, at its start: the number is in use nowhere in it.
+///
+/// # Errors
+///
+/// There is none of this number.
+pub fn take_descriptor(number: i32) -> io::Result<OwnedFd> {
+    crate::sys::take(number)
+}
+
 /// Runs `service` until `stop` becomes readable and everything is down, or the service cannot be
 /// kept running.
 ///
@@ -82,6 +95,22 @@ pub fn descriptor(number: i32) -> io::Result<OwnedFd> {
 /// pages and one that cannot be killed.
 pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), SuperviseError> {
     run::Supervisor::new(service).run(stop)
+}
+
+/// As [`supervise`], for the program that a supervisor's process has become: the hand-over goes on
+/// where [`Service::hand_over`] has left it.
+///
+/// # Errors
+///
+/// Those of [`supervise`].
+pub fn resume_hand_over(
+    service: &mut dyn Service,
+    stop: BorrowedFd<'_>,
+    adopted: Adopted,
+) -> Result<(), SuperviseError> {
+    let mut supervisor = run::Supervisor::new(service);
+    supervisor.adopt(adopted)?;
+    supervisor.run(stop)
 }
 
 #[cfg(test)]

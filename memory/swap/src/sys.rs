@@ -114,9 +114,12 @@ fn partition(disk: &File, op: libc::c_int, number: u32, start: u64, len: u64) ->
     checked(unsafe { libc::ioctl(disk.as_raw_fd(), BLKPG as _, &raw const request) })
 }
 
+/// The signals by which a terminal or a service manager ends a process.
+pub(crate) const END: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
 /// Ignores the signals by which a terminal or a service manager ends processes.
 pub(crate) fn ignore_signals() -> io::Result<()> {
-    ignore(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
+    ignore(&END)
 }
 
 /// Ignores the signals by which a terminal stops processes or quits them, here and in children.
@@ -139,25 +142,36 @@ fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
     Ok(())
 }
 
-/// Blocks a signal in this thread, and returns a descriptor that becomes readable when it arrives.
-pub(crate) fn signal_descriptor(signal: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: all bit patterns of a signal set are valid, and the next call makes it an empty set.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set outlives the call.
-    checked(unsafe { libc::sigemptyset(&raw mut set) })?;
-    // SAFETY: as above.
-    checked(unsafe { libc::sigaddset(&raw mut set, signal) })?;
-    // SAFETY: as above; the old mask is not requested.
-    let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
-    if error != 0 {
-        return Err(io::Error::from_raw_os_error(error));
-    }
-    // SAFETY: as above; -1 asks for a new descriptor.
+/// Blocks signals in this thread, and returns a descriptor that becomes readable when one arrives.
+pub(crate) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let set = mask(libc::SIG_BLOCK, signals)?;
+    // SAFETY: a set that lives as long as the call; -1 asks for a new descriptor.
     let number =
         unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     checked(number.min(0))?;
     // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Lets this thread have signals that its parent process has blocked.
+pub(crate) fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, signals).map(drop)
+}
+
+fn mask(how: libc::c_int, signals: &[libc::c_int]) -> io::Result<libc::sigset_t> {
+    // SAFETY: a set of signals is plain bytes, which the next call makes an empty set.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: a set that lives as long as the call.
+    checked(unsafe { libc::sigemptyset(&raw mut set) })?;
+    for &signal in signals {
+        // SAFETY: as above.
+        checked(unsafe { libc::sigaddset(&raw mut set, signal) })?;
+    }
+    // SAFETY: as above; the mask as it was is not asked for.
+    match unsafe { libc::pthread_sigmask(how, &raw const set, null_mut()) } {
+        0 => Ok(set),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 /// Makes a thread (0: this one) a round-robin real-time thread of the lowest priority.
@@ -182,6 +196,15 @@ pub(crate) fn copy_of(number: i32) -> io::Result<OwnedFd> {
     checked(copy.min(0))?;
     // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// The descriptor `number` under another number. Only for a process that has just begun, in which
+/// nothing owns it.
+pub(crate) fn take(number: i32) -> io::Result<OwnedFd> {
+    let copy = copy_of(number)?;
+    // SAFETY: takes a number. By the caller's promise nothing in this process relies on it.
+    checked(unsafe { libc::close(number) })?;
+    Ok(copy)
 }
 
 fn checked(result: i32) -> io::Result<()> {

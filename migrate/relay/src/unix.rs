@@ -236,6 +236,17 @@ impl Listening {
         UnixAddress(self.path.clone())
     }
 
+    /// The file of the socket, by device and inode, for [`adopt`](Self::adopt).
+    pub fn place(&self) -> Option<(u64, u64)> {
+        self.place.map(|place| (place.device, place.inode))
+    }
+
+    /// A listener that this process has from the program that it was before.
+    pub fn adopt(listener: UnixListener, address: &UnixAddress, place: Option<(u64, u64)>) -> Self {
+        let place = place.map(|(device, inode)| Place { device, inode });
+        Self { listener, place, path: address.0.clone() }
+    }
+
     /// Whether the path still leads to this socket: another process may have removed or replaced
     /// it.
     pub fn is_ours(&self) -> bool {

@@ -1,5 +1,7 @@
 //! Command line of `platen device`.
 
+use super::adopt::Adopt;
+use super::changes::Changes;
 use crate::size::Size;
 use anyhow::Context;
 use clap::{ArgGroup, Args, Subcommand};
@@ -27,6 +29,12 @@ pub(crate) enum DeviceCommand {
     Stat(StatArgs),
     /// Write pages of a device to its backing device now, and wait until they are written
     Writeback(WritebackArgs),
+    /// Change settings of a device that is served. The server is replaced by one with the new
+    /// settings, which takes what is stored over; later servers keep them
+    Set(SetArgs),
+    /// Have this program serve a device that another version of it serves: store, disk, name and
+    /// sockets stay. Refused, and nothing is changed, if this version cannot take them over
+    Upgrade(UpgradeArgs),
     /// Check the precautions that prevent a server of swap from waiting for its own swap device.
     /// The exit status is 0 if every required one is met
     Check(CheckArgs),
@@ -40,7 +48,7 @@ pub(crate) enum DeviceCommand {
 }
 
 /// Arguments of `platen device serve`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 #[command(group(ArgGroup::new("transport").required(true).multiple(true).args(["nbd", "ublk", "fuse"])))]
 pub(crate) struct ServeArgs {
     /// Name of the device, of its control socket and of its NBD export: 1 to 32 letters, digits,
@@ -70,7 +78,7 @@ pub(crate) struct ServeArgs {
     pub(crate) qat_libraries: Option<PathBuf>,
     /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit. A write that
     /// needs more fails with ENOSPC. Connections (3 MiB each), codec contexts and buffers are not
-    /// part of it [default: no limit]
+    /// part of it [default: no limit; with --swap 7/8 of the memory of the host or of the cgroup]
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less
@@ -116,6 +124,12 @@ pub(crate) struct ServeArgs {
     /// What the supervisor hands to the server it starts
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,
+    /// What `device set` has changed
+    #[arg(long, hide = true)]
+    pub(crate) changed: Option<Changes>,
+    /// What the supervisor of another version, which this process was, hands on
+    #[arg(long, hide = true)]
+    pub(crate) adopt: Option<Adopt>,
     /// TOML file with a section `[policy]`: recompression, writeback and dictionaries [default:
     /// idle pages are recompressed in groups after 10 minutes]
     #[arg(long, value_name = "FILE")]
@@ -142,6 +156,11 @@ pub(crate) enum PageAccelerator {
     None,
 }
 
+/// The format of what one program hands to another one that is to serve its device: [`Inherited`],
+/// [`Adopt`], the words on the socket to a server, the signs of life, the buffers of a ublk disk.
+/// The store has a format of its own.
+pub(super) const FORMAT: u16 = 1;
+
 /// Descriptors and names that a server has from its supervisor:
 /// `store=3,buffers=4,device=0,disk=/dev/nbd0`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -164,6 +183,11 @@ pub(crate) struct Inherited {
     pub(crate) disk: Option<String>,
     /// Stand by until told to go.
     pub(crate) standby: bool,
+    /// In the place of a server that is still there: its pidfd. The new server stands by, says so,
+    /// and kills that one when it is told to go.
+    pub(crate) succeeds: Option<i32>,
+    /// Standard error of such a server from then on. Before it is the client's that wants it.
+    pub(crate) log: Option<i32>,
     /// In the place of a server that has gone: nothing that can be done without may keep it from
     /// going on.
     pub(crate) replaces: bool,
@@ -188,6 +212,15 @@ impl FromStr for Inherited {
             let (name, value) = part.split_once('=').ok_or_else(wrong)?;
             let number = || value.parse::<u16>().map_err(|_| wrong());
             match name {
+                "format" if number()? != FORMAT => {
+                    return Err(format!(
+                        "the present supervisor hands over in format {value}, this program takes \
+                         format {FORMAT}"
+                    ));
+                }
+                "format" => {}
+                "succeeds" => this.succeeds = Some(number()?.into()),
+                "log" => this.log = Some(number()?.into()),
                 "store" => this.store = number()?.into(),
                 "buffers" => this.buffers = Some(number()?.into()),
                 "backing" => this.backing = Some(number()?.into()),
@@ -238,6 +271,9 @@ impl fmt::Display for Inherited {
         if self.replaces {
             write!(f, ",replaces=1")?;
         }
+        if let (Some(succeeds), Some(log)) = (self.succeeds, self.log) {
+            write!(f, ",succeeds={succeeds},log={log},format={FORMAT}")?;
+        }
         Ok(())
     }
 }
@@ -251,6 +287,42 @@ pub(crate) struct CheckArgs {
     /// Print a JSON array with one object for each precaution
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
+}
+
+/// Arguments of `platen device set`.
+#[derive(Args, Debug)]
+#[command(group(ArgGroup::new("setting").required(true).multiple(true).args(["mem_limit", "codec", "level", "settings", "size"])))]
+pub(crate) struct SetArgs {
+    /// Name of the device
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+    /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) mem_limit: Option<Size>,
+    /// Codec of pages that are written from now on: none, lz4, zlib, zstd or qatzip
+    #[arg(long, value_parser = page_codec)]
+    pub(crate) codec: Option<Codec>,
+    /// Compression level [default with --codec: that codec's]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) level: Option<i32>,
+    /// TOML file with a section `[policy]`. Its backing device has to be the present one
+    #[arg(id = "settings", long = "policy", value_name = "FILE")]
+    pub(crate) policy: Option<PathBuf>,
+    /// Size of the block device in bytes: refused unless it is the present one, with the reason
+    #[arg(long)]
+    pub(crate) size: Option<Size>,
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
+}
+
+/// Arguments of `platen device upgrade`.
+#[derive(Args, Debug)]
+pub(crate) struct UpgradeArgs {
+    /// Name of the device
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
     #[command(flatten)]
     pub(crate) control: ControlOptions,
 }
@@ -314,7 +386,7 @@ impl SwapTask {
 }
 
 /// Folder of the control sockets.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub(crate) struct ControlOptions {
     /// Folder of the control sockets [default: /run/platen for root, else $XDG_RUNTIME_DIR/platen]
     #[arg(long, value_name = "DIR")]
@@ -343,7 +415,7 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-fn page_codec(text: &str) -> Result<Codec, String> {
+pub(super) fn page_codec(text: &str) -> Result<Codec, String> {
     match text.parse() {
         Ok(codec) => Ok(codec),
         _ => Err(format!("'{text}' is none of none, lz4, zlib, zstd, qatzip")),
@@ -369,8 +441,14 @@ mod tests {
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,
             replaces: true,
+            succeeds: Some(12),
+            log: Some(13),
         };
-        assert_eq!(all.to_string().parse(), Ok(all));
+        let text = all.to_string();
+        assert_eq!(text.parse(), Ok(all));
+        let other = text.replace(&format!("format={FORMAT}"), "format=999");
+        let refused = other.parse::<Inherited>().unwrap_err();
+        assert!(refused.contains("hands over in format 999"), "{refused}");
         let least = Inherited { store: 5, ..Inherited::default() };
         assert_eq!(least.to_string().parse(), Ok(least));
         for bad in ["", "store", "store=x", "store=1", "buffers=3", "store=3,more=4", "store=-1"] {

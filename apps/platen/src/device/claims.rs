@@ -4,8 +4,9 @@
 //! nobody else can get any of it, so that nothing of it can keep the next one from serving; clients
 //! connect and wait meanwhile.
 
+use super::adopt::Adopt;
 use super::args::{Inherited, ServeArgs};
-use super::control;
+use super::{control, requests};
 use anyhow::{bail, Context};
 use relay::Listening;
 use rustix::fs::{flock, fstat, open, stat, FlockOperation, Mode, OFlags};
@@ -20,6 +21,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Claims {
     // In the order in which they are given up: the name last.
     control: Listening,
+    /// The supervisor's own socket, which no server has.
+    pub(super) requests: Option<Listening>,
     nbd: Option<Listening>,
     metrics: Option<TcpListener>,
     lock: Lock,
@@ -28,16 +31,47 @@ pub(super) struct Claims {
 impl Claims {
     /// # Errors
     /// Somebody else has one of them.
-    pub(super) fn make(args: &ServeArgs) -> anyhow::Result<Self> {
+    pub(super) fn make(args: &ServeArgs, supervised: bool) -> anyhow::Result<Self> {
         let folder = control::make_folder(args.control.run_dir.as_deref())?;
         let lock = Lock::take(&folder, &args.name)?;
         let control = control::listen(&folder, &args.name)?;
+        let requests = supervised.then(|| requests::address(&folder, &args.name).listen());
         let nbd = args.nbd.as_ref().map(|address| address.listen()).transpose()?;
         let metrics = args.prometheus.map(|address| {
             TcpListener::bind(address)
                 .with_context(|| format!("cannot listen on {address} for Prometheus"))
         });
-        Ok(Self { control, nbd, metrics: metrics.transpose()?, lock })
+        let requests = requests.transpose()?;
+        Ok(Self { control, requests, nbd, metrics: metrics.transpose()?, lock })
+    }
+
+    /// Those that this process has from the program that it was before.
+    pub(super) fn adopt(args: &ServeArgs, handed: &Adopt) -> anyhow::Result<Self> {
+        let folder = control::folder(args.control.run_dir.as_deref())?;
+        let servers = &handed.inherited;
+        let control = taken(servers.control.context("no control socket is handed over")?)?;
+        let nbd = servers.nbd.map(taken).transpose()?;
+        let metrics = servers.metrics.map(taken).transpose()?.map(Into::into);
+        let [control_place, requests_place, nbd_place] = handed.places;
+        let address = control::address(&folder, &args.name);
+        let control = Listening::adopt(control.into(), &address, control_place);
+        let address = requests::address(&folder, &args.name);
+        let listener = taken(handed.requests)?.into();
+        let requests = Some(Listening::adopt(listener, &address, requests_place));
+        let nbd = nbd.zip(args.nbd.as_ref());
+        let nbd = nbd.map(|(nbd, address)| Listening::adopt(nbd.into(), address, nbd_place));
+        let lock = Lock { fd: taken(handed.lock)?, path: Lock::path(&folder, &args.name) };
+        Ok(Self { control, requests, nbd, metrics, lock })
+    }
+
+    /// Notes those that no server has for the program that this process becomes.
+    pub(super) fn note_for_program(&self, handed: &mut Adopt) {
+        let number = |listening: &Listening| listening.listener.as_raw_fd();
+        handed.lock = self.lock.fd.as_raw_fd();
+        handed.requests = self.requests.as_ref().map_or(-1, number);
+        let [requests, nbd] = [&self.requests, &self.nbd];
+        let place = |listening: &Option<Listening>| listening.as_ref().and_then(Listening::place);
+        handed.places = [self.control.place(), place(requests), place(nbd)];
     }
 
     /// Has everything that is started from here have them as well.
@@ -85,10 +119,6 @@ pub(super) struct Ways {
 impl Ways {
     /// Those that a supervisor has left.
     pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Self> {
-        let left = |number: i32| {
-            let fd = swap::supervisor::descriptor(number);
-            fd.with_context(|| format!("the supervisor has not left descriptor {number}"))
-        };
         let control = inherited.control.context("the supervisor has left no control socket")?;
         Ok(Self {
             control: left(control)?.into(),
@@ -96,6 +126,18 @@ impl Ways {
             metrics: inherited.metrics.map(left).transpose()?.map(Into::into),
         })
     }
+}
+
+/// A copy of a descriptor that the supervisor has left.
+pub(super) fn left(number: i32) -> anyhow::Result<OwnedFd> {
+    let fd = swap::supervisor::descriptor(number);
+    fd.with_context(|| format!("the supervisor has not left descriptor {number}"))
+}
+
+/// A descriptor that the program that this process was has left, under another number.
+pub(super) fn taken(number: i32) -> anyhow::Result<OwnedFd> {
+    let fd = swap::supervisor::take_descriptor(number);
+    fd.with_context(|| format!("descriptor {number} is not handed over"))
 }
 
 /// Which file it is that has a path: device and inode.
@@ -119,7 +161,9 @@ impl Left {
         };
         let nbd = args.nbd.as_ref().map(|address| address.path().to_owned());
         let control = control::address(&folder, &args.name).path().to_owned();
-        let paths = [Some(control), nbd, Some(Lock::path(&folder, &args.name))];
+        let requests = requests::address(&folder, &args.name).path().to_owned();
+        let lock = Lock::path(&folder, &args.name);
+        let paths = [Some(control), nbd, Some(requests), Some(lock)];
         let found = paths.into_iter().flatten().filter_map(|path| Some((place(&path)?, path)));
         Self(found.map(|(place, path)| (path, place)).collect())
     }

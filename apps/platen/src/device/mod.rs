@@ -1,7 +1,9 @@
 //! `platen device`: a block device of compressed pages.
 
+mod adopt;
 mod args;
 mod backing;
+mod changes;
 mod check;
 mod claims;
 mod control;
@@ -9,7 +11,11 @@ mod endpoint;
 mod metrics;
 mod offload;
 mod plan;
+mod renew;
+mod renewal;
+mod requests;
 mod serve;
+mod serving;
 mod settings_file;
 mod stat;
 mod status;
@@ -30,12 +36,18 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     let done = match args.command {
         DeviceCommand::Stat(args) => stat::run(&args),
         DeviceCommand::Writeback(args) => writeback::run(&args),
+        DeviceCommand::Set(args) => renew::set(&args),
+        DeviceCommand::Upgrade(args) => renew::upgrade(&args),
         DeviceCommand::Check(args) => return check::run(&args),
-        DeviceCommand::Serve(args) => {
+        DeviceCommand::Serve(mut args) => {
+            if let Some(changed) = &args.changed.clone() {
+                changed.apply(&mut args);
+            }
             return Ok(unattended(|| match &args.inherited {
-                None if !args.no_supervisor => supervise::run(&args),
+                // The arguments live as long as the process: settings may be exchanged later.
+                None if !args.no_supervisor => supervise::run(Box::leak(args)),
                 inherited => serve::run(&args, inherited.as_ref()),
-            }))
+            }));
         }
         DeviceCommand::Train => return Ok(unattended(train::run)),
         DeviceCommand::SwapHelper(args) => return Ok(unattended(|| swap_helper::run(&args))),

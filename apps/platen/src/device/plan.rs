@@ -33,6 +33,10 @@ const BACKING_THREADS: usize = 1;
 /// Workers of the store for the policy: idle pages, trials of dictionaries, writeback, answers.
 const POLICY_WORKERS: usize = 4;
 
+/// The part of the limit that pages which do not compress may take while the host that swaps is
+/// short of memory: an eighth. The policy writes them to a backing device where there is one.
+const WHOLE_PART: u64 = 8;
+
 /// The arguments, checked, with what follows from them.
 pub(super) struct Plan<'a> {
     pub(super) args: &'a ServeArgs,
@@ -82,8 +86,13 @@ impl<'a> Plan<'a> {
 
     pub(super) fn store_options(&self) -> store::Options {
         let mut options = store::Options::default();
-        if let Some(Size(limit)) = self.args.mem_limit {
-            options.mem_limit = limit;
+        match (self.args.mem_limit, self.args.swap) {
+            (Some(Size(limit)), _) => options.mem_limit = limit,
+            (None, true) => options.mem_limit = default_limit(memory()),
+            (None, false) => {}
+        }
+        if self.args.swap && self.policy.backing_dev.is_none() {
+            options.whole_part = WHOLE_PART;
         }
         match (self.args.reserve, self.args.swap) {
             (Some(Size(reserve)), _) => options.reserve = reserve,
@@ -216,9 +225,24 @@ fn dictionary_heap(level: i32, threads: usize) -> usize {
 
 /// A part of the host's memory, `least` to `most`.
 fn share_of_memory(part: u64, least: u64, most: u64) -> u64 {
+    (total_memory() / part).clamp(least, most)
+}
+
+fn total_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    let unit = u64::from(info.mem_unit.max(1));
-    (info.totalram.saturating_mul(unit) / part).clamp(least, most)
+    info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
+}
+
+/// The memory that this process may have: the host's, or what its cgroups leave it.
+fn memory() -> u64 {
+    swap::memory_limit().unwrap_or(u64::MAX).min(total_memory())
+}
+
+/// The limit of a store of swap where nobody gives one: 7/8 of the memory. What is left is for
+/// everything that is not swapped out, so that a host that swaps out more than compresses sees a
+/// full swap area, and not one whose swap has all of its memory.
+fn default_limit(memory: u64) -> u64 {
+    (memory / 8).saturating_mul(7)
 }
 
 #[cfg(test)]
@@ -226,6 +250,29 @@ mod tests {
     use super::*;
     use device::Device;
     use store::Store;
+
+    #[test]
+    fn swap_without_a_limit_leaves_an_eighth_of_memory_to_the_rest() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Serve {
+            #[command(flatten)]
+            args: ServeArgs,
+        }
+        let options = |words: &str| {
+            let words = format!("serve --size 1G --nbd unix:/x {words}");
+            let Serve { args } = Serve::try_parse_from(words.split(' ')).unwrap();
+            let args = Box::leak(Box::new(args));
+            Plan::new(args, None).unwrap().store_options()
+        };
+        let swap = options("--swap");
+        assert_eq!((swap.mem_limit, swap.whole_part), (memory() / 8 * 7, 8));
+        assert!(swap.mem_limit < total_memory());
+        assert_eq!(options("--swap --mem-limit 3G").mem_limit, 3 << 30);
+        assert_eq!(options("--swap --mem-limit 0").mem_limit, 0);
+        let disk = options("--workers 1");
+        assert_eq!((disk.mem_limit, disk.whole_part), (0, 0));
+    }
 
     #[test]
     fn a_stand_by_server_has_the_memory_for_dictionaries_of_its_level() {

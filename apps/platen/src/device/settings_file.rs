@@ -5,7 +5,7 @@ use anyhow::{ensure, Context};
 use rustix::fs::{open, Mode, OFlags};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Bytes of such a file, a hundred times what all keys take.
@@ -16,7 +16,7 @@ const MOST: usize = 64 << 10;
 ///
 /// # Errors
 /// It is something else, larger, not text, or cannot be read.
-fn read(path: &Path) -> anyhow::Result<String> {
+pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     text(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -30,6 +30,12 @@ pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Option<String>>
     let Some(number) = inherited.policy else { return Ok(None) };
     let file = File::from(descriptor(number)?);
     bounded(file).context("cannot read the policy's settings").map(Some)
+}
+
+/// The text in a file of [`share`].
+pub(super) fn shared(file: BorrowedFd<'_>) -> anyhow::Result<String> {
+    // Opened once more, to be read from its beginning.
+    bounded(File::from(descriptor(file.as_raw_fd())?)).context("cannot read the policy's settings")
 }
 
 /// A file in memory with the settings, for servers.

@@ -6,18 +6,17 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::cmsg_space;
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use rustix::process::{pidfd_open, Pid, PidfdFlags, Signal};
 
 use super::error::{failed, SuperviseError};
+use super::process::Process;
 
 pub(super) struct Server {
-    pub(super) child: Child,
-    pub(super) pidfd: OwnedFd,
+    pub(super) child: Process,
     /// Its `/proc` stat file, opened and read once while there is memory: reading it again needs
     /// none, and the supervisor must not wait for memory.
     stat: Option<File>,
@@ -42,33 +41,66 @@ impl Server {
         bytes[..got].get(at + 2).copied()
     }
 
-    /// Starts a server, with one end of its channel as standard input.
-    pub(super) fn spawn(mut command: Command) -> Result<Self, SuperviseError> {
-        let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
-        let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
-        let child = child.map_err(failed("start the server"))?;
-        // The command owns its end of the pair; until it is dropped, we would not see the server
-        // close it.
-        drop(command);
-        ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
-        let pidfd = watch(&child)?;
-        let stat = File::open(format!("/proc/{}/stat", child.id())).ok();
-        let line = Vec::with_capacity(128);
-        let (ready, deadline) = (None, None);
+    /// What it has said since the last time, line by line.
+    pub(super) fn lines(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut bytes = [0; 256];
+        let got = match receive(&self.channel, &mut bytes) {
+            // Its end is seen by the pidfd; a closed channel alone must not keep us awake.
+            Ok((0, _)) => {
+                std::thread::sleep(Duration::from_millis(1));
+                return lines;
+            }
+            Ok((got, sent)) => {
+                // It comes with the first byte of the line that it belongs to.
+                self.sent = sent.or_else(|| self.sent.take());
+                got
+            }
+            Err(_) => return lines,
+        };
+        for &byte in &bytes[..got] {
+            if byte == b'\n' {
+                lines.push(String::from_utf8_lossy(&self.line).into_owned());
+                self.line.clear();
+            } else if self.line.len() < 128 {
+                // A line that is longer than any we know is none.
+                self.line.push(byte);
+            }
+        }
+        lines
+    }
+
+    /// A server that this process has started as another program.
+    pub(super) fn adopt(pid: u32, channel: OwnedFd) -> Result<Self, SuperviseError> {
+        let child = Process::adopt(pid).map_err(failed("watch a server"))?;
+        Ok(Self::with(child, channel.into()))
+    }
+
+    fn with(child: Process, channel: UnixStream) -> Self {
         let this = Self {
+            stat: File::open(format!("/proc/{}/stat", child.id())).ok(),
             child,
-            pidfd,
-            stat,
-            channel: ours,
-            line,
+            channel,
+            line: Vec::with_capacity(128),
             sent: None,
-            ready,
-            deadline,
+            ready: None,
+            deadline: None,
             killed: false,
         };
         // The kernel retains the buffer that it allocates for the first read.
         this.state();
-        Ok(this)
+        this
+    }
+
+    /// Starts a server, whose standard input is the other end of its channel.
+    pub(super) fn spawn(mut command: Command) -> Result<Self, SuperviseError> {
+        let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
+        let child = Process::spawn(command.stdin(Stdio::from(OwnedFd::from(theirs))));
+        let child = child.map_err(failed("start the server"))?;
+        // The command keeps its end of the pair, which would keep us from seeing the server's end.
+        drop(command);
+        ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
+        Ok(Self::with(child, ours))
     }
 }
 
@@ -80,8 +112,7 @@ pub(super) enum Task {
 }
 
 pub(super) struct Helper {
-    pub(super) child: Child,
-    pub(super) pidfd: OwnedFd,
+    pub(super) child: Process,
     pub(super) task: Task,
     pub(super) deadline: Option<Instant>,
 }
@@ -90,7 +121,7 @@ impl Helper {
     /// Kills it, without waiting for its end.
     pub(super) fn dismiss(&mut self) {
         self.deadline = None;
-        let _ = self.child.kill();
+        self.child.kill();
     }
 }
 
@@ -109,15 +140,4 @@ pub(super) fn receive(
         _ => None,
     });
     Ok((got.bytes, sent))
-}
-
-pub(super) fn watch(child: &Child) -> Result<OwnedFd, SuperviseError> {
-    let raw = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let pid = raw.expect("a child's number is a positive int");
-    // The child is not reaped yet, so the process number is still its own.
-    let opened = pidfd_open(pid, PidfdFlags::empty());
-    opened.map_err(|error| {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
-        failed("watch a process")(error.into())
-    })
 }

@@ -2,19 +2,21 @@
 
 mod end;
 mod helpers;
+mod renew;
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::backoff::Backoff;
-use super::child::{receive, Helper, Server};
+use super::child::{Helper, Server};
 use super::error::{failed, with_cause, SuperviseError};
 use super::notify::Notify;
 use super::oom::OomKills;
+use super::process::Process;
 use super::service::Service;
 use super::watchdog::{Watchdog, LOOK};
 use super::words;
@@ -30,12 +32,16 @@ pub(super) struct Supervisor<'a> {
     server: Option<Server>,
     /// The stand-by server; its exit is noticed only when it is needed.
     standby: Option<Server>,
+    /// A server that is to take the place of the present one, and gets its memory.
+    successor: Option<Server>,
+    /// The present server is such a one, and does not serve yet.
+    renewing: bool,
     /// At most one of each task.
     helpers: Vec<Helper>,
     /// The next trainer's socket, while the last trainer still runs.
     to_train: Option<OwnedFd>,
-    /// Killed processes that are not yet reaped.
-    dismissed: Vec<Child>,
+    /// Killed, and not yet seen to have ended.
+    dismissed: Vec<Process>,
     backoff: Backoff,
     watchdog: Watchdog,
     /// When the watchdog looks next.
@@ -69,6 +75,8 @@ pub(super) struct Woken {
     said: bool,
     helper: bool,
     resume: bool,
+    request: bool,
+    successor: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -78,6 +86,8 @@ impl<'a> Supervisor<'a> {
             service,
             server: None,
             standby: None,
+            successor: None,
+            renewing: false,
             helpers: Vec::with_capacity(4),
             to_train: None,
             dismissed: Vec::with_capacity(4),
@@ -114,12 +124,18 @@ impl<'a> Supervisor<'a> {
                 self.listen()?;
             }
             if woken.stop {
-                // Level-triggered: consume what was written.
-                let _ = rustix::io::read(stop, &mut [0; 64]);
+                // Level-triggered: take what was written. A signalfd gives 128 bytes for a signal.
+                let _ = rustix::io::read(stop, &mut [0; 128]);
                 self.stop();
             }
             if woken.resume {
                 self.resume();
+            }
+            if woken.request {
+                self.request();
+            }
+            if woken.successor {
+                self.hear_successor();
             }
             if woken.helper {
                 self.helpers_ended()?;
@@ -129,8 +145,8 @@ impl<'a> Supervisor<'a> {
             }
             self.enforce_deadlines()?;
             self.look_at_server();
-            // A child that cannot be queried is dropped from the list.
-            self.dismissed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+            // One that cannot be asked is not asked again.
+            self.dismissed.retain(|child| matches!(child.try_wait(), Ok(None)));
         }
     }
 
@@ -198,17 +214,18 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Kills a process without waiting for its end.
-    fn dismiss(&mut self, mut child: Child) {
-        let _ = child.kill();
+    /// Ends a process without waiting for it.
+    fn dismiss(&mut self, child: Process) {
+        child.kill();
         self.dismissed.push(child);
     }
 
     fn wait(&self, stop: BorrowedFd<'_>) -> Result<Woken, SuperviseError> {
         let deadlines = self.helpers.iter().map(|helper| helper.deadline);
         let due = self.server.as_ref().and_then(|server| server.deadline);
-        let deadlines =
-            deadlines.chain([self.restart, self.stand_by, self.up_again, due, Some(self.look)]);
+        let renewal = self.successor.as_ref().and_then(|successor| successor.deadline);
+        let others = [self.restart, self.stand_by, self.up_again, due, renewal, Some(self.look)];
+        let deadlines = deadlines.chain(others);
         let timeout = deadlines.flatten().min().map(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec {
@@ -218,11 +235,16 @@ impl<'a> Supervisor<'a> {
         });
         // `stop` stands in for each descriptor that does not exist.
         let server = self.server.as_ref();
-        let pidfd = server.map_or(stop, |server| server.pidfd.as_fd());
+        let pidfd = server.map_or(stop, |server| server.child.pidfd());
         let channel = server.map_or(stop, |server| server.channel.as_fd());
         let resume = self.service.resume().unwrap_or(stop);
-        let helpers = self.helpers.iter().map(|helper| helper.pidfd.as_fd());
-        let mut fds: Vec<_> = [stop, pidfd, channel, resume]
+        let request = self.service.requests().unwrap_or(stop);
+        let successor = self.successor.as_ref();
+        let successor_pidfd = successor.map_or(stop, |successor| successor.child.pidfd());
+        let successor_channel = successor.map_or(stop, |successor| successor.channel.as_fd());
+        let helpers = self.helpers.iter().map(|helper| helper.child.pidfd());
+        let one_each = [stop, pidfd, channel, resume, request, successor_pidfd, successor_channel];
+        let mut fds: Vec<_> = one_each
             .into_iter()
             .chain(helpers)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -241,39 +263,17 @@ impl<'a> Supervisor<'a> {
             server: server.is_some() && ready[1],
             said: server.is_some() && ready[2],
             resume: self.service.resume().is_some() && ready[3],
-            helper: ready[4..].contains(&true),
+            request: self.service.requests().is_some() && ready[4],
+            successor: successor.is_some() && (ready[5] || ready[6]),
+            helper: ready[one_each.len()..].contains(&true),
         })
     }
 
     /// Reads the server's messages, line by line.
     fn listen(&mut self) -> Result<(), SuperviseError> {
         let Some(server) = &mut self.server else { return Ok(()) };
-        let mut bytes = [0; 256];
-        let got = match receive(&server.channel, &mut bytes) {
-            // The pidfd reports its end. A closed channel is always readable, so sleep, or the loop
-            // would spin.
-            Ok((0, _)) => {
-                std::thread::sleep(Duration::from_millis(1));
-                return Ok(());
-            }
-            Ok((got, sent)) => {
-                // The descriptor comes with the first byte of its line.
-                server.sent = sent.or_else(|| server.sent.take());
-                got
-            }
-            Err(_) => return Ok(()),
-        };
-        let mut lines = Vec::new();
-        for &byte in &bytes[..got] {
-            if byte == b'\n' {
-                lines.push(String::from_utf8_lossy(&server.line).into_owned());
-                server.line.clear();
-            } else if server.line.len() < 128 {
-                // A line that is longer than any known message is ignored.
-                server.line.push(byte);
-            }
-        }
-        // A server that was killed for being late may have reported ready just before.
+        let lines = server.lines();
+        // One that was killed for being late may have said so just before.
         let dead = !self.ending && self.server.as_ref().is_some_and(|server| server.killed);
         for line in lines {
             match line.as_str() {

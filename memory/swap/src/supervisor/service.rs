@@ -1,10 +1,42 @@
 //! The interface between the supervisor and its user.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
 
 use pulse::Pulse;
+
+/// A server, as the program that this process becomes finds it.
+#[derive(Debug)]
+pub struct Handed<'a> {
+    /// Its process number. It is a child of this process.
+    pub pid: u32,
+    /// The supervisor's end of the socket between the two.
+    pub channel: BorrowedFd<'a>,
+}
+
+/// What a supervisor hands to the program that its process becomes.
+#[derive(Debug)]
+pub struct HandOver<'a> {
+    /// The server that serves.
+    pub server: Handed<'a>,
+    /// The server that stands by to take its place.
+    pub successor: Handed<'a>,
+    /// Children that were killed and not yet seen to have ended.
+    pub dismissed: Vec<u32>,
+}
+
+/// What such a program has been handed.
+#[derive(Debug)]
+pub struct Adopted {
+    /// The server that serves, and the supervisor's end of its socket.
+    pub server: (u32, OwnedFd),
+    /// The server that stands by, and the supervisor's end of its socket.
+    pub successor: (u32, OwnedFd),
+    /// Children that were killed.
+    pub dismissed: Vec<u32>,
+}
 
 /// The service to supervise.
 pub trait Service {
@@ -63,6 +95,37 @@ pub trait Service {
     fn resume(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// A descriptor that becomes readable when somebody has a request ([`request`](Self::request)).
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Takes a request. If it asks for another server in the place of the present one, whose pidfd
+    /// is `server`, gives the command that starts it. That server says [`words::STANDS_BY`] when it
+    /// has its memory. When it reads [`words::GO`] it kills the present one by the pidfd, waits for
+    /// its end, and takes over. `server` is the reason where that is not possible now.
+    ///
+    /// [`words::STANDS_BY`]: super::words::STANDS_BY
+    /// [`words::GO`]: super::words::GO
+    fn request(&mut self, _server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
+        None
+    }
+
+    /// The new server stands by, and is told to go next. A service whose supervisor is to be
+    /// another program as well makes this process that program, which continues by
+    /// [`resume_hand_over`](super::resume_hand_over): there is one supervisor at any time.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing has changed.
+    fn hand_over(&mut self, _state: &HandOver<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The outcome of a request for another server: it serves, or why it does not. With an error
+    /// the next server is to be as the former one was.
+    fn renewed(&mut self, _outcome: Result<(), String>) {}
 
     /// The service manager's socket (`NOTIFY_SOCKET`).
     fn notify_socket(&self) -> Option<String> {

@@ -5,7 +5,7 @@ use rustix::cmsg_space;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::cell::RefCell;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -42,6 +42,11 @@ struct Shell {
     pulse: Option<(Pulse, OwnedFd)>,
     resume: Option<UnixStream>,
     notify: Option<String>,
+    /// Readable: the script of a server that is to take the present one's place.
+    requests: Option<UnixStream>,
+    successor: String,
+    /// Why it is not to.
+    no_hand_over: Option<&'static str>,
     log: RefCell<Vec<String>>,
     folder: tempfile::TempDir,
 }
@@ -61,6 +66,9 @@ impl Shell {
             pulse: None,
             resume: None,
             notify: None,
+            requests: None,
+            successor: String::new(),
+            no_hand_over: None,
             log,
             folder,
         }
@@ -147,6 +155,25 @@ impl Service for Shell {
     }
     fn manager_watches(&self) -> bool {
         self.notify.is_some()
+    }
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        self.requests.as_ref().map(AsFd::as_fd)
+    }
+    fn request(&mut self, server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
+        self.requests.as_ref().unwrap().read_exact(&mut [0]).unwrap();
+        if let Err(why) = server {
+            self.log.borrow_mut().push(format!("busy: {why}"));
+            return None;
+        }
+        Some(self.sh(&self.successor))
+    }
+    fn hand_over(&mut self, state: &HandOver<'_>) -> io::Result<()> {
+        assert_ne!(state.server.pid, state.successor.pid);
+        self.no_hand_over.map_or(Ok(()), |why| Err(io::Error::other(why)))
+    }
+    fn renewed(&mut self, outcome: Result<(), String>) {
+        self.log.borrow_mut().push(format!("renewed {outcome:?}"));
+        fs::write(self.folder.path().join("renewed"), "").unwrap();
     }
     fn abandon(&mut self) {
         self.log.borrow_mut().push("abandoned".into());
@@ -485,7 +512,12 @@ fn a_descriptor_comes_with_its_line_and_those_too_many_are_closed() {
     let (got, sent) = receive(&ours, &mut bytes).unwrap();
     assert!(got == 2 && sent.is_none());
     drop(server);
-    assert!(matches!(receive(&ours, &mut bytes), Ok((0, None))));
+    // A process that another test is just starting has a copy of the other end until it begins.
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !matches!(receive(&ours, &mut bytes), Ok((0, None))) {
+        assert!(Instant::now() < deadline, "the other end is not closed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Records its process id, and whether an earlier trainer still runs.
@@ -641,4 +673,82 @@ fn a_server_that_does_not_end_is_killed_and_that_is_said() {
     assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "{noted}");
     let log = shell.log.borrow();
     assert_eq!(log[log.len() - 2..], ["the server has not ended in 500ms: killed", "abandoned"]);
+}
+
+/// Runs a server that notes `up`, asks for a successor when that is noted, and ends all when
+/// `text` is.
+fn renew(shell: &mut Shell, text: &'static str) -> (String, String) {
+    let (requests, ask) = UnixStream::pair().unwrap();
+    shell.requests = Some(requests);
+    let note = shell.note();
+    let asking = std::thread::spawn(move || {
+        while !fs::read_to_string(&note).unwrap_or_default().contains("up\n") {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (&ask).write_all(b"x").unwrap();
+        ask
+    });
+    run(shell, text).unwrap();
+    asking.join().unwrap();
+    let log = shell.log.borrow().join("\n");
+    (shell.noted(), log)
+}
+
+const PRESENT: &str =
+    "if [ $REPLACES = true ]; then echo another >> $NOTE; fi; echo ready >&0; echo up >> $NOTE; \
+     read line; echo present $line >> $NOTE";
+
+/// The present server is killed, and the new one serves.
+#[test]
+fn a_successor_that_stands_by_takes_the_place_of_the_server() {
+    let mut shell = Shell::new(PRESENT);
+    shell.successor = "echo stands by >&0; read line; echo $line >> $NOTE; echo ready >&0; \
+                       until [ -e ${NOTE%note}renewed ]; do sleep 0.01; done; \
+                       echo serves >> $NOTE; read line; echo $line >> $NOTE"
+        .into();
+    let (noted, log) = renew(&mut shell, "serves");
+    assert_eq!(noted, "up\ngo there\nserves\nend\n");
+    assert!(log.contains("renewed Ok(())") && !log.contains("has died"), "{log}");
+}
+
+/// The present server goes on, and does not see that there was another one.
+#[test]
+fn a_successor_that_fails_before_it_goes_changes_nothing() {
+    let stands_by = "echo stands by >&0; read line; echo wrong $line >> $NOTE";
+    for (successor, no_hand_over, why) in [
+        ("exit 3", None, "the new server ended with exit status: 3"),
+        ("exec sleep 1000", None, "the new server did not get its memory in"),
+        (stands_by, Some("no such program"), "no such program"),
+    ] {
+        let mut shell = Shell::new(
+            "echo ready >&0; echo up >> $NOTE; until [ -e ${NOTE%note}renewed ]; do sleep 0.01; \
+             done; echo over >> $NOTE; read line; echo $line >> $NOTE",
+        );
+        shell.ready_limit = Duration::from_secs(1);
+        (shell.successor, shell.no_hand_over) = (successor.into(), no_hand_over);
+        let (noted, log) = renew(&mut shell, "over");
+        assert_eq!(noted, "up\nover\nend\n", "{log}");
+        assert!(log.contains(&format!("renewed Err(\"{why}")), "{log}");
+    }
+}
+
+/// Either of the two dies just then: there is another server, which knows of no renewal.
+#[test]
+fn a_server_that_dies_while_it_is_replaced_has_another_in_its_place() {
+    // The present one dies while the successor gets its memory.
+    let mut shell = Shell::new(
+        "echo ready >&0; echo up >> $NOTE; if [ $REPLACES = true ]; then echo another >> $NOTE; \
+         read line; echo $line >> $NOTE; else until grep -q begun $NOTE; do sleep 0.01; done; \
+         exit 5; fi",
+    );
+    shell.successor = "echo begun >> $NOTE; read line; echo wrong >> $NOTE".into();
+    let (noted, log) = renew(&mut shell, "another");
+    assert_eq!(noted, "up\nbegun\nup\nanother\nend\n", "{log}");
+    assert!(log.contains("renewed Err(\"the present server has died"), "{log}");
+    // The new one dies once it was told to go.
+    let mut shell = Shell::new(PRESENT);
+    shell.successor = "echo stands by >&0; read line; echo $line >> $NOTE; exit 7".into();
+    let (noted, log) = renew(&mut shell, "another\nup\n");
+    assert_eq!(noted, "up\ngo there\nanother\nup\npresent end\n", "{log}");
+    assert!(log.contains("renewed Err(\"the new server has died (exit status: 7)"), "{log}");
 }

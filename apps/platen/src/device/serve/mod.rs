@@ -4,6 +4,7 @@
 mod answers;
 mod open;
 mod prepare;
+mod succession;
 mod supervisor;
 mod transports;
 mod watch;

@@ -1,5 +1,6 @@
 //! What a server does before it has a store: checks, precautions, stand-by, claims.
 
+use super::succession::Succession;
 use super::supervisor::Supervisor;
 use crate::device::args::{descriptor, Inherited, ServeArgs};
 use crate::device::claims::{Claims, Left, Ways};
@@ -56,15 +57,23 @@ impl<'a> Prepared<'a> {
         if inherited.standby {
             let (heap, threads) = plan.standby(disk_left.as_ref().map(backing::table));
             swap::warm(heap, threads).context("cannot get memory to stand by")?;
+            let store = descriptor(inherited.store);
+            let mapped = store.and_then(|store| Ok(Ahead::map(store.as_fd())?));
+            let succession = Succession::new(&plan, &inherited, &mapped, &disk_left)?;
             // Without a mapping the take-over is as for any other server, and reports what is wrong
             // with the store.
-            let store = descriptor(inherited.store);
-            let mut mapped = store.ok().and_then(|store| Ahead::map(store.as_fd()).ok());
+            let mut mapped = mapped.ok();
             let mut touch = || {
                 mapped.as_mut().map(Ahead::touch);
             };
             touch();
+            if let Some(succession) = &succession {
+                succession.stand_by(&supervisor)?;
+            }
             let go = supervisor.wait_for_go(touch)?;
+            if let (Some(succession), Some(_)) = (&succession, &go) {
+                succession.succeed();
+            }
             ahead = mapped;
             match go {
                 Some(device) => inherited.device = device,
@@ -72,7 +81,7 @@ impl<'a> Prepared<'a> {
             }
         }
         // Before the store: another device may have the name or a socket already.
-        let claims = (!supervisor.is_there()).then(|| Claims::make(args)).transpose()?;
+        let claims = (!supervisor.is_there()).then(|| Claims::make(args, false)).transpose()?;
         let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
         let left = Left::of(args);
         Ok(Some(Self { plan, inherited, supervisor, disk_left, ahead, claims, ways, left }))

@@ -1,6 +1,6 @@
 //! The server's end of the socket to its supervisor, which is standard input.
 
-use crate::say::say;
+use crate::say::{say, say_untaken};
 use anyhow::Context;
 use codec::Settings;
 use policy::Trainer;
@@ -129,6 +129,8 @@ impl Supervisor {
         })
         .context("cannot handle signals")?;
         let Some(stream) = &self.stream else { return Ok(()) };
+        // The supervisor has them blocked, and what it starts as well.
+        say_untaken(swap::unblock_end_signals().err());
         let gone = Arc::clone(&self.gone);
         let mut reader = BufReader::new(stream.try_clone()?);
         thread::Builder::new().name("supervisor".into()).spawn(move || {

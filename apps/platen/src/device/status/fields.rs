@@ -158,7 +158,7 @@ impl MmStat {
             (
                 "mem_limit",
                 self.mem_limit,
-                "Limit of memory (--mem-limit), bytes; 0 is no limit",
+                "Limit of memory (--mem-limit; with --swap 7/8 of all memory), bytes; 0 is no limit",
                 false,
             ),
             ("mem_used_max", self.mem_used_max, "Largest memory that was in use, bytes", false),

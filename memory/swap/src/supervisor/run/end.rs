@@ -44,7 +44,7 @@ impl Supervisor<'_> {
         let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
         let process = (server.child.id(), server.state());
         if let Some(why) = self.watchdog.look(now, pulse.slots(), process, &mut Proc) {
-            let _ = server.child.kill();
+            server.child.kill();
             server.killed = true;
             self.service.say(&format!("the server hangs: {why}: killed"));
         }
@@ -63,6 +63,7 @@ impl Supervisor<'_> {
                 }
             }
         }
+        self.enforce_renewal();
         let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
         let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
         if server.killed {
@@ -71,9 +72,9 @@ impl Supervisor<'_> {
             let limit = self.service.end_limit();
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
-        // Its exit is then handled like any other. At the end of the supervisor, the wait for it
-        // has a limit.
-        let _ = server.child.kill();
+        // Its end is then seen as any other's; one that is to end for good is not waited for
+        // without end.
+        server.child.kill();
         server.killed = true;
         server.deadline = self.ending.then(|| Instant::now() + GONE);
         let what = if self.ending {
@@ -94,6 +95,7 @@ impl Supervisor<'_> {
         self.notify.say("STOPPING=1");
         // swapoff needs memory and a server.
         self.end_training();
+        self.refuse_renewal("the device ends");
         self.resume();
         self.go_down();
     }
@@ -119,6 +121,7 @@ impl Supervisor<'_> {
         if let Some(standby) = self.standby.take() {
             self.dismiss(standby.child);
         }
+        self.refuse_renewal("the device ends");
         self.end_training();
         if let Some(server) = &mut self.server {
             // A server that is dying just now has closed the channel.
@@ -131,12 +134,12 @@ impl Supervisor<'_> {
     /// Ends the server for good, by SIGKILL if it does not obey.
     pub(super) fn end_server(&mut self) {
         self.tell_to_end();
-        let Some(mut server) = self.server.take() else { return };
-        let mut fds = [PollFd::new(&server.pidfd, PollFlags::IN)];
+        let Some(server) = self.server.take() else { return };
+        let mut fds = [PollFd::from_borrowed_fd(server.child.pidfd(), PollFlags::IN)];
         let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
         // The wait is over, whatever poll returns.
         let _ = poll(&mut fds, Some(&patience));
-        let _ = server.child.kill();
+        server.child.kill();
         let _ = poll(&mut fds, Some(&patience));
         let _ = server.child.try_wait();
     }
@@ -157,6 +160,7 @@ impl Supervisor<'_> {
         // The trainer and the helper were for that server only.
         self.end_training();
         self.up_again = None;
+        self.renewal_failed(status);
         if self.ending {
             if killed {
                 self.service.abandon();

@@ -4,8 +4,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Supervisor, AGAIN};
-use crate::supervisor::child::{watch, Helper, Task};
+use crate::supervisor::child::{Helper, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
+use crate::supervisor::process::Process;
 
 impl Supervisor<'_> {
     /// Runs the helper that follows the current server's start, if the server is ready.
@@ -41,6 +42,9 @@ impl Supervisor<'_> {
         }
         self.been_up |= first;
         self.notify.say("STATUS=serving");
+        if std::mem::take(&mut self.renewing) {
+            self.service.renewed(Ok(()));
+        }
     }
 
     /// Starts the trainer that the server asked for, if none runs. If it cannot be started, its
@@ -89,10 +93,10 @@ impl Supervisor<'_> {
             let other = self.helpers.swap_remove(nth);
             self.dismiss(other.child);
         }
-        let child = command.stdin(Stdio::null()).spawn().map_err(failed("start a helper"))?;
-        let pidfd = watch(&child)?;
+        let child = Process::spawn(command.stdin(Stdio::null()));
+        let child = child.map_err(failed("start a helper"))?;
         let deadline = limit.map(|limit| Instant::now() + limit);
-        self.helpers.push(Helper { child, pidfd, task, deadline });
+        self.helpers.push(Helper { child, task, deadline });
         Ok(())
     }
 

@@ -1,0 +1,61 @@
+//! `platen device set` and `platen device upgrade`: another server in the place of the present one,
+//! without an end of what uses the device.
+
+use super::args::{SetArgs, UpgradeArgs};
+use super::changes::Changes;
+use super::requests::{self, DONE, REFUSED};
+use super::{control, settings_file};
+use crate::say::{printable, show};
+use anyhow::{bail, Context};
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Duration;
+
+/// Longer than a supervisor waits for a new server on a machine that is short of memory, and for
+/// the kernel's NBD client.
+const PATIENCE: Duration = Duration::from_secs(1200);
+
+pub(crate) fn set(args: &SetArgs) -> anyhow::Result<()> {
+    let folder = control::folder(args.control.run_dir.as_deref())?;
+    let changes = Changes {
+        size: args.size,
+        mem_limit: args.mem_limit,
+        codec: args.codec,
+        level: args.level.map(Some),
+    };
+    // The text, not the path: the supervisor does not wait for a file.
+    let text = args.policy.as_deref().map(settings_file::read).transpose()?;
+    let policy = text.map(|text| settings_file::share(&text)).transpose()?;
+    let policy = policy.as_ref().map(AsFd::as_fd);
+    ask(&folder, &args.name, &format!("set {changes}"), policy)
+}
+
+pub(crate) fn upgrade(args: &UpgradeArgs) -> anyhow::Result<()> {
+    let folder = control::folder(args.control.run_dir.as_deref())?;
+    ask(&folder, &args.name, "upgrade", None)
+}
+
+fn ask(
+    folder: &Path,
+    name: &str,
+    request: &str,
+    with: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<()> {
+    let answer = requests::ask(folder, name, request, with, PATIENCE);
+    let answer = answer.with_context(|| format!("device {name}"))?;
+    let answer = printable(answer.trim_end());
+    let (before, last) = answer.rsplit_once('\n').unwrap_or(("", &answer));
+    let before = before.trim_start_matches("platen: ").replace("\nplaten: ", "; ");
+    let before = if before.is_empty() { before } else { format!(": {before}") };
+    if last == DONE {
+        return show(&format!("device {name}: done\n"));
+    }
+    match last.strip_prefix(REFUSED) {
+        Some(why) => bail!("device {name}: refused: {why}{before}"),
+        None => bail!(
+            "device {name}: its supervisor has ended before it said how that went: `platen device \
+             stat {name}` shows who serves it: {last}{before}"
+        ),
+    }
+}

@@ -1,0 +1,314 @@
+//! Another server in the place of the present one, as the supervisor of a device brings it about:
+//! with other settings (`set`), or of another program (`upgrade`).
+//!
+//! For another program the supervisor's process becomes that program (`execve`), after the new
+//! server has shown that it can take over and has its memory: there is one supervisor at any time,
+//! and servers stay its children. What locks the new program in memory is that server.
+
+use super::adopt::Adopt;
+use super::changes::Changes;
+use super::claims::{taken, Claims};
+use super::plan::Plan;
+use super::requests::{Client, Request, Requests, DONE};
+use super::serving::{inheritable, Serving};
+use super::settings_file;
+use super::supervise::Manager;
+use crate::size::Size;
+use anyhow::{ensure, Context};
+use pulse::Pulse;
+use rustix::io::{fcntl_setfd, FdFlags};
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use swap::supervisor::{Adopted, HandOver};
+
+/// Memory that a second server and its program take while both are there.
+const NEEDED: u64 = 48 << 20;
+
+/// A request that is being carried out.
+pub(super) struct Renewal {
+    client: Client,
+    /// The program that is to serve from then on.
+    program: Option<File>,
+    settings: Option<Settings>,
+    /// What the new server inherits for its start alone.
+    held: Option<[OwnedFd; 2]>,
+}
+
+struct Settings {
+    changes: Changes,
+    plan: &'static Plan<'static>,
+    /// Of the present server, once the new one was told to go: then the other fields are as well.
+    former: Option<&'static Plan<'static>>,
+    /// The text of the policy's settings.
+    policy: Option<OwnedFd>,
+}
+
+/// The socket for requests.
+pub(super) fn requests(claims: &Claims) -> anyhow::Result<Requests> {
+    let listening = claims.requests.as_ref().context("no socket for requests")?;
+    Requests::new(&listening.listener)
+}
+
+/// The arguments of this process, for a server or another program: with these changes.
+pub(super) fn arguments(changes: &Changes) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = Vec::new();
+    let mut own = std::env::args_os().skip(1);
+    while let Some(argument) = own.next() {
+        if argument == "--changed" || argument == "--adopt" {
+            own.next();
+        } else {
+            arguments.push(argument);
+        }
+    }
+    let text = changes.to_string();
+    if !text.is_empty() {
+        arguments.extend(["--changed".into(), text.into()]);
+    }
+    arguments
+}
+
+impl Serving {
+    /// What the program that this process was has supervised.
+    pub(super) fn adopt(
+        plan: &'static Plan<'static>,
+        changes: Changes,
+        claims: Claims,
+        handed: &Adopt,
+        resume: OwnedFd,
+        manager: Manager,
+    ) -> anyhow::Result<Self> {
+        let servers = &handed.inherited;
+        let take = |number: i32| taken(number).and_then(inheritable);
+        let pulse_fd = take(servers.pulse.context("no signs of life are handed over")?)?;
+        Ok(Self {
+            plan,
+            changes,
+            requests: requests(&claims)?,
+            renewal: Some(Renewal {
+                client: Client(taken(handed.client)?),
+                program: None,
+                settings: None,
+                held: None,
+            }),
+            trouble: RefCell::new(None),
+            claims,
+            store: take(servers.store)?,
+            buffers: servers.buffers.map(take).transpose()?,
+            backing: servers.backing.map(take).transpose()?,
+            new_backing: None,
+            policy: servers.policy.map(take).transpose()?,
+            pulse: Pulse::open(&pulse_fd).context("cannot map signs of life")?,
+            pulse_fd,
+            resume,
+            manager,
+            device: servers.device,
+            disk: servers.disk.as_ref().map(Into::into),
+        })
+    }
+
+    /// The processes that it has supervised.
+    pub(super) fn adopted(&self, handed: &Adopt) -> anyhow::Result<Adopted> {
+        let process = |(pid, channel): (u32, i32)| Ok::<_, anyhow::Error>((pid, taken(channel)?));
+        Ok(Adopted {
+            server: process(handed.server)?,
+            successor: process(handed.successor)?,
+            dismissed: handed.dismissed.clone(),
+        })
+    }
+
+    /// Takes a request; the command of the new server, if there is to be one.
+    pub(super) fn take_request(&mut self, server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
+        let (request, client) = self.requests.take()?;
+        if let Request::State = request {
+            client.say(self.trouble.borrow().as_deref().unwrap_or(DONE));
+            return None;
+        }
+        let begun = server.map_err(|why| anyhow::anyhow!("{why}"));
+        match begun.and_then(|server| self.begin(server, request, &client)) {
+            Ok((command, program, settings, held)) => {
+                self.renewal = Some(Renewal { client, program, settings, held: Some(held) });
+                Some(command)
+            }
+            Err(error) => {
+                client.refuse(&format!("{error:#}"));
+                None
+            }
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "the parts of a renewal")]
+    fn begin(
+        &self,
+        server: BorrowedFd<'_>,
+        request: Request,
+        client: &Client,
+    ) -> anyhow::Result<(Command, Option<File>, Option<Settings>, [OwnedFd; 2])> {
+        if self.plan.args.swap {
+            check_memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())?;
+        }
+        let (program, settings) = match request {
+            Request::Set(changes, policy) => (None, Some(self.settings(&changes, policy)?)),
+            Request::Upgrade(program) => (Some(program), None),
+            Request::State => (None, None),
+        };
+        let log = rustix::stdio::stderr().try_clone_to_owned();
+        let held = [inheritable(server.try_clone_to_owned()?)?, inheritable(log?)?];
+        let mut inherited = self.inherited(true, true);
+        [inherited.succeeds, inherited.log] = held.each_ref().map(|fd| Some(fd.as_raw_fd()));
+        if let Some(policy) = settings.as_ref().and_then(|settings| settings.policy.as_ref()) {
+            inherited.policy = Some(policy.as_raw_fd());
+        }
+        let changes = settings.as_ref().map_or(&self.changes, |settings| &settings.changes);
+        let plan = settings.as_ref().map_or(self.plan, |settings| settings.plan);
+        let path = program.as_ref().map(path);
+        let mut command = self.command(path.as_deref(), &inherited, changes, plan);
+        // Until it stands by the reasons that it has go to who has asked.
+        command.stderr(Stdio::from(client.0.try_clone()?));
+        Ok((command, program, settings, held))
+    }
+
+    /// Settings that `set` asks for, checked.
+    fn settings(&self, asked: &Changes, policy: Option<OwnedFd>) -> anyhow::Result<Settings> {
+        let present = self.plan.args;
+        if let Some(size) = asked.size.filter(|size| *size != present.size) {
+            self.refuse_size(size)?;
+        }
+        let changes = self.changes.then(asked);
+        let mut args = present.clone();
+        asked.apply(&mut args);
+        if asked.codec.is_some() && asked.level.is_none() {
+            args.level = None;
+        }
+        let policy = match (policy, &self.policy) {
+            (None, Some(present)) => Some(present.try_clone()?),
+            (policy, _) => policy,
+        };
+        let policy = policy.map(inheritable).transpose()?;
+        let text = policy.as_ref().map(|policy| settings_file::shared(policy.as_fd()));
+        let text = text.transpose()?;
+        // These live as long as the process, as its first arguments do. Each takes a few hundred
+        // bytes, and people ask for them.
+        let args = Box::leak(Box::new(args));
+        let plan = Box::leak(Box::new(Plan::new(args, text.as_deref())?));
+        let [now, then] = [&self.plan.policy, &plan.policy].map(|policy| &policy.backing_dev);
+        ensure!(
+            now == then,
+            "backing_dev: a device has its backing device, or none, from its start to its end"
+        );
+        Ok(Settings { changes, plan, former: None, policy })
+    }
+
+    fn refuse_size(&self, size: Size) -> anyhow::Result<()> {
+        let Size(present) = self.plan.args.size;
+        let Size(wanted) = size;
+        ensure!(
+            !self.plan.args.swap,
+            "--size: the kernel fixes the size of a swap area when it begins to swap to it, and \
+             this one has {present} bytes, not {wanted}: serve another device beside it, or end it \
+             and start it with --size {wanted}"
+        );
+        anyhow::bail!(
+            "--size: the store has its table of pages from its start, and its clients have its \
+             size, {present} bytes, not {wanted}: end it and start it with --size {wanted}"
+        )
+    }
+
+    /// The new server goes. Its settings are the device's, or this process becomes its program.
+    pub(super) fn hand_over_to(&mut self, state: &HandOver<'_>) -> io::Result<()> {
+        let Some(mut renewal) = self.renewal.take() else { return Ok(()) };
+        // The new server has its own.
+        renewal.held = None;
+        if let Some(settings) = &mut renewal.settings {
+            std::mem::swap(&mut self.changes, &mut settings.changes);
+            let former = std::mem::replace(&mut self.plan, settings.plan);
+            // For a server that does not begin.
+            settings.former = Some(former);
+            std::mem::swap(&mut self.policy, &mut settings.policy);
+        }
+        let program = renewal.program.as_ref().map(path);
+        let error = program.map(|path| self.become_program(&path, state, &renewal.client));
+        self.renewal = Some(renewal);
+        error.map_or(Ok(()), Err)
+    }
+
+    /// Returns only if that fails.
+    fn become_program(&self, path: &str, state: &HandOver<'_>, client: &Client) -> io::Error {
+        let mut handed = Adopt {
+            server: (state.server.pid, state.server.channel.as_raw_fd()),
+            successor: (state.successor.pid, state.successor.channel.as_raw_fd()),
+            dismissed: state.dismissed.clone(),
+            client: client.0.as_raw_fd(),
+            inherited: self.inherited(false, true),
+            ..Adopt::default()
+        };
+        self.claims.note_for_program(&mut handed);
+        let own = self.claims.requests.as_ref().map(|requests| requests.listener.as_fd());
+        let fds = [state.server.channel, state.successor.channel, client.0.as_fd()];
+        let fds = || fds.into_iter().chain(own);
+        let mut command = Command::new(path);
+        command.arg0("platen").args(arguments(&self.changes)).arg("--adopt");
+        command.arg(handed.to_string());
+        if let Some(socket) = &self.manager.notify {
+            command.env("NOTIFY_SOCKET", socket);
+        }
+        if self.manager.watched {
+            command.env("WATCHDOG_USEC", "1000000");
+        }
+        let kept = fds().try_for_each(|fd| fcntl_setfd(fd, FdFlags::empty()));
+        let error = kept.map_or_else(io::Error::from, |()| command.exec());
+        for fd in fds() {
+            // What is started from here must not have them.
+            let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
+        }
+        io::Error::other(format!("the supervisor cannot become the new program: {error}"))
+    }
+
+    /// Tells who has asked what came of it.
+    pub(super) fn answer_renewal(&mut self, outcome: Result<(), String>) {
+        let Some(renewal) = self.renewal.take() else { return };
+        match (outcome, renewal.settings) {
+            (Ok(()), _) => renewal.client.say(DONE),
+            (Err(why), Some(Settings { former: Some(former), changes, policy, .. })) => {
+                self.plan = former;
+                self.changes = changes;
+                self.policy = policy;
+                renewal.client.refuse(&format!("{why}; the next one has the former settings"));
+            }
+            // In the program that this process has become.
+            (Err(why), None) if renewal.program.is_none() => renewal.client.refuse(&format!(
+                "{why}; the supervisor is the new program's already, and starts another server"
+            )),
+            (Err(why), _) => renewal.client.refuse(&why),
+        }
+    }
+}
+
+/// The program in an open file, as a path.
+fn path(program: &File) -> String {
+    format!("/proc/self/fd/{}", program.as_raw_fd())
+}
+
+/// Refuses to start another server beside the present one where the kernel would have to kill
+/// somebody for it.
+fn check_memory(meminfo: &str) -> anyhow::Result<()> {
+    let of = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    // What is swapped out compresses to half of it, or worse.
+    let there = of("MemAvailable").zip(of("SwapFree"));
+    let Some(there) = there.map(|(available, swap)| (available + swap / 2) << 10) else {
+        return Ok(());
+    };
+    ensure!(
+        there >= NEEDED,
+        "memory is short: another server takes {NEEDED} bytes while both are there, and the \
+         machine has {there} (MemAvailable, and half of SwapFree); try again when it has more"
+    );
+    Ok(())
+}

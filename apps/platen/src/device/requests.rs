@@ -1,0 +1,191 @@
+//! Requests to a device's supervisor: its socket `NAME.supervisor`, one line in, lines of text out,
+//! the last of which begins with `done` or `refused`.
+//!
+//! ```text
+//!  upgrade                    the program that the client runs serves the device from now on
+//!  set CHANGES                other settings; a descriptor that comes along is the policy's text
+//!  state                      what the supervisor has said of its server last, if there is none
+//! ```
+//!
+//! The supervisor waits for no client: a client that has connected and sends nothing makes room for
+//! the next one.
+
+use super::changes::Changes;
+use anyhow::{bail, ensure, Context};
+use relay::UnixAddress;
+use rustix::cmsg_space;
+use rustix::event::epoll;
+use rustix::fs::{open, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    recvmsg, send, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes of a request.
+const REQUEST: usize = 256;
+/// Bytes of an answer.
+const ANSWER: u64 = 64 << 10;
+
+pub(super) const DONE: &str = "done";
+pub(super) const REFUSED: &str = "refused: ";
+
+/// The address of the supervisor of the device `name`.
+pub(super) fn address(folder: &Path, name: &str) -> UnixAddress {
+    UnixAddress::from(folder.join(format!("{name}.supervisor")))
+}
+
+/// What a client wants.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// This program is to serve the device.
+    Upgrade(File),
+    Set(Changes, Option<OwnedFd>),
+    State,
+}
+
+/// Who has sent a request, and waits for the answer.
+#[derive(Debug)]
+pub(super) struct Client(pub(super) OwnedFd);
+
+impl Client {
+    /// Says a line to it, or leaves it out.
+    pub(super) fn say(&self, line: &str) {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = send(&self.0, format!("{line}\n").as_bytes(), flags);
+    }
+
+    pub(super) fn refuse(&self, why: &str) {
+        self.say(&format!("{REFUSED}{why}"));
+    }
+}
+
+/// The listening socket, and the client that has connected last and sent nothing yet.
+#[derive(Debug)]
+pub(super) struct Requests {
+    epoll: OwnedFd,
+    listener: UnixListener,
+    asking: Option<UnixStream>,
+}
+
+impl Requests {
+    pub(super) fn new(listener: &UnixListener) -> anyhow::Result<Self> {
+        let listener = listener.try_clone()?;
+        listener.set_nonblocking(true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let this = Self { epoll, listener, asking: None };
+        this.watch(this.listener.as_fd())?;
+        Ok(this)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+    }
+
+    /// Readable when there may be a request.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// The next request, if there is one.
+    pub(super) fn take(&mut self) -> Option<(Request, Client)> {
+        if let Ok((stream, _)) = self.listener.accept() {
+            // What was not sent by now is not waited for. A closed socket is not watched any more.
+            self.asking = None;
+            let watched =
+                stream.set_nonblocking(true).is_ok() && self.watch(stream.as_fd()).is_ok();
+            self.asking = watched.then_some(stream);
+        }
+        let received = receive(self.asking.as_ref()?);
+        if matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
+            return None;
+        }
+        let stream = self.asking.take()?;
+        // It stays open until it has its answer, and has nothing more to say.
+        let _ = epoll::delete(&self.epoll, &stream);
+        let client = Client(stream.into());
+        let received = received.map_err(anyhow::Error::from);
+        match received.and_then(|(line, sent)| parse(&line, sent, &client)) {
+            Ok(request) => Some((request, client)),
+            Err(error) => {
+                client.refuse(&format!("{error:#}"));
+                None
+            }
+        }
+    }
+}
+
+/// A line, and the descriptor that came with it.
+fn receive(stream: &UnixStream) -> Result<(String, Option<OwnedFd>), Errno> {
+    let mut bytes = [0; REQUEST];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let sent = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut all) => all.next(),
+        _ => None,
+    });
+    Ok((String::from_utf8_lossy(&bytes[..got.bytes]).into_owned(), sent))
+}
+
+fn parse(line: &str, sent: Option<OwnedFd>, client: &Client) -> anyhow::Result<Request> {
+    // A client sends its line as a whole.
+    let line = line.strip_suffix('\n').context("the request is not a line")?;
+    match line.split_once(' ').unwrap_or((line, "")) {
+        ("upgrade", "") => program_of(client).map(Request::Upgrade),
+        ("state", "") => Ok(Request::State),
+        ("set", changes) => Ok(Request::Set(changes.parse().map_err(anyhow::Error::msg)?, sent)),
+        _ => bail!("this version of platen does not know the request {line:?}"),
+    }
+}
+
+/// The program that the client runs: whatever its path is, and is by now.
+fn program_of(client: &Client) -> anyhow::Result<File> {
+    let peer = rustix::net::sockopt::socket_peercred(&client.0)?;
+    let path = format!("/proc/{}/exe", peer.pid.as_raw_nonzero());
+    let opened = open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let opened = opened.with_context(|| format!("cannot open {path}, the program to change to"))?;
+    Ok(File::from(opened))
+}
+
+/// Sends a request, and waits `patience` at most for the whole answer.
+pub(super) fn ask(
+    folder: &Path,
+    name: &str,
+    request: &str,
+    with: Option<BorrowedFd<'_>>,
+    patience: Duration,
+) -> anyhow::Result<String> {
+    let address = address(folder, name);
+    let stream = address.connect_now().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => anyhow::anyhow!(
+            "it is not served with a supervisor of this version: there is no {}",
+            address.path().display()
+        ),
+        _ => anyhow::Error::from(error)
+            .context(format!("no supervisor answers on {}", address.path().display())),
+    })?;
+    let line = format!("{request}\n");
+    ensure!(line.len() < REQUEST, "the request has more than {REQUEST} bytes");
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let with = with.map(|fd| [fd]);
+    if let Some(with) = &with {
+        control.push(SendAncillaryMessage::ScmRights(with));
+    }
+    sendmsg(&stream, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    stream.set_read_timeout(Some(patience))?;
+    let mut answer = Vec::new();
+    let read = (&stream).take(ANSWER).read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    read.with_context(|| format!("its supervisor gives no answer within {patience:?}: {answer}"))?;
+    Ok(answer)
+}

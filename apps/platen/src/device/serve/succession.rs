@@ -1,0 +1,89 @@
+//! A server that is to take the place of one that is alive: it refuses before it is told to go, or
+//! ends the present server and takes over.
+
+use super::supervisor::Supervisor;
+use crate::device::args::{descriptor, Inherited};
+use crate::device::claims::left;
+use crate::device::plan::Plan;
+use crate::say::say_to;
+use anyhow::{ensure, Context};
+use pulse::Pulse;
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::process::{pidfd_send_signal, Signal};
+use std::os::fd::{AsFd, OwnedFd};
+use store::{Ahead, FileDisk};
+use swap::supervisor::{step, words};
+use ublk::Buffers;
+
+#[derive(Debug)]
+pub(super) struct Succession {
+    /// The present server.
+    present: OwnedFd,
+    /// Standard error from now on.
+    log: OwnedFd,
+    pulse: Pulse,
+}
+
+impl Succession {
+    /// `None` for a server that stands by for one that dies.
+    ///
+    /// # Errors
+    /// The present server holds something that this one, with this program and these settings,
+    /// cannot take over. The present server goes on.
+    pub(super) fn new(
+        plan: &Plan<'_>,
+        inherited: &Inherited,
+        store: &anyhow::Result<Ahead>,
+        backing: &Option<anyhow::Result<FileDisk>>,
+    ) -> anyhow::Result<Option<Self>> {
+        let (Some(present), Some(log)) = (inherited.succeeds, inherited.log) else {
+            return Ok(None);
+        };
+        let store = store.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        ensure!(
+            store.pages() == plan.pages,
+            "--size: the store has {} pages, and these arguments mean {}",
+            store.pages(),
+            plan.pages
+        );
+        store.check(&plan.store_options())?;
+        if let Some(Err(error)) = backing {
+            anyhow::bail!("{error:#}");
+        }
+        ensure!(
+            backing.is_some() == plan.policy.backing_dev.is_some(),
+            "backing_dev: a device has its backing device from its start on, or none"
+        );
+        if let Some(buffers) = inherited.buffers {
+            let found = rustix::fs::fstat(descriptor(buffers)?)?.st_size;
+            let wanted = Buffers::len_of(&plan.ublk_options().geometry);
+            ensure!(
+                u64::try_from(found).is_ok_and(|found| found >= wanted),
+                "the buffers of the ublk disk have {found} bytes, this program takes {wanted}"
+            );
+        }
+        let pulse = inherited.pulse.context("the supervisor has left no signs of life")?;
+        let pulse = Pulse::open(&descriptor(pulse)?).context("signs of life")?;
+        Ok(Some(Self { present: left(present)?, log: left(log)?, pulse }))
+    }
+
+    /// Says that this server can take over, and has its memory.
+    pub(super) fn stand_by(&self, supervisor: &Supervisor) -> anyhow::Result<()> {
+        say_to(self.log.as_fd()).context("cannot write to the log")?;
+        step("successor stands by");
+        supervisor.tell(words::STANDS_BY);
+        Ok(())
+    }
+
+    /// Ends the present server. The supervisor does so too, unless it has been killed meanwhile.
+    pub(super) fn succeed(&self) {
+        step("successor goes");
+        // One that has ended needs no signal.
+        let _ = pidfd_send_signal(&self.present, Signal::KILL);
+        let mut fds = [PollFd::new(&self.present, PollFlags::IN)];
+        // As long as a disk holds it: it has the store.
+        while poll(&mut fds, None).is_err() {}
+        self.pulse.clear();
+        step("successor alone");
+    }
+}

@@ -1,0 +1,316 @@
+//! What `platen device serve` supervises: the store, the disk, and what servers and helpers are
+//! started with.
+
+use super::args::{Inherited, SwapTask};
+use super::backing::{self, NewFile};
+use super::changes::Changes;
+use super::claims::Claims;
+use super::plan::Plan;
+use super::renewal::{arguments, requests, Renewal};
+use super::requests::Requests;
+use super::settings_file;
+use super::supervise::Manager;
+use crate::say::say;
+use crate::size::Size;
+use anyhow::Context;
+use pulse::Pulse;
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use store::Store;
+use swap::supervisor::{HandOver, Service};
+use ublk::Buffers;
+
+/// Bytes of the stack of a server's threads.
+const STACK: &str = "262144";
+
+/// The same where all of it is locked, and with that in memory. Threads were measured to use 24 KiB
+/// at most, those of the policy included; a debug build uses several times as much.
+const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "65536" };
+
+/// How long a trainer may take: the server waits for less.
+const TRAINING: Duration = Duration::from_secs(150);
+
+/// A descriptor that what is started from here has as well.
+pub(super) fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
+    Ok(fd)
+}
+
+pub(super) struct Serving {
+    pub(super) plan: &'static Plan<'static>,
+    /// What `platen device set` has changed of the arguments.
+    pub(super) changes: Changes,
+    pub(super) requests: Requests,
+    pub(super) renewal: Option<Renewal>,
+    /// What was said last of a server that does not serve.
+    pub(super) trouble: RefCell<Option<String>>,
+    /// Name and sockets, which servers after the first must not have to get again.
+    pub(super) claims: Claims,
+    pub(super) store: OwnedFd,
+    /// Memory of the ublk disk's requests.
+    pub(super) buffers: Option<OwnedFd>,
+    pub(super) backing: Option<OwnedFd>,
+    /// The backing file, if it was made for this device and no server has come up yet.
+    pub(super) new_backing: Option<NewFile>,
+    /// The text of the policy's settings.
+    pub(super) policy: Option<OwnedFd>,
+    /// The progress of each server's threads, and the same memory for servers.
+    pub(super) pulse: Pulse,
+    pub(super) pulse_fd: OwnedFd,
+    /// Readable after SIGUSR1: the next server is to start without a pause.
+    pub(super) resume: OwnedFd,
+    pub(super) manager: Manager,
+    /// The ublk device, once it exists.
+    pub(super) device: Option<u32>,
+    /// The disk of the kernel's NBD client.
+    pub(super) disk: Option<PathBuf>,
+}
+
+impl Serving {
+    /// Makes all that servers share.
+    pub(super) fn new(
+        plan: &'static Plan<'static>,
+        changes: Changes,
+        claims: Claims,
+        policy: Option<&str>,
+        resume: OwnedFd,
+        manager: Manager,
+    ) -> anyhow::Result<Self> {
+        let args = plan.args;
+        let store = Store::create(plan.pages, plan.store_options())?;
+        let share = |fd: BorrowedFd<'_>| inheritable(fd.try_clone_to_owned()?);
+        let store_fd = share(store.fd()).context("cannot share the store with servers")?;
+        let (backing, new_backing) = match backing::make(&plan.policy, &store, args.swap)? {
+            Some((disk, new)) => {
+                // Every server has the disk's lock with it.
+                let disk = share(disk.fd());
+                let disk = disk.context("cannot share the backing device with servers")?;
+                (Some(disk), Some(new))
+            }
+            None => (None, None),
+        };
+        drop(store);
+        let policy = policy.map(|text| settings_file::share(text).and_then(inheritable));
+        let policy =
+            policy.transpose().context("cannot share the policy's settings with servers")?;
+        let buffers = args.ublk.then(|| Buffers::file(&plan.ublk_options().geometry)).transpose();
+        let buffers = buffers.context("cannot make the buffers of the ublk disk")?;
+        let buffers = buffers.map(inheritable).transpose()?;
+        let disk = match (args.swap, args.ublk) {
+            (true, false) => Some(swap::nbd::free_disk()?),
+            _ => None,
+        };
+        let pulse_fd = Pulse::file().context("cannot make memory for signs of life")?;
+        let pulse_fd = inheritable(pulse_fd)?;
+        let pulse = Pulse::open(&pulse_fd).context("cannot map signs of life")?;
+        Ok(Self {
+            plan,
+            changes,
+            requests: requests(&claims)?,
+            renewal: None,
+            trouble: RefCell::new(None),
+            claims,
+            store: store_fd,
+            buffers,
+            backing,
+            new_backing,
+            policy,
+            pulse,
+            pulse_fd,
+            resume,
+            manager,
+            device: None,
+            disk,
+        })
+    }
+
+    fn disk(&self) -> Option<PathBuf> {
+        self.device.map(ublk::disk).or_else(|| self.disk.clone())
+    }
+
+    fn helper(&self, task: SwapTask, disk: PathBuf) -> Command {
+        let mut command = myself();
+        command.args(["device", "swap-helper", task.word(), "--disk"]).arg(disk);
+        if let (Some(_), Some(address)) = (&self.disk, &self.plan.args.nbd) {
+            let connections = self.plan.swap_connections();
+            command.arg("--socket").arg(address.path());
+            command.args(["--connections", &connections.to_string()]);
+        }
+        command
+    }
+}
+
+/// This program, though its file may have been replaced. It calls itself by its name: see
+/// `device::run`.
+fn myself() -> Command {
+    program(OWN)
+}
+
+const OWN: &str = "/proc/self/exe";
+
+fn program(path: &str) -> Command {
+    let mut command = Command::new(path);
+    command.arg0("platen");
+    command
+}
+
+impl Serving {
+    fn start(&self, standby: bool, replaces: bool) -> Command {
+        self.command(None, &self.inherited(standby, replaces), &self.changes, self.plan)
+    }
+
+    /// What a server has from this process.
+    pub(super) fn inherited(&self, standby: bool, replaces: bool) -> Inherited {
+        let mut inherited = Inherited {
+            store: self.store.as_raw_fd(),
+            buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
+            backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
+            pulse: Some(self.pulse_fd.as_raw_fd()),
+            policy: self.policy.as_ref().map(AsRawFd::as_raw_fd),
+            device: self.device,
+            disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
+            standby,
+            replaces,
+            ..Inherited::default()
+        };
+        self.claims.note(&mut inherited);
+        inherited
+    }
+
+    /// The command of a server, of this program or of the one that `path` names.
+    pub(super) fn command(
+        &self,
+        path: Option<&str>,
+        inherited: &Inherited,
+        changes: &Changes,
+        plan: &Plan<'_>,
+    ) -> Command {
+        let mut command = program(path.unwrap_or(OWN));
+        command.args(arguments(changes)).arg("--inherited").arg(inherited.to_string());
+        // How much stack the driver of a QAT device uses is not known.
+        let locked = plan.args.swap && plan.args.codec != codec::Codec::DeflateQz;
+        command.env("RUST_MIN_STACK", if locked { LOCKED_STACK } else { STACK });
+        command
+    }
+}
+
+impl Service for Serving {
+    fn server(&mut self, replaces: bool) -> Command {
+        self.start(false, replaces)
+    }
+
+    fn standby(&mut self) -> Option<Command> {
+        self.plan.args.swap.then(|| self.start(true, true))
+    }
+
+    fn go(&self) -> String {
+        self.device.map_or_else(|| "-".to_owned(), |id| id.to_string())
+    }
+
+    fn said(&mut self, line: &str) {
+        if let Some(number) = line.strip_prefix("device ") {
+            self.device = number.parse().ok().or(self.device);
+        }
+    }
+
+    fn up(&mut self, replaces: bool, pid: u32) -> Option<Command> {
+        *self.trouble.borrow_mut() = None;
+        if let Some(new) = self.new_backing.take() {
+            new.keep();
+        }
+        let disk = self.disk().filter(|_| self.plan.args.swap)?;
+        if replaces {
+            // The kernel has kept the ublk disk, and waits for the NBD client.
+            return self.disk.is_some().then(|| self.helper(SwapTask::Again, disk));
+        }
+        let mut command = self.helper(SwapTask::On, disk);
+        command.args(["--priority", &self.plan.args.swap_priority.to_string()]);
+        command.args(["--pids", &format!("{pid},{}", std::process::id())]);
+        Some(command)
+    }
+
+    fn down(&mut self) -> Option<Command> {
+        let disk = self.disk().filter(|_| self.plan.args.swap)?;
+        Some(self.helper(SwapTask::Off, disk))
+    }
+
+    fn down_limit(&self) -> Duration {
+        Duration::from_secs(self.plan.args.swapoff_timeout)
+    }
+
+    fn ready_limit(&self) -> Duration {
+        // Taking a store over takes 0.03 s for a GiB; a second where every object has to be asked
+        // what is true.
+        let Size(size) = self.plan.args.size;
+        Duration::from_secs(60 + (size >> 30))
+    }
+
+    fn train(&mut self, channel: OwnedFd) -> Option<(Command, Duration)> {
+        if !self.plan.trains() {
+            return None;
+        }
+        let mut command = myself();
+        command.args(["device", "train"]).stdout(Stdio::from(channel));
+        // Not our log, which may be a pipe: who writes to one may have to wait for memory, with its
+        // lock.
+        command.stderr(Stdio::null());
+        Some((command, TRAINING))
+    }
+
+    fn pulse(&self) -> Option<&Pulse> {
+        Some(&self.pulse)
+    }
+
+    fn resume(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.resume.as_fd())
+    }
+
+    fn notify_socket(&self) -> Option<String> {
+        self.manager.notify.clone()
+    }
+
+    fn manager_watches(&self) -> bool {
+        self.manager.watched
+    }
+
+    fn abandon(&mut self) {
+        // Errors are better than waiting for ever for those who have the disk open.
+        if let Some(id) = self.device {
+            match ublk::abandon(id, Duration::from_secs(30)) {
+                Ok(()) => self
+                    .say(&format!("{} is gone: what was on it is lost", ublk::disk(id).display())),
+                Err(error) => self.say(&format!("{:#}", anyhow::Error::from(error))),
+            }
+        }
+        if let Some(disk) = &self.disk {
+            // It may not be attached.
+            let _ = swap::nbd::detach(disk);
+        }
+    }
+
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.requests.fd())
+    }
+
+    fn request(&mut self, server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
+        self.take_request(server)
+    }
+
+    fn hand_over(&mut self, state: &HandOver<'_>) -> io::Result<()> {
+        self.hand_over_to(state)
+    }
+
+    fn renewed(&mut self, outcome: Result<(), String>) {
+        self.answer_renewal(outcome);
+    }
+
+    fn say(&self, line: &str) {
+        *self.trouble.borrow_mut() = Some(line.to_owned());
+        say(&format!("{}: {line}", self.plan.args.name));
+    }
+}

@@ -1,0 +1,88 @@
+//! A child process by its pidfd: started by this program, or by the program that this process ran
+//! before it became this one.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+
+use rustix::process::{
+    pidfd_open, pidfd_send_signal, waitid, Pid, PidfdFlags, Signal, WaitId, WaitIdOptions,
+};
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
+        let mut child = command.spawn()?;
+        Self::adopt(child.id()).inspect_err(|_| {
+            // Nobody could wait for it.
+            let _ = child.kill();
+        })
+    }
+
+    /// A child of this process that has not been waited for, so that the number is still its own.
+    pub(super) fn adopt(pid: u32) -> io::Result<Self> {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let number = number.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { pid, pidfd: pidfd_open(number, PidfdFlags::empty())? })
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.pid
+    }
+
+    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Kills it, and does not wait for its end.
+    pub(super) fn kill(&self) {
+        // A process that has ended needs no signal.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Its status, once, when it has ended.
+    pub(super) fn try_wait(&self) -> io::Result<Option<ExitStatus>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let ended = waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?;
+        // As `wait` gives it: the signal in the low bits, or the status in the second byte.
+        const DUMPED: i32 = 0x80;
+        Ok(ended.map(|ended| {
+            let signal = ended.terminating_signal();
+            let signal = signal.map(|signal| signal | if ended.dumped() { DUMPED } else { 0 });
+            ExitStatus::from_raw(signal.unwrap_or(ended.exit_status().unwrap_or(0) << 8))
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status_of(script: &str) -> ExitStatus {
+        let process = Process::spawn(Command::new("sh").args(["-c", script])).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
+        loop {
+            if let Some(status) = process.try_wait().unwrap() {
+                assert!(process.try_wait().is_err(), "it was waited for");
+                process.kill();
+                return status;
+            }
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_status_is_the_one_that_the_standard_library_gives() {
+        for script in ["exit 0", "exit 3", "kill -KILL $$", "kill -TERM $$"] {
+            let expected = Command::new("sh").args(["-c", script]).status().unwrap();
+            assert_eq!(status_of(script), expected, "{script}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Another server in the place of one that is alive: with other settings, or of another program.
+//!
+//! ```text
+//!  request ─► the successor starts, gets its memory ─► "stands by"
+//!                 │ it fails: nothing has changed         │ this process becomes the other program, if
+//!                 ▼                                       ▼ one is wanted (`Service::hand_over`)
+//!              refused                                  "go" to the successor, which kills the present
+//!                                                       server, waits for its end, and takes over
+//! ```
+//!
+//! Up to "go" the present server serves, with or without a supervisor; a successor without one
+//! ends. From "go" on the successor needs no supervisor. So a kill of any one process at any step
+//! leaves a server, or a supervisor that starts one. The store's lock admits one server at a time.
+
+use std::io::Write;
+use std::process::ExitStatus;
+use std::time::Instant;
+
+use super::Supervisor;
+use crate::supervisor::child::{Server, Task};
+use crate::supervisor::error::{with_cause, SuperviseError};
+use crate::supervisor::process::Process;
+use crate::supervisor::service::{Adopted, HandOver, Handed};
+use crate::supervisor::step::step;
+use crate::supervisor::words;
+
+impl Supervisor<'_> {
+    /// Why the server cannot be replaced now.
+    fn busy(&self) -> Option<&'static str> {
+        let ready = self.server.as_ref().is_some_and(|server| server.ready.is_some());
+        let helps = |task: Task| matches!(task, Task::Up { .. } | Task::Down);
+        if self.stopping || self.ending {
+            Some("the device ends")
+        } else if self.successor.is_some() || self.renewing {
+            Some("its server is being replaced already; try again when that is over")
+        } else if !ready || !self.been_up || self.up_again.is_some() {
+            Some("it has no server that serves at the moment; try again when it has one")
+        } else if self.helpers.iter().any(|helper| helps(helper.task)) {
+            Some("its server has just started, and its disk is being set up; try again")
+        } else {
+            None
+        }
+    }
+
+    /// Takes a request, and starts a successor if it asks for one.
+    pub(super) fn request(&mut self) {
+        let server = match (self.busy(), &self.server) {
+            (None, Some(server)) => Ok(server.child.pidfd()),
+            (busy, _) => Err(busy.unwrap_or("it has no server at the moment")),
+        };
+        let Some(command) = self.service.request(server) else { return };
+        match Server::spawn(command) {
+            Ok(mut successor) => {
+                successor.deadline = Some(Instant::now() + self.service.ready_limit());
+                self.successor = Some(successor);
+                step("successor started");
+            }
+            Err(error) => self.service.renewed(Err(with_cause(&error))),
+        }
+    }
+
+    /// Hears what the successor says, and sees its end.
+    pub(super) fn hear_successor(&mut self) {
+        let Some(successor) = &mut self.successor else { return };
+        let lines = successor.lines();
+        if lines.iter().any(|line| line == words::STANDS_BY) {
+            return self.hand_over();
+        }
+        if let Ok(Some(status)) = successor.child.try_wait() {
+            self.successor = None;
+            self.service.renewed(Err(format!("the new server ended with {status}")));
+        }
+    }
+
+    /// Ends a successor that has no memory in time.
+    pub(super) fn enforce_renewal(&mut self) {
+        let deadline = self.successor.as_ref().and_then(|successor| successor.deadline);
+        if deadline.is_some_and(|at| at <= Instant::now()) {
+            let limit = self.service.ready_limit();
+            self.refuse_renewal(&format!("the new server did not get its memory in {limit:?}"));
+        }
+    }
+
+    /// Gives a successor up that was not told to go.
+    pub(super) fn refuse_renewal(&mut self, why: &str) {
+        if let Some(successor) = self.successor.take() {
+            self.dismiss(successor.child);
+            self.service.renewed(Err(why.to_owned()));
+        }
+    }
+
+    /// A server has ended: what becomes of a renewal.
+    pub(super) fn renewal_failed(&mut self, status: ExitStatus) {
+        self.refuse_renewal("the present server has died, and is being replaced; try again");
+        if std::mem::take(&mut self.renewing) {
+            let why = format!("the new server has died ({status}) before it served");
+            self.service.renewed(Err(why));
+        }
+    }
+
+    /// The successor stands by: it goes, after this process has become another program if it is to.
+    fn hand_over(&mut self) {
+        let (Some(server), Some(successor)) = (&self.server, &self.successor) else { return };
+        step("stands by");
+        let state = HandOver {
+            server: handed(server),
+            successor: handed(successor),
+            // A trainer is one of the present server's.
+            dismissed: (self.dismissed.iter())
+                .chain(self.helpers.iter().map(|helper| &helper.child))
+                .chain(self.standby.as_ref().map(|standby| &standby.child))
+                .map(Process::id)
+                .collect(),
+        };
+        if let Err(error) = self.service.hand_over(&state) {
+            return self.refuse_renewal(&error.to_string());
+        }
+        self.succeed();
+    }
+
+    /// The server and the successor that this process has started as another program.
+    pub(in crate::supervisor) fn adopt(&mut self, adopted: Adopted) -> Result<(), SuperviseError> {
+        step("adopting");
+        // No server is started before the present one has been seen to end.
+        self.restart = None;
+        (self.been_up, self.up_begun, self.started) = (true, true, 1);
+        for pid in adopted.dismissed {
+            // One that has ended and was waited for has no such number any more.
+            if let Ok(child) = Process::adopt(pid) {
+                self.dismiss(child);
+            }
+        }
+        let adopt = |(pid, channel)| Server::adopt(pid, channel);
+        let mut server = adopt(adopted.server)?;
+        server.ready = Some(Instant::now());
+        self.server = Some(server);
+        self.successor = Some(adopt(adopted.successor)?);
+        self.succeed();
+        Ok(())
+    }
+
+    /// Tells the successor to go, and lets the present server go.
+    fn succeed(&mut self) {
+        let Some(mut successor) = self.successor.take() else { return };
+        let line = format!("{}{}\n", words::GO, self.service.go());
+        step("before go");
+        if let Err(error) = successor.channel.write_all(line.as_bytes()) {
+            self.dismiss(successor.child);
+            self.service.renewed(Err(format!("the new server cannot be told to go: {error}")));
+            // One that stood by before is needed again.
+            return self.stand_by();
+        }
+        step("told to go");
+        self.end_training();
+        successor.deadline = Some(self.to_be_ready());
+        self.started += 1;
+        self.renewing = true;
+        // The successor kills it too, should there be no supervisor by now.
+        if let Some(server) = self.server.replace(successor) {
+            self.dismiss(server.child);
+        }
+        step("server killed");
+        self.watchdog.reset();
+        // It is of the former program, or has the former settings.
+        if let Some(standby) = self.standby.take() {
+            self.dismiss(standby.child);
+        }
+    }
+}
+
+fn handed(server: &Server) -> Handed<'_> {
+    use std::os::fd::AsFd;
+    Handed { pid: server.child.id(), channel: server.channel.as_fd() }
+}

@@ -1,0 +1,23 @@
+//! Steps of a hand-over, at each of which a test kills the supervisor or the server that it is to
+//! find alive afterwards. A release build does nothing here.
+
+/// Passes the step `name`. In a debug build a process whose environment has
+/// `PLATEN_KILL_AT=name` kills itself here; with `PLATEN_KILL_AT=name:PATH` only if it can create
+/// the file `PATH`: once.
+pub fn step(name: &str) {
+    if cfg!(debug_assertions) {
+        kill_at(name, std::env::var("PLATEN_KILL_AT").ok().as_deref());
+    }
+}
+
+fn kill_at(name: &str, wanted: Option<&str>) {
+    let Some((wanted, once)) = wanted.map(|wanted| wanted.split_once(':').unwrap_or((wanted, "")))
+    else {
+        return;
+    };
+    let first = || once.is_empty() || std::fs::File::create_new(once).is_ok();
+    if wanted == name && first() {
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
