@@ -16,7 +16,7 @@ pub struct RamBlock {
 /// Pages in one chunk. Memory is allocated when the first page of a chunk is sent.
 const CHUNK: usize = 4096;
 
-/// One number for each page of a block: 0 is zero or never sent.
+/// One number for each page of a block: 0 is never sent.
 #[derive(Debug)]
 pub(crate) struct PageMap {
     pages: u64,
@@ -27,8 +27,10 @@ pub(crate) struct PageMap {
 
 /// A number is that of a slot.
 const SLOT: u64 = 1 << 63;
-/// A number is one more than that of a word.
+/// A number is that of a word.
 const WORD: u64 = 1 << 62;
+/// The page was sent as zero.
+const ZERO: u64 = 1;
 
 impl PageMap {
     pub(crate) fn new(pages: u64) -> Self {
@@ -44,8 +46,7 @@ impl PageMap {
     pub(crate) fn set(&mut self, page: u64, content: Content) -> Content {
         let (chunk, at) = Self::place(page);
         let entry = match content {
-            Content::Zero if self.chunks[chunk].is_none() => return Content::Zero,
-            Content::Zero => 0,
+            Content::Zero => ZERO,
             Content::Slot(slot) => SLOT | slot,
             Content::Filled(word) => {
                 // Neighbours mostly have the same word.
@@ -74,6 +75,12 @@ impl PageMap {
         } else {
             Content::Zero
         }
+    }
+
+    /// Pages that were never sent.
+    pub(crate) fn unsent(&self) -> u64 {
+        let sent = |chunk: &[u64]| chunk.iter().filter(|&&entry| entry != 0).count() as u64;
+        self.pages - self.chunks.iter().flatten().map(|chunk| sent(chunk)).sum::<u64>()
     }
 
     /// All pages as extents.
@@ -109,6 +116,7 @@ mod tests {
         map.set(0, Content::Slot(1));
         map.set(0, Content::Zero);
         map.set(5_000, Content::Zero);
+        assert_eq!(map.unsent(), 10_000 - 4);
         let extent = |first, pages, content| Extent { first, pages, content };
         assert_eq!(
             map.extents(),

@@ -100,6 +100,8 @@ pub struct Summary {
     pub zero: u64,
     /// Pages that came filled with another word.
     pub filled: u64,
+    /// Pages that never came; known when the image is finished.
+    pub unsent: u64,
 }
 
 /// Writes one image. Dropping it leaves nothing.
@@ -123,13 +125,14 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins the image that is to be `path`, of a guest with such pages.
+    /// Begins the image that is to be `path`.
     ///
     /// # Errors
     ///
     /// A file of this name exists, the folder cannot be written, or memory or threads are missing.
-    pub fn create(path: &Path, page_size: usize, options: Options) -> Result<Self, WriteError> {
-        let shape = Shape::new(page_size, options.unit_bytes)?;
+    pub fn create(path: &Path, options: Options) -> Result<Self, WriteError> {
+        // The page size that most guests have, until the stream says so.
+        let shape = Shape::new(pages::PAGE_SIZE, options.unit_bytes)?;
         let (settings, unit_bytes) = (options.settings, options.unit_bytes);
         let threads = options.threads.max(1);
         let mut contexts = Vec::with_capacity(threads);
@@ -147,7 +150,7 @@ impl Writer {
         // All that fits the lanes, the unit that is filled, and one that waits for room.
         let slots = lanes.depth() + 2;
         let arena = |bytes| Arena::new(slots, bytes).map_err(WriteError::SetUp);
-        let mut this = Self {
+        Ok(Self {
             new,
             path: path.to_owned(),
             shape,
@@ -163,22 +166,22 @@ impl Writer {
             submitted: 0,
             units: Vec::new(),
             summary: Summary::default(),
-        };
-        this.append(&header(shape))?;
-        Ok(this)
+        })
     }
 
-    /// The RAM blocks, before the first page.
+    /// The guest's page size and RAM blocks, before the first page.
     ///
     /// # Errors
     ///
-    /// Blocks that no image has.
+    /// Sizes and blocks that no image has; the file system's.
     ///
     /// # Panics
     ///
     /// If there are blocks already.
-    pub fn blocks(&mut self, blocks: &[RamBlock]) -> Result<(), WriteError> {
-        assert!(self.blocks.is_empty(), "a VM has one block table");
+    pub fn blocks(&mut self, page_size: usize, blocks: &[RamBlock]) -> Result<(), WriteError> {
+        assert!(self.at == 0, "a VM has one block table");
+        self.shape = Shape::new(page_size, self.shape.unit_bytes())?;
+        self.append(&header(self.shape))?;
         let page = self.shape.page_size() as u64;
         let (mut names, mut ram) = (HashMap::new(), 0_u64);
         for block in blocks {
@@ -335,6 +338,7 @@ impl Writer {
             self.collect()?;
         }
         self.lanes.join();
+        self.summary.unsent = self.blocks.iter().map(|(_, map)| map.unsent()).sum();
         let state = state.to_bytes().ok_or(WriteError::TooLong { what: "the device state" })?;
         let index = Index {
             slots: self.summary.slots,
