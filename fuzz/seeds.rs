@@ -8,10 +8,13 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use codec::{Codec, Encoder, Settings, UnitHeader};
+use image::{Options, Writer};
 // The run-time that instrumented objects need.
 use libfuzzer_sys as _;
+use recorder::{record, Ending};
 use session::{encode_preamble, AckEntry, FrameType, Header, Hello, Setup, Welcome};
 use stream::synth::{main_stream, multifd_streams, Style};
 use stream::{classify, pack, Kind, Tokeniser};
@@ -120,6 +123,12 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
     for size in [2, 255] {
         add("return_path", &[&[size], &back[..]].concat());
     }
+    // The same with a request before it, of a block and then of the same one.
+    let mut asked = vec![0, 3, 0, 14, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0x10, 0, 1, b'a'];
+    asked.extend([0, 4, 0, 12, 0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0x10, 0, 0, 6, 0, 4, 0, 0, 0, 1]);
+    for size in [2, 255] {
+        add("restore_back", &[&[size, 4], &asked[..], &back[..]].concat());
+    }
     // Slots, pages, the table's length, a table of two runs, and bytes.
     add("delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3]);
     Ok(())
@@ -128,6 +137,16 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
 /// Files, backing devices, monitors, NBD clients and servers: everything but the peer.
 fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
     let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
+    let image = image()?;
+    add("image_open", &[&[0], &image[..]].concat());
+    // Sealed anew: units, state and index by the places in the trailer.
+    let trailer = &image[image.len() - 96..];
+    let place =
+        |at: usize| u64::from_be_bytes(trailer[at..at + 8].try_into().expect("8 bytes")) as usize;
+    let (state, index, end) = (place(16), place(40), image.len() - 96);
+    let len = |len: usize| u16::try_from(len).expect("a small image").to_be_bytes();
+    let lens = [len(state - 64), len(index - state)].concat();
+    add("image_open", &[&[1], &lens[..], &image[64..end]].concat());
     // Writes, a restart, compaction, discards; then words for the table.
     let ops: Vec<u8> =
         (0..600_u32).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
@@ -170,6 +189,28 @@ fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
+/// A small image with pages of every kind.
+fn image() -> Result<Vec<u8>, Box<dyn Error>> {
+    // Tests make it in several threads at once.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("platen-seed-{}-{nth}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let options = Options { unit_bytes: 64 << 10, threads: 1, ..Options::default() };
+    let mut writer = Writer::create(&path, options)?;
+    let pages = (0..20u8).map(|i| match i {
+        0..4 => vec![0; PAGE],
+        4..8 => vec![i; PAGE],
+        _ => (0..PAGE).map(|at| (at / 16 * usize::from(i)) as u8).collect(),
+    });
+    let stream = main_stream(Style::Qemu92, PAGE, pages);
+    let recorded = record(&stream[..], &mut writer, Ending::Closed)?;
+    writer.finish(&recorded.state)?.link()?;
+    let bytes = fs::read(&path);
+    fs::remove_file(&path)?;
+    Ok(bytes?)
+}
+
 /// The seeds from one stream: itself, packed, and as units of each codec.
 fn add_of_stream(
     bytes: &[u8],
@@ -182,6 +223,8 @@ fn add_of_stream(
         Kind::Recovery => 3,
         _ => 0,
     };
+    // A stream that is plain and whole, or the beginning of another.
+    add("record_stream", &bytes[..bytes.len().min(2 * MAX_SEED)]);
     // The head of the stream.
     let head = &bytes[..bytes.len().min(MAX_SEED)];
     for cuts in [&[0u8][..], &[2, 0x07, 0x10, 0x50, 0x00]] {

@@ -11,6 +11,7 @@ mod auto;
 mod cert;
 mod cpus;
 mod device;
+mod image_command;
 mod keeper;
 mod migrate;
 mod monitor;
@@ -23,6 +24,12 @@ mod receive;
 mod reference;
 mod relay_command;
 mod report;
+mod restore;
+mod restore_fit;
+mod restore_player;
+mod save;
+mod save_intake;
+mod saved_vm;
 mod say;
 mod size;
 mod source_end;
@@ -39,7 +46,7 @@ static ALLOCATOR: ::device::guard::Allocator = ::device::guard::Allocator;
 #[command(
     name = "platen",
     version,
-    about = "Migrate running VMs between unmodified QEMUs, and serve compressed memory as a block device"
+    about = "Migrate and save running VMs of unmodified QEMUs, and serve compressed memory as a block device"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -56,6 +63,12 @@ enum Command {
     /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
     #[command(after_help = source_end::EXIT_STATUS)]
     Receive(args::ReceiveArgs),
+    /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file
+    Save(save::SaveArgs),
+    /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is loaded
+    Restore(restore::RestoreArgs),
+    /// Inspect, verify and convert images of saved VMs
+    Image(image_command::ImageArgs),
     /// Serve and inspect block devices of compressed memory
     Device(device::DeviceArgs),
     /// Inspect Intel QAT on this host, or simulate a device
@@ -65,6 +78,9 @@ enum Command {
     /// Helper process of `migrate` and `relay`: see `relay::keep`
     #[command(hide = true)]
     Keep,
+    /// What `restore` starts beside itself
+    #[command(hide = true)]
+    Play(restore_player::PlayArgs),
 }
 
 /// Makes exceeding the file size limit (`ulimit -f`) an error of the write. The signal would end
@@ -85,6 +101,10 @@ fn main() -> ExitCode {
         Command::Migrate(args) => migrate::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
+        Command::Save(args) => save::run(&args),
+        Command::Restore(args) => restore::run(&args),
+        Command::Image(args) => return finish(image_command::run(&args)),
+        Command::Play(args) => return finish(restore_player::run(&args)),
         Command::Device(args) => return finish(device::run(args)),
         Command::Qat(args) => return finish(qat_command::run(args)),
         Command::Cert(args) => cert::run(&args).map(|()| ExitCode::SUCCESS),

@@ -59,7 +59,25 @@ impl Qmp {
     /// another may be connected), or a greeting that is not QMP.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let deadline = Instant::now() + timeout;
-        Self::negotiate(LineSocket::connect(path, deadline, timeout)?, path, deadline, timeout)
+        Self::negotiate(
+            LineSocket::connect(path, deadline, timeout)?,
+            path,
+            deadline,
+            timeout,
+            None,
+        )
+    }
+
+    /// As [`Qmp::connect`], with leave for [`Qmp::execute_out_of_band`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::connect`].
+    pub fn connect_out_of_band(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
+        let deadline = Instant::now() + timeout;
+        let enable = Some(json!({ "enable": ["oob"] }));
+        let socket = LineSocket::connect(path, deadline, timeout)?;
+        Self::negotiate(socket, path, deadline, timeout, enable)
     }
 
     /// As [`Qmp::connect`], over an existing connection to a monitor.
@@ -69,7 +87,7 @@ impl Qmp {
     /// As for [`Qmp::connect`], with `connection` as the path.
     pub fn over(stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
         let (socket, deadline) = (LineSocket::over(stream), Instant::now() + timeout);
-        Self::negotiate(socket, Path::new("connection"), deadline, timeout)
+        Self::negotiate(socket, Path::new("connection"), deadline, timeout, None)
     }
 
     fn negotiate(
@@ -77,6 +95,7 @@ impl Qmp {
         path: &Path,
         deadline: Instant,
         timeout: Duration,
+        enable: Option<Value>,
     ) -> Result<Self, QmpError> {
         let line = socket.read_line(deadline).map_err(|failure| match failure {
             ReadFailure::TimedOut => {
@@ -89,7 +108,7 @@ impl Qmp {
             .map_err(|_| QmpError::NotQmp { path: path.to_owned(), got: error::excerpt(&line) })?;
         let version = greeting.qmp.version.qemu;
         let mut this = Self { socket, version, timeout, next_id: 1, events: Events::default() };
-        this.execute_by("qmp_capabilities", None, deadline, timeout)?;
+        this.execute_by("execute", "qmp_capabilities", enable, deadline, timeout)?;
         Ok(this)
     }
 
@@ -121,7 +140,22 @@ impl Qmp {
         arguments: Option<Value>,
         timeout: Duration,
     ) -> Result<Value, QmpError> {
-        self.execute_by(command, arguments, Instant::now() + timeout, timeout)
+        self.execute_by("execute", command, arguments, Instant::now() + timeout, timeout)
+    }
+
+    /// As [`Qmp::execute`], past QEMU's main loop: a QEMU in postcopy whose main loop waits for a
+    /// page answers nothing else. For a monitor of [`Qmp::connect_out_of_band`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`]; refused for commands that are not allowed so.
+    pub fn execute_out_of_band(
+        &mut self,
+        command: &str,
+        arguments: Option<Value>,
+    ) -> Result<Value, QmpError> {
+        let timeout = self.timeout;
+        self.execute_by("exec-oob", command, arguments, Instant::now() + timeout, timeout)
     }
 
     /// The oldest event not yet returned; waits up to `timeout` for one; `None` if none arrived.
@@ -153,6 +187,7 @@ impl Qmp {
 
     fn execute_by(
         &mut self,
+        verb: &str,
         command: &str,
         arguments: Option<Value>,
         deadline: Instant,
@@ -160,7 +195,7 @@ impl Qmp {
     ) -> Result<Value, QmpError> {
         let id = self.next_id;
         self.next_id += 1;
-        let mut request = json!({ "execute": command, "id": id });
+        let mut request = json!({ verb: command, "id": id });
         if let Some(arguments) = arguments {
             request["arguments"] = arguments;
         }

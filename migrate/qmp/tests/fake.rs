@@ -404,3 +404,24 @@ fn a_command_that_does_not_fit_the_socket_times_out_and_is_not_continued() {
     drop(done);
     fake.thread.join().unwrap();
 }
+
+#[test]
+fn a_command_out_of_band_is_asked_for_when_connecting_and_said_as_such() {
+    let fake = Fake::new(|listener| {
+        let mut peer = Peer::accept(listener);
+        peer.say(GREETING);
+        let (command, _) = peer.hear();
+        assert_eq!(command["arguments"], json!({ "enable": ["oob"] }));
+        peer.answer(&command, json!({}));
+        let (command, _) = peer.hear();
+        assert_eq!(command["exec-oob"], "migrate-recover");
+        assert!(command.get("execute").is_none(), "{command}");
+        assert_eq!(command["arguments"]["uri"], "unix:/x");
+        peer.answer(&command, json!({}));
+        peer.rest();
+    });
+    let mut qmp = Qmp::connect_out_of_band(&fake.path, LONG).unwrap();
+    qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": "unix:/x" }))).unwrap();
+    drop(qmp);
+    fake.thread.join().unwrap();
+}

@@ -19,6 +19,7 @@ mod kill;
 mod matrix;
 mod moves;
 mod resume;
+mod saved;
 mod security;
 mod several;
 mod stage;
@@ -87,6 +88,7 @@ fn run() -> anyhow::Result<u32> {
         versions::scenarios(),
         course::scenarios(),
         matrix::scenarios(),
+        saved::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;
     let chosen = choice.of(all.into_iter().flatten().collect())?;

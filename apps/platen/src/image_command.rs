@@ -1,0 +1,221 @@
+//! `platen image`: what is in an image, whether it is whole, and to and from plain streams.
+
+use crate::save::options;
+use crate::saved_vm::bytes;
+use crate::say::{printable, say, show};
+use anyhow::{bail, ensure, Context};
+use clap::{Args, Subcommand};
+use codec::Codec;
+use image::{verify, Content, Image, Options, State, Writer};
+use player::{plain, PlainOptions};
+use recorder::{record, Ending};
+use serde_json::{json, Value};
+use std::fs::File;
+use std::io::BufWriter;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Arguments of `platen image`.
+#[derive(Args, Debug)]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Show what an image holds
+    Info(InfoArgs),
+    /// Read every byte of an image and compare all checksums
+    Verify(VerifyArgs),
+    /// Write an image as a plain migration stream, which QEMU's -incoming reads
+    Export(ExportArgs),
+    /// Make an image of a plain migration stream, for example a file of QEMU's exec:cat
+    Import(ImportArgs),
+}
+
+#[derive(Args, Debug)]
+struct InfoArgs {
+    /// Image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct VerifyArgs {
+    /// Image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+}
+
+#[derive(Args, Debug)]
+struct ExportArgs {
+    /// Image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// File to write; - is standard output. An existing file is not replaced
+    #[arg(value_name = "STREAM")]
+    stream: PathBuf,
+}
+
+#[derive(Args, Debug)]
+struct ImportArgs {
+    /// File to read; - is standard input
+    #[arg(value_name = "STREAM")]
+    stream: PathBuf,
+    /// Image to write. A file of this name must not exist
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Codec: none, lz4, zlib, zstd or qatzip
+    #[arg(long, default_value = "zstd")]
+    codec: Codec,
+    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
+    #[arg(long, allow_negative_numbers = true)]
+    level: Option<i32>,
+    /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
+    compress_threads: Option<u16>,
+}
+
+pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Info(args) => info(args).map(|()| ExitCode::SUCCESS),
+        Command::Verify(args) => run_verify(&args.image),
+        Command::Export(args) => export(args).map(|()| ExitCode::SUCCESS),
+        Command::Import(args) => import(args).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Opens an image, with its path in what goes wrong.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
+    let image = Image::open(path).with_context(|| format!("image {}", path.display()))?;
+    Ok(Arc::new(image))
+}
+
+fn info(args: &InfoArgs) -> anyhow::Result<()> {
+    let image = open(&args.image)?;
+    let (state, index) = (image.state(), image.index());
+    // An empty object, or what another platen has written there.
+    let facts: Value = serde_json::from_slice(&state.facts).unwrap_or_else(|_| json!({}));
+    let blocks: Vec<_> = index
+        .blocks
+        .iter()
+        .map(|block| {
+            let count = |kind: fn(&Content) -> bool| -> u64 {
+                let of_kind = block.extents.iter().filter(|extent| kind(&extent.content));
+                of_kind.map(|extent| extent.pages).sum()
+            };
+            json!({
+                "name": block.name,
+                "pages": block.pages,
+                "stored": count(|content| matches!(content, Content::Slot(_))),
+                "filled": count(|content| matches!(content, Content::Filled(_))),
+            })
+        })
+        .collect();
+    let report = json!({
+        "machine": state.machine(), "ram-bytes": image.ram_bytes(),
+        "image-bytes": image.file_len(), "page-size": image.shape().page_size(),
+        "unit-bytes": image.shape().unit_bytes(), "units": index.units.len(),
+        "pages": index.slots, "device-bytes": state.devices.len(), "blocks": blocks,
+        "facts": facts,
+    });
+    if args.json {
+        return show(&format!("{report}\n"));
+    }
+    let text = |value: &Value| match value {
+        Value::String(text) => printable(text).into_owned(),
+        Value::Null => "unknown".into(),
+        other => other.to_string(),
+    };
+    let mut lines = format!(
+        "VM {} ({}), machine {}, QEMU {}\n{} of RAM and {} of device state in {}: {} pages in {} units of {}\n",
+        text(&facts["name"]),
+        text(&facts["uuid"]),
+        printable(state.machine().unwrap_or("unknown")),
+        text(&facts["qemu"]),
+        bytes(image.ram_bytes()),
+        bytes(state.devices.len() as u64),
+        bytes(image.file_len()),
+        index.slots,
+        index.units.len(),
+        bytes(image.shape().unit_bytes() as u64),
+    );
+    for block in &blocks {
+        let name = text(&block["name"]);
+        let (pages, stored, filled) = (&block["pages"], &block["stored"], &block["filled"]);
+        lines +=
+            &format!("  {name}: {pages} pages, {stored} stored, {filled} filled with a word\n");
+    }
+    show(&lines)
+}
+
+fn run_verify(path: &Path) -> anyhow::Result<ExitCode> {
+    let report = verify(path);
+    for finding in &report.findings {
+        say(&format!("image {}: {finding}", path.display()));
+    }
+    if report.findings.is_empty() {
+        show(&format!(
+            "{}: sound; {} in {} units\n",
+            path.display(),
+            bytes(report.bytes),
+            report.units
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!(
+        "image {} is damaged in {} places: use another copy of it",
+        path.display(),
+        report.findings.len()
+    )
+}
+
+fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    let image = open(&args.image)?;
+    let how = PlainOptions { threads: Options::default().threads, return_path: false };
+    let to = |file: File| -> anyhow::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;
+        Ok(())
+    };
+    if args.stream == Path::new("-") {
+        let out =
+            rustix::stdio::stdout().as_fd().try_clone_to_owned().context("standard output")?;
+        return to(File::from(out));
+    }
+    let file = File::create_new(&args.stream)
+        .with_context(|| format!("cannot create {}", args.stream.display()))?;
+    to(file).inspect_err(|_| {
+        // A part of a stream is of no use.
+        let _ = std::fs::remove_file(&args.stream);
+    })
+}
+
+fn import(args: &ImportArgs) -> anyhow::Result<()> {
+    let options = options(args.codec, args.level, args.compress_threads)?;
+    let from = args.stream.display();
+    let file = if args.stream == Path::new("-") {
+        File::from(rustix::stdio::stdin().as_fd().try_clone_to_owned().context("standard input")?)
+    } else {
+        File::open(&args.stream).with_context(|| format!("cannot read {from}"))?
+    };
+    let mut writer = Writer::create(&args.image, options)?;
+    let recorded = record(file, &mut writer, Ending::Closed).with_context(|| format!("{from}"))?;
+    let facts = json!({ "platen": env!("CARGO_PKG_VERSION") }).to_string().into_bytes();
+    let finished = writer.finish(&State { facts, ..recorded.state })?;
+    let unsent = finished.summary().unsent;
+    // The main channel of a multifd save, whose pages are elsewhere, looks like any other stream.
+    ensure!(
+        unsent == 0,
+        "{from} lacks {unsent} pages: is it the main channel of a multifd migration? Save again without multifd"
+    );
+    let summary = finished.link()?;
+    say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
+    Ok(())
+}

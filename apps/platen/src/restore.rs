@@ -1,0 +1,295 @@
+//! `platen restore`: gives a saved VM to a waiting QEMU.
+
+use crate::image_command::open;
+use crate::monitor::OLDEST;
+use crate::restore_fit::{machine_differs, why_not_instant};
+use crate::restore_player::{connect, ended, Player};
+use crate::saved_vm::{refuse_in_progress, write_json, Before, PLAIN};
+use crate::say::say;
+use crate::size::Size;
+use anyhow::{bail, ensure, Context};
+use clap::Args;
+use image::{Image, Options};
+use player::{plain, Message, PlainOptions, PlayError, PlayOptions, ReturnPath};
+use qmp::Qmp;
+use relay::UnixAddress;
+use serde_json::{json, Value};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Arguments of `platen restore`.
+#[derive(Args, Debug)]
+pub(crate) struct RestoreArgs {
+    /// Image of the VM
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Monitor socket of a QEMU for the VM; start QEMU with the VM's options, -incoming defer and
+    /// -qmp unix:PATH,server=on,wait=off
+    #[arg(long, value_name = "unix:PATH")]
+    qmp: UnixAddress,
+    /// Load everything before the VM runs. Without this option the VM runs at once, where its QEMU
+    /// can do that, and its RAM is loaded while it runs
+    #[arg(long)]
+    load: bool,
+    /// Go on with a VM that runs at this QEMU already and lacks pages, because `platen restore` was
+    /// killed or its image damaged. IMAGE is the same image, or a copy
+    #[arg(long, conflicts_with = "load")]
+    recover: bool,
+    /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
+    decompress_threads: Option<u16>,
+    /// Bytes a second at which RAM that the VM has not asked for is loaded while it runs; 0 is no
+    /// limit. What it asks for is not limited
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    push_rate: Size,
+    /// Write the report to this file as one line of JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// How long a monitor may take to answer.
+const MONITOR: Duration = Duration::from_secs(10);
+/// How long QEMU may take to pause a VM whose player has died, and to say what its VM does.
+const SETTLES: Duration = Duration::from_secs(60);
+/// What QEMU calls a postcopy without a source.
+const PAUSED: &str = "postcopy-paused";
+
+pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
+    let image = open(&args.image)?;
+    let result = restore(args, &image).with_context(|| format!("monitor {}", args.qmp));
+    let report = match &result {
+        Ok(report) => report.clone(),
+        Err(error) => json!({ "status": "failed", "error": format!("{error:#}") }),
+    };
+    write_json(args.json.as_deref(), &report);
+    result.map(|_| ExitCode::SUCCESS)
+}
+
+fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
+    // Out of band from the beginning: a QEMU whose main loop waits for a page negotiates nothing.
+    let mut qmp = Qmp::connect_out_of_band(args.qmp.path(), MONITOR)?;
+    let version = qmp.version();
+    if (version.major, version.minor) < OLDEST {
+        bail!("this is QEMU {version}; platen knows QEMU 7.2 and later: upgrade QEMU");
+    }
+    let threads = args.decompress_threads.map_or(Options::default().threads, usize::from);
+    let dir = tempfile::Builder::new()
+        .prefix("platen-")
+        .tempdir()
+        .context("cannot make a private directory")?;
+    if args.recover {
+        let mut instant = Supervisor::new(args, &mut qmp, dir, threads);
+        instant.deaths = 1;
+        instant.recover()?;
+        return instant.supervise(true);
+    }
+    let vm = qmp.query_status()?;
+    ensure!(
+        vm.status == "inmigrate",
+        "the VM is '{}', and a saved VM needs a QEMU that waits for one: start it with -incoming defer",
+        vm.status
+    );
+    refuse_in_progress(&mut qmp)?;
+    if let Some(other) = machine_differs(&mut qmp, image)? {
+        bail!(
+            "the VM was saved from machine type {}, and this QEMU has {other}: start it with -machine {}",
+            image.state().machine().unwrap_or_default(),
+            image.state().machine().unwrap_or_default(),
+        );
+    }
+    let mut before = Before::default();
+    before.set(&mut qmp, &PLAIN)?;
+    let mut reason = None;
+    if !args.load {
+        reason = why_not_instant(&mut qmp, image)?;
+        if reason.is_none() {
+            // QEMU itself looks whether its host and its RAM allow it.
+            let set = before.set(&mut qmp, &[("postcopy-ram", true)]);
+            reason = set.err().map(|error| format!("{error:#}"));
+        }
+        if let Some(reason) = &reason {
+            say(&format!("everything is loaded before the VM runs, because {reason}"));
+        }
+    }
+    let report = if args.load || reason.is_some() {
+        load(image, &mut qmp, &dir, threads, reason.as_deref())?
+    } else {
+        let mut instant = Supervisor::new(args, &mut qmp, dir, threads);
+        instant.listen()?;
+        instant.supervise(false)?
+    };
+    before.put_back(&mut qmp)?;
+    Ok(report)
+}
+
+/// Loads everything, and waits for QEMU's word.
+fn load(
+    image: &Arc<Image>,
+    qmp: &mut Qmp,
+    dir: &tempfile::TempDir,
+    threads: usize,
+    reason: Option<&str>,
+) -> anyhow::Result<Value> {
+    let path = dir.path().join("load.sock");
+    qmp.migrate_incoming(&format!("unix:{}", path.display()))?;
+    let mut stream = connect(&path)?;
+    let begin = Instant::now();
+    let how = PlainOptions { threads, return_path: true };
+    let sent = plain(image, &mut stream, how);
+    let bytes = match sent {
+        Ok(bytes) => bytes,
+        Err(PlayError::Closed) => bail!("{}; its log has the reason", PlayError::Closed),
+        Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
+    };
+    wait_for_shut(&mut stream)?;
+    let loaded = begin.elapsed();
+    let vm = wait_started(qmp)?;
+    say(&format!("loaded in {:.2} s: the VM is '{vm}'", loaded.as_secs_f64()));
+    if vm == "paused" {
+        say("it was paused when it was saved, or its QEMU was started with -S: cont lets it go on");
+    }
+    Ok(json!({
+        "status": "completed", "mode": "load", "fallback": reason, "vm": vm,
+        "loaded-ms": loaded.as_secs_f64() * 1e3, "bytes": bytes,
+        "cpu-s": crate::report::process_cpu(),
+    }))
+}
+
+/// Reads the return path up to QEMU's word that it has loaded everything.
+fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
+    let mut back = ReturnPath::default();
+    let mut chunk = [0; 4096];
+    loop {
+        while let Some(message) = back.message()? {
+            match message {
+                Message::Shut(0) => return Ok(()),
+                Message::Shut(value) => return Err(PlayError::Refused(value).into()),
+                _ => {}
+            }
+        }
+        match stream.read(&mut chunk).context("cannot read QEMU's return path")? {
+            0 => return Err(PlayError::Closed).context("its log has the reason"),
+            len => back.push(&chunk[..len]),
+        }
+    }
+}
+
+/// What the VM does once QEMU has loaded it.
+fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
+    let until = Instant::now() + SETTLES;
+    loop {
+        let vm = qmp.query_status()?.status;
+        if vm != "inmigrate" || Instant::now() > until {
+            return Ok(vm);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A restore in which the VM runs while its RAM is loaded.
+struct Supervisor<'a> {
+    args: &'a RestoreArgs,
+    qmp: &'a mut Qmp,
+    dir: tempfile::TempDir,
+    options: PlayOptions,
+    socket: PathBuf,
+    /// Players that have died.
+    deaths: u32,
+}
+
+impl<'a> Supervisor<'a> {
+    fn new(
+        args: &'a RestoreArgs,
+        qmp: &'a mut Qmp,
+        dir: tempfile::TempDir,
+        threads: usize,
+    ) -> Self {
+        let socket = dir.path().join("in.sock");
+        let rate = Some(args.push_rate.0).filter(|&rate| rate > 0);
+        let options = PlayOptions { threads, rate };
+        Self { args, qmp, dir, options, socket, deaths: 0 }
+    }
+
+    fn listen(&mut self) -> anyhow::Result<()> {
+        Ok(self.qmp.migrate_incoming(&format!("unix:{}", self.socket.display()))?)
+    }
+
+    /// Has QEMU listen for the next player. It does so once it has seen that the last one is gone.
+    fn recover(&mut self) -> anyhow::Result<()> {
+        self.socket = self.dir.path().join(format!("in{}.sock", self.deaths));
+        let uri = format!("unix:{}", self.socket.display());
+        let until = Instant::now() + SETTLES;
+        loop {
+            let asked =
+                self.qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })));
+            match asked {
+                Ok(_) => return Ok(()),
+                Err(error @ qmp::QmpError::Refused { .. }) if Instant::now() > until => {
+                    return Err(error).context(format!("QEMU does not come to {PAUSED}"));
+                }
+                Err(qmp::QmpError::Refused { .. }) => std::thread::sleep(Duration::from_millis(20)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Starts players until one has given QEMU everything.
+    fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
+        let begin = Instant::now();
+        let mut running_ms = None;
+        loop {
+            let mut player = Player::start(&self.args.image, &self.socket, self.options, resume)?;
+            say(&format!("player {} begins", player.pid()));
+            let (mut done, mut failed) = (None, None);
+            while let Some(event) = player.event() {
+                match event["event"].as_str() {
+                    Some("running") if running_ms.is_none() && !resume => {
+                        running_ms = Some(begin.elapsed().as_secs_f64() * 1e3);
+                        say("the VM runs; its RAM is loaded while it does");
+                    }
+                    Some("running") => say("the VM goes on"),
+                    Some("loaded") => say("everything is loaded: the image is not needed any more"),
+                    Some("done") => done = Some(event),
+                    Some("failed") => failed = Some(event),
+                    _ => {}
+                }
+            }
+            let status = player.end()?;
+            if let Some(mut report) = done {
+                report["status"] = "completed".into();
+                report["mode"] = "instant".into();
+                report["deaths"] = self.deaths.into();
+                report["started-ms"] = running_ms.into();
+                report["vm"] = wait_started(self.qmp)?.into();
+                if let Some(report) = report.as_object_mut() {
+                    report.remove("event");
+                }
+                return Ok(report);
+            }
+            let why = match &failed {
+                Some(event) => event["error"].as_str().unwrap_or_default().to_owned(),
+                None => ended(status),
+            };
+            let started = running_ms.is_some() || resume;
+            self.deaths += 1;
+            if !started {
+                bail!(
+                    "{why}, before the VM ran; the image is as good as before. End this QEMU (by SIGKILL if it does not \
+                     end by itself) and start it again"
+                );
+            }
+            let again = format!("platen restore COPY --qmp {} --recover", self.args.qmp);
+            if failed.is_some() {
+                bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
+            }
+            say(&format!("{why}; another goes on"));
+            self.recover()
+                .with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
+            resume = true;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Whether a waiting QEMU and an image fit, found out before anything is touched.
+
+use image::Image;
+use qmp::{Qmp, QmpError};
+use serde_json::{json, Value};
+
+/// The machine type of a QEMU, if it is another than the image's.
+pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
+    let Some(saved) = image.state().machine() else { return Ok(None) };
+    let kind = get(qmp, "/machine", "type")?;
+    let kind = kind.as_str().unwrap_or_default();
+    let here = kind.strip_suffix("-machine").unwrap_or(kind);
+    // QEMU's own rule: what was saved may be a longer name.
+    Ok((!here.is_empty() && !saved.starts_with(here)).then(|| here.to_owned()))
+}
+
+/// Why RAM cannot be loaded while the VM runs; `None` if nothing is known against it. (QEMU itself
+/// refuses the capability where its host gives no userfaultfd.)
+pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
+    let size = image.shape().page_size();
+    if size != 4096 {
+        return Ok(Some(format!("the guest has pages of {size} bytes")));
+    }
+    if let Some(block) = image.index().blocks.iter().find(|block| block.host_page > 4096) {
+        return Ok(Some(format!("RAM block {} has huge pages", block.name.escape_default())));
+    }
+    let backends = qmp.execute("query-memdev", None)?;
+    for backend in backends.as_array().into_iter().flatten() {
+        let Some(id) = backend["id"].as_str() else { continue };
+        let path = format!("/objects/{id}");
+        match get(qmp, &path, "type")?.as_str() {
+            Some("memory-backend-file") => {
+                return Ok(Some(format!(
+                    "memory backend {id} is a file, and postcopy needs memory of QEMU's own"
+                )));
+            }
+            Some("memory-backend-memfd") if get(qmp, &path, "hugetlb")? == true => {
+                return Ok(Some(format!("memory backend {id} has huge pages")));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// A property of an object; null if it has none such.
+fn get(qmp: &mut Qmp, path: &str, property: &str) -> Result<Value, QmpError> {
+    let arguments = json!({ "path": path, "property": property });
+    match qmp.execute("qom-get", Some(arguments)) {
+        Err(QmpError::Refused { .. }) => Ok(Value::Null),
+        result => result,
+    }
+}

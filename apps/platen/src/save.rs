@@ -1,0 +1,347 @@
+//! `platen save`: has a QEMU migrate into an image.
+
+use crate::monitor::open_monitor;
+use crate::save_intake::Intake;
+use crate::saved_vm::{bytes, capabilities, refuse_in_progress, write_json, Before, PLAIN};
+use crate::say::say;
+use anyhow::{bail, ensure, Context};
+use clap::{Args, ValueEnum};
+use codec::{Codec, Settings};
+use image::{Finished, Options, State, Summary, Writer};
+use qmp::{Qmp, QmpError, RunStatus};
+use recorder::Recorded;
+use relay::UnixAddress;
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Arguments of `platen save`.
+#[derive(Args, Debug)]
+pub(crate) struct SaveArgs {
+    /// Image to write. A file of this name must not exist
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Monitor socket of the QEMU; start QEMU with -qmp unix:PATH,server=on,wait=off
+    #[arg(long, value_name = "unix:PATH")]
+    qmp: UnixAddress,
+    /// Stop the VM at the beginning, and save each page once
+    #[arg(long, conflicts_with = "live")]
+    stop: bool,
+    /// Let the VM run while its RAM is saved, and stop it for the rest. This is the default
+    #[arg(long)]
+    live: bool,
+    /// Seconds after which a VM that writes faster than it is saved is stopped all the same, 0 to
+    /// 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    live_limit: u64,
+    /// What becomes of the VM once it is saved
+    #[arg(long, value_enum, default_value = "continue")]
+    then: Then,
+    /// Codec: none, lz4, zlib, zstd or qatzip
+    #[arg(long, default_value = "zstd")]
+    codec: Codec,
+    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
+    #[arg(long, allow_negative_numbers = true)]
+    level: Option<i32>,
+    /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
+    compress_threads: Option<u16>,
+    /// Write the report to this file as one line of JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What becomes of a saved VM.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It goes on. A VM that was paused stays paused.
+    Continue,
+    /// It stays paused, as after a migration: `cont` lets it go on.
+    Pause,
+    /// Its QEMU ends, once the image is whole and on disk.
+    Quit,
+}
+
+/// How often QEMU is asked.
+const ASK: Duration = Duration::from_millis(100);
+/// How long QEMU may take for the end of a migration whose stream is over.
+const VERDICT: Duration = Duration::from_secs(120);
+/// QEMU's largest downtime-limit, in milliseconds: it then stops the VM after its first look.
+const STOP_NOW: u64 = 2_000_000;
+
+/// Options for an image by its arguments.
+pub(crate) fn options(
+    codec: Codec,
+    level: Option<i32>,
+    threads: Option<u16>,
+) -> anyhow::Result<Options> {
+    let default = Options::default();
+    let settings = Settings::new(codec, level)?;
+    Ok(Options { settings, threads: threads.map_or(default.threads, usize::from), ..default })
+}
+
+pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
+    let options = options(args.codec, args.level, args.compress_threads)?;
+    let mut qmp = open_monitor(&args.qmp)?;
+    let monitor = || format!("monitor {}", args.qmp);
+    let before = check(&mut qmp).with_context(monitor)?;
+    let writer = Writer::create(&args.image, options)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&interrupted);
+    ctrlc::set_handler(move || flag.store(true, Ordering::Release))
+        .context("cannot handle signals")?;
+    let mut settings = Before::default();
+    let begin = Instant::now();
+    let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running: before.running };
+    let result = saving.save(writer, &mut settings).with_context(monitor);
+    let put_back = settings.put_back(&mut qmp).with_context(monitor);
+    let report = match &result {
+        Ok((summary, vm)) => json!({
+            "status": "completed", "vm": vm, "total-ms": millis(begin.elapsed()),
+            "image-bytes": summary.file_bytes, "pages": summary.slots,
+            "superseded": summary.superseded, "zero": summary.zero, "filled": summary.filled,
+            "unsent": summary.unsent,
+        }),
+        Err(error) => json!({ "status": "failed", "error": format!("{error:#}") }),
+    };
+    write_json(args.json.as_deref(), &report);
+    let (summary, vm) = result.map_err(|error| {
+        let vm = qmp.query_status().map_or("unknown".into(), |vm| vm.status);
+        error.context(format!("no image was made; the VM is '{vm}'"))
+    })?;
+    say(&format!(
+        "saved in {:.2} s: {} pages in {} ({} of them superseded), {} zero, {} filled; the VM is {vm}",
+        begin.elapsed().as_secs_f64(),
+        summary.slots,
+        bytes(summary.file_bytes),
+        summary.superseded,
+        summary.zero,
+        summary.filled,
+    ));
+    put_back?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Refuses what cannot be saved, before anything is touched.
+fn check(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
+    refuse_in_progress(qmp)?;
+    let vm = qmp.query_status()?;
+    if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
+        bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);
+    }
+    let on = capabilities(qmp)?;
+    for name in ["x-colo", "x-ignore-shared", "dirty-bitmaps"] {
+        if on.get(name) == Some(&true) {
+            bail!("this QEMU has {name} on, which an image cannot hold: turn it off (migrate-set-capabilities)");
+        }
+    }
+    let creds = qmp.query_parameters()?.get("tls-creds").cloned().unwrap_or_default();
+    if creds.as_str().is_some_and(|creds| !creds.is_empty()) {
+        bail!("this QEMU has tls-creds set, which hides the stream: clear it (migrate-set-parameters tls-creds \"\")");
+    }
+    Ok(vm)
+}
+
+struct Saving<'a> {
+    args: &'a SaveArgs,
+    qmp: &'a mut Qmp,
+    interrupted: Arc<AtomicBool>,
+    was_running: bool,
+}
+
+impl Saving<'_> {
+    /// Saves the VM; gives what the image has and what the VM does now. An error leaves no image,
+    /// and the VM as it was.
+    fn save(
+        &mut self,
+        writer: Writer,
+        settings: &mut Before,
+    ) -> anyhow::Result<(Summary, &'static str)> {
+        let facts = self.facts()?;
+        settings.set(self.qmp, &PLAIN)?;
+        settings.set_parameter(self.qmp, "max-bandwidth", json!(0))?;
+        if self.args.stop {
+            settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW))?;
+        }
+        let mut intake = Intake::listen(writer)?;
+        self.begin(intake.uri())?;
+        let result = self.watch(&mut intake, settings);
+        let recorded = match result {
+            Ok(recorded) => recorded,
+            Err(error) => return Err(self.undo(intake, error)),
+        };
+        let state = State { facts: facts.to_string().into_bytes(), ..recorded.state };
+        match self.args.then {
+            Then::Continue => self.go_on(intake, &state),
+            Then::Pause | Then::Quit => self.leave(intake, &state),
+        }
+    }
+
+    /// For `image info`.
+    fn facts(&mut self) -> anyhow::Result<serde_json::Value> {
+        let saved = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Ok(json!({
+            "platen": env!("CARGO_PKG_VERSION"),
+            "qemu": self.qmp.version().to_string(),
+            "name": self.qmp.query_name()?,
+            "uuid": self.qmp.query_uuid()?,
+            "saved": saved,
+            "running": self.was_running,
+        }))
+    }
+
+    /// Tells QEMU to migrate. For a moment after a migration QEMU has not released what belongs to
+    /// it, and refuses the next one for that.
+    fn begin(&mut self, uri: &str) -> anyhow::Result<()> {
+        let until = Instant::now() + VERDICT;
+        loop {
+            match self.qmp.migrate(uri) {
+                Err(QmpError::Refused { desc, .. })
+                    if desc.contains("duplicate yank instance") && Instant::now() < until =>
+                {
+                    std::thread::sleep(ASK);
+                }
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Waits until the whole stream is recorded.
+    fn watch(&mut self, intake: &mut Intake, settings: &mut Before) -> anyhow::Result<Recorded> {
+        let limit = Instant::now() + Duration::from_secs(self.args.live_limit);
+        let mut limited = !self.args.stop;
+        loop {
+            if let Some(recorded) = intake.recorded(ASK)? {
+                return Ok(recorded);
+            }
+            ensure!(!self.interrupted.load(Ordering::Acquire), "interrupted");
+            if limited && Instant::now() >= limit {
+                limited = false;
+                // While QEMU hands over it answers nothing, and needs no push any more.
+                let value = json!(STOP_NOW);
+                let pushed = settings.set_parameter(self.qmp, "downtime-limit", value);
+                if pushed.is_ok() {
+                    say(&format!(
+                        "the VM writes faster than it is saved: stopped after {} s",
+                        self.args.live_limit
+                    ));
+                }
+            }
+            // QEMU gave up: a device that cannot migrate, or somebody's migrate_cancel.
+            if let Ok(info) = self.qmp.query_migrate() {
+                if info.is_over() {
+                    let why = info.error_desc.clone().unwrap_or_default();
+                    bail!("QEMU ended the migration ({}) {why}", info.status());
+                }
+            }
+        }
+    }
+
+    /// Lets the VM go on, and then makes the image of what was recorded.
+    fn go_on(&mut self, intake: Intake, state: &State) -> anyhow::Result<(Summary, &'static str)> {
+        // By a cancel QEMU itself starts the VM again, also if this process should end just now.
+        let cancelled = self.qmp.migrate_cancel();
+        let more = intake.close()?;
+        let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
+        settled?;
+        let writer = intake_writer(more)?;
+        let summary = writer.finish(state)?.link()?;
+        Ok((summary, if self.was_running { "running" } else { "paused" }))
+    }
+
+    /// Makes the image, and then tells QEMU that it has left.
+    fn leave(
+        &mut self,
+        mut intake: Intake,
+        state: &State,
+    ) -> anyhow::Result<(Summary, &'static str)> {
+        let finished = intake.take_writer()?.finish(state).map_err(anyhow::Error::from);
+        let made = finished.and_then(|finished: Finished| {
+            intake.is_over()?;
+            Ok(finished.link()?)
+        });
+        let summary = match made {
+            Ok(summary) => summary,
+            Err(error) => return Err(self.undo(intake, error)),
+        };
+        let left = intake.say_loaded().and_then(|()| self.left());
+        if let Err(error) = left {
+            // QEMU goes on with the VM, and its disks with it.
+            let _ = std::fs::remove_file(&self.args.image);
+            return Err(self.undo(intake, error));
+        }
+        if self.args.then == Then::Quit {
+            self.qmp.execute("quit", None).context("the image is whole, and QEMU does not end")?;
+            return Ok((summary, "gone: its QEMU has ended"));
+        }
+        Ok((summary, "paused"))
+    }
+
+    /// Ends the save, and has QEMU go on with its VM.
+    fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
+        intake.end();
+        match self.settle(true) {
+            Ok(()) => error,
+            Err(stuck) => error.context(format!("{stuck:#}")),
+        }
+    }
+
+    /// Waits until QEMU calls the migration completed.
+    fn left(&mut self) -> anyhow::Result<()> {
+        let until = Instant::now() + VERDICT;
+        loop {
+            let info = self.qmp.query_migrate()?;
+            match info.status() {
+                "completed" => return Ok(()),
+                "failed" | "cancelled" => {
+                    let why = info.error_desc.clone().unwrap_or_default();
+                    bail!("QEMU ended the migration at its end ({}) {why}", info.status());
+                }
+                status => ensure!(Instant::now() < until, "QEMU's migration stays '{status}'"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the migration is over and the VM as it was. `failed`: cancels it first.
+    fn settle(&mut self, failed: bool) -> anyhow::Result<()> {
+        if failed {
+            // One that is over already takes it as done.
+            let _ = self.qmp.migrate_cancel();
+        }
+        let until = Instant::now() + VERDICT;
+        loop {
+            let info = self.qmp.query_migrate()?;
+            let vm = self.qmp.query_status()?;
+            let over = info.is_over() || info.status() == "none";
+            if over && (vm.running || !self.was_running) && vm.status != "finish-migrate" {
+                return Ok(());
+            }
+            if over && vm.status == "postmigrate" && self.was_running {
+                self.qmp.execute("cont", None)?;
+            }
+            ensure!(
+                Instant::now() < until,
+                "QEMU's migration stays '{}' and its VM '{}': look at it (query-status, cont)",
+                info.status(),
+                vm.status
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn intake_writer((writer, more): (Writer, bool)) -> anyhow::Result<Writer> {
+    ensure!(
+        !more,
+        "QEMU sent more behind what looked like the end of its device state: save again"
+    );
+    Ok(writer)
+}

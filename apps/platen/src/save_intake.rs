@@ -1,0 +1,192 @@
+//! The socket that a QEMU saves to, and the thread that records what comes.
+
+use anyhow::{bail, ensure, Context};
+use image::Writer;
+use recorder::{record, Ending, Recorded};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How often the thread looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long QEMU may say nothing, on a host that is stuck.
+const SILENCE: Duration = Duration::from_secs(600);
+/// How long QEMU may take to close a socket whose migration is over.
+const CLOSES: Duration = Duration::from_secs(120);
+
+/// SHUT with 0 on the return path: the VM was taken.
+const LOADED: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
+
+type Outcome = anyhow::Result<(Recorded, Writer, UnixStream)>;
+
+/// One save's socket.
+pub(crate) struct Intake {
+    uri: String,
+    /// The socket's place, for QEMU to connect to.
+    _dir: tempfile::TempDir,
+    stop: Arc<AtomicBool>,
+    outcomes: mpsc::Receiver<Outcome>,
+    thread: Option<JoinHandle<()>>,
+    /// What is left when the stream is recorded.
+    writer: Option<Writer>,
+    stream: Option<UnixStream>,
+}
+
+impl Intake {
+    /// Listens in a private folder, and records the stream of the first that connects.
+    pub(crate) fn listen(mut writer: Writer) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("platen-")
+            .tempdir()
+            .context("cannot make a private directory")?;
+        let path = dir.path().join("save.sock");
+        let listener = UnixListener::bind(&path)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .with_context(|| format!("cannot listen at {}", path.display()))?;
+        let uri = format!("unix:{}", path.display());
+        let stop = Arc::new(AtomicBool::new(false));
+        let (sender, outcomes) = mpsc::channel();
+        let ended = Arc::clone(&stop);
+        let body = move || {
+            let outcome = accept(&listener, &ended).and_then(|stream| {
+                let reader = Patient { stream: &stream, stop: &ended };
+                let recorded = record(reader, &mut writer, Ending::Described)?;
+                ensure!(recorded.return_path, "QEMU saves without a return path");
+                Ok((recorded, writer, stream))
+            });
+            let _ = sender.send(outcome);
+        };
+        let thread = thread::Builder::new().name("intake".into()).spawn(body);
+        let thread = Some(thread.context("cannot start a thread")?);
+        Ok(Self { uri, _dir: dir, stop, outcomes, thread, writer: None, stream: None })
+    }
+
+    /// Where QEMU is to migrate to.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// What was recorded, once it is whole; waits up to `limit`.
+    pub(crate) fn recorded(&mut self, limit: Duration) -> anyhow::Result<Option<Recorded>> {
+        match self.outcomes.recv_timeout(limit) {
+            Ok(outcome) => {
+                let (recorded, writer, stream) = outcome?;
+                (self.writer, self.stream) = (Some(writer), Some(stream));
+                Ok(Some(recorded))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("the thread that records has ended"),
+        }
+    }
+
+    /// The writer, once the stream is recorded.
+    pub(crate) fn take_writer(&mut self) -> anyhow::Result<Writer> {
+        self.writer.take().context("nothing is recorded")
+    }
+
+    /// Refuses a QEMU that has sent more than what was recorded.
+    pub(crate) fn is_over(&self) -> anyhow::Result<()> {
+        let stream = self.stream.as_ref().context("nothing is recorded")?;
+        stream.set_nonblocking(true).context("QEMU's socket")?;
+        let more = (&*stream).read(&mut [0]);
+        stream.set_nonblocking(false).context("QEMU's socket")?;
+        match more {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Ok(0) => bail!("QEMU closed its socket before it was answered: the save was cancelled"),
+            Ok(_) => bail!(
+                "QEMU sent more behind what looked like the end of its device state: save again"
+            ),
+            Err(error) => Err(error).context("cannot read QEMU's stream"),
+        }
+    }
+
+    /// Tells QEMU that its VM was taken.
+    pub(crate) fn say_loaded(&mut self) -> anyhow::Result<()> {
+        let mut stream = self.stream.as_ref().context("nothing is recorded")?;
+        stream.write_all(&LOADED).context("cannot answer QEMU")
+    }
+
+    /// Waits until QEMU, which was told to cancel, closes the socket. Gives the writer, and whether
+    /// more bytes came.
+    pub(crate) fn close(mut self) -> anyhow::Result<(Writer, bool)> {
+        let writer = self.take_writer()?;
+        let mut stream = self.stream.take().context("nothing is recorded")?;
+        stream.set_read_timeout(Some(CLOSES)).context("QEMU's socket")?;
+        let mut more = false;
+        loop {
+            match stream.read(&mut [0; 4096]) {
+                Ok(0) => break,
+                Ok(_) => more = true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+                // It has to let go of a socket whose other end is closed.
+                Err(_) => break,
+            }
+        }
+        Ok((writer, more))
+    }
+
+    /// Ends the connection and the thread: QEMU goes on with its VM.
+    pub(crate) fn end(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.stream = None;
+        self.writer = None;
+        if let Some(thread) = self.thread.take() {
+            // It looks every LOOK; what it holds goes with its outcome.
+            let _ = thread.join();
+            while self.outcomes.try_recv().is_ok() {}
+        }
+    }
+}
+
+fn accept(listener: &UnixListener, stop: &AtomicBool) -> anyhow::Result<UnixStream> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).context("QEMU's socket")?;
+                stream.set_read_timeout(Some(LOOK)).context("QEMU's socket")?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                ensure!(!stop.load(Ordering::Acquire), "QEMU did not connect");
+                thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) => return Err(error).context("cannot accept QEMU's connection"),
+        }
+    }
+}
+
+/// Reads until it is told to stop, or QEMU says nothing for too long.
+struct Patient<'a> {
+    stream: &'a UnixStream,
+    stop: &'a AtomicBool,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let until = Instant::now() + SILENCE;
+        loop {
+            match self.stream.read(out) {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    if self.stop.load(Ordering::Acquire) {
+                        return Err(io::Error::new(
+                            ErrorKind::ConnectionAborted,
+                            "the save was ended",
+                        ));
+                    }
+                    if Instant::now() > until {
+                        let text = format!("QEMU sent nothing for {} s", SILENCE.as_secs());
+                        return Err(io::Error::new(ErrorKind::TimedOut, text));
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+}

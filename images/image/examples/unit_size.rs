@@ -1,0 +1,82 @@
+//! What a unit's size costs and brings: ratio, and the time that a page fault waits for its unit.
+//!
+//! ```text
+//! cargo run --release -p image --example unit_size [-- CORPUS_SET...]
+//! ```
+//!
+//! Times are CPU time of the thread: decoding a unit with both checksums, as a reader does it.
+//! Medians and 99th percentiles over all units of the set, in random order, three rounds.
+
+use std::time::Duration;
+
+use codec::{checksum, Codec, Decoder, Encoder, Settings, UnitHeader};
+use corpus::Corpus;
+use rustix::time::{clock_gettime, ClockId};
+
+fn cpu() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a thread's time is positive")
+}
+
+fn main() {
+    let corpus = Corpus::load();
+    let mut names: Vec<String> = std::env::args().skip(1).collect();
+    if names.is_empty() {
+        names = ["guest", "redis"].map(String::from).to_vec();
+    }
+    println!("| pages | codec | unit | ratio | encode s/GiB | decode p50 us | p99 us |");
+    println!("|---|---|--:|--:|--:|--:|--:|");
+    for name in &names {
+        let set = corpus.set(name).expect("a set of the corpus");
+        // Same-filled pages have no slot.
+        let pages: Vec<u8> = set
+            .pages()
+            .chunks_exact(4096)
+            .filter(|page| pages::same_filled(page).is_none())
+            .flatten()
+            .copied()
+            .collect();
+        for (codec, level) in [(Codec::Zstd, 1), (Codec::Zstd, 3), (Codec::Lz4, 1)] {
+            for kib in [64, 128, 256, 512] {
+                measure(name, &pages, Settings::new(codec, Some(level)).expect("a level"), kib);
+            }
+        }
+    }
+}
+
+fn measure(name: &str, pages: &[u8], settings: Settings, kib: usize) {
+    let unit = kib << 10;
+    let mut encoder = Encoder::new(settings).expect("contexts");
+    let mut out = vec![0; Encoder::roomy(unit)];
+    let (mut units, mut stored, mut encoding) = (Vec::new(), 0, Duration::ZERO);
+    for plain in pages.chunks_exact(unit) {
+        let begin = cpu();
+        let encoded = encoder.encode(plain, &mut out);
+        encoding += cpu() - begin;
+        let payload = if encoded.codec == Codec::Raw { plain } else { &out[..encoded.len] };
+        stored += UnitHeader::LEN + encoded.len;
+        units.push((UnitHeader::of(plain, encoded), payload.to_vec(), checksum(payload)));
+    }
+    let mut decoder = Decoder::new();
+    let mut plain = vec![0; unit];
+    let mut times = Vec::new();
+    let mut at = 0;
+    for _ in 0..3 * units.len() {
+        at = (at + 7919) % units.len();
+        let (header, payload, sum) = &units[at];
+        let begin = cpu();
+        assert_eq!(checksum(payload), *sum);
+        decoder.decode(header, payload, &mut plain).expect("just encoded");
+        times.push(cpu() - begin);
+    }
+    times.sort();
+    let bytes = units.len() * unit;
+    println!(
+        "| {name} | {} {} | {kib} KiB | {:.3} | {:.2} | {} | {} |",
+        settings.codec(),
+        settings.level(),
+        bytes as f64 / stored as f64,
+        encoding.as_secs_f64() * (1_u64 << 30) as f64 / bytes as f64,
+        times[times.len() / 2].as_micros(),
+        times[times.len() * 99 / 100].as_micros(),
+    );
+}

@@ -1,0 +1,77 @@
+//! Runs of pages of one RAM block that are alike.
+
+/// What a page holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Zero, or never sent.
+    Zero,
+    /// A word of 8 bytes, repeated.
+    Filled([u8; 8]),
+    /// The bytes in this slot; for an extent the slot of its first page.
+    Slot(u64),
+}
+
+impl Content {
+    /// What the page `pages` behind one with this content has, in the same extent.
+    pub(crate) fn plus(self, pages: u64) -> Self {
+        match self {
+            Self::Slot(slot) => Self::Slot(slot + pages),
+            other => other,
+        }
+    }
+}
+
+/// A run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The first page, counted in its block.
+    pub first: u64,
+    /// How many pages.
+    pub pages: u64,
+    /// What the first one holds. The pages behind one in a slot have the slots behind it.
+    pub content: Content,
+}
+
+/// Joins pages that come in order to extents.
+pub(crate) fn join(extents: &mut Vec<Extent>, first: u64, pages: u64, content: Content) {
+    if let Some(last) = extents.last_mut() {
+        if last.first + last.pages == first && last.content.plus(last.pages) == content {
+            last.pages += pages;
+            return;
+        }
+    }
+    extents.push(Extent { first, pages, content });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_with_slots_in_a_row_or_the_same_word_are_one_extent() {
+        let mut extents = Vec::new();
+        let slot = Content::Slot;
+        for (page, content) in [
+            (0, Content::Zero),
+            (1, Content::Zero),
+            (2, slot(7)),
+            (3, slot(8)),
+            (4, slot(10)),
+            (5, Content::Filled([1; 8])),
+            (6, Content::Filled([2; 8])),
+        ] {
+            join(&mut extents, page, 1, content);
+        }
+        let runs: Vec<_> = extents.iter().map(|e| (e.first, e.pages, e.content)).collect();
+        assert_eq!(
+            runs,
+            [
+                (0, 2, Content::Zero),
+                (2, 2, slot(7)),
+                (4, 1, slot(10)),
+                (5, 1, Content::Filled([1; 8])),
+                (6, 1, Content::Filled([2; 8])),
+            ]
+        );
+    }
+}

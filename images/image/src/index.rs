@@ -1,0 +1,299 @@
+//! The index: units, block table, and where each page is.
+
+use codec::UnitHeader;
+use varint::{unzigzag, zigzag};
+
+use crate::extents::{join, Content, Extent};
+use crate::layout::{HEADER_LEN, MAX_BLOCKS, MAX_INDEX, MAX_RAM};
+use crate::{Damage, Shape};
+
+/// A unit in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitEntry {
+    /// Its first byte.
+    pub offset: u64,
+    /// Stored length: header and payload.
+    pub len: u32,
+    /// Checksum of the stored bytes.
+    pub checksum: u64,
+}
+
+/// A RAM block and its pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// QEMU's name.
+    pub name: String,
+    /// How many pages of the guest it has.
+    pub pages: u64,
+    /// Page size on the host, bytes; 0 if the stream did not say.
+    pub host_page: u64,
+    /// All of its pages, in order, without gaps.
+    pub extents: Vec<Extent>,
+}
+
+impl Block {
+    /// What page `page` holds; `None` behind the end of the block.
+    pub fn content(&self, page: u64) -> Option<Content> {
+        let behind = self.extents.partition_point(|extent| extent.first <= page);
+        let extent = self.extents[..behind].last()?;
+        (page < self.pages).then(|| extent.content.plus(page - extent.first))
+    }
+}
+
+/// The whole index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Index {
+    /// Slots in use.
+    pub slots: u64,
+    /// The units, by number.
+    pub units: Vec<UnitEntry>,
+    /// The RAM blocks, in QEMU's order.
+    pub blocks: Vec<Block>,
+}
+
+impl Index {
+    /// How many pages unit `unit` has; 0 for one that does not exist.
+    pub fn unit_pages(&self, shape: Shape, unit: u64) -> u64 {
+        let before = unit.saturating_mul(shape.unit_pages());
+        self.slots.saturating_sub(before).min(shape.unit_pages())
+    }
+
+    /// The bytes in the file; `None` if the limits do not allow it.
+    pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        put(&mut out, self.slots);
+        for unit in &self.units {
+            put(&mut out, u64::from(unit.len));
+            out.extend(unit.checksum.to_be_bytes());
+        }
+        put(&mut out, self.blocks.len() as u64);
+        let mut expected = 0;
+        for block in &self.blocks {
+            out.push(u8::try_from(block.name.len()).ok()?);
+            out.extend(block.name.as_bytes());
+            put(&mut out, block.pages);
+            put(&mut out, block.host_page);
+            for extent in &block.extents {
+                let head = extent.pages * 4;
+                match extent.content {
+                    Content::Zero => put(&mut out, head),
+                    Content::Filled(word) => {
+                        put(&mut out, head + 1);
+                        out.extend(word);
+                    }
+                    Content::Slot(slot) => {
+                        put(&mut out, head + 2);
+                        put(&mut out, zigzag(slot.wrapping_sub(expected).cast_signed()));
+                        expected = slot + extent.pages;
+                    }
+                }
+            }
+        }
+        (out.len() as u64 <= MAX_INDEX).then_some(out)
+    }
+
+    /// Reads the bytes in a file whose units end at `units_end`.
+    pub(crate) fn from_bytes(bytes: &[u8], shape: Shape, units_end: u64) -> Result<Self, Damage> {
+        let mut cursor = Cursor { bytes, at: 0 };
+        let slots = cursor.number("no number of slots")?;
+        let units = read_units(&mut cursor, shape, slots, units_end)?;
+        let count = cursor.number("no number of blocks")?;
+        if count > MAX_BLOCKS as u64 {
+            return Err(cursor.bad("too many blocks"));
+        }
+        let mut blocks: Vec<Block> = Vec::new();
+        let (mut expected, mut ram) = (0, 0_u64);
+        for _ in 0..count {
+            let block = read_block(&mut cursor, shape, slots, &mut expected, &mut ram)?;
+            if blocks.iter().any(|other| other.name == block.name) {
+                return Err(cursor.bad("a block twice"));
+            }
+            blocks.push(block);
+        }
+        if cursor.at != bytes.len() {
+            return Err(cursor.bad("more bytes than the blocks have"));
+        }
+        Ok(Self { slots, units, blocks })
+    }
+}
+
+fn read_units(
+    cursor: &mut Cursor<'_>,
+    shape: Shape,
+    slots: u64,
+    units_end: u64,
+) -> Result<Vec<UnitEntry>, Damage> {
+    let count = shape.units(slots);
+    // Each takes 9 bytes at least: no more are allocated than there can be.
+    if count > (cursor.bytes.len() / 9) as u64 {
+        return Err(cursor.bad("more units than the index has room for"));
+    }
+    let mut units = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
+    let mut offset = HEADER_LEN as u64;
+    for _ in 0..count {
+        let len = cursor.number("no length of a unit")?;
+        let fits = (UnitHeader::LEN as u64 + 1..=(UnitHeader::LEN + shape.unit_bytes()) as u64)
+            .contains(&len);
+        let (Ok(stored), true) = (u32::try_from(len), fits) else {
+            return Err(cursor.bad("a unit of another length than any has"));
+        };
+        let checksum = u64::from_be_bytes(cursor.array("no checksum of a unit")?);
+        units.push(UnitEntry { offset, len: stored, checksum });
+        offset += len;
+    }
+    if offset != units_end {
+        return Err(cursor.bad("units that do not end where the state begins"));
+    }
+    Ok(units)
+}
+
+fn read_block(
+    cursor: &mut Cursor<'_>,
+    shape: Shape,
+    slots: u64,
+    expected: &mut u64,
+    ram: &mut u64,
+) -> Result<Block, Damage> {
+    let [len] = cursor.array("no name of a block")?;
+    let name = cursor.take(usize::from(len), "no name of a block")?;
+    let name = std::str::from_utf8(name).map_err(|_| cursor.bad("a name that is not UTF-8"))?;
+    let name = name.to_owned();
+    let pages = cursor.number("no length of a block")?;
+    let bytes = pages.checked_mul(shape.page_size() as u64);
+    let total = bytes.and_then(|bytes| ram.checked_add(bytes)).filter(|&sum| sum <= MAX_RAM);
+    *ram = total.ok_or_else(|| cursor.bad("more RAM than the limit"))?;
+    let host_page = cursor.number("no page size of a block")?;
+    if host_page != 0 && !(host_page.is_power_of_two() && host_page >= shape.page_size() as u64) {
+        return Err(cursor.bad("a page size of a block that no host has"));
+    }
+    let mut extents = Vec::new();
+    let mut first = 0;
+    while first < pages {
+        let head = cursor.number("no extent")?;
+        let (run, kind) = (head / 4, head % 4);
+        if run == 0 || run > pages - first {
+            return Err(cursor.bad("an extent that does not fit its block"));
+        }
+        let content = match kind {
+            0 => Content::Zero,
+            1 => Content::Filled(cursor.array("no word of an extent")?),
+            2 => {
+                let step = unzigzag(cursor.number("no slot of an extent")?);
+                let slot = expected.wrapping_add_signed(step);
+                match slot.checked_add(run).filter(|&end| end <= slots) {
+                    Some(end) => *expected = end,
+                    None => return Err(cursor.bad("a slot that does not exist")),
+                }
+                Content::Slot(slot)
+            }
+            _ => return Err(cursor.bad("an extent of an unknown kind")),
+        };
+        join(&mut extents, first, run, content);
+        first += run;
+    }
+    Ok(Block { name, pages, host_page, extents })
+}
+
+fn put(out: &mut Vec<u8>, value: u64) {
+    let mut bytes = [0; varint::LONGEST];
+    let len = varint::put(value, &mut bytes).expect("room for the longest");
+    out.extend_from_slice(&bytes[..len]);
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn bad(&self, what: &'static str) -> Damage {
+        Damage::IndexForm { what, at: self.at }
+    }
+
+    fn number(&mut self, what: &'static str) -> Result<u64, Damage> {
+        let (value, len) = varint::get(&self.bytes[self.at..]).map_err(|_| self.bad(what))?;
+        self.at += len;
+        Ok(value)
+    }
+
+    fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], Damage> {
+        let bytes = self.bytes.get(self.at..self.at + len).ok_or_else(|| self.bad(what))?;
+        self.at += len;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], Damage> {
+        Ok(self.take(N, what)?.try_into().expect("as long as asked for"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index() -> (Index, Shape, u64) {
+        let shape = Shape::new(4096, 64 << 10).unwrap();
+        let unit = |offset, len| UnitEntry { offset, len, checksum: 0x0102_0304_0506_0708 };
+        let extent = |first, pages, content| Extent { first, pages, content };
+        let ram = vec![
+            extent(0, 3, Content::Zero),
+            extent(3, 16, Content::Slot(1)),
+            extent(19, 1, Content::Filled(*b"abcdefgh")),
+            extent(20, 1, Content::Slot(0)),
+        ];
+        let rom = vec![extent(0, 2, Content::Slot(17))];
+        let block = |name: &str, pages, host_page, extents| Block {
+            name: name.into(),
+            pages,
+            host_page,
+            extents,
+        };
+        let blocks = vec![block("pc.ram", 21, 0, ram), block("pc.rom", 2, 2 << 20, rom)];
+        let units = vec![unit(64, 1000), unit(1064, 300)];
+        (Index { slots: 19, units, blocks }, shape, 1364)
+    }
+
+    #[test]
+    fn it_comes_back_and_any_cut_or_more_is_refused() {
+        let (index, shape, end) = index();
+        let bytes = index.to_bytes().unwrap();
+        assert_eq!(Index::from_bytes(&bytes, shape, end), Ok(index));
+        for len in 0..bytes.len() {
+            assert!(Index::from_bytes(&bytes[..len], shape, end).is_err(), "cut at {len}");
+        }
+        assert!(Index::from_bytes(&[&bytes[..], &[0]].concat(), shape, end).is_err());
+        assert!(Index::from_bytes(&bytes, shape, end + 1).is_err());
+    }
+
+    #[test]
+    fn pages_are_found_in_their_extents() {
+        let (index, ..) = index();
+        let ram = &index.blocks[0];
+        assert_eq!(ram.content(2), Some(Content::Zero));
+        assert_eq!(ram.content(18), Some(Content::Slot(16)));
+        assert_eq!(ram.content(19), Some(Content::Filled(*b"abcdefgh")));
+        assert_eq!(ram.content(20), Some(Content::Slot(0)));
+        assert_eq!(ram.content(21), None);
+        let shape = Shape::new(4096, 64 << 10).unwrap();
+        assert_eq!([0, 1, 2].map(|unit| index.unit_pages(shape, unit)), [16, 3, 0]);
+    }
+
+    #[test]
+    fn numbers_beyond_the_limits_are_refused_by_name() {
+        let (index, shape, end) = index();
+        let refused = |change: fn(&mut Index)| {
+            let mut index = index.clone();
+            change(&mut index);
+            let bytes = index.to_bytes().unwrap();
+            Index::from_bytes(&bytes, shape, end).unwrap_err().to_string()
+        };
+        assert!(refused(|i| i.blocks[1].name = "pc.ram".into()).contains("a block twice"));
+        assert!(refused(|i| i.blocks[0].pages = 1 << 40).contains("more RAM"));
+        assert!(refused(|i| i.blocks[0].pages = 10).contains("does not fit its block"));
+        assert!(refused(|i| i.blocks[0].host_page = 3).contains("page size"));
+        assert!(refused(|i| i.slots = 18).contains("slot that does not exist"));
+        assert!(refused(|i| i.slots = 1 << 60).contains("room for"));
+        assert!(refused(|i| i.units[0].len = 20).contains("another length"));
+        assert!(refused(|i| i.units[0].len = 1 << 20).contains("another length"));
+    }
+}

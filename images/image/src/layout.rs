@@ -1,0 +1,254 @@
+//! Header and trailer: the parts of fixed length.
+
+use codec::checksum;
+
+use crate::Damage;
+
+/// Length of the header.
+pub const HEADER_LEN: usize = 64;
+/// Length of the trailer.
+pub const TRAILER_LEN: usize = 96;
+/// The version that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+/// Fewest plain bytes of a full unit.
+pub const MIN_UNIT: usize = 64 << 10;
+/// Most plain bytes of a unit.
+pub const MAX_UNIT: usize = 512 << 10;
+
+const MAGIC: &[u8; 8] = b"PLATENVM";
+const END_MAGIC: &[u8; 8] = b"PLATENVE";
+/// Longest state: QEMU's own limit for device state that is sent at once.
+pub(crate) const MAX_STATE: u64 = 512 << 20;
+/// Longest index.
+pub(crate) const MAX_INDEX: u64 = 1 << 30;
+/// Most bytes of RAM.
+pub(crate) const MAX_RAM: u64 = 16 << 40;
+/// Most RAM blocks.
+pub(crate) const MAX_BLOCKS: usize = 4096;
+
+/// Sizes that hold throughout an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    page_size: u32,
+    unit_pages: u32,
+}
+
+impl Shape {
+    /// Pages of `page_size` bytes, in units of `unit_bytes` plain bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage::Shape`] for sizes that no image has.
+    pub fn new(page_size: usize, unit_bytes: usize) -> Result<Self, Damage> {
+        let refused = Damage::Shape { page_size: page_size as u64, unit_bytes: unit_bytes as u64 };
+        let page = u32::try_from(page_size)
+            .ok()
+            .filter(|size| size.is_power_of_two() && (4096..=65536).contains(size));
+        let (Some(page_size), true) = (page, (MIN_UNIT..=MAX_UNIT).contains(&unit_bytes)) else {
+            return Err(refused);
+        };
+        let unit = u32::try_from(unit_bytes).map_err(|_| refused.clone())?;
+        if unit % page_size != 0 {
+            return Err(refused);
+        }
+        Ok(Self { page_size, unit_pages: unit / page_size })
+    }
+
+    /// Bytes of a page of the guest.
+    pub fn page_size(&self) -> usize {
+        self.page_size as usize
+    }
+
+    /// Pages of a full unit.
+    pub fn unit_pages(&self) -> u64 {
+        u64::from(self.unit_pages)
+    }
+
+    /// Plain bytes of a full unit.
+    pub fn unit_bytes(&self) -> usize {
+        self.page_size as usize * self.unit_pages as usize
+    }
+
+    /// How many units `slots` slots need.
+    pub fn units(&self, slots: u64) -> u64 {
+        slots.div_ceil(self.unit_pages())
+    }
+}
+
+/// The header of an image of this shape.
+pub(crate) fn header(shape: Shape) -> [u8; HEADER_LEN] {
+    let mut bytes = [0; HEADER_LEN];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_be_bytes());
+    bytes[12..16].copy_from_slice(&shape.page_size.to_be_bytes());
+    bytes[16..20].copy_from_slice(&shape.unit_pages.to_be_bytes());
+    let sum = checksum(&bytes[..HEADER_LEN - 8]);
+    bytes[HEADER_LEN - 8..].copy_from_slice(&sum.to_be_bytes());
+    bytes
+}
+
+/// Reads a header.
+pub(crate) fn shape_of(bytes: &[u8; HEADER_LEN]) -> Result<Shape, Damage> {
+    if &bytes[..8] != MAGIC {
+        return Err(Damage::NoImage);
+    }
+    known_version(be32(bytes, 8))?;
+    if checksum(&bytes[..HEADER_LEN - 8]) != be64(bytes, HEADER_LEN - 8) {
+        return Err(Damage::Header);
+    }
+    if bytes[20..HEADER_LEN - 8].iter().any(|&byte| byte != 0) {
+        return Err(Damage::Header);
+    }
+    let (page_size, pages) = (be32(bytes, 12), be32(bytes, 16));
+    let unit_bytes = u64::from(page_size) * u64::from(pages);
+    let unit = usize::try_from(unit_bytes).unwrap_or(usize::MAX);
+    Shape::new(page_size as usize, unit)
+}
+
+fn known_version(version: u32) -> Result<(), Damage> {
+    if version == VERSION {
+        Ok(())
+    } else {
+        Err(Damage::Version { version })
+    }
+}
+
+/// Where the parts behind the units are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Trailer {
+    pub(crate) state: Part,
+    pub(crate) index: Part,
+    /// Length of the file.
+    pub(crate) file_len: u64,
+    /// XXH3, 128 bits, of all bytes before the trailer.
+    pub(crate) hash: u128,
+}
+
+/// One part of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) checksum: u64,
+}
+
+impl Part {
+    /// Behind its last byte.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.len)
+    }
+}
+
+impl Trailer {
+    pub(crate) fn to_bytes(self) -> [u8; TRAILER_LEN] {
+        let mut bytes = [0; TRAILER_LEN];
+        bytes[..8].copy_from_slice(END_MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_be_bytes());
+        let words = [
+            self.state.offset,
+            self.state.len,
+            self.state.checksum,
+            self.index.offset,
+            self.index.len,
+            self.index.checksum,
+            self.file_len,
+        ];
+        for (at, word) in words.iter().enumerate() {
+            bytes[16 + 8 * at..24 + 8 * at].copy_from_slice(&word.to_be_bytes());
+        }
+        bytes[72..88].copy_from_slice(&self.hash.to_be_bytes());
+        let sum = checksum(&bytes[..88]);
+        bytes[88..].copy_from_slice(&sum.to_be_bytes());
+        bytes
+    }
+
+    /// Reads the trailer of a file of `file_len` bytes. What it returns lies in the file, in order
+    /// and without gaps, and within the limits.
+    pub(crate) fn from_bytes(bytes: &[u8; TRAILER_LEN], file_len: u64) -> Result<Self, Damage> {
+        if &bytes[..8] != END_MAGIC {
+            return Err(Damage::Unfinished { len: file_len });
+        }
+        known_version(be32(bytes, 8))?;
+        if checksum(&bytes[..88]) != be64(bytes, 88) || be32(bytes, 12) != 0 {
+            return Err(Damage::Trailer);
+        }
+        let part = |at| Part {
+            offset: be64(bytes, at),
+            len: be64(bytes, at + 8),
+            checksum: be64(bytes, at + 16),
+        };
+        let hash = u128::from(be64(bytes, 72)) << 64 | u128::from(be64(bytes, 80));
+        let this = Self { state: part(16), index: part(40), file_len: be64(bytes, 64), hash };
+        if this.file_len != file_len {
+            return Err(Damage::FileLength { stated: this.file_len, got: file_len });
+        }
+        let before_trailer = file_len - TRAILER_LEN as u64;
+        let sound = this.state.offset >= HEADER_LEN as u64
+            && this.state.len <= MAX_STATE
+            && this.index.len <= MAX_INDEX
+            && this.state.end() == Some(this.index.offset)
+            && this.index.end() == Some(before_trailer);
+        if sound {
+            Ok(this)
+        } else {
+            Err(Damage::Places)
+        }
+    }
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_and_trailer_are_the_documented_bytes() {
+        let shape = Shape::new(4096, 256 << 10).unwrap();
+        let bytes = header(shape);
+        assert_eq!(&bytes[..24], b"PLATENVM\0\0\0\x01\0\0\x10\0\0\0\0\x40\0\0\0\0");
+        assert_eq!(shape_of(&bytes), Ok(shape));
+        let part = |offset, len| Part { offset, len, checksum: 7 };
+        let trailer =
+            Trailer { state: part(64, 10), index: part(74, 20), file_len: 190, hash: 1 << 64 | 2 };
+        let bytes = trailer.to_bytes();
+        assert_eq!(&bytes[..24], b"PLATENVE\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x40");
+        assert_eq!(Trailer::from_bytes(&bytes, 190), Ok(trailer));
+        assert_eq!(
+            Trailer::from_bytes(&bytes, 191),
+            Err(Damage::FileLength { stated: 190, got: 191 })
+        );
+    }
+
+    #[test]
+    fn any_flipped_bit_of_header_or_trailer_is_refused() {
+        let whole = header(Shape::new(4096, 64 << 10).unwrap());
+        for at in 0..HEADER_LEN * 8 {
+            let mut bytes = whole;
+            bytes[at / 8] ^= 1 << (at % 8);
+            assert!(shape_of(&bytes).is_err(), "bit {at} of the header");
+        }
+        let part = |offset, len| Part { offset, len, checksum: 7 };
+        let trailer = Trailer { state: part(64, 10), index: part(74, 20), file_len: 190, hash: 5 };
+        for at in 0..TRAILER_LEN * 8 {
+            let mut bytes = trailer.to_bytes();
+            bytes[at / 8] ^= 1 << (at % 8);
+            assert!(Trailer::from_bytes(&bytes, 190).is_err(), "bit {at} of the trailer");
+        }
+    }
+
+    #[test]
+    fn shapes_have_bounds() {
+        for (page, unit) in [(4096, 32 << 10), (4096, 1 << 20), (2048, 64 << 10), (5000, 65536)] {
+            assert!(Shape::new(page, unit).is_err(), "{page} {unit}");
+        }
+        let shape = Shape::new(65536, 128 << 10).unwrap();
+        assert_eq!((shape.unit_pages(), shape.units(0), shape.units(3)), (2, 0, 2));
+    }
+}

@@ -1,0 +1,126 @@
+//! Where the last version of each page is, while an image is written.
+
+use crate::extents::{join, Content, Extent};
+
+/// A RAM block, as QEMU's block table has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RamBlock {
+    /// QEMU's name.
+    pub name: String,
+    /// Length in bytes.
+    pub len: u64,
+    /// Page size on the host, bytes; 0 if the stream did not say.
+    pub host_page: u64,
+}
+
+/// Pages in one chunk. Memory is allocated when the first page of a chunk is sent.
+const CHUNK: usize = 4096;
+
+/// One number for each page of a block: 0 is never sent.
+#[derive(Debug)]
+pub(crate) struct PageMap {
+    pages: u64,
+    chunks: Vec<Option<Box<[u64]>>>,
+    /// Words of pages that are filled with one.
+    words: Vec<[u8; 8]>,
+}
+
+/// A number is that of a slot.
+const SLOT: u64 = 1 << 63;
+/// A number is that of a word.
+const WORD: u64 = 1 << 62;
+/// The page was sent as zero.
+const ZERO: u64 = 1;
+
+impl PageMap {
+    pub(crate) fn new(pages: u64) -> Self {
+        let chunks = usize::try_from(pages.div_ceil(CHUNK as u64)).unwrap_or(usize::MAX);
+        Self { pages, chunks: vec![None; chunks], words: Vec::new() }
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Notes what `page`, which the block has, holds now; what it held before.
+    pub(crate) fn set(&mut self, page: u64, content: Content) -> Content {
+        let (chunk, at) = Self::place(page);
+        let entry = match content {
+            Content::Zero => ZERO,
+            Content::Slot(slot) => SLOT | slot,
+            Content::Filled(word) => {
+                // Neighbours mostly have the same word.
+                if self.words.last() != Some(&word) {
+                    self.words.push(word);
+                }
+                WORD | (self.words.len() as u64 - 1)
+            }
+        };
+        let chunk = self.chunks[chunk].get_or_insert_with(|| vec![0; CHUNK].into());
+        let before = std::mem::replace(&mut chunk[at], entry);
+        self.content(before)
+    }
+
+    fn place(page: u64) -> (usize, usize) {
+        let page = usize::try_from(page).expect("below the block's length, whose chunks fit");
+        (page / CHUNK, page % CHUNK)
+    }
+
+    fn content(&self, entry: u64) -> Content {
+        if entry & SLOT != 0 {
+            Content::Slot(entry & !SLOT)
+        } else if entry & WORD != 0 {
+            let word = usize::try_from(entry & !WORD).expect("an index of `words`");
+            Content::Filled(self.words[word])
+        } else {
+            Content::Zero
+        }
+    }
+
+    /// Pages that were never sent.
+    pub(crate) fn unsent(&self) -> u64 {
+        let sent = |chunk: &[u64]| chunk.iter().filter(|&&entry| entry != 0).count() as u64;
+        self.pages - self.chunks.iter().flatten().map(|chunk| sent(chunk)).sum::<u64>()
+    }
+
+    /// All pages as extents.
+    pub(crate) fn extents(&self) -> Vec<Extent> {
+        let mut extents = Vec::new();
+        let mut first = 0;
+        for chunk in &self.chunks {
+            let pages = (CHUNK as u64).min(self.pages - first);
+            match chunk {
+                None => join(&mut extents, first, pages, Content::Zero),
+                Some(entries) => {
+                    for (page, &entry) in (first..first + pages).zip(entries) {
+                        join(&mut extents, page, 1, self.content(entry));
+                    }
+                }
+            }
+            first += pages;
+        }
+        extents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_version_counts_and_what_was_never_sent_is_zero() {
+        let mut map = PageMap::new(10_000);
+        assert_eq!(map.set(9_999, Content::Slot(0)), Content::Zero);
+        assert_eq!(map.set(9_999, Content::Filled([3; 8])), Content::Slot(0));
+        assert_eq!(map.set(9_998, Content::Filled([3; 8])), Content::Zero);
+        map.set(0, Content::Slot(1));
+        map.set(0, Content::Zero);
+        map.set(5_000, Content::Zero);
+        assert_eq!(map.unsent(), 10_000 - 4);
+        let extent = |first, pages, content| Extent { first, pages, content };
+        assert_eq!(
+            map.extents(),
+            [extent(0, 9_998, Content::Zero), extent(9_998, 2, Content::Filled([3; 8]))]
+        );
+    }
+}

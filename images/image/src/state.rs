@@ -1,0 +1,113 @@
+//! The device state and what belongs to it.
+
+use crate::layout::MAX_STATE;
+use crate::Damage;
+
+/// Everything of a saved VM that is not RAM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// QEMU's file header and configuration section, without the subsection of capabilities.
+    pub configuration: Vec<u8>,
+    /// Section id of RAM.
+    pub ram_section: u32,
+    /// Version of the section of RAM.
+    pub ram_version: u32,
+    /// Sections that stand before the pages.
+    pub early: Vec<u8>,
+    /// Device sections.
+    pub devices: Vec<u8>,
+    /// QEMU's description of the device sections, JSON; empty if there is none.
+    pub description: Vec<u8>,
+    /// Facts for people: one JSON object.
+    pub facts: Vec<u8>,
+}
+
+/// Longest facts.
+const MAX_FACTS: usize = 64 << 10;
+
+impl State {
+    /// Machine type of the configuration section, if there is one.
+    pub fn machine(&self) -> Option<&str> {
+        // Magic and version, then tag 7, length and name.
+        let rest = self.configuration.get(8..)?.strip_prefix(&[7])?;
+        let (len, rest) = rest.split_first_chunk::<4>()?;
+        let name = rest.get(..usize::try_from(u32::from_be_bytes(*len)).ok()?)?;
+        std::str::from_utf8(name).ok()
+    }
+
+    /// The bytes in the file; `None` if the limits do not allow it.
+    pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
+        if self.facts.len() > MAX_FACTS {
+            return None;
+        }
+        let ram = [self.ram_section.to_be_bytes(), self.ram_version.to_be_bytes()].concat();
+        let mut out = Vec::new();
+        let records =
+            [&self.configuration, &ram, &self.early, &self.devices, &self.description, &self.facts];
+        for (tag, record) in (1_u8..).zip(records) {
+            out.push(tag);
+            out.extend((record.len() as u64).to_be_bytes());
+            out.extend_from_slice(record);
+        }
+        (out.len() as u64 <= MAX_STATE).then_some(out)
+    }
+
+    /// Reads the bytes in the file.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Damage> {
+        let mut at = 0;
+        let mut record = |tag: u8, what: &'static str| {
+            let damage = Damage::StateForm { what, at };
+            let head = bytes.get(at..at + 9).ok_or_else(|| damage.clone())?;
+            let len = u64::from_be_bytes(head[1..].try_into().expect("8 bytes"));
+            let len = usize::try_from(len).map_err(|_| damage.clone())?;
+            let end = (at + 9).checked_add(len).filter(|&end| end <= bytes.len());
+            let (Some(end), true) = (end, head[0] == tag) else { return Err(damage) };
+            let record = &bytes[at + 9..end];
+            at = end;
+            Ok(record)
+        };
+        let configuration = record(1, "no configuration")?.to_vec();
+        let ram = record(2, "no RAM section")?;
+        let early = record(3, "no early sections")?.to_vec();
+        let devices = record(4, "no device sections")?.to_vec();
+        let description = record(5, "no description")?.to_vec();
+        let facts = record(6, "no facts")?.to_vec();
+        let Some((section, version)) =
+            ram.split_first_chunk::<4>().filter(|(_, rest)| rest.len() == 4)
+        else {
+            return Err(Damage::StateForm { what: "a RAM section of another length", at: 0 });
+        };
+        if at != bytes.len() || facts.len() > MAX_FACTS {
+            return Err(Damage::StateForm { what: "more than the documented records", at });
+        }
+        let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("4 bytes"));
+        let (ram_section, ram_version) = (word(section), word(version));
+        Ok(Self { configuration, ram_section, ram_version, early, devices, description, facts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_comes_back_and_any_cut_is_refused() {
+        let state = State {
+            configuration: b"QEVM\0\0\0\x03\x07\0\0\0\x06pc-1.0".to_vec(),
+            ram_section: 2,
+            ram_version: 4,
+            early: b"early".to_vec(),
+            devices: vec![9; 300],
+            description: b"{}".to_vec(),
+            facts: b"{}".to_vec(),
+        };
+        assert_eq!(state.machine(), Some("pc-1.0"));
+        let bytes = state.to_bytes().unwrap();
+        assert_eq!(State::from_bytes(&bytes), Ok(state.clone()));
+        for len in 0..bytes.len() {
+            assert!(State::from_bytes(&bytes[..len]).is_err(), "cut at {len}");
+        }
+        assert!(State::from_bytes(&[&bytes[..], &[0]].concat()).is_err());
+        assert_eq!(State { facts: vec![b' '; 1 << 17], ..state }.to_bytes(), None);
+    }
+}

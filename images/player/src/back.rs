@@ -1,0 +1,195 @@
+//! What QEMU says on the return path.
+
+use crate::PlayError;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Message {
+    /// The end: 0 if everything was loaded.
+    Shut(u32),
+    /// The answer to a PING.
+    Pong(u32),
+    /// The guest waits for these bytes.
+    Pages {
+        /// The block, unless it is that of the request before.
+        block: Option<String>,
+        /// First byte in the block.
+        start: u64,
+        /// Number of bytes.
+        len: u32,
+    },
+    /// Which pages of a block have arrived, lowest bit first.
+    Received {
+        /// The block.
+        block: String,
+        /// A bit a page.
+        bits: Vec<u8>,
+    },
+    /// The answer to RESUME: 1 if the migration goes on.
+    Resumed(u32),
+    /// QEMU would let the source stop now. Nothing to do.
+    SwitchoverAck,
+}
+
+const SHUT: u16 = 1;
+const PONG: u16 = 2;
+const REQUEST_OF_BLOCK: u16 = 3;
+const REQUEST: u16 = 4;
+const RECV_BITMAP: u16 = 5;
+const RESUME_ACK: u16 = 6;
+const SWITCHOVER_ACK: u16 = 7;
+
+/// QEMU's own limit of a message's body.
+const MAX_BODY: usize = 512;
+/// What ends a bitmap.
+const BITMAP_END: u64 = 0x0123_4567_89ab_cdef;
+
+/// Takes messages out of bytes that come in any pieces. Keeps one message, and a bitmap of the
+/// length that was announced to it.
+#[derive(Debug, Default)]
+pub struct ReturnPath {
+    bytes: Vec<u8>,
+    /// Where the next message begins.
+    at: usize,
+    /// Length of the bitmap that was asked for, bytes.
+    bitmap: Option<usize>,
+}
+
+impl ReturnPath {
+    /// A bitmap of `pages` bits is the next that may come. Any other is refused.
+    pub fn expect_bitmap(&mut self, pages: u64) {
+        // QEMU rounds up to words of 64 bits.
+        self.bitmap = usize::try_from(pages.div_ceil(64) * 8).ok();
+    }
+
+    /// More bytes of QEMU.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next message; `None` while it is not whole.
+    ///
+    /// # Errors
+    ///
+    /// What no QEMU sends here.
+    pub fn message(&mut self) -> Result<Option<Message>, PlayError> {
+        let rest = &self.bytes[self.at..];
+        let Some(head) = rest.first_chunk::<4>() else { return Ok(None) };
+        let (kind, len) = (u16::from_be_bytes([head[0], head[1]]), [head[2], head[3]]);
+        let len = usize::from(u16::from_be_bytes(len));
+        let bad = |what: &str| PlayError::Back(format!("{what} (message {kind} of {len} bytes)"));
+        if len > MAX_BODY || !(SHUT..=SWITCHOVER_ACK).contains(&kind) {
+            return Err(bad("it sends what is no message"));
+        }
+        let Some(body) = rest.get(4..4 + len) else { return Ok(None) };
+        let mut taken = 4 + len;
+        let message = match (kind, body) {
+            (SHUT, &[a, b, c, d]) => Message::Shut(u32::from_be_bytes([a, b, c, d])),
+            (PONG, &[a, b, c, d]) => Message::Pong(u32::from_be_bytes([a, b, c, d])),
+            (RESUME_ACK, &[a, b, c, d]) => Message::Resumed(u32::from_be_bytes([a, b, c, d])),
+            (SWITCHOVER_ACK, []) => Message::SwitchoverAck,
+            (REQUEST | REQUEST_OF_BLOCK, body) if body.len() >= 12 => {
+                let (place, name) = body.split_at(12);
+                let start = u64::from_be_bytes(place[..8].try_into().expect("8 bytes"));
+                let len = u32::from_be_bytes(place[8..].try_into().expect("4 bytes"));
+                let block = match (kind, name) {
+                    (REQUEST, []) => None,
+                    (REQUEST_OF_BLOCK, name) => Some(block(name).ok_or_else(|| bad("no block"))?),
+                    _ => return Err(bad("a request of another length than it has")),
+                };
+                Message::Pages { block, start, len }
+            }
+            (RECV_BITMAP, name) => {
+                let block = block(name).ok_or_else(|| bad("no block"))?;
+                let expected = self.bitmap.ok_or_else(|| bad("nobody asked for it"))?;
+                let Some(size) = rest.get(taken..taken + 8) else { return Ok(None) };
+                let size = u64::from_be_bytes(size.try_into().expect("8 bytes"));
+                if size != expected as u64 {
+                    return Err(bad("a bitmap of another length than the block's"));
+                }
+                let Some(bits) = rest.get(taken + 8..taken + 16 + expected) else {
+                    return Ok(None);
+                };
+                let (bits, end) = bits.split_at(expected);
+                if end != BITMAP_END.to_be_bytes() {
+                    return Err(bad("a bitmap without its end mark"));
+                }
+                taken += 16 + expected;
+                self.bitmap = None;
+                Message::Received { block, bits: bits.to_vec() }
+            }
+            _ => return Err(bad("another length than it has")),
+        };
+        self.at += taken;
+        Ok(Some(message))
+    }
+}
+
+/// A name behind its length in one byte.
+fn block(bytes: &[u8]) -> Option<String> {
+    let (len, name) = bytes.split_first()?;
+    let name = Some(name).filter(|name| name.len() == usize::from(*len))?;
+    String::from_utf8(name.to_vec()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(bytes: &[u8], size: usize, pages: u64) -> Result<Vec<Message>, PlayError> {
+        let mut back = ReturnPath::default();
+        back.expect_bitmap(pages);
+        let mut all = Vec::new();
+        for piece in bytes.chunks(size) {
+            back.push(piece);
+            while let Some(message) = back.message()? {
+                all.push(message);
+            }
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn messages_are_found_however_they_are_cut() {
+        let mut bytes = vec![0, 2, 0, 4, 0, 0, 0, 3];
+        bytes.extend([0, 3, 0, 15, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0x10, 0, 2, b'a', b'b']);
+        bytes.extend([0, 4, 0, 12, 0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0x10, 0]);
+        bytes.extend([0, 5, 0, 2, 1, b'a', 0, 0, 0, 0, 0, 0, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8]);
+        bytes.extend(BITMAP_END.to_be_bytes());
+        bytes.extend([0, 6, 0, 4, 0, 0, 0, 1, 0, 7, 0, 0, 0, 1, 0, 4, 0, 0, 0, 0]);
+        let expected = [
+            Message::Pong(3),
+            Message::Pages { block: Some("ab".into()), start: 0x2000, len: 0x1000 },
+            Message::Pages { block: None, start: 0x3000, len: 0x1000 },
+            Message::Received { block: "a".into(), bits: vec![1, 2, 3, 4, 5, 6, 7, 8] },
+            Message::Resumed(1),
+            Message::SwitchoverAck,
+            Message::Shut(0),
+        ];
+        for size in 1..=bytes.len() {
+            assert_eq!(messages(&bytes, size, 40).unwrap(), expected, "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn what_no_qemu_sends_is_refused() {
+        for (bytes, what) in [
+            (&[0, 9, 0, 0][..], "no message"),
+            (&[0, 0, 0, 0], "no message"),
+            (&[0, 2, 2, 1], "no message"),
+            (&[0, 1, 0, 2, 0, 0], "another length"),
+            (&[0, 4, 0, 13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], "another length"),
+            (&[0, 3, 0, 14, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, b'a'], "no block"),
+            (&[0, 5, 0, 2, 1, b'a', 1, 0, 0, 0, 0, 0, 0, 0], "another length"),
+        ] {
+            let said = messages(bytes, 100, 64).unwrap_err().to_string();
+            assert!(said.contains(what), "{bytes:?}: {said}");
+        }
+        let mut back = ReturnPath::default();
+        back.push(&[0, 5, 0, 2, 1, b'a']);
+        assert!(back.message().unwrap_err().to_string().contains("nobody asked"));
+    }
+}

@@ -1,0 +1,128 @@
+//! Threads that read and decode units ahead of need, in their order.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use image::{Damage, Image, Units};
+use pages::{Arena, Slot};
+use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results};
+
+use crate::PlayError;
+
+/// One unit to decode.
+struct Decode {
+    image: Arc<Image>,
+    unit: u64,
+    seq: u64,
+    slot: Slot,
+}
+
+struct Decoded {
+    unit: u64,
+    seq: u64,
+    slot: Slot,
+    result: Result<usize, Damage>,
+}
+
+impl Job for Decode {
+    type Output = Decoded;
+    type Context = Units;
+
+    fn run(self, units: &mut Units) -> Decoded {
+        let Self { image, unit, seq, mut slot } = self;
+        let result = units.read(&image, unit, &mut slot);
+        Decoded { unit, seq, slot, result }
+    }
+}
+
+/// A unit's pages.
+pub(crate) struct Unit {
+    pub(crate) number: u64,
+    slot: Slot,
+    len: usize,
+}
+
+impl Unit {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.slot[..self.len]
+    }
+}
+
+/// Units in their order, each decoded once.
+pub(crate) struct Ahead {
+    image: Arc<Image>,
+    lanes: Arc<Lanes<Decode>>,
+    results: Arc<Results<Decoded>>,
+    order: Reorder<Decoded>,
+    arena: Arc<Arena>,
+    /// The next unit to ask for, and the end.
+    next: u64,
+    end: u64,
+    asked: u64,
+    given: u64,
+}
+
+impl Ahead {
+    /// `threads` threads for all units of `image`.
+    pub(crate) fn new(image: &Arc<Image>, threads: usize) -> Result<Self, PlayError> {
+        let config = LanesConfig { threads, name: "restore", ..LanesConfig::default() };
+        let lanes = Lanes::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
+        // One more is with the caller.
+        let slots = lanes.depth() + 1;
+        let arena = Arena::new(slots, image.shape().unit_bytes()).map_err(PlayError::SetUp)?;
+        Ok(Self {
+            image: Arc::clone(image),
+            lanes,
+            results: Results::new(slots),
+            order: Reorder::new(slots),
+            arena,
+            next: 0,
+            end: image.index().units.len() as u64,
+            asked: 0,
+            given: 0,
+        })
+    }
+
+    /// The next unit that `wanted` wants, if it is there by `deadline`; `None` for waiting on.
+    pub(crate) fn next(
+        &mut self,
+        deadline: Option<Instant>,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result<Option<Unit>, PlayError> {
+        loop {
+            while self.next < self.end {
+                if !wanted(self.next) {
+                    self.next += 1;
+                    continue;
+                }
+                let Some(slot) = self.arena.take() else { break };
+                let (image, unit, seq) = (Arc::clone(&self.image), self.next, self.asked);
+                if self.lanes.try_submit(Decode { image, unit, seq, slot }, &self.results).is_err()
+                {
+                    break;
+                }
+                (self.next, self.asked) = (self.next + 1, self.asked + 1);
+            }
+            if let Some(Decoded { unit, slot, result, .. }) = self.order.pop() {
+                self.given += 1;
+                let len = result?;
+                return Ok(Some(Unit { number: unit, slot, len }));
+            }
+            if self.is_over() {
+                return Ok(None);
+            }
+            match self.results.pop_until(deadline) {
+                Popped::Item(decoded) => {
+                    let seq = decoded.seq;
+                    self.order.insert(seq, decoded).expect("numbered here, and window for all");
+                }
+                Popped::Timeout | Popped::Closed => return Ok(None),
+            }
+        }
+    }
+
+    /// Whether every unit was given.
+    pub(crate) fn is_over(&self) -> bool {
+        self.next == self.end && self.given == self.asked
+    }
+}

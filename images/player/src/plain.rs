@@ -1,0 +1,124 @@
+//! The whole VM as the stream of an ordinary migration.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use image::{Content, Extent, Image};
+
+use crate::lanes::Ahead;
+use crate::runs::Runs;
+use crate::{wire, PlayError};
+
+/// How a plain stream is written.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainOptions {
+    /// Decompression threads.
+    pub threads: usize,
+    /// Begin with OPEN_RETURN_PATH: QEMU then says at the end whether it took the VM.
+    pub return_path: bool,
+}
+
+/// Zero and filled pages of one section: about as many bytes as a unit has.
+const FILLED_PAGES: u64 = 32;
+const ZERO_PAGES: u64 = 16384;
+
+/// Writes all of `image` to `out`; how many bytes. Units are checked before any byte of theirs is
+/// written, and the device state, without which QEMU runs nothing, comes last.
+///
+/// # Errors
+///
+/// A unit that is not sound; what `out` says.
+pub fn plain(
+    image: &Arc<Image>,
+    out: &mut impl Write,
+    how: PlainOptions,
+) -> Result<u64, PlayError> {
+    let mut out = Counted { out, bytes: 0 };
+    let state = image.state();
+    let mut buffer = state.configuration.clone();
+    if how.return_path {
+        wire::command(&mut buffer, wire::OPEN_RETURN_PATH, &[]);
+    }
+    wire::start_of_ram(&mut buffer, image, false);
+    buffer.extend_from_slice(&state.early);
+    out.put(&mut buffer)?;
+    let page_size = image.shape().page_size();
+    let runs = Runs::new(image);
+    let mut ahead = Ahead::new(image, how.threads)?;
+    while let Some(unit) = ahead.next(None, |number| !runs.of(number).is_empty())? {
+        wire::part(&mut buffer, state.ram_section);
+        let mut last = None;
+        for run in runs.of(unit.number) {
+            let name = image.index().blocks[run.block].name.as_str();
+            let slot = usize::try_from(run.slot % image.shape().unit_pages()).expect("in a unit");
+            for (page, nth) in (run.page..run.page + run.pages).zip(slot..) {
+                let bytes = &unit.bytes()[nth * page_size..(nth + 1) * page_size];
+                let named = (last != Some(run.block)).then_some(name);
+                wire::page(&mut buffer, page * page_size as u64, named, bytes);
+                last = Some(run.block);
+            }
+        }
+        wire::end_of_section(&mut buffer, state.ram_section);
+        out.put(&mut buffer)?;
+    }
+    for block in &image.index().blocks {
+        for extent in &block.extents {
+            filled(image, &block.name, *extent, &mut buffer, &mut out)?;
+        }
+    }
+    wire::end_of_ram(&mut buffer, state.ram_section);
+    buffer.extend_from_slice(&state.devices);
+    wire::end_of_stream(&mut buffer, &state.description);
+    out.put(&mut buffer)?;
+    out.out.flush().map_err(PlayError::write)?;
+    Ok(out.bytes)
+}
+
+/// Pages that have no slot.
+fn filled<W: Write>(
+    image: &Image,
+    name: &str,
+    extent: Extent,
+    buffer: &mut Vec<u8>,
+    out: &mut Counted<'_, W>,
+) -> Result<(), PlayError> {
+    let page_size = image.shape().page_size();
+    let (body, most) = match extent.content {
+        Content::Slot(_) => return Ok(()),
+        Content::Zero => (None, ZERO_PAGES),
+        Content::Filled(word) => (Some(word.repeat(page_size / word.len())), FILLED_PAGES),
+    };
+    let end = extent.first + extent.pages;
+    let mut first = extent.first;
+    while first < end {
+        let behind = end.min(first + most);
+        wire::part(buffer, image.state().ram_section);
+        for page in first..behind {
+            let named = (page == first).then_some(name);
+            let address = page * page_size as u64;
+            match &body {
+                None => wire::zero(buffer, address, named),
+                Some(bytes) => wire::page(buffer, address, named, bytes),
+            }
+        }
+        wire::end_of_section(buffer, image.state().ram_section);
+        out.put(buffer)?;
+        first = behind;
+    }
+    Ok(())
+}
+
+struct Counted<'a, W> {
+    out: &'a mut W,
+    bytes: u64,
+}
+
+impl<W: Write> Counted<'_, W> {
+    /// Writes the buffer and empties it.
+    fn put(&mut self, buffer: &mut Vec<u8>) -> Result<(), PlayError> {
+        self.out.write_all(buffer).map_err(|error: io::Error| PlayError::write(error))?;
+        self.bytes += buffer.len() as u64;
+        buffer.clear();
+        Ok(())
+    }
+}

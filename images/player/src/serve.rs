@@ -1,0 +1,300 @@
+//! Pages to QEMU: those that it asks for, their neighbours, and the rest.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use image::{Content, Image, Units};
+
+use crate::back::Message;
+use crate::lanes::Unit;
+use crate::pending::Pending;
+use crate::runs::Runs;
+use crate::socket::Socket;
+use crate::{wire, PlayError};
+
+/// Pages of one section that nobody waits for. Between two of them requests are looked for.
+const BATCH: usize = 16;
+/// Decoded units that are kept, of pages that were asked for.
+const KEPT: usize = 32;
+/// Times that are kept for the report.
+const MOST_TIMES: usize = 1 << 16;
+
+/// Counts for the report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) requests: u64,
+    /// Requests for what was under way already.
+    pub(crate) crossed: u64,
+    pub(crate) pages: u64,
+    pub(crate) zeros: u64,
+    /// Microseconds from reading a request to having written its page.
+    pub(crate) times: Vec<u32>,
+}
+
+/// What is still to be sent, and where it is.
+pub(crate) struct Server {
+    image: Arc<Image>,
+    names: HashMap<String, usize>,
+    pub(crate) runs: Runs,
+    pub(crate) pending: Pending,
+    units: Units,
+    /// Units that were decoded for a request, the newest last.
+    kept: VecDeque<(u64, Box<[u8]>)>,
+    /// Kept units of which pages are to be sent.
+    near: VecDeque<u64>,
+    /// The block of the last request.
+    last: Option<usize>,
+    buffer: Vec<u8>,
+    /// Where the search for filled pages goes on: block, extent, page.
+    filled: (usize, usize, u64),
+    pub(crate) counts: Counts,
+}
+
+impl Server {
+    pub(crate) fn new(image: &Arc<Image>) -> Self {
+        let blocks = &image.index().blocks;
+        let names = blocks.iter().enumerate().map(|(at, block)| (block.name.clone(), at)).collect();
+        Self {
+            names,
+            runs: Runs::new(image),
+            pending: Pending::all(image),
+            units: Units::new(),
+            kept: VecDeque::new(),
+            near: VecDeque::new(),
+            last: None,
+            buffer: Vec::new(),
+            filled: (0, 0, 0),
+            counts: Counts::default(),
+            image: Arc::clone(image),
+        }
+    }
+
+    /// Number of the block of this name.
+    pub(crate) fn block(&self, name: &str) -> Option<usize> {
+        self.names.get(name).copied()
+    }
+
+    /// Answers one request.
+    pub(crate) fn answer(
+        &mut self,
+        message: &Message,
+        read: Instant,
+        socket: &mut Socket,
+    ) -> Result<(), PlayError> {
+        let Message::Pages { block, start, len } = message else { return Ok(()) };
+        self.counts.requests += 1;
+        let bad = |what: String| PlayError::Back(format!("it asks for {what}"));
+        if let Some(name) = block {
+            let known = self.block(name);
+            let unknown = || bad(format!("a page of block '{}'", name.escape_default()));
+            self.last = Some(known.ok_or_else(unknown)?);
+        }
+        let block = self.last.ok_or_else(|| bad("a page of no block".into()))?;
+        let described = &self.image.index().blocks[block];
+        let size = self.image.shape().page_size() as u64;
+        let bytes = described.pages * size;
+        let end = start.checked_add(u64::from(*len)).filter(|&end| end <= bytes);
+        let (Some(end), true) = (end, start % size == 0 && u64::from(*len) % size == 0) else {
+            let name = described.name.escape_default();
+            return Err(bad(format!("{len} bytes at {start:#x} of block '{name}' of {bytes}")));
+        };
+        let mut sent = false;
+        for page in start / size..end / size {
+            sent |= self.send_one(block, page, socket)?;
+        }
+        if !sent {
+            self.counts.crossed += 1;
+        } else if self.counts.times.len() < MOST_TIMES {
+            let time = u32::try_from(read.elapsed().as_micros()).unwrap_or(u32::MAX);
+            self.counts.times.push(time);
+        }
+        Ok(())
+    }
+
+    /// Sends one page that is asked for, unless it was sent before.
+    fn send_one(
+        &mut self,
+        block: usize,
+        page: u64,
+        socket: &mut Socket,
+    ) -> Result<bool, PlayError> {
+        if !self.pending.is_set(block, page) {
+            return Ok(false);
+        }
+        let content = self.image.index().blocks[block].content(page).expect("in its block");
+        let unit = match content {
+            Content::Slot(slot) => Some(slot / self.image.shape().unit_pages()),
+            Content::Zero | Content::Filled(_) => None,
+        };
+        if let Some(unit) = unit {
+            self.keep(unit)?;
+            if !self.near.contains(&unit) {
+                self.near.push_back(unit);
+            }
+        }
+        self.pending.take(block, page);
+        self.begin();
+        self.record(block, page, content, true);
+        self.end(socket)?;
+        Ok(true)
+    }
+
+    /// Has `unit` decoded and kept.
+    fn keep(&mut self, unit: u64) -> Result<(), PlayError> {
+        if self.kept.iter().any(|(kept, _)| *kept == unit) {
+            return Ok(());
+        }
+        let mut bytes = if self.kept.len() < KEPT {
+            vec![0; self.image.shape().unit_bytes()].into_boxed_slice()
+        } else {
+            let (old, bytes) = self.kept.pop_front().expect("KEPT is not 0");
+            // Its other pages come with the rest.
+            self.near.retain(|near| *near != old);
+            bytes
+        };
+        self.units.read(&self.image, unit, &mut bytes)?;
+        self.kept.push_back((unit, bytes));
+        Ok(())
+    }
+
+    /// Sends some of the pages beside those that were asked for; false if there are none.
+    pub(crate) fn neighbours(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
+        let Some(&unit) = self.near.front() else { return Ok(false) };
+        if !self.send_some(unit, None, socket)? {
+            self.near.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Whether a page of `unit` is to be sent.
+    pub(crate) fn wants(&self, unit: u64) -> bool {
+        let mut pages = self
+            .runs
+            .of(unit)
+            .iter()
+            .flat_map(|run| (run.page..run.page + run.pages).map(|page| (run.block, page)));
+        pages.any(|(block, page)| self.pending.is_set(block, page))
+    }
+
+    /// Sends some pages of a decoded unit; false if none is left.
+    pub(crate) fn push(&mut self, unit: &Unit, socket: &mut Socket) -> Result<bool, PlayError> {
+        self.send_some(unit.number, Some(unit.bytes()), socket)
+    }
+
+    /// The next pages of `unit`, of these bytes or of the kept ones.
+    fn send_some(
+        &mut self,
+        unit: u64,
+        plain: Option<&[u8]>,
+        socket: &mut Socket,
+    ) -> Result<bool, PlayError> {
+        let mut chosen = [(0, 0, 0); BATCH];
+        let mut count = 0;
+        for run in self.runs.of(unit) {
+            for nth in 0..run.pages {
+                if count < BATCH && self.pending.is_set(run.block, run.page + nth) {
+                    chosen[count] = (run.block, run.page + nth, run.slot + nth);
+                    count += 1;
+                }
+            }
+        }
+        if count == 0 {
+            return Ok(false);
+        }
+        self.begin();
+        let mut last = None;
+        for &(block, page, slot) in &chosen[..count] {
+            // The index may give two pages one slot, and a page comes once in it.
+            self.pending.take(block, page);
+            let named = last != Some(block);
+            match plain {
+                Some(plain) => {
+                    let bytes = page_of(&self.image, slot, plain);
+                    let address = page * self.image.shape().page_size() as u64;
+                    let name = &self.image.index().blocks[block].name;
+                    wire::page(&mut self.buffer, address, named.then_some(name), bytes);
+                    self.counts.pages += 1;
+                }
+                None => self.record(block, page, Content::Slot(slot), named),
+            }
+            last = Some(block);
+        }
+        self.end(socket)?;
+        Ok(true)
+    }
+
+    /// Sends some pages that are filled with a word other than zero; false if none is left.
+    pub(crate) fn push_filled(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
+        let image = Arc::clone(&self.image);
+        let (mut block, mut extent, mut page) = self.filled;
+        self.begin();
+        let mut count = 0;
+        while let Some(described) = image.index().blocks.get(block) {
+            let Some(run) = described.extents.get(extent) else {
+                (block, extent) = (block + 1, 0);
+                continue;
+            };
+            let end = run.first + run.pages;
+            page = page.max(run.first);
+            while matches!(run.content, Content::Filled(_)) && page < end && count < BATCH {
+                if self.pending.take(block, page) {
+                    self.record(block, page, run.content, true);
+                    count += 1;
+                }
+                page += 1;
+            }
+            if count == BATCH {
+                break;
+            }
+            (extent, page) = (extent + 1, 0);
+        }
+        self.filled = (block, extent, page);
+        if count > 0 {
+            self.end(socket)?;
+        }
+        Ok(count > 0)
+    }
+
+    fn begin(&mut self) {
+        self.buffer.clear();
+        wire::part(&mut self.buffer, self.image.state().ram_section);
+    }
+
+    /// A page of a kept unit, or one without a slot.
+    fn record(&mut self, block: usize, page: u64, content: Content, named: bool) {
+        let size = self.image.shape().page_size();
+        let name = &self.image.index().blocks[block].name;
+        let (address, name) = (page * size as u64, named.then_some(name.as_str()));
+        match content {
+            Content::Zero => {
+                wire::zero(&mut self.buffer, address, name);
+                self.counts.zeros += 1;
+                return;
+            }
+            Content::Filled(word) => {
+                wire::page(&mut self.buffer, address, name, &word.repeat(size / word.len()));
+            }
+            Content::Slot(slot) => {
+                let unit = slot / self.image.shape().unit_pages();
+                let kept = self.kept.iter().find(|(kept, _)| *kept == unit);
+                let (_, plain) = kept.expect("kept before its pages are sent");
+                let bytes = page_of(&self.image, slot, plain);
+                wire::page(&mut self.buffer, address, name, bytes);
+            }
+        }
+        self.counts.pages += 1;
+    }
+
+    fn end(&mut self, socket: &mut Socket) -> Result<(), PlayError> {
+        wire::end_of_section(&mut self.buffer, self.image.state().ram_section);
+        socket.send(&self.buffer)
+    }
+}
+
+/// The bytes of a slot in its unit's.
+fn page_of<'a>(image: &Image, slot: u64, plain: &'a [u8]) -> &'a [u8] {
+    let size = image.shape().page_size();
+    let nth = usize::try_from(slot % image.shape().unit_pages()).expect("below a unit's pages");
+    &plain[nth * size..(nth + 1) * size]
+}

@@ -1,0 +1,136 @@
+//! The plain stream of an image is the stream of the VM that was saved.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use image::{Image, Options, RamBlock, Writer};
+use player::{plain, PlainOptions, PlayError};
+use recorder::{record, Ending, Sink};
+use stream::synth::{Configuration, MainStream, Section};
+
+const PAGE: usize = 4096;
+const HOW: PlainOptions = PlainOptions { threads: 2, return_path: true };
+
+#[derive(Default)]
+struct Memory {
+    blocks: Vec<RamBlock>,
+    pages: HashMap<(usize, u64), Vec<u8>>,
+}
+
+impl Sink for Memory {
+    type Error = std::convert::Infallible;
+
+    fn blocks(&mut self, _: usize, blocks: &[RamBlock]) -> Result<(), Self::Error> {
+        self.blocks = blocks.to_vec();
+        Ok(())
+    }
+
+    fn page(&mut self, block: usize, page: u64, bytes: &[u8]) -> Result<(), Self::Error> {
+        self.pages.insert((block, page), bytes.to_vec());
+        Ok(())
+    }
+
+    fn zero(&mut self, block: usize, page: u64) -> Result<(), Self::Error> {
+        self.pages.insert((block, page), vec![0; PAGE]);
+        Ok(())
+    }
+}
+
+fn page(seed: u64) -> Vec<u8> {
+    (0..512_u64).flat_map(|at| (at * at * (seed | 1)).to_le_bytes()).collect()
+}
+
+/// A live save of two blocks: pages of every kind, some of them sent twice.
+fn save() -> Vec<u8> {
+    let mut main = MainStream::new(PAGE);
+    main.file_header();
+    main.configuration(&Configuration { machine: "pc-q35-7.2", ..Configuration::default() });
+    main.section(Section::Start).block_table(&[("pc.ram", 100 * 4096), ("pc.rom", 40 * 4096)]);
+    main.end_of_section();
+    main.virtio_mem_early(9, 2 << 20, 4096);
+    main.section(Section::Part);
+    for at in 0..100 {
+        match at % 7 {
+            0 => main.zero("pc.ram", at * 4096),
+            1 => main.page("pc.ram", at * 4096, &[at.to_le_bytes()[0]; PAGE]),
+            _ => main.page("pc.ram", at * 4096, &page(at)),
+        };
+    }
+    for at in 0..40 {
+        main.page("pc.rom", at * 4096, &page(1000 + at));
+    }
+    main.end_of_section().section(Section::Part);
+    for at in (0..100).step_by(9) {
+        main.page("pc.ram", at * 4096, &page(2000 + at));
+    }
+    main.zero("pc.rom", 3 * 4096).end_of_section();
+    main.section(Section::End).end_of_section().device_tail(9000);
+    main.take()
+}
+
+fn saved(path: &Path, stream: &[u8]) -> Arc<Image> {
+    let mut writer = Writer::create(path, Options::default()).unwrap();
+    let recorded = record(stream, &mut writer, Ending::Closed).unwrap();
+    writer.finish(&recorded.state).unwrap().link().unwrap();
+    Arc::new(Image::open(path).unwrap())
+}
+
+#[test]
+fn every_page_and_the_state_come_out_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let stream = save();
+    let image = saved(&folder.path().join("i"), &stream);
+    let (mut before, mut after) = (Memory::default(), Memory::default());
+    let saved = record(&stream[..], &mut before, Ending::Closed).unwrap();
+    let mut out = Vec::new();
+    let bytes = plain(&image, &mut out, HOW).unwrap();
+    assert_eq!(bytes, out.len() as u64);
+    let restored = record(&out[..], &mut after, Ending::Closed).unwrap();
+    assert_eq!(restored.state, saved.state);
+    assert!(restored.return_path);
+    assert_eq!((restored.pages, restored.zeros), (140 - 1 - 13, 1 + 13));
+    assert_eq!(after.blocks, before.blocks);
+    assert_eq!(after.pages.len(), before.pages.len());
+    for (place, bytes) in &before.pages {
+        assert!(after.pages[place] == *bytes, "page {place:?}");
+    }
+}
+
+#[test]
+fn a_damaged_unit_is_named_and_no_byte_of_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("i");
+    let image = saved(&path, &save());
+    let unit = image.index().units[1];
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[0xa5; 4], unit.offset + 40).unwrap();
+    let mut out = Vec::new();
+    let error = plain(&image, &mut out, HOW).unwrap_err();
+    assert!(matches!(error, PlayError::Image(_)), "{error}");
+    assert!(error.to_string().contains("unit 1"), "{error}");
+    // Nothing that ends a stream was written: QEMU runs no half of a VM.
+    let error = record(&out[..], &mut Memory::default(), Ending::Closed).unwrap_err();
+    assert!(error.to_string().contains("ends at byte"), "{error}");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_it() {
+    struct Full(usize);
+    impl std::io::Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(1).ok_or(std::io::ErrorKind::BrokenPipe)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = saved(&folder.path().join("i"), &save());
+    for writes in 0..5 {
+        assert!(matches!(plain(&image, &mut Full(writes), HOW), Err(PlayError::Closed)));
+    }
+}

@@ -1,0 +1,267 @@
+//! The stream from its first to its last byte.
+
+use std::io::Read;
+
+use image::State;
+
+use crate::ram::Ram;
+use crate::source::{refused, unknown, Source};
+use crate::tail::Collector;
+use crate::{configuration, RecordError, Sink};
+
+/// How the last byte of a stream is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The reader ends: a file.
+    Closed,
+    /// The description ends: a QEMU with a return path, which then waits for an answer.
+    Described,
+}
+
+/// What a stream had beside pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// Device state; its facts are empty.
+    pub state: State,
+    /// Pages that were sent as they are, each version counted.
+    pub pages: u64,
+    /// Pages that were sent as zero.
+    pub zeros: u64,
+    /// Length of the stream.
+    pub bytes: u64,
+    /// OPEN_RETURN_PATH was there: QEMU waits for an answer at the end.
+    pub return_path: bool,
+}
+
+// Tags of elements.
+const END_OF_STREAM: u8 = 0x00;
+const START: u8 = 0x01;
+const PART: u8 = 0x02;
+const END: u8 = 0x03;
+const FULL: u8 = 0x04;
+const COMMAND: u8 = 0x08;
+const FOOTER: u8 = 0x7e;
+
+// Commands.
+const OPEN_RETURN_PATH: u16 = 1;
+const PING: u16 = 2;
+const POSTCOPY_ADVISE: u16 = 3;
+const ENABLE_COLO: u16 = 8;
+const SWITCHOVER_START: u16 = 11;
+
+/// Most device state: QEMU's own limit for what it is given at once.
+const MAX_STATE: usize = 500 << 20;
+/// Most words of a bitmap of virtio-mem: 2^32 blocks.
+const MAX_BITMAP_WORDS: u64 = 1 << 26;
+
+/// Records one stream.
+///
+/// # Errors
+///
+/// What is wrong with the stream, and where; or the sink's.
+pub fn record<R: Read, S: Sink>(
+    reader: R,
+    sink: &mut S,
+    ending: Ending,
+) -> Result<Recorded, RecordError<S::Error>> {
+    let mut source = Source::new(reader);
+    let (page_size, configuration) = configuration::read(&mut source)?;
+    let mut this = Recording {
+        ram: Ram::new(page_size),
+        state: State { configuration, ..State::default() },
+        section: None,
+        ended: false,
+        return_path: false,
+    };
+    while this.element(&mut source, sink)? {}
+    if !this.ended {
+        return Err(unknown(source.at(), "device state before the end of RAM"));
+    }
+    agree(&source, &this.ram)?;
+    source.during = "in its device state";
+    let mut tail = Collector::default();
+    let tail = loop {
+        if ending == Ending::Described {
+            if let Some(tail) = tail.whole(&this.state.early) {
+                break tail;
+            }
+        }
+        match source.rest()? {
+            Some(bytes) => tail.push(bytes),
+            None => match tail.whole(&this.state.early) {
+                Some(tail) => break tail,
+                None => return Err(RecordError::Ends { at: source.at(), during: source.during }),
+            },
+        }
+        if tail.len() > MAX_STATE {
+            return Err(refused(format!(
+                "it has more than {MAX_STATE} bytes of device state, and QEMU takes no more at once"
+            )));
+        }
+    };
+    (this.state.devices, this.state.description) = (tail.devices, tail.description);
+    Ok(Recorded {
+        state: this.state,
+        pages: this.ram.pages,
+        zeros: this.ram.zeros,
+        bytes: source.at(),
+        return_path: this.return_path,
+    })
+}
+
+struct Recording {
+    ram: Ram,
+    state: State,
+    /// Section id of RAM.
+    section: Option<u32>,
+    /// The last section of RAM was read.
+    ended: bool,
+    return_path: bool,
+}
+
+impl Recording {
+    /// Reads one element before the device state; false where that begins.
+    fn element<R: Read, S: Sink>(
+        &mut self,
+        source: &mut Source<R>,
+        sink: &mut S,
+    ) -> Result<bool, RecordError<S::Error>> {
+        source.during = "between sections";
+        let at = source.at();
+        match source.peek(1)?[0] {
+            COMMAND => self.command(source)?,
+            START => {
+                source.take(1)?;
+                let (section, name, instance, version) = head(source)?;
+                if name != "ram" {
+                    return Err(refused(format!(
+                        "'{}' is sent in parts beside RAM, which platen does not save: detach the device, or turn the capability off",
+                        name.escape_default()
+                    )));
+                }
+                if self.section.is_some() || (instance, version) != (0, 4) {
+                    return Err(unknown(at, format!("RAM in version {version}, or twice")));
+                }
+                self.section = Some(section);
+                (self.state.ram_section, self.state.ram_version) = (section, version);
+                source.during = "in its RAM";
+                self.ram.body(source, sink)?;
+                footer(source, section)?;
+            }
+            tag @ (PART | END) => {
+                source.take(1)?;
+                let section = source.u32()?;
+                if self.section != Some(section) || self.ended {
+                    return Err(unknown(
+                        at,
+                        format!("a part of section {section}, which is not RAM's"),
+                    ));
+                }
+                source.during = "in its RAM";
+                self.ram.body(source, sink)?;
+                footer(source, section)?;
+                self.ended = tag == END;
+            }
+            FULL if self.ended => return Ok(false),
+            FULL => self.early(source)?,
+            END_OF_STREAM if self.ended => return Ok(false),
+            tag => return Err(unknown(at, format!("an element with tag {tag:#x}"))),
+        }
+        Ok(true)
+    }
+
+    fn command<R: Read, E>(&mut self, source: &mut Source<R>) -> Result<(), RecordError<E>> {
+        let at = source.at();
+        source.take(1)?;
+        let (command, len) = (source.u16()?, source.u16()?);
+        match (command, len) {
+            (OPEN_RETURN_PATH, 0) => self.return_path = true,
+            (PING, 4) => {
+                source.take(4)?;
+            }
+            (POSTCOPY_ADVISE, 16) => {
+                self.ram.host_pages = source.u64()?;
+                source.take(8)?;
+            }
+            (SWITCHOVER_START, 0) => {}
+            (ENABLE_COLO, _) => return Err(refused("x-colo is on: turn it off")),
+            _ => {
+                let what = format!("command {command} of {len} bytes, which no plain save has");
+                return Err(unknown(at, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// A section of a device before the pages: that of virtio-mem.
+    fn early<R: Read, E>(&mut self, source: &mut Source<R>) -> Result<(), RecordError<E>> {
+        source.during = "in a section before its pages";
+        let at = source.at();
+        source.take(1)?;
+        let (section, name, instance, version) = head(source)?;
+        if !name.ends_with("virtio-mem-device-early") {
+            let what = format!("device '{}' before the end of RAM", name.escape_default());
+            return Err(unknown(at, what));
+        }
+        let fixed: [u8; 36] = source.array()?;
+        let word = |at: usize| u64::from_be_bytes(fixed[at..at + 8].try_into().expect("8 bytes"));
+        let words = word(8).checked_div(word(16)).map(|blocks| blocks.div_ceil(64));
+        let words = words.filter(|&words| words <= MAX_BITMAP_WORDS);
+        let words = words.ok_or_else(|| unknown(at, "a bitmap of virtio-mem without bounds"))?;
+        let early = &mut self.state.early;
+        early.push(FULL);
+        early.extend(section.to_be_bytes());
+        early.push(u8::try_from(name.len()).expect("read from one byte"));
+        early.extend(name.as_bytes());
+        early.extend(instance.to_be_bytes());
+        early.extend(version.to_be_bytes());
+        early.extend(fixed);
+        for _ in 0..words {
+            early.extend(source.array::<8, E>()?);
+            if early.len() > MAX_STATE {
+                return Err(refused("it has more device state than QEMU takes at once"));
+            }
+        }
+        footer(source, section)?;
+        early.push(FOOTER);
+        early.extend(section.to_be_bytes());
+        Ok(())
+    }
+}
+
+/// Id, name, instance and version of a section.
+fn head<R: Read, E>(source: &mut Source<R>) -> Result<(u32, String, u32, u32), RecordError<E>> {
+    Ok((source.u32()?, source.name()?, source.u32()?, source.u32()?))
+}
+
+fn footer<R: Read, E>(source: &mut Source<R>, section: u32) -> Result<(), RecordError<E>> {
+    let at = source.at();
+    if source.peek(1)? != [FOOTER] {
+        return Err(refused(
+            "its QEMU sends no footers of sections (migration.send-section-footer=off): leave that option out",
+        ));
+    }
+    source.take(1)?;
+    let id = source.u32()?;
+    if id == section {
+        Ok(())
+    } else {
+        Err(unknown(at, format!("the footer of section {id} behind section {section}")))
+    }
+}
+
+/// Compares what both readers of the stream have counted.
+fn agree<R: Read, E>(source: &Source<R>, ram: &Ram) -> Result<(), RecordError<E>> {
+    let facts = source.judge();
+    for (what, ours, theirs) in [
+        ("pages", ram.pages, facts.normal),
+        ("zero pages", ram.zeros, facts.duplicate),
+        ("deltas", 0, facts.xbzrle + facts.compressed_records),
+        ("gaps", 0, facts.resyncs),
+    ] {
+        if ours != theirs {
+            return Err(RecordError::Disagree { what, ours, theirs });
+        }
+    }
+    Ok(())
+}

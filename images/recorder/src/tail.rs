@@ -1,0 +1,134 @@
+//! Device state: where it ends, and whether it is whole.
+
+use serde_json::Value;
+
+/// Device sections and the description behind them.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    pub(crate) devices: Vec<u8>,
+    pub(crate) description: Vec<u8>,
+}
+
+/// Collects bytes until they end as a stream does.
+#[derive(Debug, Default)]
+pub(crate) struct Collector {
+    bytes: Vec<u8>,
+    /// How far end marks were looked for.
+    searched: usize,
+    /// End marks (place, end of the description that they announce) that may still fit.
+    marks: Vec<(usize, usize)>,
+}
+
+/// `00 06`, the length in four bytes, and the brace that JSON begins with.
+const MARK_LEN: usize = 7;
+
+impl Collector {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        while self.searched + MARK_LEN <= self.bytes.len() {
+            let at = self.searched;
+            if let [0x00, 0x06, a, b, c, d, b'{'] = self.bytes[at..at + MARK_LEN] {
+                let len = u32::from_be_bytes([a, b, c, d]) as usize;
+                self.marks.push((at, (at + MARK_LEN - 1).saturating_add(len)));
+            }
+            self.searched += 1;
+        }
+        let len = self.bytes.len();
+        self.marks.retain(|&(_, end)| end >= len);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The device state, if it is whole. `early` stands before it and is described with it.
+    pub(crate) fn whole(&self, early: &[u8]) -> Option<Tail> {
+        let ends = self.marks.iter().filter(|&&(_, end)| end == self.bytes.len());
+        ends.map(|&(at, _)| (&self.bytes[..at], &self.bytes[at + MARK_LEN - 1..]))
+            .find(|(devices, description)| describes(description, early, devices))
+            .map(|(devices, description)| Tail {
+                devices: devices.to_vec(),
+                description: description.to_vec(),
+            })
+    }
+}
+
+/// Whether `description` is QEMU's, and each of its devices is in the state, in order.
+fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
+    let Ok(value) = serde_json::from_slice::<Value>(description) else { return false };
+    let Some(listed) = value["devices"].as_array() else { return false };
+    let (mut early, mut rest) = (early, devices);
+    listed.iter().all(|device| {
+        let (Some(name), Some(instance)) =
+            (device["name"].as_str(), device["instance_id"].as_i64())
+        else {
+            return false;
+        };
+        let Ok(len) = u8::try_from(name.len()) else { return false };
+        // Four bytes, as the head of a section has it.
+        let instance = &instance.to_be_bytes()[4..];
+        let head = [&[len], name.as_bytes(), instance].concat();
+        skip_past(&mut early, &head) || skip_past(&mut rest, &head)
+    })
+}
+
+/// Moves `bytes` behind the first place of `head`; false if there is none.
+fn skip_past(bytes: &mut &[u8], head: &[u8]) -> bool {
+    match bytes.windows(head.len()).position(|window| window == head) {
+        Some(at) => {
+            *bytes = &bytes[at + head.len()..];
+            true
+        }
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(name: &str, instance: u32, body: &[u8]) -> Vec<u8> {
+        let len = u8::try_from(name.len()).unwrap();
+        [&[4, 0, 0, 0, 9, len], name.as_bytes(), &instance.to_be_bytes(), &[0, 0, 0, 1], body]
+            .concat()
+    }
+
+    fn description(text: &str) -> Vec<u8> {
+        let len = u32::try_from(text.len()).unwrap();
+        [&[0, 6], &len.to_be_bytes()[..], text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn the_end_is_found_however_the_bytes_come_and_not_before() {
+        let fake = description(r#"{"devices": [{"name": "no", "instance_id": 0}]}"#);
+        let devices = [section("timer", 0, &fake), section("cpu", 1, b"state")].concat();
+        let text = r#"{"devices": [{"name": "timer", "instance_id": 0}, {"name": "cpu", "instance_id": 1}]}"#;
+        let stream = [&devices[..], &description(text)].concat();
+        for size in [1, 3, 1000] {
+            let mut collector = Collector::default();
+            for (at, piece) in stream.chunks(size).enumerate() {
+                assert!(collector.whole(b"").is_none(), "whole after {at} pieces of {size}");
+                collector.push(piece);
+            }
+            let tail = collector.whole(b"").unwrap();
+            assert_eq!(
+                (tail.devices, tail.description),
+                (devices.clone(), text.as_bytes().to_vec())
+            );
+        }
+    }
+
+    #[test]
+    fn a_state_that_lacks_a_described_device_is_not_whole() {
+        let text = r#"{"devices": [{"name": "early", "instance_id": 0}, {"name": "cpu", "instance_id": 1}]}"#;
+        let whole = |devices: &[u8], early: &[u8]| {
+            let mut collector = Collector::default();
+            collector.push(&[devices, &description(text)].concat());
+            collector.whole(early).is_some()
+        };
+        let (early, cpu) = (section("early", 0, b""), section("cpu", 1, b"x"));
+        assert!(whole(&cpu, &early) && whole(&[&early[..], &cpu].concat(), b""));
+        assert!(!whole(&cpu, b"") && !whole(&early, b"") && !whole(b"", &early));
+        assert!(!whole(&section("cpu", 2, b"x"), &early));
+    }
+}

@@ -1,0 +1,327 @@
+//! Saved VMs: an image of a running guest, and the guest that goes on from it, every page verified.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use vm_tests::platen::Platen;
+use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_10, MACHINE_7_2};
+
+use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
+use crate::Scenario;
+
+/// How long a save or a restore of a tiny VM may take.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// So slow a background that nothing is loaded but what the guest asks for.
+const HELD: [&str; 2] = ["--push-rate", "4096"];
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let pairs = [
+        ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2),
+        ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
+        ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10),
+    ];
+    let mut all = Vec::new();
+    for (name, from, to, machine) in pairs {
+        let (from, to) = (VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
+        type Run = fn(&mut Stage, &VmSpec, &VmSpec) -> Result<()>;
+        let kinds: [(&str, Run); 5] = [
+            ("runs_at_once", runs_at_once),
+            ("is_loaded_first", is_loaded_first),
+            ("plain_stream_loads", plain_stream),
+            ("survives_the_death_of_players", players_die),
+            ("image_damaged_while_it_runs", image_damaged),
+        ];
+        for (kind, run) in kinds {
+            let (from, to) = (from.clone(), to.clone());
+            all.push(Scenario::new(format!("saved_{name}_{kind}"), move |stage| {
+                run(stage, &from, &to)
+            }));
+        }
+    }
+    for (name, qemu, machine) in [("7", Qemu::System, MACHINE_7_2), ("10", Qemu::Ten, MACHINE_10)] {
+        let spec = VmSpec::tiny(qemu, machine);
+        type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
+        let kinds: [(&str, Run); 4] = [
+            ("goes_on_with_its_settings", goes_on),
+            ("save_killed_leaves_the_vm_and_no_image", save_killed),
+            ("save_of_a_full_disk_leaves_the_vm", disk_full),
+            ("what_does_not_fit_is_refused", refused),
+        ];
+        for (kind, run) in kinds {
+            let spec = spec.clone();
+            all.push(Scenario::new(format!("saved_{name}_{kind}"), move |stage| run(stage, &spec)));
+        }
+    }
+    all
+}
+
+/// Starts `platen save`.
+fn start_save(stage: &Stage, vm: &Vm, image: &Path, flags: &[&str]) -> Result<Platen> {
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let image = image.display().to_string();
+    let words = [&["save", "--qmp", &qmp, &image], flags].concat();
+    Platen::start(&stage.lab, "save", vm.side(), &words)
+}
+
+/// Starts `platen restore` to a QEMU that waits.
+fn start_restore(stage: &Stage, to: &Vm, image: &Path, flags: &[&str]) -> Result<Platen> {
+    let qmp = format!("unix:{}", to.platen_monitor().display());
+    let image = image.display().to_string();
+    let words = [&["restore", "--qmp", &qmp, &image], flags].concat();
+    Platen::start(&stage.lab, "restore", to.side(), &words)
+}
+
+/// Runs `platen image` with these words, which must succeed.
+fn image_command(stage: &Stage, vm: &Vm, words: &[&str]) -> Result<String> {
+    let mut argv = vec![vm_tests::platen::binary()?.display().to_string(), "image".into()];
+    argv.extend(words.iter().map(|word| (*word).to_owned()));
+    let mut process = stage.lab.spawn("image", vm.side(), &argv)?;
+    let ended = process.wait(LIMIT)?;
+    ensure!(ended.status.success(), "platen image {words:?} fails; {}", process.tail());
+    Ok(process.output())
+}
+
+/// A VM that dirties its memory, saved and left paused, and the verified image.
+fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
+    let mut vm = stage.vm_of(spec)?;
+    vm.let_migrate()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let image = stage.lab.scratch("image");
+    let mut save = start_save(stage, &vm, &image, &["--then", "pause"])?;
+    save.succeed(LIMIT)?;
+    vm.wait_left()?;
+    let report = save.report()?;
+    ensure!(report["unsent"] == 0, "pages were not sent: {report}");
+    image_command(stage, &vm, &["verify", &image.display().to_string()])?;
+    Ok((vm, image))
+}
+
+/// The guest is alive, dirties its memory, and has every page as it wrote it.
+fn is_whole(stage: &mut Stage, mut vm: Vm) -> Result<()> {
+    vm.assert_running()?;
+    let before = vm.guest.work("loops")?;
+    vm.guest.wait_work("loops", before)?;
+    vm.guest.stop()?;
+    vm.guest.verify().context("of the restored guest")?;
+    stage.park_other(vm);
+    Ok(())
+}
+
+fn mode(report: &Value) -> &str {
+    report["mode"].as_str().unwrap_or("none")
+}
+
+fn runs_at_once(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let (vm, image) = saved(stage, from)?;
+    let destination = stage.lab.incoming_with(&vm, to)?;
+    drop(vm);
+    let mut restore = start_restore(stage, &destination, &image, &[])?;
+    restore.succeed(LIMIT)?;
+    let report = restore.report()?;
+    ensure!(mode(&report) == "instant", "it was not: {report}");
+    is_whole(stage, destination)
+}
+
+fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let (vm, image) = saved(stage, from)?;
+    let destination = stage.lab.incoming_with(&vm, to)?;
+    drop(vm);
+    let mut restore = start_restore(stage, &destination, &image, &["--load"])?;
+    restore.succeed(LIMIT)?;
+    let report = restore.report()?;
+    ensure!(mode(&report) == "load" && report["fallback"].is_null(), "it was not: {report}");
+    is_whole(stage, destination)
+}
+
+/// What `image export` writes QEMU loads by itself, and what `image import` makes of it is the same
+/// VM again.
+fn plain_stream(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let (vm, image) = saved(stage, from)?;
+    let stream = stage.lab.scratch("stream").display().to_string();
+    image_command(stage, &vm, &["export", &image.display().to_string(), &stream])?;
+    let again = stage.lab.scratch("image");
+    image_command(stage, &vm, &["import", &stream, &again.display().to_string()])?;
+    let mut destination = stage.lab.incoming_with(&vm, to)?;
+    destination.listen(&format!("exec:cat {stream}"))?;
+    is_whole(stage, destination)?;
+    let destination = stage.lab.incoming_with(&vm, to)?;
+    drop(vm);
+    start_restore(stage, &destination, &again, &[])?.succeed(LIMIT)?;
+    is_whole(stage, destination)
+}
+
+/// Number of the process that plays the image: the `nth` that this restore has started.
+fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
+    let deadline = std::time::Instant::now() + NOTICE;
+    loop {
+        let output = restore.process.output();
+        let begun: Vec<&str> = output
+            .lines()
+            .filter_map(|line| line.strip_prefix("platen: player ")?.strip_suffix(" begins"))
+            .collect();
+        if let Some(pid) = begun.get(nth) {
+            return pid.parse().context("the player's number");
+        }
+        ensure!(std::time::Instant::now() < deadline, "no player {nth}: {output}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn kill(pid: i32) -> Result<()> {
+    let pid = rustix::process::Pid::from_raw(pid).context("no process")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("kill")
+}
+
+/// Players are killed while the guest runs and most of its memory is not there: others go on. Then
+/// the whole restore is killed, and a second one goes on.
+fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let (vm, image) = saved(stage, from)?;
+    let mut destination = stage.lab.incoming_with(&vm, to)?;
+    drop(vm);
+    let mut restore = start_restore(stage, &destination, &image, &HELD)?;
+    restore.process.wait_for_output("the VM runs", NOTICE)?;
+    for nth in 0..2 {
+        kill(player(&mut restore, nth)?)?;
+        player(&mut restore, nth + 1)?;
+    }
+    restore.process.signal(Signal::KILL)?;
+    restore.process.wait(NOTICE)?;
+    kill(player(&mut restore, 2)?)?;
+    // It may answer, or hang in a page that nobody sends.
+    let mut second = start_restore(stage, &destination, &image, &["--recover"])?;
+    second.succeed(LIMIT)?;
+    let report = second.report()?;
+    ensure!(mode(&report) == "instant", "it was not: {report}");
+    destination.monitor.wait_migration(&["completed"], NOTICE)?;
+    is_whole(stage, destination)
+}
+
+/// Units are damaged while the guest runs. The first that it asks for is named and not given to it,
+/// and it goes on from a sound copy.
+fn image_damaged(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let (vm, image) = saved(stage, from)?;
+    let copy = stage.lab.scratch("copy");
+    std::fs::copy(&image, &copy)?;
+    let destination = stage.lab.incoming_with(&vm, to)?;
+    drop(vm);
+    let mut restore = start_restore(stage, &destination, &image, &HELD)?;
+    restore.process.wait_for_output("the VM runs", NOTICE)?;
+    let file = std::fs::OpenOptions::new().write(true).open(&image)?;
+    let len = file.metadata()?.len();
+    for at in (0..len).step_by(16 << 10).skip(1) {
+        file.write_all_at(&[0x5a; 8], at)?;
+    }
+    let said = restore.fail(LIMIT)?;
+    for words in [&["unit "][..], &["is damaged"], &["--recover"]] {
+        names_the_cause(&said, words)?;
+    }
+    let mut second = start_restore(stage, &destination, &copy, &["--recover"])?;
+    second.succeed(LIMIT)?;
+    is_whole(stage, destination)
+}
+
+/// Everything that a user can set, as QEMU tells it.
+fn settings(vm: &mut Vm) -> Result<Value> {
+    let none = serde_json::json!({});
+    let capabilities = vm.monitor.execute("query-migrate-capabilities", none.clone())?;
+    Ok(serde_json::json!([capabilities, vm.monitor.execute("query-migrate-parameters", none)?]))
+}
+
+/// A live save: the VM goes on, with the settings it had, and the image is the VM of a moment of it.
+fn goes_on(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    for flags in [&["--live"][..], &["--stop", "--codec", "lz4"]] {
+        let mut vm = stage.vm_of(spec)?;
+        vm.let_migrate()?;
+        vm.monitor.set_capabilities(&[("multifd", true), ("xbzrle", false)])?;
+        let before = settings(&mut vm)?;
+        vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+        let image = stage.lab.scratch("image");
+        start_save(stage, &vm, &image, flags)?.succeed(LIMIT)?;
+        ensure!(settings(&mut vm)? == before, "{flags:?}: the settings are not as before");
+        let destination = stage.lab.incoming_for(&vm)?;
+        is_whole(stage, vm)?;
+        start_restore(stage, &destination, &image, &[])?.succeed(LIMIT)?;
+        is_whole(stage, destination)?;
+    }
+    // Two at once is what `is_whole` has left.
+    stage.discard();
+    Ok(())
+}
+
+/// A save that is under way, slowly.
+fn slow_save(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf, Platen)> {
+    let mut vm = stage.vm_of(spec)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let image = stage.lab.scratch("image");
+    let mut save = start_save(stage, &vm, &image, &[])?;
+    vm.wait_active(&mut save.process)?;
+    vm.hold_migration(1)?;
+    Ok((vm, image, save))
+}
+
+fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let (mut vm, image, mut save) = slow_save(stage, spec)?;
+    save.process.signal(Signal::KILL)?;
+    save.process.wait(NOTICE)?;
+    vm.wait_back(&["failed", "cancelled"], NOTICE)?;
+    ensure!(!image.exists(), "a save that was killed left an image");
+    vm.let_migrate()?;
+    is_whole(stage, vm)
+}
+
+fn disk_full(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let mut vm = stage.vm_of(spec)?;
+    vm.let_migrate()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let folder = stage.lab.scratch("small");
+    std::fs::create_dir(&folder)?;
+    rustix::mount::mount(
+        "none",
+        &folder,
+        "tmpfs",
+        rustix::mount::MountFlags::empty(),
+        Some(c"size=4m"),
+    )
+    .context("a small disk")?;
+    let image = folder.join("image");
+    let outcome = start_save(stage, &vm, &image, &[]).and_then(|mut save| save.fail(LIMIT));
+    let left = image.exists();
+    rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH)?;
+    names_the_cause(&outcome?, &["No space"])?;
+    ensure!(!left, "a save that failed left an image");
+    is_whole(stage, vm)
+}
+
+/// Before anything is touched: the machine type, a QEMU that does not wait, a file in the way.
+/// Later, with nothing started: RAM of another size.
+fn refused(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let (mut vm, image) = saved(stage, spec)?;
+    let said = start_save(stage, &vm, &image, &[])?.fail(LIMIT)?;
+    names_the_cause(&said, &["postmigrate"])?;
+    vm.monitor.execute("cont", serde_json::json!({}))?;
+    let said = start_save(stage, &vm, &image, &[])?.fail(LIMIT)?;
+    names_the_cause(&said, &["exists"])?;
+    let said = start_restore(stage, &vm, &image, &[])?.fail(LIMIT)?;
+    names_the_cause(&said, &["-incoming defer"])?;
+
+    let other = VmSpec { machine: "pc-q35-6.2", ..spec.clone() };
+    let mut destination = stage.lab.incoming_with(&vm, &other)?;
+    let before = settings(&mut destination)?;
+    let said = start_restore(stage, &destination, &image, &[])?.fail(LIMIT)?;
+    names_the_cause(&said, &["pc-q35-6.2"])?;
+    ensure!(settings(&mut destination)? == before, "a refused restore has changed settings");
+    drop(destination);
+
+    for flags in [&["--load"][..], &[]] {
+        let other = VmSpec { memory_kib: spec.memory_kib + (8 << 10), ..spec.clone() };
+        let mut destination = stage.lab.incoming_with(&vm, &other)?;
+        let said = start_restore(stage, &destination, &image, flags)?.fail(LIMIT)?;
+        names_the_cause(&said, &["closed its socket", "could not load the VM"])?;
+        destination_ends(&mut destination)?;
+    }
+    is_whole(stage, vm)
+}
