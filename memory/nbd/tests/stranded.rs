@@ -44,6 +44,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+// Over 80 lines: one sequence on one disk that does not answer.
 #[test]
 fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
     const PAGES: u64 = 256;

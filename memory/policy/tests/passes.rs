@@ -154,6 +154,7 @@ fn pages_without_gain_are_tried_once() {
     }
 }
 
+// Over 80 lines: the threads share the state that each checks.
 #[test]
 fn clients_that_write_read_and_discard_meanwhile_see_their_own_pages() {
     const PAGES: u64 = 512;

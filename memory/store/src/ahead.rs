@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use crate::error::StoreError;
 use crate::layout::{PAGE, REGION};
 use crate::map::{self, Map};
-use crate::store::{limit_pages, Options};
+use crate::options::{limit_pages, Options};
 use crate::superblock::{self, Foreign};
 
 /// The mapping of a store that another server has, for [`Store::attach_ahead`].

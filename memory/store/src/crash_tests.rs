@@ -24,9 +24,10 @@ use crate::inject;
 use crate::layout::DICTIONARIES;
 use crate::modify::{Change, ModifyError};
 use crate::object::{dictionary_of, DICTIONARY_TAG};
+use crate::options::Options;
 use crate::page::{Page, PutError};
 use crate::slot::{State, MAX_OBJECT};
-use crate::store::{Options, Store};
+use crate::store::Store;
 use crate::superblock;
 use crate::sync::Ordering;
 use crate::worker::Worker;
@@ -74,6 +75,7 @@ fn prelude() -> Vec<Op> {
     ops
 }
 
+// Over 80 lines: the script is a list.
 fn script() -> Vec<Op> {
     vec![
         Op::Put(0, 1500),
@@ -176,6 +178,7 @@ fn full_script() -> Vec<Op> {
 }
 
 /// Executes an operation; returns whether it was done: always, unless there is no room.
+// Over 80 lines: one arm for each operation.
 fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) -> bool {
     let full = store.options.mem_limit > 0;
     match op {
@@ -450,6 +453,7 @@ fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
 /// Kills a server at each step of `script`, with a memory limit of this many bytes (0: none).
 /// Returns the number of steps, and at how many of them blocks of the disk were barred. `done` says
 /// which operations have an effect.
+// Over 80 lines: one loop over all steps, and what must hold after each.
 fn killed_at_each_step(
     prelude: &[Op],
     script: &[Op],

@@ -172,7 +172,7 @@ fn sum(place: usize, body: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use crate::object::DICTIONARY_TAG;
-    use crate::store::Options;
+    use crate::options::Options;
     use std::os::fd::AsFd;
 
     fn store() -> Arc<Store> {

@@ -324,7 +324,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Options;
+    use crate::options::Options;
     use crate::PutError;
     use std::os::unix::fs::FileExt;
 

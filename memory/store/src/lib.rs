@@ -168,6 +168,8 @@ mod modify;
 #[cfg(not(loom))]
 mod object;
 #[cfg(not(loom))]
+mod options;
+#[cfg(not(loom))]
 mod page;
 mod record;
 #[cfg(not(loom))]
@@ -180,7 +182,6 @@ mod slab;
 mod slot;
 #[cfg(not(loom))]
 mod stats;
-#[cfg(not(loom))]
 mod store;
 #[cfg(not(loom))]
 mod superblock;
@@ -208,10 +209,11 @@ pub use {
     layout::DICTIONARIES,
     modify::{Change, ModifyError},
     object::{dictionary_of, DICTIONARY_TAG},
+    options::Options,
     page::{GetError, Page, PutError},
     slot::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     stats::Stats,
-    store::{Options, Store, MAX_WORKERS},
+    store::{Store, MAX_WORKERS},
     superblock::Foreign,
     worker::Worker,
     writeback::{Added, BackBuffer, Batch, WriteBackError, WrittenBack, WHOLE_TAG},

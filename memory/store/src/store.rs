@@ -5,7 +5,6 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use crate::ahead::Ahead;
 use crate::backing_device::Backing;
@@ -15,6 +14,7 @@ use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
 use crate::map::{self, Map, Taken};
+use crate::options::{in_pages, limit_pages, Options};
 use crate::recover;
 use crate::slot::MAX_PINS;
 use crate::stats::{self, sum, Counters, Stats};
@@ -26,29 +26,6 @@ use crate::sync::{AtomicU64, Ordering};
 pub const MAX_WORKERS: usize = 64;
 
 const _: () = assert!((MAX_WORKERS as u64) < MAX_PINS);
-
-/// A server's options; none of them is written to the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Limit of the file's memory in bytes, table included; 0 for none.
-    pub mem_limit: u64,
-    /// Bytes that a [`Keeper`](crate::Keeper) allocates ahead of need. The default covers a fifth
-    /// of a second at 300 MB/s; a server under memory pressure wants 64 MiB to 256 MiB.
-    pub reserve: u64,
-    /// How long a write waits for the keeper when no slab is ready, before it fails with
-    /// [`PutError::Full`](crate::PutError::Full).
-    pub patience: Duration,
-    /// While the machine is short of memory ([`Store::is_short`]): the part of the limit, as its
-    /// divisor, that pages stored as they are may take. A write of one more fails as full: it would
-    /// take as much memory as it frees. 0: any number.
-    pub whole_part: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1), whole_part: 0 }
-    }
-}
 
 impl StoreError {
     pub(crate) fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
@@ -248,21 +225,4 @@ fn populate_table(map: &Map) -> Result<(), StoreError> {
     let fixed = map.layout().fixed_pages();
     let pages = u32::try_from(fixed).expect("tables are below 2^32 pages");
     map.populate(0, pages).map_err(StoreError::io("find memory for"))
-}
-
-fn in_pages(limit: u64) -> u64 {
-    if limit == 0 {
-        u64::MAX
-    } else {
-        limit / PAGE as u64
-    }
-}
-
-pub(crate) fn limit_pages(layout: &Layout, options: &Options) -> Result<u64, StoreError> {
-    let limit = in_pages(options.mem_limit);
-    if limit < layout.fixed_pages() {
-        let need = layout.fixed_pages() * PAGE as u64;
-        return Err(StoreError::Limit { limit: options.mem_limit, need });
-    }
-    Ok(limit)
 }

@@ -117,6 +117,7 @@ fn group(worker: &mut Worker, from: u64, members: u64, len: usize, buffer: &mut 
 
 /// Stamps of a page are given out in order. A page may only have a stamp that was given out, and
 /// that no write has replaced which ended before this one began.
+// Over 80 lines: the threads share the state that each checks.
 fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
     let store = Store::create(PAGES, options.clone()).unwrap();
     let keeper = keeper.then(|| Keeper::start(&store).unwrap());

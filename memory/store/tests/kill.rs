@@ -160,6 +160,7 @@ fn serve(fd: &OwnedFd, disk: &OwnedFd, log: &Log) {
     });
 }
 
+// Over 80 lines: the child and its judge, side by side.
 #[test]
 fn the_next_server_finds_every_page_that_was_acknowledged() {
     let store = Store::create(PAGES, options()).unwrap();

@@ -219,6 +219,7 @@ fn check_all(store: &Arc<Store>, worker: &Worker, oracle: &HashMap<u64, Held>) {
     assert!(stats.mem_used_max >= stats.mem_used_total);
 }
 
+// Over 80 lines: one arm for each operation, beside what the model makes of it.
 fn run(ops: Vec<Op>, mem_limit: u64) {
     let options = Options { mem_limit, reserve: 0, ..Options::default() };
     let mut store = Store::create(PAGES, options.clone()).unwrap();

@@ -18,7 +18,7 @@ type Module = Vec<String>;
 type Graph = BTreeMap<Module, BTreeSet<Module>>;
 
 /// The folders of the product's crates, with their benchmarks.
-const ROOMS: [&str; 6] = ["engine", "accel", "migrate", "memory", "apps", "bench"];
+const ROOMS: [&str; 7] = ["engine", "accel", "migrate", "memory", "images", "apps", "bench"];
 
 /// Prints every circle in the crates of `folders`, or in all of the product's; returns whether
 /// there is none.

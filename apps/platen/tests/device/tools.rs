@@ -82,6 +82,7 @@ fn nbdcopy_gets_back_what_it_put_in() {
 }
 
 /// Every command and flag, odd alignments, and errors, by libnbd's own shell.
+// Over 80 lines: one script of nbdsh, in the order of the protocol.
 #[test]
 fn nbdsh_finds_every_command_as_the_protocol_has_it() {
     if !have(&["nbdsh"]) {
