@@ -30,7 +30,7 @@ demo: setup build
 	@$(CARGO) run --release --quiet -p vm-tests --bin demo
 
 demo-memory: setup build
-	@scripts/fetch-qemu10
+	@scripts/fetch-qemu 10
 	@scripts/fetch-linux612
 	@$(CARGO) run --release --quiet -p vm-tests --bin demo_memory
 

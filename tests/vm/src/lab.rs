@@ -23,8 +23,10 @@ use crate::qemu::{Role, Vm};
 pub enum Qemu {
     /// The system's.
     System,
-    /// The QEMU 10 that `scripts/fetch-qemu10` has unpacked.
+    /// The QEMU 10 that `scripts/fetch-qemu 10` has unpacked.
     Ten,
+    /// The QEMU 11 that `scripts/fetch-qemu 11` has unpacked.
+    Eleven,
 }
 
 impl Qemu {
@@ -33,6 +35,16 @@ impl Qemu {
         match self {
             Self::System => PathBuf::from("qemu-system-x86_64"),
             Self::Ten => image::folder().with_file_name("qemu10").join("qemu-system-x86_64"),
+            Self::Eleven => image::folder().with_file_name("qemu11").join("qemu-system-x86_64"),
+        }
+    }
+
+    /// The number by which `scripts/fetch-qemu` knows it; `None` for the system's.
+    pub fn number(self) -> Option<u32> {
+        match self {
+            Self::System => None,
+            Self::Ten => Some(10),
+            Self::Eleven => Some(11),
         }
     }
 
@@ -45,8 +57,11 @@ impl Qemu {
 /// A machine type that QEMU 7.2 and all later versions have.
 pub const MACHINE_7_2: &str = "pc-q35-7.2";
 
-/// The newest machine type of the QEMU that `scripts/fetch-qemu10` fetches.
+/// The newest machine type of the QEMU that `scripts/fetch-qemu 10` fetches.
 pub const MACHINE_10: &str = "pc-q35-10.0";
+
+/// The newest machine type of the QEMU that `scripts/fetch-qemu 11` fetches.
+pub const MACHINE_11: &str = "pc-q35-11.1";
 
 /// A VM's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -42,7 +42,7 @@ mod wild;
 
 pub use certificates::Certificates;
 pub use console::{Console, Verified};
-pub use lab::{Lab, Qemu, VmSpec, MACHINE_10, MACHINE_7_2};
+pub use lab::{Lab, Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 pub use method::{Compression, Cost, DidNotEnd, Method, Outcome, Patience};
 pub use monitor::Monitor;
 pub use net::{Net, Rate, Side};

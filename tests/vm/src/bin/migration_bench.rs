@@ -45,7 +45,7 @@ struct Options {
     /// helps it to an end.
     #[arg(long, default_value_t = 300)]
     limit: u64,
-    /// The QEMU at both ends: the system's, or the 10 that scripts/fetch-qemu10 has unpacked.
+    /// The QEMU at both ends: the system's, or the 10 that scripts/fetch-qemu 10 has unpacked.
     #[arg(long, value_parser = ["system", "10"], default_value = "system")]
     qemu: String,
     /// Have both QEMUs touch all of their memory before. Otherwise the destination's first touch is
@@ -185,7 +185,7 @@ fn bench(options: &Options) -> Result<()> {
     let mut spec = VmSpec::large();
     if options.qemu == "10" {
         (spec.qemu, spec.machine) = (Qemu::Ten, MACHINE_10);
-        ensure!(spec.qemu.is_there(), "there is no QEMU 10: scripts/fetch-qemu10 fetches it");
+        ensure!(spec.qemu.is_there(), "there is no QEMU 10: scripts/fetch-qemu 10 fetches it");
     }
     spec.prealloc = options.prealloc;
     let lab = Lab::new()?;

@@ -49,7 +49,7 @@ pub fn missing() -> Option<String> {
         return Some("Linux 6.12 is not there (scripts/fetch-linux612 says why)".into());
     }
     if !Qemu::Ten.is_there() {
-        return Some("QEMU 10 is not there (scripts/fetch-qemu10 says why)".into());
+        return Some("QEMU 10 is not there (scripts/fetch-qemu 10 says why)".into());
     }
     None
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
-//! of `make test`. Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu10` unpack,
+//! of `make test`. Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack,
 //! and the binary of the same profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` makes the soak
 //! longer than 60 s (10 s by NBD, 5 s with `--quick`).
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, ensure, Context, Result};
 use vm_tests::platen::{self, Platen, Receive};
-use vm_tests::{Lab, Method, Patience, Rate, Vm, VmSpec};
+use vm_tests::{Lab, Method, Patience, Qemu, Rate, Vm, VmSpec};
 
 /// Data in the guest, in MiB.
 pub(crate) const DATA_MIB: u64 = 144;
@@ -72,12 +72,7 @@ impl Stage {
     /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU has the migration
     /// settings of the scenario before.
     pub(crate) fn vm_of(&mut self, spec: &VmSpec) -> Result<Vm> {
-        if !spec.qemu.is_there() {
-            if std::env::var("PLATEN_SKIP_QEMU10").is_ok_and(|value| value == "1") {
-                return Err(Skip("there is no QEMU 10 here (PLATEN_SKIP_QEMU10)").into());
-            }
-            bail!("there is no QEMU 10 here: scripts/fetch-qemu10 fetches it");
-        }
+        check_qemu(spec.qemu)?;
         match self.others.iter().position(|vm| vm.spec() == spec) {
             Some(nth) => Ok(self.others.swap_remove(nth)),
             None => self.lab.boot(spec, TINY_DATA_MIB),
@@ -208,4 +203,16 @@ pub(crate) fn names_the_cause(message: &str, words: &[&str]) -> Result<()> {
         "the error must name the cause (one of {words:?}), but it says: {message}"
     );
     Ok(())
+}
+
+/// Skips the scenario where the user does without this QEMU, and fails where it is missing.
+pub(crate) fn check_qemu(qemu: Qemu) -> Result<()> {
+    let Some(number) = qemu.number().filter(|_| !qemu.is_there()) else { return Ok(()) };
+    let skip = format!("PLATEN_SKIP_QEMU{number}");
+    if std::env::var(&skip).is_ok_and(|value| value == "1") {
+        return Err(
+            Skip("a QEMU is missing, as PLATEN_SKIP_QEMU10 or PLATEN_SKIP_QEMU11 says").into()
+        );
+    }
+    bail!("there is no QEMU {number} here: `scripts/fetch-qemu {number}` fetches it")
 }

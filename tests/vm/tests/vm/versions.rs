@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
-use vm_tests::{Qemu, VmSpec, MACHINE_10, MACHINE_7_2};
+use vm_tests::{Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{Stage, LOAD, TINY_DATA_MIB};
@@ -16,6 +16,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2),
         ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
         ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10),
+        ("7_to_11", Qemu::System, Qemu::Eleven, MACHINE_7_2),
+        ("10_to_11", Qemu::Ten, Qemu::Eleven, MACHINE_10),
+        ("11_to_11", Qemu::Eleven, Qemu::Eleven, MACHINE_11),
     ];
     let mut all = Vec::new();
     for (name, from, to, machine) in pairs {
