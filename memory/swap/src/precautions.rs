@@ -61,7 +61,7 @@ pub fn inherited() -> Vec<Untaken> {
 }
 
 /// Takes what each program takes for itself: all its memory, now and later, stays in memory, and is
-/// in no core dump. Call it before there are threads, after the program's own large allocations are
+/// in no core dump; and the host does not hibernate while the process lives. Call it before there are threads, after the program's own large allocations are
 /// decided.
 pub fn own() -> Vec<Untaken> {
     let mut untaken = Vec::new();
@@ -72,7 +72,21 @@ pub fn own() -> Vec<Untaken> {
     };
     attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
     attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
+    if can_hibernate(Path::new("/sys/power/disk")) {
+        let action = "keep the host from hibernating (boot it with nohibernate)";
+        match crate::sys::secret_memory() {
+            // For as long as this process lives.
+            Ok(secret) => std::mem::forget(secret),
+            Err(source) => untaken.push(Untaken { action, source }),
+        }
+    }
     untaken
+}
+
+/// Whether the kernel would hibernate: it says so in this file. To hibernate it freezes processes,
+/// and then swaps out what it has no room for: it waits for a server of swap that is frozen.
+pub(crate) fn can_hibernate(file: &Path) -> bool {
+    fs::read_to_string(file).is_ok_and(|ways| !ways.contains("[disabled]"))
 }
 
 /// Has the threads of this process that are called `name`, or `name` and a number (`fetch-3`), get
