@@ -72,13 +72,14 @@ pub fn own() -> Vec<Untaken> {
     };
     attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
     attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
-    if can_hibernate(Path::new("/sys/power/disk")) {
-        let action = "keep the host from hibernating (boot it with nohibernate)";
-        match crate::sys::secret_memory() {
-            // For as long as this process lives.
-            Ok(secret) => std::mem::forget(secret),
-            Err(source) => untaken.push(Untaken { action, source }),
+    match crate::sys::secret_memory() {
+        // For as long as this process lives: another one that keeps the host from it may end first.
+        Ok(secret) => std::mem::forget(secret),
+        Err(source) if can_hibernate(Path::new("/sys/power/disk")) => {
+            let action = "keep the host from hibernating (boot it with nohibernate)";
+            untaken.push(Untaken { action, source });
         }
+        Err(_) => {}
     }
     untaken
 }

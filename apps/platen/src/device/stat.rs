@@ -2,6 +2,7 @@
 
 use super::args::StatArgs;
 use super::control;
+use super::footprint::Footprint;
 use super::requests;
 use super::status::Status;
 use crate::say::{say, show};
@@ -75,7 +76,11 @@ fn with_reason(error: anyhow::Error, folder: &Path, name: &str) -> anyhow::Error
 
 pub(super) fn ask(path: &Path) -> anyhow::Result<Status> {
     let answer = control::ask(path, "stat")?;
-    serde_json::from_str(&answer).context("the answer is of another version")
+    let status: Status =
+        serde_json::from_str(&answer).context("the answer is of another version")?;
+    // Counted here, and not by the server: it may take memory.
+    let footprint = Footprint::of(Path::new("/proc"), status.pid, status.disksize);
+    Ok(Status { footprint, ..status })
 }
 
 /// A line for each, with the columns of zramctl that apply, and the ratio.
@@ -165,6 +170,9 @@ pub(crate) fn counters(status: &Status) -> String {
             let name = format!("redone/{reason}");
             group("", &[(&name, *count, "Of those redone", true)]);
         }
+    }
+    if let Some(footprint) = &status.footprint {
+        group("footprint", &footprint.fields());
     }
     if let Some(policy) = &status.policy {
         group("policy", &policy.fields());
