@@ -61,8 +61,8 @@ pub fn inherited() -> Vec<Untaken> {
 }
 
 /// Takes the precautions that each program takes for itself: locks all its memory, present and
-/// future, and excludes it from core dumps. Call it before there are threads, once the program's own
-/// large allocations are decided.
+/// future, excludes it from core dumps, and keeps the host from hibernating while the process lives.
+/// Call it before there are threads, once the program's own large allocations are decided.
 pub fn own() -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: rustix::io::Result<()>| {
@@ -72,7 +72,22 @@ pub fn own() -> Vec<Untaken> {
     };
     attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
     attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
+    match crate::sys::secret_memory() {
+        // For as long as this process lives: another one that keeps the host from it may end first.
+        Ok(secret) => std::mem::forget(secret),
+        Err(source) if can_hibernate(Path::new("/sys/power/disk")) => {
+            let action = "keep the host from hibernating (boot it with nohibernate)";
+            untaken.push(Untaken { action, source });
+        }
+        Err(_) => {}
+    }
     untaken
+}
+
+/// Whether the kernel would hibernate, by this file. To hibernate the kernel freezes processes and
+/// then swaps pages out: it would wait for a frozen swap server.
+pub(crate) fn can_hibernate(file: &Path) -> bool {
+    fs::read_to_string(file).is_ok_and(|ways| !ways.contains("[disabled]"))
 }
 
 /// Gives the threads of this process that are called `name`, or `name` and a number (`fetch-3`),

@@ -198,6 +198,17 @@ pub(crate) fn copy_of(number: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
+/// Memory that is in no image of the system. The kernel does not hibernate while there is a
+/// descriptor of such memory, with pages or without.
+pub(crate) fn secret_memory() -> io::Result<OwnedFd> {
+    // SAFETY: takes a number.
+    let number = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
+    let number = i32::try_from(number).map_err(io::Error::other)?;
+    checked(number.min(0))?;
+    // SAFETY: the kernel has just given it to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
 /// The descriptor `number` under another number. Only for a process that has just begun, in which
 /// nothing owns it.
 pub(crate) fn take(number: i32) -> io::Result<OwnedFd> {

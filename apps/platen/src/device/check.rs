@@ -41,11 +41,11 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
 
 /// The processes of one device.
 #[derive(Debug, PartialEq, Eq)]
-struct Family {
+pub(super) struct Family {
     server: u32,
-    supervisor: Option<u32>,
+    pub(super) supervisor: Option<u32>,
     /// Those that stand by.
-    standby: Vec<u32>,
+    pub(super) standby: Vec<u32>,
 }
 
 impl Family {
@@ -74,7 +74,7 @@ impl Family {
 /// Who belongs to `server`: a supervisor is its parent and the same program, those that stand by
 /// are that one's other children with the arguments of a server. Helpers and trainers come and go,
 /// and are not needed.
-fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
+pub(super) fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
     let program = |pid: u32| std::fs::read_link(proc.join(format!("{pid}/exe"))).ok();
     let parent = parent(proc, server).with_context(|| format!("process {server}"))?;
     // Another program: there is no supervisor, or it was killed, and the server is on its own.

@@ -8,6 +8,7 @@ mod check;
 mod claims;
 mod control;
 mod endpoint;
+mod footprint;
 mod metrics;
 mod offload;
 mod plan;

@@ -26,8 +26,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use swap::supervisor::{Adopted, HandOver};
 
-/// Memory that a second server and its program take while both are there.
-const NEEDED: u64 = 48 << 20;
+/// Memory that another program and its tables of pages take, beside a server's heap and stacks.
+const PROGRAM: usize = 32 << 20;
 
 /// A request that is being carried out.
 pub(super) struct Renewal {
@@ -148,9 +148,6 @@ impl Serving {
         request: Request,
         client: &Client,
     ) -> anyhow::Result<(Command, Option<File>, Option<Settings>, [OwnedFd; 2])> {
-        if self.plan.args.swap {
-            check_memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())?;
-        }
         let (program, settings) = match request {
             Request::Set(changes, policy) => (None, Some(self.settings(&changes, policy)?)),
             Request::Upgrade(program) => (Some(program), None),
@@ -165,6 +162,12 @@ impl Serving {
         }
         let changes = settings.as_ref().map_or(&self.changes, |settings| &settings.changes);
         let plan = settings.as_ref().map_or(self.plan, |settings| settings.plan);
+        if plan.args.swap {
+            let (heap, threads) = plan.standby(None);
+            let needed = PROGRAM + heap + threads * (64 << 10);
+            let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+            check_memory(&meminfo, needed as u64)?;
+        }
         let path = program.as_ref().map(path);
         let mut command = self.command(path.as_deref(), &inherited, changes, plan);
         // Until it stands by the reasons that it has go to who has asked.
@@ -295,7 +298,7 @@ fn path(program: &File) -> String {
 
 /// Refuses to start another server beside the present one where the kernel would have to kill
 /// somebody for it.
-fn check_memory(meminfo: &str) -> anyhow::Result<()> {
+fn check_memory(meminfo: &str, needed: u64) -> anyhow::Result<()> {
     let of = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<u64>().ok()
@@ -306,9 +309,33 @@ fn check_memory(meminfo: &str) -> anyhow::Result<()> {
         return Ok(());
     };
     ensure!(
-        there >= NEEDED,
-        "memory is short: another server takes {NEEDED} bytes while both are there, and the \
+        there >= needed,
+        "memory is short: another server takes {needed} bytes while both are there, and the \
          machine has {there} (MemAvailable, and half of SwapFree); try again when it has more"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_server_needs_memory_or_free_swap() {
+        let with = |available: u64, free: u64| {
+            let text = format!(
+                "MemTotal: 1 kB\nMemAvailable:   {available} kB\nSwapTotal: 9 kB\nSwapFree: {free} kB\n"
+            );
+            check_memory(&text, 48 << 20).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(with(48 << 10, 0), "");
+        assert_eq!(with(8 << 10, 80 << 10), "");
+        let said = with(8 << 10, 79 << 10);
+        assert!(
+            said.contains("takes 50331648 bytes")
+                && said.contains(&format!("has {}", (8 + 39) * 1024 * 1024 + 512 * 1024)),
+            "{said}"
+        );
+        assert!(check_memory("", 1).is_ok(), "a kernel that does not say");
+    }
 }

@@ -2,6 +2,8 @@
 
 use super::args::StatArgs;
 use super::control;
+use super::footprint::Footprint;
+use super::requests;
 use super::status::Status;
 use crate::say::{say, show};
 use crate::size::Size;
@@ -10,12 +12,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 
 pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
     let folder = control::folder(args.control.run_dir.as_deref())?;
     let (all, silent) = match &args.name {
         Some(name) => {
             let status = ask(control::address(&folder, name).path());
+            let status = status.map_err(|error| with_reason(error, &folder, name));
             (vec![status.with_context(|| format!("device {name}"))?], 0)
         }
         None => everything(&folder)?,
@@ -51,7 +55,8 @@ fn everything(folder: &Path) -> anyhow::Result<(Vec<Status>, usize)> {
             Ok(status) => all.push(status),
             Err(error) => {
                 silent += 1;
-                let name = path.file_stem().unwrap_or_default().display();
+                let name = path.file_stem().unwrap_or_default().to_string_lossy();
+                let error = with_reason(error, folder, &name);
                 say(&format!("device {name}: {error:#}"));
             }
         }
@@ -59,9 +64,23 @@ fn everything(folder: &Path) -> anyhow::Result<(Vec<Status>, usize)> {
     Ok((all, silent))
 }
 
+/// Why there is no server, if its supervisor knows.
+fn with_reason(error: anyhow::Error, folder: &Path, name: &str) -> anyhow::Error {
+    match requests::ask(folder, name, "state", None, Duration::from_secs(1)) {
+        Ok(said) if said.trim_end() != requests::DONE && !said.is_empty() => {
+            anyhow::anyhow!("{error:#}; its supervisor says: {}", said.trim_end())
+        }
+        _ => error,
+    }
+}
+
 pub(super) fn ask(path: &Path) -> anyhow::Result<Status> {
     let answer = control::ask(path, "stat")?;
-    serde_json::from_str(&answer).context("the answer is of another version")
+    let status: Status =
+        serde_json::from_str(&answer).context("the answer is of another version")?;
+    // Counted here, and not by the server: it may take memory.
+    let footprint = Footprint::of(Path::new("/proc"), status.pid, status.disksize);
+    Ok(Status { footprint, ..status })
 }
 
 /// A line for each, with the columns of zramctl that apply, and the ratio.
@@ -152,6 +171,9 @@ pub(crate) fn counters(status: &Status) -> String {
             group("", &[(&name, *count, "Of those redone", true)]);
         }
     }
+    if let Some(footprint) = &status.footprint {
+        group("footprint", &footprint.fields());
+    }
     if let Some(policy) = &status.policy {
         group("policy", &policy.fields());
     }
@@ -188,6 +210,33 @@ mod tests {
     use super::super::metrics::tests::status;
     use super::super::status::Transport;
     use super::*;
+
+    #[test]
+    fn a_device_without_a_server_is_shown_with_what_its_supervisor_says() {
+        use std::io::{BufRead, BufReader, Write};
+        let folder = tempfile::tempdir().unwrap();
+        let listening = requests::address(folder.path(), "one").listen().unwrap();
+        let answers = std::thread::spawn(move || {
+            for answer in ["the server has died (signal: 9): starting another in 10s", "done"] {
+                let (stream, _) = listening.listener.accept().unwrap();
+                let mut asked = String::new();
+                BufReader::new(&stream).read_line(&mut asked).unwrap();
+                assert_eq!(asked, "state\n");
+                writeln!(&stream, "{answer}").unwrap();
+            }
+        });
+        let shown = |name| {
+            let error = anyhow::anyhow!("it does not answer within 5 s");
+            format!("{:#}", with_reason(error, folder.path(), name))
+        };
+        let reason = shown("one");
+        assert!(reason.starts_with("it does not answer within 5 s; its supervisor says: "));
+        assert!(reason.ends_with("starting another in 10s"), "{reason}");
+        // It has nothing to say, or there is none.
+        assert_eq!(shown("one"), "it does not answer within 5 s");
+        answers.join().unwrap();
+        assert_eq!(shown("one"), "it does not answer within 5 s");
+    }
 
     #[test]
     fn the_table_lines_up_and_json_comes_back() {

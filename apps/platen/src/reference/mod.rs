@@ -13,7 +13,8 @@ const REWRITE: &str = "UPDATE_REFERENCE=1 cargo test -p platen --bin platen refe
 
 /// Sources of the structs that are JSON or TOML.
 const REPORT: &[&str] = &[include_str!("../report.rs"), include_str!("../auto.rs")];
-const STATUS: &[&str] = &[include_str!("../device/status/mod.rs")];
+const STATUS: &[&str] =
+    &[include_str!("../device/status/mod.rs"), include_str!("../device/footprint.rs")];
 const POLICY: &[&str] = &[include_str!("../../../../memory/policy/src/settings.rs")];
 const CHECK: &[&str] = &[include_str!("../../../../memory/swap/src/check/mod.rs")];
 

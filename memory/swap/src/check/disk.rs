@@ -93,6 +93,19 @@ impl Eyes {
         Ok("nothing to flush".into())
     }
 
+    /// A process that has called `own` keeps the kernel from it.
+    pub(super) fn hibernation(&self) -> Found {
+        if crate::precautions::can_hibernate(&self.root.join("sys/power/disk")) {
+            return Err(
+                "the host can hibernate: the kernel would freeze the server, and then swap to \
+                        it; boot with nohibernate, or with secretmem.enable=1 (Linux 5.14 on)"
+                    .to_owned()
+                    .into(),
+            );
+        }
+        Ok("the host does not hibernate".into())
+    }
+
     pub(super) fn page_cluster(&self) -> Found {
         match self.read("proc/sys/vm/page-cluster")?.trim() {
             "0" => Ok("pages are read one at a time".into()),

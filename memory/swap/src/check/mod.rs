@@ -144,6 +144,7 @@ impl Eyes {
             items.push(item("disk-cache", Advised, self.disk_cache(disk)));
         }
         items.push(item("page-cluster", Advised, self.page_cluster()));
+        items.push(item("hibernation", Advised, self.hibernation()));
         items
     }
 

@@ -162,6 +162,14 @@ impl Eyes {
                 return Err(no.to_owned().into());
             };
             let leaf = Path::new(path.trim_start_matches('/'));
+            if leaf.starts_with("user.slice") {
+                return Err(format!(
+                    "cgroup {path} is a user's: systemd may freeze it, when the host sleeps for \
+                     example, and with it the server: start platen as a service of the system \
+                     (docs/memory.md has a unit)"
+                )
+                .into());
+            }
             let mut swapless = false;
             for level in leaf.ancestors() {
                 let value = |file: &str| {

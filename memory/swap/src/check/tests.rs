@@ -135,7 +135,7 @@ fn where_all_is_as_it_must_be_all_is_met_but_what_cannot_be_seen() {
         let expected = if unseen { State::Unseen } else { State::Met };
         assert_eq!(item.state, expected, "{item}");
     }
-    assert_eq!(items.len(), 15);
+    assert_eq!(items.len(), 16);
     let keeper = items.iter().find(|item| item.name == "keeper").unwrap();
     assert!(keeper.found.ends_with("3072 KiB are ready, the limit is 5120 KiB"), "{keeper}");
 }
@@ -288,6 +288,11 @@ fn advice_is_given_and_does_not_fail_the_check() {
     let tree = Tree::whole();
     tree.put("proc/sys/vm/page-cluster", "3\n");
     tree.fails("page-cluster", "2^3 pages");
+    let tree = Tree::whole();
+    tree.put("sys/power/disk", "[platform] shutdown reboot suspend test_resume\n");
+    tree.fails("hibernation", "boot with nohibernate");
+    tree.put("sys/power/disk", "[disabled]\n");
+    assert!(tree.check().iter().all(|item| item.state != State::NotMet));
 }
 
 #[test]

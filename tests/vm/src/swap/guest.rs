@@ -1,6 +1,6 @@
 //! A guest with platen in it, and the operations of its tests.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
@@ -31,12 +31,27 @@ impl Stage {
     /// # Errors
     /// When a piece is missing.
     pub fn new() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("platen-swap-{}", std::process::id()));
+        Self::with(&[])
+    }
+
+    /// The same, and these programs under these names.
+    ///
+    /// # Errors
+    /// When a piece is missing.
+    pub fn with(programs: &[(&Path, &str)]) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!(
+            "platen-swap-{}-{}",
+            std::process::id(),
+            programs.len()
+        ));
         std::fs::create_dir_all(&folder)?;
         let ticket = register(Leftover::Folder(folder.clone()));
         let mut contents = Contents::default();
         contents.program(&platen::binary()?, "platen")?;
         contents.redis()?;
+        for (path, name) in programs {
+            contents.program(path, name)?;
+        }
         let initramfs = folder.join("initramfs");
         write_initramfs(&initramfs, &contents)?;
         Ok(Self { initramfs, _folder: ticket })

@@ -12,6 +12,8 @@
 mod disk;
 mod limits;
 mod redis;
+mod renew;
+mod sleep;
 mod swapping;
 
 use std::process::ExitCode;
@@ -75,6 +77,26 @@ const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "a server that writes to a disk that does not answer is killed and replaced, and no page is written over",
         run: disk::hung_in_a_write,
+    },
+    Scenario {
+        name: "another program takes the server's place by ublk under pressure, and other settings",
+        run: renew::by_ublk,
+    },
+    Scenario {
+        name: "another program takes the server's place by the kernel's NBD client: the same",
+        run: renew::by_nbd,
+    },
+    Scenario {
+        name: "the program of an earlier commit hands its device over to this one",
+        run: renew::from_an_earlier_commit,
+    },
+    Scenario {
+        name: "a supervisor killed at each step of a hand-over: the disk is served on, by one server",
+        run: renew::supervisor_killed,
+    },
+    Scenario {
+        name: "a host that swaps by ublk does not hibernate, and goes on after suspension and a frozen cgroup",
+        run: sleep::sleep,
     },
     Scenario { name: "a memory limit that is reached costs no byte", run: limits::memory_limit },
     Scenario { name: "a full swap device costs no byte", run: limits::device_full },

@@ -3,6 +3,7 @@
 
 mod fields;
 
+use super::footprint::Footprint;
 use device::{Device, IoStats, OffloadStats};
 use policy::{Policy, PolicyStats};
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,9 @@ pub(crate) struct Status {
     /// pressure stall information, or `none`.
     #[serde(default)]
     pub(crate) pressure: Option<String>,
+    /// Memory beside the store; `platen device stat` adds it.
+    #[serde(default)]
+    pub(crate) footprint: Option<Footprint>,
 }
 
 /// One transport.
@@ -243,6 +247,7 @@ impl Status {
             }),
             policy: policy.map(Policy::stats),
             pressure: policy.map(|policy| policy.pressure().to_owned()),
+            footprint: None,
         }
     }
 

@@ -1,0 +1,168 @@
+//! Another server in the place of one that is alive, while the guest uses its disk: of another
+//! program, and with other settings.
+
+use anyhow::{ensure, Context, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use vm_tests::swap::{number, Guest, Stage, LONG, SHORT};
+
+/// The first commit whose program can hand a device over.
+const FIRST: &str = "839de6a2a713657fca28b204fee16433b5a7a2b8";
+
+/// A copy of the program, which has the same version and is another file.
+const ANOTHER: &str = "/tmp/another";
+
+pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
+    let guest = stage.boot("renew-ublk", 320)?;
+    under_pressure(guest, "platen", "--ublk")
+}
+
+pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
+    let guest = stage.boot("renew-nbd", 320)?;
+    under_pressure(guest, "platen", "--nbd unix:/run/platen.nbd")
+}
+
+/// From the first commit that can hand over to this one.
+pub(crate) fn from_an_earlier_commit(_: &Stage) -> Result<()> {
+    let stage = Stage::with(&[(&earlier()?, "earlier")])?;
+    under_pressure(stage.boot("renew-earlier", 320)?, "earlier", "--ublk")
+}
+
+/// Builds the program of an earlier commit, once.
+fn earlier() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = root.join("target/previous");
+    let built = folder.join(format!("platen-{FIRST}"));
+    if built.exists() {
+        return Ok(built);
+    }
+    let source = folder.join(FIRST);
+    std::fs::create_dir_all(&source)?;
+    let archive = folder.join("archive.tar");
+    let run = |command: &mut Command| -> Result<()> {
+        let status = command.status().with_context(|| format!("{command:?}"))?;
+        ensure!(status.success(), "{command:?} ended with {status}");
+        Ok(())
+    };
+    run(Command::new("git").current_dir(&root).args(["archive", "-o"]).arg(&archive).arg(FIRST))?;
+    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&source))?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = folder.join("target");
+    let mut build = Command::new(cargo);
+    build.current_dir(&source).args(["build", "--locked", "-p", "platen", "--target-dir"]);
+    build.arg(&target);
+    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    if profile == "release" {
+        build.arg("--release");
+    }
+    run(&mut build)?;
+    std::fs::copy(target.join(profile).join("platen"), &built)?;
+    Ok(built)
+}
+
+/// `first` serves; `/bin/platen` or a copy of it takes over from it.
+fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
+    let next = if first == "platen" { ANOTHER } else { "/bin/platen" };
+    if next == ANOTHER {
+        guest.vm.sh(&format!("cp /bin/platen {ANOTHER}"), SHORT)?;
+    }
+    guest.background("serve", &format!("{first} device serve --size 512M {way} --swap"))?;
+    guest.wait_for("serve", "page-cluster", SHORT)?;
+    guest.check()?;
+    let eat = guest.available_mib()? + 60;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=20 until=/tmp/enough"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+    let supervisor = guest
+        .vm
+        .sh("cat /proc/$(pidof platen earlier | tr ' ' '\\n' | sort -n | head -1)/stat", SHORT)?;
+    let supervisor = supervisor.split(' ').next().unwrap_or_default().to_owned();
+    let program =
+        |guest: &mut Guest| guest.vm.sh(&format!("readlink /proc/{supervisor}/exe"), SHORT);
+    let before = (program(&mut guest)?, guest.stat("generation")?);
+    let took = timed(&mut guest, &format!("{next} device upgrade platen0"))?;
+    ensure!(guest.stat("generation")? == before.1 + 1, "{}", guest.log("serve")?);
+    let now = program(&mut guest)?;
+    ensure!(now == next && before.0 != now, "the supervisor was {} and is {now}", before.0);
+    // The new processes have taken all precautions, and another server stands by.
+    let checked = guest.check()?;
+    let set =
+        timed(&mut guest, &format!("{next} device set platen0 --codec lz4 --mem-limit 300M"))?;
+    ensure!(guest.stat("mem_limit")? == 300 << 20, "the limit is another");
+    ensure!(guest.check()? != checked, "the same processes before and after");
+    let replaced = guest.kill_server()?;
+    ensure!(guest.stat("mem_limit")? == 300 << 20, "the limit is another after a death");
+    guest.vm.sh("platen device stat --json | grep -q '\"codec\": \"lz4\"'", SHORT)?;
+    guest.vm.sh("touch /tmp/enough", SHORT)?;
+    let log = guest.finish("eat", LONG)?;
+    ensure!(log.contains("ok pages="), "{log}");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    println!(
+        "  {eat} MiB; upgraded in {took} ms, set in {set} ms, a server replaced in {replaced} ms \
+         under pressure (TCG)"
+    );
+    guest.vm.sh(&format!("kill -TERM {supervisor}"), SHORT)?;
+    guest.finish("serve", LONG)?;
+    ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
+    Ok(())
+}
+
+/// How long a command takes, in milliseconds of the guest's clock.
+fn timed(guest: &mut Guest, command: &str) -> Result<u64> {
+    let script = format!(
+        "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); {command} || exit 1; \
+         echo took=$((($(now) - begin) * 10))"
+    );
+    let said = guest.vm.sh(&script, LONG)?;
+    number(&said, "took=").with_context(|| said.clone())
+}
+
+/// The supervisor is killed at each step of a hand-over: a server goes on, alone, and ends by
+/// SIGTERM.
+pub(crate) fn supervisor_killed(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("renew-killed", 320)?;
+    guest.vm.sh(&format!("cp /bin/platen {ANOTHER}"), SHORT)?;
+    // A release build has no steps to be killed at: it is killed after some time.
+    let debug =
+        ["successor started", "stands by", "adopting", "before go", "told to go", "server killed"];
+    let release = ["0.005", "0.02", "0.05", "0.1", "0.2", "0.4"];
+    for at in if cfg!(debug_assertions) { debug } else { release } {
+        let supervisor = killed_at(&mut guest, at).with_context(|| format!("killed at {at:?}"))?;
+        println!("  killed at {at:?}: process {supervisor} serves alone");
+    }
+    Ok(())
+}
+
+fn killed_at(guest: &mut Guest, at: &str) -> Result<u64> {
+    guest.vm.sh("rm -f /tmp/enough /tmp/killed", SHORT)?;
+    let serve = "platen device serve --size 64M --ublk --reserve 8M";
+    let step = format!("PLATEN_KILL_AT='{at}:/tmp/killed'");
+    guest.background("serve", &format!("env {step} {serve}"))?;
+    guest.wait_for("serve", "device platen0", SHORT)?;
+    guest.background("io", "guest swap disk /dev/ublkb0 mib=32 seconds=600 threads=2")?;
+    guest.wait_for_stat("pages_written", 200)?;
+    let kill = "touch /tmp/killed; kill -9 $(ps -o pid,ppid,args | awk '/[d]evice serve/ && !/inherited/ {print $1}')";
+    let later =
+        if cfg!(debug_assertions) { String::new() } else { format!("(sleep {at}; {kill}) & ") };
+    // It may have been done by then, or not answered.
+    guest.vm.try_sh(&format!("{later}{ANOTHER} device upgrade platen0; wait"), LONG)?;
+    guest.vm.sh("test -e /tmp/killed", SHORT).context("nothing was killed")?;
+    guest.wait_for("serve", "status ", SHORT)?;
+    let written = guest.stat("pages_written")?;
+    guest.wait_for_stat("pages_written", written + 200)?;
+    // One server, and whoever stood by has ended.
+    let alone =
+        "for i in $(seq 600); do [ $(ps -o args | grep -c '[d]evice serve') = 1 ] && exit 0; \
+                 sleep 0.1; done; ps -o pid,ppid,args; exit 1";
+    guest.vm.sh(alone, SHORT)?;
+    guest.vm.sh("touch /tmp/enough", SHORT)?;
+    let said = guest.finish("io", LONG)?;
+    ensure!(said.contains("ok pages="), "{said}");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    let pid = guest.stat("pid")?;
+    guest.vm.sh(&format!("kill -TERM {pid}"), SHORT)?;
+    let gone =
+        "for i in $(seq 600); do ls /dev/ublkb0 /run/platen/* 2> /dev/null || exit 0; sleep 0.1; \
+                done; exit 1";
+    guest.vm.sh(gone, SHORT).context("the server does not end")?;
+    Ok(pid)
+}

@@ -1,0 +1,62 @@
+//! What freezes processes stops the server of swap too: sleep of the machine, and a cgroup.
+
+use anyhow::{ensure, Result};
+use vm_tests::swap::{Guest, Stage, LONG, SHORT};
+
+/// The machine is put to sleep while it swaps; a frozen cgroup is thawed. Without the precaution
+/// the kernel freezes the server, swaps out to make room for its image, and waits for ever.
+pub(crate) fn sleep(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("sleep", 256)?;
+    // Up to the point where processes are frozen, and memory was found for an image.
+    guest.vm.sh("echo freezer > /sys/power/pm_test", SHORT)?;
+    let ways = guest.vm.sh("cat /sys/power/disk", SHORT)?;
+    ensure!(!ways.contains("[disabled]"), "this guest cannot hibernate by itself: {ways}");
+    guest.serve("--size 512M --ublk --swap", "page-cluster")?;
+    let checked = guest.check()?;
+    ensure!(checked.contains("the host does not hibernate"), "{checked}");
+    let eat = guest.available_mib()? + 20;
+    guest
+        .background("eat", &format!("guest swap eat mib={eat} after=/tmp/go until=/tmp/enough"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+
+    refused(&mut guest)?;
+    guest.kill_server()?;
+    refused(&mut guest)?;
+    // To suspend, the kernel frees no memory. A program that waits for a page then is one that it
+    // cannot freeze, and it gives up.
+    let (status, said) = guest.vm.try_sh("echo mem > /sys/power/state", LONG)?;
+    ensure!(status == 0 || said.contains("resource busy"), "{status}: {said}");
+    println!("  suspended with status {status} {}", said.trim());
+    // A frozen server serves when it is thawed; its supervisor, frozen with it, has not taken that
+    // for a hang. The shell that thaws it has all it needs in memory.
+    let generation = guest.stat("generation")?;
+    let group = "/sys/fs/cgroup/platen-*/cgroup.freeze";
+    guest.vm.sh(
+        &format!("for file in {group}; do echo 1 > $file; sleep 15; echo 0 > $file; done"),
+        LONG,
+    )?;
+    ensure!(guest.stat("generation")? == generation, "{}", guest.log("serve")?);
+    guest.vm.sh("touch /tmp/go; touch /tmp/enough", SHORT)?;
+    let log = guest.finish("eat", LONG)?;
+    ensure!(log.contains("ok pages="), "{log}");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+
+    // A server without a supervisor keeps the host from it as well.
+    let pid = guest.stat("pid")?;
+    guest.vm.sh(&format!("kill -9 $(cut -d' ' -f4 /proc/{pid}/stat)"), SHORT)?;
+    guest.wait_for("serve", "status ", SHORT)?;
+    refused(&mut guest)?;
+    let disk = guest.swap_disk()?;
+    guest.vm.sh(&format!("swapoff {disk} && kill -TERM {pid}"), LONG)?;
+    let gone = "for i in $(seq 600); do grep -q disabled /sys/power/disk || exit 0; sleep 0.1; \
+                done; exit 1";
+    guest.vm.sh(gone, SHORT).map(drop)
+}
+
+fn refused(guest: &mut Guest) -> Result<()> {
+    let ways = guest.vm.sh("cat /sys/power/disk", SHORT)?;
+    ensure!(ways.trim() == "[disabled]", "{ways}");
+    let (status, said) = guest.vm.try_sh("echo disk > /sys/power/state", LONG)?;
+    ensure!(status == 1 && said.contains("not permitted"), "{status}: {said}");
+    Ok(())
+}
