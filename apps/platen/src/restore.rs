@@ -14,9 +14,10 @@ use player::{plain, Message, PlainOptions, PlayError, PlayOptions, ReturnPath};
 use qmp::Qmp;
 use relay::UnixAddress;
 use serde_json::{json, Value};
+use std::collections::VecDeque;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,10 @@ pub(crate) struct RestoreArgs {
     /// -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "unix:PATH")]
     qmp: UnixAddress,
+    /// Another copy of the image, to go on from when IMAGE turns out to be damaged while the VM runs.
+    /// Repeatable
+    #[arg(long, value_name = "IMAGE")]
+    copy: Vec<PathBuf>,
     /// Load everything before the VM runs. Without this option the VM runs at once, where its QEMU
     /// can do that, and its RAM is loaded while it runs
     #[arg(long)]
@@ -55,11 +60,17 @@ pub(crate) struct RestoreArgs {
 const MONITOR: Duration = Duration::from_secs(10);
 /// How long QEMU may take to pause a VM whose player has died, and to say what its VM does.
 const SETTLES: Duration = Duration::from_secs(60);
+/// How long the monitor of a QEMU that ends may be open behind its other sockets.
+const NOTICED: Duration = Duration::from_secs(2);
 /// What QEMU calls a postcopy without a source.
 const PAUSED: &str = "postcopy-paused";
 
 pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     let image = open(&args.image)?;
+    for copy in &args.copy {
+        let same = open(copy)?.hash() == image.hash();
+        ensure!(same, "{} is no copy of {}", copy.display(), args.image.display());
+    }
     let result = restore(args, &image).with_context(|| format!("monitor {}", args.qmp));
     let report = match &result {
         Ok(report) => report.clone(),
@@ -197,6 +208,8 @@ struct Supervisor<'a> {
     dir: tempfile::TempDir,
     options: PlayOptions,
     socket: PathBuf,
+    /// The image and its copies; the first is played.
+    images: VecDeque<&'a Path>,
     /// Players that have died.
     deaths: u32,
 }
@@ -211,7 +224,9 @@ impl<'a> Supervisor<'a> {
         let socket = dir.path().join("in.sock");
         let rate = Some(args.push_rate.0).filter(|&rate| rate > 0);
         let options = PlayOptions { threads, rate };
-        Self { args, qmp, dir, options, socket, deaths: 0 }
+        let images = std::iter::once(&args.image).chain(&args.copy);
+        let images = images.map(PathBuf::as_path).collect();
+        Self { args, qmp, dir, options, socket, images, deaths: 0 }
     }
 
     fn listen(&mut self) -> anyhow::Result<()> {
@@ -229,7 +244,9 @@ impl<'a> Supervisor<'a> {
             match asked {
                 Ok(_) => return Ok(()),
                 Err(error @ qmp::QmpError::Refused { .. }) if Instant::now() > until => {
-                    return Err(error).context(format!("QEMU does not come to {PAUSED}"));
+                    return Err(error).context(format!(
+                        "QEMU does not come to {PAUSED}: has its VM everything, or is a player at work still?"
+                    ));
                 }
                 Err(qmp::QmpError::Refused { .. }) => std::thread::sleep(Duration::from_millis(20)),
                 Err(error) => return Err(error.into()),
@@ -237,12 +254,23 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Whether QEMU still has its monitor open.
+    fn qemu_lives(&mut self) -> bool {
+        // Events that it had to tell come before its end.
+        while let Ok(event) = self.qmp.poll_event(NOTICED) {
+            if event.is_none() {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Starts players until one has given QEMU everything.
     fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
         let begin = Instant::now();
         let mut running_ms = None;
         loop {
-            let mut player = Player::start(&self.args.image, &self.socket, self.options, resume)?;
+            let mut player = Player::start(self.images[0], &self.socket, self.options, resume)?;
             say(&format!("player {} begins", player.pid()));
             let (mut done, mut failed) = (None, None);
             while let Some(event) = player.event() {
@@ -283,12 +311,27 @@ impl<'a> Supervisor<'a> {
                 );
             }
             let again = format!("platen restore COPY --qmp {} --recover", self.args.qmp);
-            if failed.is_some() {
+            let damaged = failed.as_ref().is_some_and(|event| event["damaged"] == true);
+            // The last image stays, for a player that is killed after all.
+            let copy = (damaged && self.images.len() > 1).then(|| self.images.pop_front());
+            let goes_on = failed.is_none() || copy.is_some();
+            let asked = if goes_on {
+                say(&format!("{why}; another goes on from {}", self.images[0].display()));
+                self.recover()
+            } else {
+                Ok(())
+            };
+            // Looked at last: it takes a while, and the guest stands still meanwhile.
+            if (!goes_on || asked.is_err()) && !self.qemu_lives() {
+                bail!(
+                    "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \
+                     those of the image any more"
+                );
+            }
+            asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
+            if !goes_on {
                 bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
             }
-            say(&format!("{why}; another goes on"));
-            self.recover()
-                .with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
             resume = true;
         }
     }

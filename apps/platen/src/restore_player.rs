@@ -123,6 +123,9 @@ impl Player {
         if resume {
             command.arg("--resume");
         }
+        // An interrupt at the terminal is for `restore`. The guest would stand still without this
+        // process, which goes on alone.
+        command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start the process that plays the image")?;
         let lines = BufReader::new(child.stdout.take().context("it has no standard output")?);

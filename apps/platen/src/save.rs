@@ -97,7 +97,10 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
     let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running: before.running };
     let result = saving.save(writer, &mut settings).with_context(monitor);
-    let put_back = settings.put_back(&mut qmp).with_context(monitor);
+    let put_back = match &result {
+        Ok(_) if args.then == Then::Quit => Ok(()),
+        _ => settings.put_back(&mut qmp).with_context(monitor),
+    };
     let report = match &result {
         Ok((summary, vm)) => json!({
             "status": "completed", "vm": vm, "total-ms": millis(begin.elapsed()),

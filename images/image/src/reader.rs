@@ -90,6 +90,11 @@ impl Image {
         pages * self.shape.page_size() as u64
     }
 
+    /// The hash over the file that its trailer states: two images with one hash are copies.
+    pub fn hash(&self) -> u128 {
+        self.trailer.hash
+    }
+
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

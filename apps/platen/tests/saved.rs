@@ -1,0 +1,340 @@
+//! `save`, `restore` and `image` against the QEMU that is installed, with a VM that has only its
+//! firmware: what is refused, and what falls back. Guests that verify their memory are in tests/vm.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use qmp::Qmp;
+use serde_json::{json, Value};
+
+const LONG: Duration = Duration::from_secs(300);
+
+struct Qemu {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Qemu {
+    /// A VM of 16 MiB; `None` where no QEMU is installed.
+    fn start(folder: &Path, name: &str, extra: &[&str]) -> Option<Self> {
+        let socket = folder.join(format!("{name}.qmp"));
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args([
+            "-accel",
+            "tcg",
+            "-display",
+            "none",
+            "-nodefaults",
+            "-m",
+            "16",
+            "-name",
+            name,
+        ]);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        command.args(extra).stdin(Stdio::null());
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                println!("skipped: qemu-system-x86_64 cannot be started: {error}");
+                return None;
+            }
+        };
+        let qemu = Self { child, socket };
+        let deadline = Instant::now() + LONG;
+        while !qemu.socket.exists() {
+            assert!(Instant::now() < deadline, "QEMU made no socket");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(qemu)
+    }
+
+    fn monitor(&self) -> Qmp {
+        Qmp::connect(&self.socket, LONG).unwrap()
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+}
+
+/// Runs `platen`; its end and the report it wrote.
+fn platen(folder: &Path, words: &[&str]) -> (Output, Value) {
+    let json = folder.join("report");
+    let _ = fs::remove_file(&json);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_platen"));
+    command.args(words);
+    if words[0] != "image" {
+        command.arg("--json").arg(&json);
+    }
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = fs::read_to_string(&json).unwrap_or_default();
+    (output, serde_json::from_str(&text).unwrap_or_default())
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn works(folder: &Path, words: &[&str]) -> (String, Value) {
+    let (output, report) = platen(folder, words);
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
+    (String::from_utf8_lossy(&output.stdout).into_owned(), report)
+}
+
+#[track_caller]
+fn fails(folder: &Path, words: &[&str], expected: &str) {
+    let (output, _) = platen(folder, words);
+    let said = said(&output);
+    assert!(!output.status.success() && said.contains(expected), "{words:?}: {said}");
+}
+
+const MACHINE: [&str; 2] = ["-machine", "pc"];
+const WAITS: [&str; 2] = ["-incoming", "defer"];
+
+/// A saved VM and its image.
+fn saved(folder: &Path) -> Option<(Qemu, String)> {
+    let source = Qemu::start(folder, "source", &MACHINE)?;
+    let image = folder.join("image").display().to_string();
+    let (_, report) = works(folder, &["save", &image, "--qmp", &source.address()]);
+    assert_eq!((&report["status"], &report["vm"]), (&json!("completed"), &json!("running")));
+    Some((source, image))
+}
+
+#[test]
+fn an_image_is_shown_verified_exported_and_imported() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((_source, image)) = saved(folder) else { return };
+    let (text, _) = works(folder, &["image", "info", &image]);
+    assert!(text.contains("VM source") && text.contains("pc.ram"), "{text}");
+    let (text, _) = works(folder, &["image", "info", "--json", &image]);
+    let info: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&info["facts"]["running"], &info["page-size"]), (&json!(true), &json!(4096)));
+    assert!(works(folder, &["image", "verify", &image]).0.contains("sound"));
+    let stream = folder.join("stream");
+    works(folder, &["image", "export", &image, stream.to_str().unwrap()]);
+    fails(folder, &["image", "export", &image, stream.to_str().unwrap()], "cannot create");
+    // The same by standard output.
+    let (output, _) = platen(folder, &["image", "export", &image, "-"]);
+    assert!(output.stdout == fs::read(&stream).unwrap() && output.stdout.starts_with(b"QEVM"));
+    let again = folder.join("again").display().to_string();
+    works(folder, &["image", "import", stream.to_str().unwrap(), &again]);
+    let (mut first, mut second) = (Value::Null, Value::Null);
+    for (image, info) in [(&image, &mut first), (&again, &mut second)] {
+        *info =
+            serde_json::from_str(&works(folder, &["image", "info", "--json", image]).0).unwrap();
+    }
+    assert_eq!(first["blocks"], second["blocks"]);
+    // A stream without its end, and one byte that is not the image's.
+    let len = fs::metadata(&stream).unwrap().len();
+    File::options().write(true).open(&stream).unwrap().set_len(len - 1).unwrap();
+    let none = folder.join("none").display().to_string();
+    fails(folder, &["image", "import", stream.to_str().unwrap(), &none], "is cut off");
+    assert!(!Path::new(&none).exists());
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 1000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    fails(folder, &["image", "verify", &image], "unit 0");
+}
+
+#[test]
+fn what_cannot_be_loaded_while_the_vm_runs_is_loaded_first_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let memory = folder.join("memory").display().to_string();
+    let object = format!("memory-backend-file,id=mem,size=16M,mem-path={memory},share=on");
+    // The block of such a backend has the backend's name, unless the machine is told otherwise.
+    let object = format!("{object},x-use-canonical-path-for-ramblock-id=off");
+    let flags = ["-object", &object, "-machine", "pc,memory-backend=mem"];
+    let Some(source) = Qemu::start(folder, "file", &flags) else { return };
+    let image_of_file = folder.join("image2").display().to_string();
+    works(folder, &["save", &image_of_file, "--qmp", &source.address(), "--then", "quit"]);
+    drop(source);
+    let waiting = Qemu::start(folder, "waits", &[&flags[..], &WAITS].concat()).unwrap();
+    let mut monitor = waiting.monitor();
+    let before = monitor.execute("query-migrate-capabilities", None).unwrap();
+    drop(monitor);
+    let (_, report) = works(folder, &["restore", &image_of_file, "--qmp", &waiting.address()]);
+    assert_eq!((&report["mode"], &report["vm"]), (&json!("load"), &json!("running")));
+    assert!(report["fallback"].as_str().unwrap().contains("backend mem is a file"), "{report}");
+    let after = waiting.monitor().execute("query-migrate-capabilities", None).unwrap();
+    assert_eq!(before, after);
+    // The image of the VM without such a backend still has its own block, which does not fit.
+    let waiting = Qemu::start(folder, "other", &[&flags[..], &WAITS].concat()).unwrap();
+    fails(folder, &["restore", &image, "--qmp", &waiting.address()], "its log has the reason");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    let mut monitor = source.monitor();
+    monitor.set_capabilities(&[("dirty-bitmaps", true)]).unwrap();
+    drop(monitor);
+    let other = folder.join("other").display().to_string();
+    fails(folder, &["save", &other, "--qmp", &source.address()], "dirty-bitmaps");
+    assert!(!Path::new(&other).exists());
+    source.monitor().set_capabilities(&[("dirty-bitmaps", false)]).unwrap();
+    fails(folder, &["save", &image, "--qmp", &source.address()], "exists");
+    fails(folder, &["restore", &image, "--qmp", &source.address()], "-incoming defer");
+    fails(folder, &["save", "/nowhere/image", "--qmp", &source.address()], "/nowhere/image");
+    let waiting = Qemu::start(folder, "q35", &[&["-machine", "q35"][..], &WAITS].concat()).unwrap();
+    fails(folder, &["restore", &image, "--qmp", &waiting.address()], "q35");
+    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
+    fs::write(&other, "no image").unwrap();
+    fails(folder, &["restore", &other, "--qmp", &waiting.address()], "not an image of platen");
+    let mut whole = Vec::new();
+    File::open(&image).unwrap().read_to_end(&mut whole).unwrap();
+    let words = ["restore", &image, "--qmp", &waiting.address(), "--copy", &other];
+    fails(folder, &words, "not an image of platen");
+    fs::write(&other, &whole[..whole.len() / 2]).unwrap();
+    fails(folder, &["restore", &other, "--qmp", &waiting.address()], "cut off");
+    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
+}
+
+#[test]
+fn a_paused_vm_stays_paused_and_one_that_is_to_end_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(mut source) = Qemu::start(folder, "paused", &[&MACHINE[..], &["-S"]].concat()) else {
+        return;
+    };
+    source.monitor().execute("cont", None).unwrap();
+    source.monitor().execute("stop", None).unwrap();
+    let image = folder.join("image").display().to_string();
+    let words = ["save", &image, "--qmp", &source.address(), "--then", "quit", "--stop"];
+    let (_, report) = works(folder, &words);
+    assert!(report["vm"].as_str().unwrap().contains("gone"), "{report}");
+    assert!(source.child.wait().unwrap().success());
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let (_, report) = works(folder, &["restore", &image, "--qmp", &waiting.address(), "--load"]);
+    assert_eq!((&report["mode"], &report["vm"]), (&json!("load"), &json!("paused")));
+}
+
+/// Starts `platen save`, and kills it so long after.
+fn save_killed_after(folder: &Path, source: &Qemu, image: &str, then: &str, wait: Duration) {
+    let mut save = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .args(["save", image, "--qmp", &source.address(), "--then", then])
+        .current_dir(folder)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    thread::sleep(wait);
+    let _ = save.kill();
+    save.wait().unwrap();
+}
+
+/// Waits until the VM is in one of `states` with no migration under way.
+#[track_caller]
+fn comes_to(source: &Qemu, states: &[&str]) -> String {
+    let mut monitor = source.monitor();
+    let deadline = Instant::now() + LONG;
+    loop {
+        let vm = monitor.query_status().unwrap().status;
+        let info = monitor.query_migrate().unwrap();
+        let over = info.is_over() || info.status() == "none";
+        if over && states.contains(&vm.as_str()) {
+            return vm;
+        }
+        assert!(Instant::now() < deadline, "the VM is {vm}, its migration {}", info.status());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whatever it is doing when it is killed: a VM that is to go on goes on, and a file at the image's
+/// name is whole. One that is to be paused is paused only if its image is there.
+#[test]
+fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let (mut whole, mut none) = (0, 0);
+    for step in 0..50 {
+        let then = if step % 2 == 0 { "continue" } else { "pause" };
+        let image = folder.join(format!("image{step}")).display().to_string();
+        save_killed_after(folder, &source, &image, then, Duration::from_micros(step * 600));
+        let states = if then == "pause" { &["running", "postmigrate"][..] } else { &["running"] };
+        let vm = comes_to(&source, states);
+        if Path::new(&image).exists() {
+            works(folder, &["image", "verify", &image]);
+            whole += 1;
+        } else {
+            assert_eq!(vm, "running", "paused, and no image");
+            none += 1;
+        }
+        if vm == "postmigrate" {
+            source.monitor().execute("cont", None).unwrap();
+        }
+    }
+    println!("{whole} saves were finished, {none} were not");
+    let left = fs::read_dir(folder).unwrap().count();
+    assert_eq!(left, whole + 1, "files beside the images and the monitor's socket");
+}
+
+/// Whenever a player is killed: the restore says that the VM has not run, or another player goes on
+/// and gives it everything.
+#[test]
+fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let (mut replaced, mut not_run, mut late) = (0, 0, 0);
+    for step in 0..16 {
+        let waiting =
+            Qemu::start(folder, &format!("waits{step}"), &[&MACHINE[..], &WAITS].concat()).unwrap();
+        let mut restore = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["restore", &image, "--qmp", &waiting.address(), "--push-rate", "2M"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(restore.stderr.take().unwrap());
+        let mut text = String::new();
+        let mut killed = false;
+        loop {
+            let begin = text.len();
+            if std::io::BufRead::read_line(&mut lines, &mut text).unwrap() == 0 {
+                break;
+            }
+            let pid = text[begin..].strip_prefix("platen: player ");
+            let pid = pid.and_then(|rest| rest.trim_end().strip_suffix(" begins"));
+            if let (Some(pid), false) = (pid, killed) {
+                thread::sleep(Duration::from_micros(step * step * 500));
+                let _ = Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status();
+                killed = true;
+            }
+        }
+        let status = restore.wait().unwrap();
+        assert_eq!(status.success(), !text.contains("before the VM ran"), "{text}");
+        if text.contains("before the VM ran") {
+            not_run += 1;
+        } else {
+            assert!(text.contains("the image is not needed any more"), "{text}");
+            assert_eq!(comes_to(&waiting, &["running"]), "running");
+            if text.contains("another goes on") {
+                replaced += 1;
+            } else {
+                late += 1;
+            }
+        }
+    }
+    println!("{replaced} replaced, {not_run} before the VM ran, {late} killed too late");
+}
