@@ -46,8 +46,8 @@ pub(crate) fn sleep(stage: &Stage) -> Result<()> {
     guest.vm.sh(&format!("kill -9 $(cut -d' ' -f4 /proc/{pid}/stat)"), SHORT)?;
     guest.wait_for("serve", "status ", SHORT)?;
     refused(&mut guest)?;
-    let disk = guest.swap_disk()?;
-    guest.vm.sh(&format!("swapoff {disk} && kill -TERM {pid}"), LONG)?;
+    let off = "tail -n +2 /proc/swaps | while read area rest; do swapoff $area || exit 1; done";
+    guest.vm.sh(&format!("{off} && kill -TERM {pid}"), LONG)?;
     let gone = "for i in $(seq 600); do grep -q disabled /sys/power/disk || exit 0; sleep 0.1; \
                 done; exit 1";
     guest.vm.sh(gone, SHORT).map(drop)
