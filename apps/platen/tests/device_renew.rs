@@ -92,7 +92,12 @@ impl Disk {
 
     fn read(&mut self, page: u64, bytes: &mut [u8]) {
         match self {
-            Self::Ublk(file) => file.read_exact_at(bytes, page * PAGE as u64).unwrap(),
+            Self::Ublk(file) => {
+                // From the device, and not from the page cache: writes are synchronous.
+                let (at, len) = (page * PAGE as u64, std::num::NonZeroU64::new(PAGE as u64));
+                rustix::fs::fadvise(&*file, at, len, rustix::fs::Advice::DontNeed).unwrap();
+                file.read_exact_at(bytes, at).unwrap();
+            }
             Self::Nbd(nbd) => nbd.until_done(0, page, bytes),
         }
     }
