@@ -36,8 +36,14 @@ const LISTENS: Duration = Duration::from_secs(60);
 /// Is one.
 pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
-    let image = open(&args.image)?;
-    let socket = connect(&args.socket)?;
+    let image = match open(&args.image) {
+        Ok(image) => image,
+        Err(error) => return fail(true, &format!("{error:#}")),
+    };
+    let socket = match connect(&args.socket) {
+        Ok(socket) => socket,
+        Err(error) => return fail(false, &format!("{error:#}")),
+    };
     let mut on = |event: Event| {
         let name = if event == Event::Running { "running" } else { "loaded" };
         // Without somebody to tell, the guest still needs its pages.
@@ -46,15 +52,20 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let of = if args.resume { resume } else { play };
     let options = PlayOptions { threads: args.threads, rate: args.rate };
     let played = of(&image, socket, options, &mut on);
-    let report = match &played {
-        Ok(played) => report(played),
-        Err(error) => {
-            let damaged = matches!(error, PlayError::Image(_));
-            json!({ "event": "failed", "damaged": damaged, "error": format!("{:#}", Chain(error)) })
+    match &played {
+        Ok(played) => {
+            let _ = show(&format!("{}\n", report(played)));
+            Ok(ExitCode::SUCCESS)
         }
-    };
-    let _ = show(&format!("{report}\n"));
-    Ok(if played.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Err(error) => fail(matches!(error, PlayError::Image(_)), &format!("{:#}", Chain(error))),
+    }
+}
+
+/// Tells why there is an end. `damaged`: another copy of the image can do better.
+fn fail(damaged: bool, error: &str) -> anyhow::Result<ExitCode> {
+    let _ =
+        show(&format!("{}\n", json!({ "event": "failed", "damaged": damaged, "error": error })));
+    Ok(ExitCode::FAILURE)
 }
 
 /// An error with its causes, as anyhow writes it.

@@ -331,6 +331,10 @@ impl Writer {
     ///
     /// The file system's; units that do not decode; a state or an index beyond the limits.
     pub fn finish(mut self, state: &State) -> Result<Finished, WriteError> {
+        if self.at == 0 {
+            // A VM without RAM. The header comes with the blocks.
+            self.blocks(self.shape.page_size(), &[])?;
+        }
         if let Some((slot, filled)) = self.filling.take() {
             self.submit(slot, filled)?;
         }

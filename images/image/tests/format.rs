@@ -249,6 +249,16 @@ fn a_file_that_exists_is_not_replaced() {
 }
 
 #[test]
+fn an_image_without_ram_is_an_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("i");
+    let writer = Writer::create(&path, options(Codec::Lz4)).unwrap();
+    writer.finish(&state()).unwrap().link().unwrap();
+    assert_eq!(verify(&path).findings, Vec::new());
+    assert_eq!(Image::open(&path).unwrap().ram_bytes(), 0);
+}
+
+#[test]
 fn block_tables_that_no_image_has_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let said = |blocks: &[RamBlock]| {

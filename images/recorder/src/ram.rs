@@ -38,6 +38,11 @@ impl Ram {
         Self { page_size, host_pages: 0, blocks: Vec::new(), current: None, pages: 0, zeros: 0 }
     }
 
+    /// Whether the block table was read.
+    pub(crate) fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
     /// Reads the body of a section, to its end mark.
     pub(crate) fn body<R: Read, S: Sink>(
         &mut self,

@@ -77,6 +77,9 @@ pub fn record<R: Read, S: Sink>(
     if !this.ended {
         return Err(unknown(source.at(), "device state before the end of RAM"));
     }
+    if !this.ram.has_blocks() {
+        return Err(unknown(source.at(), "RAM without a block table"));
+    }
     agree(&source, &this.ram)?;
     source.during = "in its device state";
     let mut tail = Collector::default();

@@ -190,6 +190,11 @@ fn what_a_save_must_not_have_is_refused_with_what_to_do() {
     assert!(said(|m| start(m).page("vga", 0, &[1; PAGE])).contains("'vga'"));
     assert!(said(|m| start(m).raw(&[0; 8])).contains("flags 0x0"));
     assert!(said(|m| start(m).end_of_section().device_tail(400)).contains("end of RAM"));
+    assert!(said(|m| {
+        m.section(Section::Start).end_of_section();
+        m.section(Section::End).end_of_section().device_tail(400)
+    })
+    .contains("without a block table"));
     let mut main = MainStream::new(PAGE);
     main.file_header().configuration(&Configuration {
         machine: "pc",
