@@ -2,7 +2,7 @@
 //! names, by their numbers, in the argument `--adopt`. Descriptors and children stay those of the
 //! process.
 
-use super::args::{Inherited, FORMAT};
+use super::inherited::{Inherited, FORMAT};
 use std::fmt;
 use std::str::FromStr;
 

@@ -2,16 +2,14 @@
 
 use super::adopt::Adopt;
 use super::changes::Changes;
+use super::codec_name::page_codec;
+use super::inherited::Inherited;
 use crate::size::Size;
-use anyhow::Context;
 use clap::{ArgGroup, Args, Subcommand};
 use codec::Codec;
 use relay::UnixAddress;
-use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Arguments of `platen device`.
 #[derive(Args, Debug)]
@@ -156,125 +154,13 @@ pub(crate) enum PageAccelerator {
     None,
 }
 
-/// The format of what one program hands to another one that is to serve its device: [`Inherited`],
-/// [`Adopt`], the words on the socket to a server, the signs of life, the buffers of a ublk disk.
-/// The store has a format of its own.
-pub(super) const FORMAT: u16 = 1;
-
-/// Descriptors and names that a server has from its supervisor:
-/// `store=3,buffers=4,device=0,disk=/dev/nbd0`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Inherited {
-    pub(crate) store: i32,
-    pub(crate) buffers: Option<i32>,
-    /// The backing device.
-    pub(crate) backing: Option<i32>,
-    /// The signs of life of its threads, which the supervisor sees.
-    pub(crate) pulse: Option<i32>,
-    /// The text of the policy's settings, as the supervisor has read it.
-    pub(crate) policy: Option<i32>,
-    /// The sockets that it listens on.
-    pub(crate) control: Option<i32>,
-    pub(crate) nbd: Option<i32>,
-    pub(crate) metrics: Option<i32>,
-    /// The ublk device that there is already.
-    pub(crate) device: Option<u32>,
-    /// The disk of the kernel's NBD client.
-    pub(crate) disk: Option<String>,
-    /// Stand by until told to go.
-    pub(crate) standby: bool,
-    /// In the place of a server that is still there: its pidfd. The new server stands by, says so,
-    /// and kills that one when it is told to go.
-    pub(crate) succeeds: Option<i32>,
-    /// Standard error of such a server from then on. Before it is the client's that wants it.
-    pub(crate) log: Option<i32>,
-    /// In the place of a server that has gone: nothing that can be done without may keep it from
-    /// going on.
-    pub(crate) replaces: bool,
-}
-
-/// A copy of a file's descriptor that the supervisor has left to us.
-pub(super) fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
-    // The path proves that the descriptor is open; the number alone would need a promise.
-    let path = format!("/proc/self/fd/{number}");
-    let file = std::fs::File::options().read(true).write(true).open(&path);
-    let file = file.with_context(|| format!("the supervisor has not left descriptor {number}"))?;
-    Ok(file.into())
-}
-
-impl FromStr for Inherited {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut this = Self { store: -1, ..Self::default() };
-        for part in text.split(',') {
-            let wrong = || format!("'{part}' is not what a supervisor hands on");
-            let (name, value) = part.split_once('=').ok_or_else(wrong)?;
-            let number = || value.parse::<u16>().map_err(|_| wrong());
-            match name {
-                "format" if number()? != FORMAT => {
-                    return Err(format!(
-                        "the present supervisor hands over in format {value}, this program takes \
-                         format {FORMAT}"
-                    ));
-                }
-                "format" => {}
-                "succeeds" => this.succeeds = Some(number()?.into()),
-                "log" => this.log = Some(number()?.into()),
-                "store" => this.store = number()?.into(),
-                "buffers" => this.buffers = Some(number()?.into()),
-                "backing" => this.backing = Some(number()?.into()),
-                "pulse" => this.pulse = Some(number()?.into()),
-                "policy" => this.policy = Some(number()?.into()),
-                "control" => this.control = Some(number()?.into()),
-                "nbd" => this.nbd = Some(number()?.into()),
-                "metrics" => this.metrics = Some(number()?.into()),
-                "device" => this.device = Some(number()?.into()),
-                "disk" => this.disk = Some(value.to_owned()),
-                "standby" => this.standby = number()? == 1,
-                "replaces" => this.replaces = number()? == 1,
-                _ => return Err(wrong()),
-            }
-        }
-        if this.store < 3 {
-            return Err(format!("'{text}' has no store"));
-        }
-        Ok(this)
-    }
-}
-
-impl fmt::Display for Inherited {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "store={}", self.store)?;
-        for (name, number) in [
-            ("buffers", self.buffers),
-            ("backing", self.backing),
-            ("pulse", self.pulse),
-            ("policy", self.policy),
-            ("control", self.control),
-            ("nbd", self.nbd),
-            ("metrics", self.metrics),
-        ] {
-            if let Some(number) = number {
-                write!(f, ",{name}={number}")?;
-            }
-        }
-        if let Some(device) = self.device {
-            write!(f, ",device={device}")?;
-        }
-        if let Some(disk) = &self.disk {
-            write!(f, ",disk={disk}")?;
-        }
-        if self.standby {
-            write!(f, ",standby=1")?;
-        }
-        if self.replaces {
-            write!(f, ",replaces=1")?;
-        }
-        if let (Some(succeeds), Some(log)) = (self.succeeds, self.log) {
-            write!(f, ",succeeds={succeeds},log={log},format={FORMAT}")?;
-        }
-        Ok(())
+impl ServeArgs {
+    /// Applies these changes.
+    pub(super) fn change(&mut self, changes: &Changes) {
+        self.size = changes.size.unwrap_or(self.size);
+        self.mem_limit = changes.mem_limit.or(self.mem_limit);
+        self.codec = changes.codec.unwrap_or(self.codec);
+        self.level = changes.level.unwrap_or(self.level);
     }
 }
 
@@ -415,46 +301,9 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-pub(super) fn page_codec(text: &str) -> Result<Codec, String> {
-    match text.parse() {
-        Ok(codec) => Ok(codec),
-        _ => Err(format!("'{text}' is none of none, lz4, zlib, zstd, qatzip")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_supervisor_hands_on_is_read_back() {
-        let all = Inherited {
-            store: 3,
-            buffers: Some(4),
-            backing: Some(5),
-            pulse: Some(8),
-            policy: Some(6),
-            control: Some(9),
-            nbd: Some(10),
-            metrics: Some(11),
-            device: Some(7),
-            disk: Some("/dev/nbd0".to_owned()),
-            standby: true,
-            replaces: true,
-            succeeds: Some(12),
-            log: Some(13),
-        };
-        let text = all.to_string();
-        assert_eq!(text.parse(), Ok(all));
-        let other = text.replace(&format!("format={FORMAT}"), "format=999");
-        let refused = other.parse::<Inherited>().unwrap_err();
-        assert!(refused.contains("hands over in format 999"), "{refused}");
-        let least = Inherited { store: 5, ..Inherited::default() };
-        assert_eq!(least.to_string().parse(), Ok(least));
-        for bad in ["", "store", "store=x", "store=1", "buffers=3", "store=3,more=4", "store=-1"] {
-            assert!(bad.parse::<Inherited>().is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn names_are_file_names_and_codecs_those_for_pages() {

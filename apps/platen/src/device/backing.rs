@@ -1,7 +1,7 @@
 //! The file or block device that pages are written back to: made by the supervisor, taken by each
 //! server.
 
-use super::args::Inherited;
+use super::inherited::Inherited;
 use crate::say::say;
 use anyhow::{bail, Context};
 use policy::Settings;

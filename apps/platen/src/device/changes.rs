@@ -1,7 +1,7 @@
 //! What `platen device set` has changed of a device's arguments. The supervisor keeps it and gives
 //! it to every server that it starts from then on.
 
-use super::args::{page_codec, ServeArgs};
+use super::codec_name::page_codec;
 use crate::size::Size;
 use codec::Codec;
 use std::fmt;
@@ -18,14 +18,6 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// The arguments with these changes.
-    pub(super) fn apply(&self, args: &mut ServeArgs) {
-        args.size = self.size.unwrap_or(args.size);
-        args.mem_limit = self.mem_limit.or(args.mem_limit);
-        args.codec = self.codec.unwrap_or(args.codec);
-        args.level = self.level.unwrap_or(args.level);
-    }
-
     /// These, and then `later`. Another codec has its default level unless a level comes with it.
     pub(super) fn then(&self, later: &Self) -> Self {
         Self {

@@ -2,6 +2,7 @@
 
 use super::args::CheckArgs;
 use super::control;
+use super::family::{family, Family};
 use super::status::Status;
 use crate::say::show;
 use anyhow::Context;
@@ -39,15 +40,6 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The processes of one device.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Family {
-    server: u32,
-    pub(super) supervisor: Option<u32>,
-    /// Those that stand by.
-    pub(super) standby: Vec<u32>,
-}
-
 impl Family {
     fn pids(&self) -> Vec<u32> {
         let supervisor = self.supervisor.iter();
@@ -69,38 +61,6 @@ impl Family {
         };
         Item { name: "stand-by", state, weight: Weight::Required, found }
     }
-}
-
-/// Who belongs to `server`: a supervisor is its parent and the same program, those that stand by
-/// are that one's other children with the arguments of a server. Helpers and trainers come and go,
-/// and are not needed.
-pub(super) fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
-    let program = |pid: u32| std::fs::read_link(proc.join(format!("{pid}/exe"))).ok();
-    let parent = parent(proc, server).with_context(|| format!("process {server}"))?;
-    // Another program: there is no supervisor, or it was killed, and the server is on its own.
-    if program(server).is_none() || program(server) != program(parent) {
-        return Ok(Family { server, supervisor: None, standby: Vec::new() });
-    }
-    let mut standby = Vec::new();
-    for entry in std::fs::read_dir(proc)?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        // Processes end meanwhile.
-        let Ok(arguments) = std::fs::read(proc.join(format!("{pid}/cmdline"))) else { continue };
-        let mut arguments = arguments.split(|&byte| byte == 0);
-        let serves = arguments.any(|argument| argument == b"--inherited");
-        if pid != server && serves && self::parent(proc, pid) == Some(parent) {
-            standby.push(pid);
-        }
-    }
-    standby.sort_unstable();
-    Ok(Family { server, supervisor: Some(parent), standby })
-}
-
-fn parent(proc: &Path, pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]

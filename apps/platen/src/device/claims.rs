@@ -5,7 +5,8 @@
 //! connect and wait meanwhile.
 
 use super::adopt::Adopt;
-use super::args::{Inherited, ServeArgs};
+use super::args::ServeArgs;
+use super::inherited::Inherited;
 use super::{control, requests};
 use anyhow::{bail, Context};
 use relay::Listening;

@@ -1,6 +1,6 @@
 //! Memory that a device takes beside its store, part by part, as the kernel counts it.
 
-use super::check::family;
+use super::family::family;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;

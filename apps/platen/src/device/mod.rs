@@ -6,11 +6,16 @@ mod backing;
 mod changes;
 mod check;
 mod claims;
+mod codec_name;
 mod control;
 mod endpoint;
+mod family;
 mod footprint;
+mod inherited;
+mod manager;
 mod metrics;
 mod offload;
+mod pending;
 mod plan;
 mod renew;
 mod renewal;
@@ -42,7 +47,7 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
         DeviceCommand::Check(args) => return check::run(&args),
         DeviceCommand::Serve(mut args) => {
             if let Some(changed) = &args.changed.clone() {
-                changed.apply(&mut args);
+                args.change(&changed);
             }
             return Ok(unattended(|| match &args.inherited {
                 // The arguments live as long as the process: settings may be exchanged later.

@@ -8,17 +8,17 @@
 use super::adopt::Adopt;
 use super::changes::Changes;
 use super::claims::{taken, Claims};
+use super::manager::Manager;
+use super::pending::{arguments, requests, Renewal, Settings};
 use super::plan::Plan;
-use super::requests::{Client, Request, Requests, DONE};
+use super::requests::{Client, Request, DONE};
 use super::serving::{inheritable, Serving};
 use super::settings_file;
-use super::supervise::Manager;
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use pulse::Pulse;
 use rustix::io::{fcntl_setfd, FdFlags};
 use std::cell::RefCell;
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,49 +28,6 @@ use swap::supervisor::{Adopted, HandOver};
 
 /// Memory that another program and its tables of pages take, beside a server's heap and stacks.
 const PROGRAM: usize = 32 << 20;
-
-/// A request that is being carried out.
-pub(super) struct Renewal {
-    client: Client,
-    /// The program that is to serve from then on.
-    program: Option<File>,
-    settings: Option<Settings>,
-    /// What the new server inherits for its start alone.
-    held: Option<[OwnedFd; 2]>,
-}
-
-struct Settings {
-    changes: Changes,
-    plan: &'static Plan<'static>,
-    /// Of the present server, once the new one was told to go: then the other fields are as well.
-    former: Option<&'static Plan<'static>>,
-    /// The text of the policy's settings.
-    policy: Option<OwnedFd>,
-}
-
-/// The socket for requests.
-pub(super) fn requests(claims: &Claims) -> anyhow::Result<Requests> {
-    let listening = claims.requests.as_ref().context("no socket for requests")?;
-    Requests::new(&listening.listener)
-}
-
-/// The arguments of this process, for a server or another program: with these changes.
-pub(super) fn arguments(changes: &Changes) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = Vec::new();
-    let mut own = std::env::args_os().skip(1);
-    while let Some(argument) = own.next() {
-        if argument == "--changed" || argument == "--adopt" {
-            own.next();
-        } else {
-            arguments.push(argument);
-        }
-    }
-    let text = changes.to_string();
-    if !text.is_empty() {
-        arguments.extend(["--changed".into(), text.into()]);
-    }
-    arguments
-}
 
 impl Serving {
     /// What the program that this process was has supervised.
@@ -183,7 +140,7 @@ impl Serving {
         }
         let changes = self.changes.then(asked);
         let mut args = present.clone();
-        asked.apply(&mut args);
+        args.change(&asked);
         if asked.codec.is_some() && asked.level.is_none() {
             args.level = None;
         }

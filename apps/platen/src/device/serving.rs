@@ -1,15 +1,16 @@
 //! What `platen device serve` supervises: the store, the disk, and what servers and helpers are
 //! started with.
 
-use super::args::{Inherited, SwapTask};
+use super::args::SwapTask;
 use super::backing::{self, NewFile};
 use super::changes::Changes;
 use super::claims::Claims;
+use super::inherited::Inherited;
+use super::manager::Manager;
+use super::pending::{arguments, requests, Renewal};
 use super::plan::Plan;
-use super::renewal::{arguments, requests, Renewal};
 use super::requests::Requests;
 use super::settings_file;
-use super::supervise::Manager;
 use crate::say::say;
 use crate::size::Size;
 use anyhow::Context;

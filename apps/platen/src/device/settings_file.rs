@@ -1,6 +1,7 @@
 //! A file of settings that somebody has named: it may be anything.
 
-use super::args::{descriptor, Inherited, ServeArgs};
+use super::args::ServeArgs;
+use super::inherited::{descriptor, Inherited};
 use anyhow::{ensure, Context};
 use rustix::fs::{open, Mode, OFlags};
 use std::fs::File;

@@ -6,6 +6,7 @@
 use super::args::ServeArgs;
 use super::claims::Claims;
 use super::control;
+use super::manager::Manager;
 use super::plan::Plan;
 use super::serving::Serving;
 use super::settings_file;
@@ -83,14 +84,6 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
         std::env::set_var(name, value);
     }
     Ok((cgroup, Manager { notify, watched }))
-}
-
-/// What the environment says of the service manager.
-pub(super) struct Manager {
-    /// Its socket.
-    pub(super) notify: Option<String>,
-    /// Whether it expects a message each second.
-    pub(super) watched: bool,
 }
 
 /// The cgroup that [`swap::inherited`] makes, left whichever way this ends.

@@ -2,9 +2,9 @@
 
 use super::open::Opened;
 use super::supervisor::Supervisor;
-use crate::device::args::Inherited;
 use crate::device::backing::Refused;
 use crate::device::endpoint::Endpoint;
+use crate::device::inherited::Inherited;
 use crate::device::plan::Plan;
 use crate::device::status::{Status, Transport};
 use crate::device::{control, metrics, writeback};

@@ -2,8 +2,8 @@
 
 use super::supervisor::Supervisor;
 use super::transports;
-use crate::device::args::{descriptor, Inherited};
 use crate::device::backing::{self, NewFile, Refused};
+use crate::device::inherited::{descriptor, Inherited};
 use crate::device::offload::Offload;
 use crate::device::plan::Plan;
 use crate::say::{say, say_untaken};

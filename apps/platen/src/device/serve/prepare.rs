@@ -2,8 +2,9 @@
 
 use super::succession::Succession;
 use super::supervisor::Supervisor;
-use crate::device::args::{descriptor, Inherited, ServeArgs};
+use crate::device::args::ServeArgs;
 use crate::device::claims::{Claims, Left, Ways};
+use crate::device::inherited::{descriptor, Inherited};
 use crate::device::plan::Plan;
 use crate::device::{backing, control, settings_file};
 use crate::say::say_untaken;

@@ -2,8 +2,8 @@
 //! ends the present server and takes over.
 
 use super::supervisor::Supervisor;
-use crate::device::args::{descriptor, Inherited};
 use crate::device::claims::left;
+use crate::device::inherited::{descriptor, Inherited};
 use crate::device::plan::Plan;
 use crate::say::say_to;
 use anyhow::{ensure, Context};

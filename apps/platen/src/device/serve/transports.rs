@@ -1,7 +1,8 @@
 //! The transports of a device, served until the server is told to stop.
 
 use super::supervisor::Supervisor;
-use crate::device::args::{descriptor, Inherited, ServeArgs};
+use crate::device::args::ServeArgs;
+use crate::device::inherited::{descriptor, Inherited};
 use crate::device::plan::Plan;
 use crate::say::{say, say_untaken};
 use anyhow::{bail, Context};
