@@ -182,6 +182,7 @@ mod slab;
 mod slot;
 #[cfg(not(loom))]
 mod stats;
+#[cfg(not(loom))]
 mod store;
 #[cfg(not(loom))]
 mod superblock;

@@ -53,6 +53,15 @@ pub(crate) fn read_again(stage: &Stage) -> Result<()> {
         "{stored} MiB are stored of which {swapped} are swapped out"
     );
     println!("  {keys} values read: {stored} MiB stored, {swapped} MiB swapped out");
+
+    // More is swapped out than memory has room for: the end is put off, and no area stays off.
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.wait_for("serve", "cannot take all back", LONG)?;
+    let areas = guest.vm.sh("tail -n +2 /proc/swaps", SHORT)?.lines().count() as u64;
+    ensure!(areas == AREAS, "{areas} swap areas after a failed swapoff");
+    let command = format!("guest swap redis-check /tmp/redis.sock keys={keys} size={VALUE}");
+    let said = guest.vm.sh(&format!("{command} | tail -1"), LONG)?;
+    ensure!(said.contains(&format!("ok keys={keys}")), "after a failed swapoff: {said}");
     Ok(())
 }
 
