@@ -54,7 +54,7 @@ pub(super) fn make(
     Ok(Some((disk, new)))
 }
 
-/// A file that was made for a device that is not served yet: it goes with what was to serve it,
+/// A backing file created for a device that does not serve yet. Dropping it removes the file,
 /// unless it is kept.
 #[derive(Debug)]
 pub(super) struct NewFile(Option<(PathBuf, (u64, u64))>);
@@ -175,7 +175,7 @@ fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result
 /// Interval between these checks.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What happens to pages on a backing device that is missing, and on one that has changed.
+/// The fate of pages on a backing device that is missing, and on one that has changed.
 const UNREAD: &str = "pages that are on it cannot be read";
 const READ_ON: &str =
     "nothing more is written to it, and pages that are on it are read as far as it still has them";

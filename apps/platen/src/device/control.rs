@@ -151,8 +151,9 @@ fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result
 
 /// Sends a request to a control socket, and waits at most 5 s for the answer.
 ///
-/// # Errors There is no answer. The message has the device as its subject: "it is not served", "it
-/// does not answer within 5 s".
+/// # Errors
+/// There is no answer. The message has the device as its subject: "it is not served", "it does not
+/// answer within 5 s".
 pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
     let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
     let silent = || format!("it does not answer within {} s", ANSWERED.as_secs());

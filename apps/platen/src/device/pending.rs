@@ -22,7 +22,8 @@ pub(super) struct Renewal {
 pub(super) struct Settings {
     pub(super) changes: Changes,
     pub(super) plan: &'static Plan<'static>,
-    /// The present server's plan, set when "go" is sent; the other fields then hold its values too.
+    /// The present server's plan, set before "go" is sent; `changes` and `policy` then hold the
+    /// present server's values too.
     pub(super) former: Option<&'static Plan<'static>>,
     /// The text of the policy's settings.
     pub(super) policy: Option<OwnedFd>,
