@@ -16,7 +16,7 @@ pub(crate) struct Adopt {
     pub(super) server: (u32, i32),
     /// PID of the stand-by server, and the supervisor's end of the socket to it.
     pub(super) successor: (u32, i32),
-    /// Children that have been killed and not yet reaped.
+    /// Other children, to be killed and reaped.
     pub(super) dismissed: Vec<u32>,
     /// Descriptor of the lock on the device's name.
     pub(super) lock: i32,
