@@ -60,8 +60,8 @@ pub fn inherited() -> Vec<Untaken> {
 }
 
 /// Takes the precautions that each program takes for itself: locks all its memory, present and
-/// future, excludes it from core dumps, and keeps the host from hibernating while the process lives.
-/// Call it before there are threads, once the program's own large allocations are decided.
+/// future, excludes it from core dumps, and keeps the host from hibernating while the process
+/// lives. Call it before there are threads, once the program's own large allocations are decided.
 pub fn own() -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: rustix::io::Result<()>| {

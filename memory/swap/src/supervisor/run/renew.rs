@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!  request ─► the successor starts, gets its memory ─► "stands by"
-//!                 │ it fails: nothing has changed         │ upgrade: this process executes the other
-//!                 ▼                                       ▼ program (`Service::hand_over`)
-//!              refused                                  "go" to the successor, which kills the present
-//!                                                       server, waits for its end, and takes over
+//!                 │ it fails: nothing has changed        │ upgrade: this process executes the
+//!                 ▼                                      ▼ other program (`Service::hand_over`)
+//!              refused                                 "go" to the successor, which kills the
+//!                                                      present server, waits for its end, and
+//!                                                      takes over
 //! ```
 //!
 //! Up to "go" the present server serves, with or without a supervisor; a successor without a
