@@ -30,6 +30,9 @@ pub(super) struct Claims {
 }
 
 impl Claims {
+    /// Claims the name and the sockets.
+    ///
+    /// # Errors
     /// Another process holds one of them.
     pub(super) fn make(args: &ServeArgs, supervised: bool) -> anyhow::Result<Self> {
         let folder = control::make_folder(args.control.run_dir.as_deref())?;

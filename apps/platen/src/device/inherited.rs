@@ -35,8 +35,7 @@ pub(crate) struct Inherited {
     /// Pidfd of a live server to replace. The new server stands by, reports that, and kills the
     /// present one on "go".
     pub(crate) succeeds: Option<i32>,
-    /// Standard error of such a server from "go" on. Until then its standard error is the
-    /// requesting client.
+    /// Standard error of such a server once it stands by. Until then it is the requesting client.
     pub(crate) log: Option<i32>,
     /// Replaces a server that has exited: a failure of anything optional must not stop this one.
     pub(crate) replaces: bool,

@@ -62,7 +62,7 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// Runs a command that works in the background: errors and panics go to the log.
+/// Runs a command that works in the background, and logs errors and panics.
 fn unattended(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     say_panics();
     // A process started from `/proc/self/exe` is named "exe" by the kernel, in `ps` and in the OOM

@@ -24,8 +24,9 @@ pub(super) struct Offload(Option<JoinHandle<()>>);
 
 impl Offload {
     /// Starts compression by a QAT device, if it is requested and present. A server that `replaces`
-    /// another one starts it in the background and compresses in software until then: starting a
-    /// QAT device allocates memory, for which the kernel may have to swap to this very disk.
+    /// another one starts it in the background and compresses in software until then, which stores
+    /// pages equally well: starting a QAT device allocates memory, for which the kernel may have to
+    /// swap to this very disk.
     pub(super) fn begin(
         args: &ServeArgs,
         device: &Arc<Device>,

@@ -25,7 +25,7 @@ pub(super) struct Server {
     /// The descriptor received with the last message.
     pub(super) sent: Option<OwnedFd>,
     pub(super) ready: Option<Instant>,
-    /// When it has to be ready, or gone.
+    /// Deadline for it to be ready, or to exit.
     pub(super) deadline: Option<Instant>,
     /// It missed that deadline and was killed.
     pub(super) killed: bool,

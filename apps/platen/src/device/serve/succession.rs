@@ -19,7 +19,7 @@ use ublk::Buffers;
 pub(super) struct Succession {
     /// The present server.
     present: OwnedFd,
-    /// Standard error from "go" on.
+    /// Standard error once this server stands by.
     log: OwnedFd,
     pulse: Pulse,
 }
