@@ -1,5 +1,5 @@
-//! Another server in the place of one that is alive: `platen device upgrade` and `platen device
-//! set`. By ublk where the machine has it, else by NBD, whose client connects again.
+//! Replaces a live server: `platen device upgrade` and `platen device set`. Uses ublk if the
+//! machine has it, else NBD with a client that reconnects.
 
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{self, File};
@@ -13,19 +13,19 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes.
+/// A limit that only a hang exceeds.
 const LONG: Duration = Duration::from_secs(300);
 const PAGE: usize = 4096;
 const PAGES: u64 = 2048;
 
-/// How the device is reached.
+/// The connection to the device.
 enum Disk {
     Ublk(File),
     Nbd(Nbd),
 }
 
-/// A client of the NBD protocol that connects again when its server has gone, and then repeats its
-/// request, as the kernel's does.
+/// An NBD client that reconnects when its server has gone, and then repeats its request, as the
+/// kernel's client does.
 struct Nbd {
     path: PathBuf,
     stream: Option<UnixStream>,
@@ -93,7 +93,7 @@ impl Disk {
     fn read(&mut self, page: u64, bytes: &mut [u8]) {
         match self {
             Self::Ublk(file) => {
-                // From the device, and not from the page cache: writes are synchronous.
+                // Reads from the device, not from the page cache: writes are synchronous.
                 let (at, len) = (page * PAGE as u64, std::num::NonZeroU64::new(PAGE as u64));
                 rustix::fs::fadvise(&*file, at, len, rustix::fs::Advice::DontNeed).unwrap();
                 file.read_exact_at(bytes, at).unwrap();
@@ -103,7 +103,7 @@ impl Disk {
     }
 }
 
-/// What a page holds in a version: text, and bytes that do not compress.
+/// Contents of a version of a page: text, and bytes that do not compress.
 fn content(page: u64, version: u64) -> Vec<u8> {
     let mut state = (page + 1).wrapping_mul(0x2545_f491_4f6c_dd1d) ^ version << 20;
     let mut bytes = format!("page {page} version {version} ").repeat(100).into_bytes();
@@ -117,7 +117,7 @@ fn content(page: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// A thread that writes pages in turn, and reads others back and compares them.
+/// A thread that writes pages in turn, and reads back and compares others.
 struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -144,7 +144,7 @@ impl Load {
         Self { stop, done, thread }
     }
 
-    /// Waits until it has done some more.
+    /// Waits until it has made progress.
     fn goes_on(&self) {
         let before = self.done.load(Ordering::Relaxed);
         wait("nothing is served", || {
@@ -153,7 +153,7 @@ impl Load {
         });
     }
 
-    /// Ends it, and compares every page.
+    /// Stops the thread, and compares every page.
     fn end(self) -> (Disk, Vec<u64>) {
         self.stop.store(true, Ordering::Relaxed);
         let (mut disk, versions) = self.thread.join().unwrap();
@@ -205,7 +205,7 @@ impl Served {
             command.arg("--nbd").arg(format!("unix:{}", folder.path().join("nbd").display()));
         }
         if let Some(step) = kill_at {
-            // The first process that comes there, and no later one.
+            // Only the first process at that step.
             let once = folder.path().join("killed");
             command.env("PLATEN_KILL_AT", format!("{step}:{}", once.display()));
         }
@@ -223,12 +223,13 @@ impl Served {
         self.folder.path().join(name)
     }
 
-    /// A copy of the program, which another version of it would be.
+    /// A copy of the program, as another version would be.
     fn copy(&self) -> PathBuf {
         let copy = self.path("another");
         if !copy.exists() {
-            // By another process: a descriptor open for writing here would be inherited by what other
-            // tests start at that moment, and the kernel starts no program that is open for writing.
+            // Copied by another process: a descriptor open for writing here would be inherited by
+            // processes that other tests start at that moment, and the kernel does not execute a
+            // file open for writing.
             let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_platen")).arg(&copy).status();
             assert!(copied.unwrap().success());
         }
@@ -265,7 +266,7 @@ impl Served {
         (status.success(), said.concat())
     }
 
-    /// Processes of the device.
+    /// Child processes of the supervisor.
     fn children(&self) -> Vec<String> {
         let supervisor = self.supervisor.lock().unwrap().id();
         let children = format!("/proc/{supervisor}/task/{supervisor}/children");
@@ -291,7 +292,7 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         if let Ok(supervisor) = self.supervisor.get_mut() {
-            // Ended already, or a test has failed.
+            // The supervisor has exited, or a test has failed.
             let _ = supervisor.kill();
             let _ = supervisor.wait();
         }
@@ -328,7 +329,7 @@ fn another_program_serves_the_device_and_what_uses_it_goes_on() {
         assert_eq!(programs, [to, to], "the supervisor and its server");
         assert_eq!(stat["platen"]["generation"], round + 2);
         wait("the former server is there", || served.children().len() == 1);
-        // Nothing of an earlier hand-over is held.
+        // Earlier hand-overs leave no descriptors open.
         let held = descriptors();
         assert_eq!(*before.get_or_insert(held), held, "descriptors");
     }
@@ -401,7 +402,7 @@ fn settings_take_effect_and_stay_or_are_refused_and_nothing_changes() {
     served.end();
 }
 
-/// This test is the program that asks: it is no platen.
+/// This test makes the request itself; its program is not platen.
 #[test]
 fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_nothing_changes() {
     let served = Served::start(&[], None);
@@ -427,7 +428,7 @@ fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_nothing_change
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("refused: ") && answer.contains(why), "{request}: {answer}");
     }
-    // A client that sends nothing is in nobody's way.
+    // A client that sends nothing blocks no other.
     let _silent = UnixStream::connect(served.path("run/renewed.supervisor")).unwrap();
     load.goes_on();
     assert_eq!((served.stat().unwrap()["pid"].clone(), served.children()), before);
@@ -437,7 +438,7 @@ fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_nothing_change
     served.end();
 }
 
-/// At each step of the new server's it is killed, or kills itself: the device goes on.
+/// The new server is killed, or kills itself, at each of its steps: the device continues to serve.
 #[test]
 fn a_new_server_that_is_killed_at_any_step_costs_nothing() {
     for (step, refused) in

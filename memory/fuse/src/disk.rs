@@ -1,18 +1,17 @@
-//! Bytes of a device, read and written by one thread that waits for each request.
+//! Byte-granular reads and writes of a device by one thread, which waits for each request.
 #![expect(unsafe_code, reason = "the device gets the buffer as an address")]
 
 use device::{Buffer, Errno, Op, Queue, Request, PAGE};
 use rustix::event::{poll, PollFd, PollFlags};
 
-/// A queue and memory for its requests.
+/// A queue and a buffer for its requests.
 pub(crate) struct Disk<Q> {
     queue: Q,
-    /// Whole pages: of reads, and of writes whose bytes lie in no particular alignment, which the
-    /// device does not mind.
+    /// Whole pages for reads, and for writes of unaligned data. The device accepts any alignment.
     bytes: Vec<u8>,
 }
 
-/// Pages that hold some byte of a range: the first, and how many.
+/// The pages that a range of bytes touches: the first, and their number.
 fn around(offset: u64, len: usize) -> (u64, usize) {
     let page = PAGE as u64;
     let first = offset / page;
@@ -26,16 +25,16 @@ impl<Q: Queue> Disk<Q> {
         Self { queue, bytes: Vec::new() }
     }
 
-    /// The `len` bytes from `offset` on.
+    /// Reads `len` bytes at `offset`.
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], Errno> {
         let (first, pages) = around(offset, len);
         let room = pages * PAGE;
         if self.bytes.len() < room {
-            // The kernel's requests are a MiB at most, and so is this.
+            // The kernel's requests, and so this buffer, are a MiB at most.
             self.bytes.resize(room, 0);
         }
-        // SAFETY: `bytes` has that many, and nobody touches them before `perform` says that the
-        // request is over.
+        // SAFETY: `bytes` has that many, and nothing accesses them before `perform` reports the end
+        // of the request.
         let buffer = unsafe { Buffer::new(self.bytes.as_mut_ptr(), room) };
         self.perform(Op::Read, first, pages as u64, buffer)?;
         let from = usize::try_from(offset % PAGE as u64).unwrap_or(0);
@@ -54,8 +53,8 @@ impl<Q: Queue> Disk<Q> {
         }
         let (whole, tail) = data.split_at(data.len() / PAGE * PAGE);
         if !whole.is_empty() {
-            // SAFETY: a write's buffer is only read, by promise of the device, and `whole` is there
-            // until `perform` says that the request is over.
+            // SAFETY: the device promises only to read a write's buffer, and `whole` lives until
+            // `perform` reports the end of the request.
             let buffer = unsafe { Buffer::new(whole.as_ptr().cast_mut(), whole.len()) };
             self.perform(Op::Write, offset / page, (whole.len() / PAGE) as u64, buffer)?;
         }
@@ -65,8 +64,7 @@ impl<Q: Queue> Disk<Q> {
         Ok(())
     }
 
-    /// Has the bytes from `offset` on, within the device, read as zeros; `op` says how, for whole
-    /// pages.
+    /// Zeroes `len` bytes at `offset`, within the device; whole pages by `op`.
     pub(crate) fn zero(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Errno> {
         const ZEROS: [u8; PAGE] = [0; PAGE];
         let page = PAGE as u64;
@@ -87,7 +85,7 @@ impl<Q: Queue> Disk<Q> {
         Ok(())
     }
 
-    /// Does a request and waits for it.
+    /// Submits a request and waits for it.
     fn perform(&mut self, op: Op, page: u64, pages: u64, buffer: Buffer) -> Result<(), Errno> {
         let pages = u32::try_from(pages).map_err(|_| Errno::Invalid)?;
         if let Some(done) = self.queue.submit(0, Request { op, page, pages, buffer }) {
@@ -100,7 +98,7 @@ impl<Q: Queue> Disk<Q> {
                 return done;
             }
             if self.queue.arm() {
-                // A signal only makes it look again.
+                // After a signal, poll the queue again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(self.queue.fd(), PollFlags::IN)], None);
             }
         }

@@ -1,4 +1,4 @@
-//! The one file, as fuser asks for it.
+//! The file system, with its one file, for fuser.
 
 use crate::disk::Disk;
 use device::{Op, Queue, PAGE};
@@ -13,16 +13,17 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long the kernel need not ask again: what there is to know changes never.
+/// Validity of attributes: they never change.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// The largest request: what a loop device sends, and small enough to be kept by every thread.
+/// Maximum request size: that of a loop device, and small enough for a buffer per thread.
 const LARGEST: u32 = 1 << 20;
 /// fallocate(2).
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 
-/// Ends the process when a request panics: its disk would be lost, and a request half done.
+/// Aborts the process when a request panics, because the request would be half done and its disk
+/// lost.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -33,7 +34,7 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// The file; with as many disks as there are threads, so that one of them is always free.
+/// The file, with as many disks as threads, so that one is always free.
 pub(crate) struct File<Q> {
     bytes: u64,
     disks: Mutex<Vec<Disk<Q>>>,
@@ -82,7 +83,7 @@ impl<Q: Queue> File<Q> {
 
 impl<Q: Queue> Filesystem for File<Q> {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A smaller one that it names instead does as well.
+        // The kernel may set a smaller limit.
         let _ = config.set_max_write(LARGEST);
         Ok(())
     }
@@ -91,7 +92,7 @@ impl<Q: Queue> Filesystem for File<Q> {
         reply.attr(&ALWAYS, &self.attributes());
     }
 
-    /// Its size stays; who sets times and the like is not told that nothing keeps them.
+    /// The size is fixed. Other attributes, such as times, are accepted and ignored.
     fn setattr(
         &self,
         _: &Request,
@@ -167,7 +168,7 @@ impl<Q: Queue> Filesystem for File<Q> {
             return reply.error(Errno::EFBIG);
         }
         match self.with(|disk| disk.write(offset, &data[..len])) {
-            // At most the kernel's request, which has 32 bits.
+            // A request's length has 32 bits.
             Ok(()) => reply.written(u32::try_from(len).unwrap_or(0)),
             Err(error) => reply.error(error),
         }
@@ -189,7 +190,7 @@ impl<Q: Queue> Filesystem for File<Q> {
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         let end = offset.checked_add(length).filter(|end| *end <= self.bytes);
-        // A hole beyond the end is one already.
+        // Beyond the end there is only a hole already.
         let length = match end {
             Some(_) => length,
             None if op == Op::Discard => self.bytes.saturating_sub(offset),
@@ -201,7 +202,7 @@ impl<Q: Queue> Filesystem for File<Q> {
         }
     }
 
-    /// What a write has completed is stored.
+    /// A completed write is already stored.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         reply.ok();
     }

@@ -1,28 +1,29 @@
 //! A block device as a single file: FUSE, mounted over a regular file.
 //!
-//! With `losetup` that file becomes a disk on kernels that have neither ublk nor NBD's client. It
-//! is **not for swap**: the kernel takes memory for each FUSE request, and waits for it.
+//! With `losetup` that file becomes a disk on kernels that have neither ublk nor the NBD client. It
+//! is **not for swap**: the kernel allocates memory for each FUSE request, and waits for it.
 //!
 //! ```text
-//!  read, write, fallocate of PATH ─► kernel ─► /dev/fuse ─► session threads (fuser), a disk queue each ─► device
+//!  read, write, fallocate ─► kernel ─► /dev/fuse ─► session threads (fuser), ─► device
+//!  of PATH                                          a disk queue each
 //! ```
 //!
-//! The mount point is a regular file, and so is what is mounted: it has the device's size and no
-//! directory around it. Nothing is cached on this side of it (`FOPEN_DIRECT_IO`). Holes punched and
-//! ranges zeroed are discard and write-zeroes, which loop devices send as well. Bytes that are no
-//! whole pages are patched into them. The wire is fuser's (FUSE 7.6 on, Linux 4.5 for a descriptor
-//! each thread).
+//! The mount point is a regular file, and so is the root of the mount: it has the device's size and
+//! no directory around it. The kernel does not cache its contents (`FOPEN_DIRECT_IO`). Hole
+//! punching is a discard and zeroing a range a write-zeroes request; loop devices send both. A
+//! write of part of a page patches that page (`Queue::patch`). fuser implements the protocol (FUSE
+//! 7.6 and later; a descriptor per thread needs Linux 4.5).
 //!
 //! # What fails
-//! A read of a damaged page is EIO, a write without memory ENOSPC, beyond the end EFBIG or nothing;
-//! another size of the file, EINVAL. When the process is killed the file answers ENOTCONN until it
-//! is served again, which takes the dead mount away first; whoever had it open has to open it
-//! again. A panic in a request ends the process: a thread less, and what it had in its hands, would
-//! not be seen by anybody.
+//! A read of a damaged page fails with EIO, a write without memory with ENOSPC. A write at or
+//! beyond the end fails with EFBIG; a write across the end is short. Another file size fails with
+//! EINVAL. After a kill of the process the file fails with ENOTCONN until it is served again. The
+//! next server removes the dead mount; processes with the file open must reopen it. A panic in a
+//! request aborts the process: otherwise a lost thread and its request would go unnoticed.
 //!
 //! # Limits
-//! [`THREADS`] requests at a time at most. fuser allocates for requests, so that a debug build's guard of I/O threads
-//! is not on here.
+//! At most [`THREADS`] requests at a time. fuser allocates for requests, so a debug build's guard
+//! of I/O threads is not active here.
 
 mod disk;
 mod file;
@@ -41,23 +42,23 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most session threads: what loop devices have under way is seldom more.
+/// Maximum number of session threads: loop devices seldom have more requests in flight.
 pub const THREADS: usize = 8;
 
-/// How long who has the file open is waited for when it is unmounted.
+/// How long an unmount waits for open files to be closed.
 const LETTING_GO: Duration = Duration::from_secs(1);
 
-/// Why it cannot be served.
+/// Why the file cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// The mount point is something else.
+    /// The mount point is not a regular file.
     #[error("{path} is no regular file, and FUSE is to serve one")]
     NotAFile {
         /// The mount point.
         path: PathBuf,
     },
-    /// It is not empty: mounting would hide what it holds.
+    /// The file is not empty: mounting would hide its contents.
     #[error("{path} holds {bytes} bytes, which serving there would hide")]
     NotEmpty {
         /// The mount point.
@@ -65,7 +66,7 @@ pub enum MountError {
         /// Its size.
         bytes: u64,
     },
-    /// A mount that is dead cannot be taken away, or the file not be made.
+    /// A dead mount cannot be removed, or the file cannot be created.
     #[error("cannot prepare {path}")]
     Prepare {
         /// The mount point.
@@ -76,7 +77,7 @@ pub enum MountError {
     /// The device has no more queues.
     #[error("cannot open a queue of the device")]
     Queue(#[source] io::Error),
-    /// The kernel does not mount it.
+    /// The mount fails.
     #[error("cannot mount {path} by FUSE (it takes root, or fusermount3, and /dev/fuse)")]
     Mount {
         /// The mount point.
@@ -86,7 +87,7 @@ pub enum MountError {
     },
 }
 
-/// A file that is served, until it is stopped or dropped.
+/// A served file, until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Server {
     session: BackgroundSession,
@@ -95,16 +96,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `backend` as the file `path`, which is made if it is not there, by `threads` threads
-    /// (1 to [`THREADS`]).
+    /// Serves `backend` as the file `path`, created if it is missing, by `threads` threads (1 to
+    /// [`THREADS`]).
     ///
     /// # Errors
-    /// See [`MountError`]. A file that was made is removed again.
+    /// See [`MountError`]. A file created here is removed again.
     pub fn mount<B: Backend>(backend: &B, path: &Path, threads: usize) -> Result<Self, MountError> {
         let made = prepare(path)?;
         let mounted = Self::mount_on(backend, path, threads);
         if made && mounted.is_err() {
-            // Nobody has had it; somebody may have removed it.
+            // No process has used it; one may have removed it.
             let _ = fs::remove_file(path);
         }
         mounted
@@ -134,20 +135,20 @@ impl Server {
         Ok(Self { session, path, mount })
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is served no more: somebody has unmounted it, or its threads have failed.
-    /// [`Server::stop`] says which.
+    /// Whether serving has ended: the file was unmounted, or its threads have failed.
+    /// [`Server::stop`] tells which.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
     }
 
-    /// Waits for so long, or until mounts have changed: whether it is still mounted. One that was
-    /// unmounted while somebody has it open (`umount -l`) is served on for those; its path is the
-    /// empty file beneath it. True where the kernel does not say.
+    /// Waits until mounts change, at most for `wait`; returns whether the file is still mounted,
+    /// and true if the kernel does not tell. After `umount -l`, processes that have the file open
+    /// are still served; its path is then the empty file beneath it.
     pub fn is_mounted(&mut self, wait: Duration) -> bool {
         match &mut self.mount {
             Some(mount) => mount.is_there(wait),
@@ -158,30 +159,30 @@ impl Server {
         }
     }
 
-    /// Leaves one that is mounted no more to those who still have it open: they are served until
-    /// they close it, or this process ends.
+    /// Gives up a file that is no longer mounted. Processes that have it open are served until they
+    /// close it, or this process ends.
     pub fn leave(self) {
         std::mem::forget(self.session);
     }
 
-    /// Unmounts it, unless somebody has. True if somebody still had it open, who gets errors from
-    /// when this process ends.
+    /// Unmounts the file, if it is still mounted. Returns true if a process still had it open; that
+    /// process gets errors once this process ends.
     ///
     /// # Errors
-    /// The kernel's, of unmounting; those of the threads that have served it.
+    /// The unmount failed, or a thread failed while it served.
     pub fn stop(self) -> io::Result<bool> {
         if !self.has_ended() {
             match take_away(&self.path) {
-                // Nothing is mounted there: somebody has just unmounted it, or did while others had
-                // it open.
+                // Nothing is mounted there: another process has just unmounted it, or did so while
+                // it was open.
                 Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
                 done => done?,
             }
             let start = Instant::now();
             while !self.has_ended() {
                 if start.elapsed() > LETTING_GO {
-                    // Its threads go on for who has it open, perhaps by a copy of the mount in
-                    // another namespace.
+                    // The threads continue to serve processes that have the file open, perhaps by a
+                    // copy of the mount in another namespace.
                     std::mem::forget(self.session);
                     return Ok(true);
                 }
@@ -192,8 +193,7 @@ impl Server {
     }
 }
 
-/// Unmounts `path` even if somebody has it open; by fusermount3, which mounted it, for those who
-/// are not root.
+/// Unmounts `path` even if it is open; without root by fusermount3, which mounted it.
 fn take_away(path: &Path) -> io::Result<()> {
     match unmount(path, UnmountFlags::DETACH) {
         Err(Errno::PERM) => {
@@ -208,12 +208,12 @@ fn take_away(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Sees to it that there is an empty regular file. True if it was made.
+/// Ensures that there is an empty regular file. Returns true if it was created.
 fn prepare(path: &Path) -> Result<bool, MountError> {
     let failed = |source| MountError::Prepare { path: path.into(), source };
     let found = match fs::metadata(path) {
         Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            // Of a server that was killed.
+            // The mount of a server that was killed.
             take_away(path).map_err(failed)?;
             fs::metadata(path)
         }

@@ -1,7 +1,7 @@
-//! Whether a mount is still there, as the kernel's list of mounts has it: proc(5),
+//! Tells whether a mount still exists, from the kernel's list of mounts: proc(5),
 //! `/proc/PID/mountinfo`.
 //!
-//! To ask the file itself would be to wait for one's own threads.
+//! A system call on the file itself could deadlock: this process answers it.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::fs::File;
@@ -10,32 +10,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// One mount, from when it was seen.
+/// A mount that is watched from its creation.
 #[derive(Debug)]
 pub(crate) struct Watched {
     list: File,
-    /// The mount point, as the list writes it.
+    /// The mount point, as escaped in the list.
     point: Vec<u8>,
     id: Vec<u8>,
     there: bool,
 }
 
 impl Watched {
-    /// The mount on top at `path`. `None` if there is none to be seen.
+    /// The topmost mount at `path`; `None` if none is visible.
     pub(crate) fn new(path: &Path) -> Option<Self> {
         let point = escaped(path.as_os_str().as_bytes());
         let list = File::open("/proc/self/mountinfo").ok()?;
         let mut this = Self { list, point, id: Vec::new(), there: true };
-        // The list is asked whether it has changed from here on.
+        // From here on the list reports changes.
         let _ = this.changed(Duration::ZERO);
         this.id = this.ids().ok()?.pop()?;
         Some(this)
     }
 
-    /// Waits for so long, or until mounts have changed.
+    /// Waits until mounts change, at most for `wait`; returns whether the mount still exists.
     pub(crate) fn is_there(&mut self, wait: Duration) -> bool {
         if self.there && self.changed(wait) {
-            // A list that cannot be read says nothing.
+            // If the list cannot be read, assume no change.
             self.there = self.ids().map_or(true, |ids| ids.contains(&self.id));
         }
         self.there
@@ -50,7 +50,7 @@ impl Watched {
         poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Mounts at this point, the last one on top.
+    /// IDs of the mounts at this point, the topmost last.
     fn ids(&self) -> io::Result<Vec<Vec<u8>>> {
         (&self.list).rewind()?;
         let mut ids = Vec::new();
@@ -67,7 +67,8 @@ impl Watched {
     }
 }
 
-/// Blanks, tabs, line feeds and backslashes are three octal digits.
+/// Escapes a path as mountinfo does: blanks, tabs, line feeds and backslashes as three octal
+/// digits.
 fn escaped(path: &[u8]) -> Vec<u8> {
     path.iter().fold(Vec::with_capacity(path.len()), |mut out, &byte| {
         match byte {

@@ -1,4 +1,5 @@
-//! The file behaves like one, by the kernel's own calls; and a loop device on it like a disk.
+//! The file behaves like a file under the kernel's system calls, and a loop device on it like a
+//! disk.
 
 use device::{Device, DeviceOptions, PAGE};
 use fuse::{MountError, Server};
@@ -17,7 +18,7 @@ use store::{Options, Store};
 const PAGES: u64 = 4096;
 const BYTES: u64 = PAGES * PAGE as u64;
 
-/// Numbers that look random and are the same each time.
+/// Deterministic pseudo-random numbers.
 struct Noise(u64);
 
 impl Noise {
@@ -41,7 +42,7 @@ fn device() -> Device {
     Device::new(&store, &DeviceOptions::default()).unwrap()
 }
 
-/// Whether FUSE can be mounted here at all; says why not.
+/// Whether FUSE can be mounted here; prints the reason if not.
 fn can_mount(path: &Path) -> bool {
     match Server::mount(&device(), path, 1) {
         Ok(server) => {
@@ -67,7 +68,7 @@ fn bytes_written_anywhere_are_read_back_and_holes_are_zeros() {
     let device = device();
     let server = Server::mount(&device, &path, 4).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), BYTES);
-    // Threads of their own quarter each, at offsets and lengths of all kinds.
+    // Each thread writes its own quarter, at offsets and lengths of all kinds.
     std::thread::scope(|scope| {
         for quarter in 0..4 {
             let path = &path;
@@ -112,7 +113,7 @@ fn bytes_written_anywhere_are_read_back_and_holes_are_zeros() {
     });
     assert!(!server.stop().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().len(), 0, "unmounted");
-    // What it held is the device's, and there when it is served again.
+    // Its contents are the device's, and still there when it is served again.
     let server = Server::mount(&device, &path, 1).unwrap();
     let mut first = vec![0; 1 << 20];
     File::open(&path).unwrap().read_exact_at(&mut first, 0).unwrap();
@@ -144,7 +145,7 @@ fn what_a_file_of_one_size_cannot_do_is_refused() {
     assert_eq!(file.read_at(&mut [0; 10], BYTES).unwrap(), 0);
     assert!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096).is_err());
     assert!(fallocate(&file, FallocateFlags::empty(), 0, 4096).is_err());
-    // Somebody has it open: it is taken away all the same, and said.
+    // The file is open: it is unmounted all the same, and the result tells.
     assert!(server.stop().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }
@@ -176,7 +177,7 @@ fn what_somebody_has_unmounted_has_ended_and_can_be_served_again() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(!server.stop().unwrap());
-    // Taken away from under somebody who has it open: served for him until that is over.
+    // Unmounted while open: the open file is served until it is closed.
     let server = Server::mount(&device, &path, 3).unwrap();
     let file = File::open(&path).unwrap();
     umount(UnmountFlags::DETACH).unwrap();
@@ -235,15 +236,15 @@ impl device::Queue for BrokenQueue {
     }
 }
 
-/// In a process of its own: this test again, which finds the file named in its environment. It is
-/// not the one that reads: the kernel does not let a process go that waits for an answer of its
-/// own.
+/// Runs this test again in a process of its own, which finds the file's path in its environment.
+/// That process does not read the file itself: the kernel does not let a process exit while it
+/// waits for its own answer.
 #[test]
 fn a_panic_in_a_request_ends_the_process() {
     const NAME: &str = "PLATEN_TEST_BROKEN_FILE";
     if let Some(path) = std::env::var_os(NAME) {
         let _server = Server::mount(&Broken, Path::new(&path), 4).unwrap();
-        // Until the other one has seen enough.
+        // Until the other process has seen enough.
         let _ = std::io::stdin().read(&mut [0]);
         return;
     }
@@ -261,8 +262,8 @@ fn a_panic_in_a_request_ends_the_process() {
         assert!(start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // What a request gets whose thread is gone comes with the end of the process, or of its
-    // standard input.
+    // A request whose thread is gone gets its error at the end of the process, or of its standard
+    // input.
     let reading = std::thread::spawn({
         let path = path.clone();
         move || File::open(path).unwrap().read_at(&mut [0; 4096], 0)
@@ -272,7 +273,7 @@ fn a_panic_in_a_request_ends_the_process() {
     }
     let ended = child.wait_with_output().unwrap();
     assert!(reading.join().unwrap().is_err());
-    // Its dead mount goes with the next.
+    // The next mount removes the dead one.
     Server::mount(&device(), &path, 1).unwrap().stop().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(said.contains("broken, as it should be"), "{said}");
@@ -303,7 +304,7 @@ fn a_loop_device_on_it_is_a_disk() {
         file.write_all_at(&bytes, 40 * PAGE as u64).unwrap();
         file.sync_all().unwrap();
     }
-    // By another way in than the loop device's cache.
+    // Past the loop device's cache.
     let mut got = vec![0; bytes.len()];
     File::open(&path).unwrap().read_exact_at(&mut got, 40 * PAGE as u64).unwrap();
     assert!(got == bytes);
@@ -318,7 +319,7 @@ fn a_loop_device_on_it_is_a_disk() {
         other => println!("skipped: blkdiscard: {other:?}"),
     }
     assert!(losetup(&["--detach", &disk]).unwrap().status.success());
-    // The kernel lets go of it a moment later.
+    // The kernel releases the file a moment later.
     let mut server = Some(server);
     while let Some(now) = server.take() {
         if Command::new("losetup").args(["--associated", name]).output().unwrap().stdout.is_empty()

@@ -1,11 +1,11 @@
-//! A disk's swap areas: header, swapon, swapoff, and their use.
+//! A disk's swap areas: header, swapon, swapoff, and use.
 //!
-//! The kernel prefers slots that it has never used, and discards only whole clusters of freed slots
-//! (512 pages). In one area as large as the disk it would touch every slot before it reuses a freed
+//! The kernel prefers slots that it has never used, and discards only whole clusters of free slots
+//! (512 pages). In one area as large as the disk it would use every slot before it reuses a freed
 //! one, and freed pages would stay stored until then. A disk therefore has several areas of
-//! descending priority: the kernel goes on to the next one when the former has no free slot, so that
-//! about one area's worth of freed pages stays stored at most. The areas are partitions that only the
-//! kernel knows (`partition.rs`); the disk has no partition table.
+//! descending priority. The kernel uses an area only when those of higher priority have no free
+//! slot, so at most about one area's worth of freed pages stays stored. The areas are partitions
+//! added in the kernel only (`partition.rs`); the disk has no partition table.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
@@ -17,49 +17,51 @@ use crate::sys;
 
 const PAGE: usize = 4096;
 
-/// The most pages of an area: the header has 32 bits for the last page's number.
+/// Maximum pages of an area: the header has 32 bits for the number of the last page.
 const MOST_PAGES: u64 = u32::MAX as u64;
 
-/// Areas of a disk. The kernel has room for 23 to 29 in all.
+/// Maximum areas of a disk. The kernel has room for 23 to 29 in all.
 const MOST_AREAS: u64 = 8;
 
-/// A smaller area costs more than it saves: each CPU fills a cluster of 2 MiB of its own.
+/// Minimum size of an area in bytes. A smaller one costs more than it saves: each CPU fills its own
+/// cluster of 2 MiB.
 const LEAST_AREA: u64 = 32 << 20;
 
-/// Areas begin at multiples of this.
+/// Alignment of areas, in bytes.
 const ALIGNMENT: u64 = 1 << 20;
 
 /// The area's label, which tools show.
 const LABEL: &[u8; 16] = b"platen\0\0\0\0\0\0\0\0\0\0";
 
-/// How a disk's areas are used.
+/// Use of a disk's swap areas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
     /// Size in KiB.
     pub size_kib: u64,
-    /// KiB swapped out to them.
+    /// KiB swapped out.
     pub used_kib: u64,
     /// The highest priority of an area. The kernel fills areas of higher priority first.
     pub priority: i64,
 }
 
-/// Makes swap areas on a disk and begins to swap to them; returns their number. The first has
-/// `priority` (0 to 32767), each further one a priority lower by one. One area fills the disk where
-/// it is small, where `priority` is 0, or where the kernel refuses partitions or more areas.
+/// Creates swap areas on a disk and starts swapping to them; returns their number. The first area
+/// has `priority` (0 to 32767), each further one a priority lower by one. There is a single area if
+/// the disk is small, if `priority` is 0, or if the kernel refuses partitions or more areas.
 ///
-/// Freed slots are discarded as soon as a whole cluster of them is free: without discards their
-/// pages would stay stored.
+/// Enables discards, so that the kernel discards a cluster once all of its slots are free; without
+/// discards the pages would stay stored.
 ///
 /// # Errors
 ///
-/// A disk of less than ten pages (the least that `mkswap` accepts), or in use; the kernel's.
+/// The disk has less than ten pages (the least that `mkswap` accepts), or is in use; an error of
+/// the kernel.
 pub fn begin(disk: &Path, priority: u16) -> io::Result<usize> {
     if in_use(disk)?.is_some() {
         return Err(io::Error::other(format!("{} is swapped to", disk.display())));
     }
     let mut file = File::options().read(true).write(true).open(disk)?;
     let size = file.seek(SeekFrom::End(0))?;
-    // What a helper that was killed has left.
+    // Remove the partitions of a helper that was killed.
     partition::remove_all(&file);
     let priority = priority.min(0x7fff);
     let number = (size / LEAST_AREA).min(MOST_AREAS).min(u64::from(priority) + 1);
@@ -74,7 +76,7 @@ pub fn begin(disk: &Path, priority: u16) -> io::Result<usize> {
     on_all(&[disk.to_owned()], priority)
 }
 
-/// Divides a disk into `number` partitions with the header of an area each.
+/// Divides a disk into `number` partitions, and writes an area's header to each.
 fn split(disk: &File, path: &Path, size: u64, number: u64) -> io::Result<Vec<PathBuf>> {
     let mut areas = Vec::new();
     for (number, (start, len)) in (1..).zip(ranges(size, number)) {
@@ -101,7 +103,7 @@ fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
         let below = u16::try_from(nth).unwrap_or(u16::MAX);
         if let Err(error) = on(area, i64::from(priority.saturating_sub(below))) {
             for begun in &areas[..nth] {
-                // Nothing can be in it that it does not get back at once.
+                // Few pages can be in it yet, and they fit back into memory.
                 let _ = sys::swapoff(begun);
             }
             return Err(error);
@@ -110,7 +112,7 @@ fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
     Ok(areas.len())
 }
 
-/// Swaps to an area that has its header.
+/// Starts swapping to an area that has a header.
 fn on(area: &Path, priority: i64) -> io::Result<()> {
     const PREFER: i32 = 0x8000;
     const DISCARD: i32 = 0x1_0000;
@@ -119,23 +121,24 @@ fn on(area: &Path, priority: i64) -> io::Result<()> {
     sys::swapon(area, PREFER | priority | DISCARD | DISCARD_PAGES)
 }
 
-/// Ends swapping to a disk: the kernel reads all that is in its areas back into memory first, which
-/// may take minutes. Where one area cannot be emptied, the kernel swaps to all of them again.
+/// Stops swapping to a disk. The kernel first reads all pages of its areas back into memory, which
+/// may take minutes. If one area cannot be emptied, the kernel swaps to all of them again.
 ///
-/// Each area is switched off by a child process: should memory run out meanwhile, the kernel kills
-/// the process in `swapoff` before any other.
+/// A child process calls swapoff(2) for each area, because the OOM killer kills the process in
+/// `swapoff` before any other.
 ///
 /// # Errors
 ///
-/// The kernel's; [`io::ErrorKind::OutOfMemory`] when memory did not suffice.
+/// An error of the kernel; [`io::ErrorKind::OutOfMemory`] if memory did not suffice.
 pub fn off(disk: &Path) -> io::Result<()> {
     let mut areas = areas_of(disk)?;
-    // The one of highest priority last: what the kernel swaps out meanwhile finds free slots there.
+    // The area of highest priority last: pages that the kernel swaps out meanwhile find free slots
+    // there.
     areas.sort_by_key(|(_, used)| used.priority);
     for (nth, (area, _)) in areas.iter().enumerate() {
         if let Err(error) = sys::swapoff_in_child(area) {
             for (area, used) in &areas[..nth] {
-                // Its header is still there.
+                // The header is still there.
                 let _ = on(area, used.priority);
             }
             return Err(error);
@@ -147,7 +150,7 @@ pub fn off(disk: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// How a disk's areas are used; `None` if there are none.
+/// Use of a disk's areas; `None` if it has none.
 ///
 /// # Errors
 ///
@@ -168,7 +171,7 @@ fn areas_of(disk: &Path) -> io::Result<Vec<(PathBuf, Use)>> {
     Ok(find(&swaps, &disk).map(|(name, used)| (PathBuf::from(name), used)).collect())
 }
 
-/// The areas together.
+/// The sum of several areas.
 pub(crate) fn sum(areas: impl Iterator<Item = Use>) -> Option<Use> {
     areas.reduce(|all, one| Use {
         size_kib: all.size_kib + one.size_kib,
@@ -177,7 +180,7 @@ pub(crate) fn sum(areas: impl Iterator<Item = Use>) -> Option<Use> {
     })
 }
 
-/// The areas of `disk` in the text of `/proc/swaps`: the disk itself or its partitions.
+/// Finds the areas of `disk`, the disk itself or its partitions, in the text of `/proc/swaps`.
 pub(crate) fn find<'a>(swaps: &'a str, disk: &'a str) -> impl Iterator<Item = (&'a str, Use)> {
     swaps.lines().skip(1).filter_map(move |line| {
         let mut fields = line.split_whitespace();

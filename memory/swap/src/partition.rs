@@ -1,5 +1,5 @@
-//! Partitions of a disk that only the kernel knows: nothing is written to the disk
-//! (`BLKPG` of `linux/blkpg.h`).
+//! Partitions of a disk that exist only in the kernel: nothing is written to the disk (`BLKPG` of
+//! `linux/blkpg.h`).
 
 use std::fs::File;
 use std::io;
@@ -10,11 +10,11 @@ use crate::sys;
 /// The highest number of a partition here.
 const LAST: u32 = 16;
 
-/// Adds partition `number`, from byte `start` on, `len` bytes long.
+/// Adds partition `number`, `len` bytes from byte `start` on.
 ///
 /// # Errors
 ///
-/// The kernel's: EINVAL for a disk without partitions, EBUSY where one overlaps.
+/// An error of the kernel: EINVAL if the disk cannot have partitions, EBUSY if two overlap.
 pub(crate) fn add(disk: &File, number: u32, start: u64, len: u64) -> io::Result<()> {
     sys::add_partition(disk, number, start, len)
 }

@@ -1,9 +1,8 @@
-//! The precautions that a process takes before it serves swap, and before it has a second thread.
+//! Precautions of a process that serves swap, taken before it has a second thread.
 //!
 //! A process that serves swap must not wait for swap. A server that allocates memory may have to
-//! write a page out, to itself. A server whose own pages are swapped out reads them in from itself.
-//! A server that the OOM killer ends takes its contents along. Each precaution prevents one of
-//! these.
+//! swap a page out to itself. A server whose own pages are swapped out reads them in from itself. A
+//! server that the OOM killer ends loses its contents. Each precaution prevents one of these.
 
 use std::fs;
 use std::io;
@@ -61,8 +60,8 @@ pub fn inherited() -> Vec<Untaken> {
 }
 
 /// Takes the precautions that each program takes for itself: locks all its memory, present and
-/// future, excludes it from core dumps, and keeps the host from hibernating while the process lives.
-/// Call it before there are threads, once the program's own large allocations are decided.
+/// future, excludes it from core dumps, and keeps the host from hibernating while the process
+/// lives. Call it before there are threads, once the program's own large allocations are decided.
 pub fn own() -> Vec<Untaken> {
     let mut untaken = Vec::new();
     let mut attempt = |action, result: rustix::io::Result<()>| {
@@ -73,7 +72,8 @@ pub fn own() -> Vec<Untaken> {
     attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
     attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
     match crate::sys::secret_memory() {
-        // For as long as this process lives: another one that keeps the host from it may end first.
+        // Open as long as this process lives. Each process has its own, because another one may
+        // exit first.
         Ok(secret) => std::mem::forget(secret),
         Err(source) if can_hibernate(Path::new("/sys/power/disk")) => {
             let action = "keep the host from hibernating (boot it with nohibernate)";
@@ -84,8 +84,8 @@ pub fn own() -> Vec<Untaken> {
     untaken
 }
 
-/// Whether the kernel would hibernate, by this file. To hibernate the kernel freezes processes and
-/// then swaps pages out: it would wait for a frozen swap server.
+/// Whether the kernel can hibernate, by `/sys/power/disk`. To hibernate, the kernel freezes
+/// processes and then swaps pages out: it would wait for a frozen swap server.
 pub(crate) fn can_hibernate(file: &Path) -> bool {
     fs::read_to_string(file).is_ok_and(|ways| !ways.contains("[disabled]"))
 }
@@ -112,7 +112,7 @@ pub fn prefer(name: &str) -> Result<(), Untaken> {
         let (mut nameless, mut found) = (0, 0);
         for task in fs::read_dir("/proc/self/task")? {
             let task = task?;
-            // A thread may end meanwhile.
+            // The thread may have exited.
             let Ok(comm) = fs::read_to_string(task.path().join("comm")) else { continue };
             let number = task.file_name().to_string_lossy().parse::<i32>();
             if let (true, Ok(number)) = (is_one_of(comm.trim_end(), name), &number) {
@@ -185,9 +185,9 @@ pub fn resume_signal() -> io::Result<OwnedFd> {
     crate::sys::signal_descriptor(&[libc::SIGUSR1])
 }
 
-/// Takes SIGINT, SIGTERM and SIGHUP from this thread, those that it starts from now on, and the
-/// processes that it starts: a descriptor that is readable when one has come. A signal that comes
-/// while the process becomes another program stays until that one reads it.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread, in threads that it starts later, and in child
+/// processes. Returns a descriptor that is readable when one is pending. A pending signal survives
+/// `execve`.
 ///
 /// # Errors
 ///
@@ -196,8 +196,8 @@ pub fn end_signals() -> io::Result<OwnedFd> {
     crate::sys::signal_descriptor(&crate::sys::END)
 }
 
-/// Lets this thread, and those that it starts from now on, have the signals that
-/// [`end_signals`] has taken from the process that has started this one.
+/// Unblocks, in this thread and those that it starts later, the signals that the parent process has
+/// blocked by [`end_signals`].
 ///
 /// # Errors
 ///
@@ -265,7 +265,8 @@ pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
 
 fn own_mounts() -> io::Result<()> {
     use rustix::mount::{mount_change, MountPropagationFlags};
-    // Mounts and unmounts elsewhere still propagate to us; ours do not propagate.
+    // Mounts and unmounts in the parent namespace still propagate to this one; those here do not
+    // propagate.
     crate::sys::unshare_mounts()?;
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags)?;

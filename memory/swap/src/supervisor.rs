@@ -71,17 +71,16 @@ pub const CLIENT_LOST: u8 = 75;
 /// # Errors
 ///
 /// There is no descriptor of this number.
-/// There is none of this number.
 pub fn descriptor(number: i32) -> io::Result<OwnedFd> {
     crate::sys::copy_of(number)
 }
 
-/// As [`descriptor`], but the number itself is closed. For a program that takes over from the one
-/// that its process was before, at its start: the number is in use nowhere in it.
+/// As [`descriptor`], but also closes `number`. For a program that a process has just executed
+/// (`execve`) to take over, before anything in it uses the number.
 ///
 /// # Errors
 ///
-/// There is none of this number.
+/// There is no descriptor of this number.
 pub fn take_descriptor(number: i32) -> io::Result<OwnedFd> {
     crate::sys::take(number)
 }
@@ -97,8 +96,8 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
     run::Supervisor::new(service).run(stop)
 }
 
-/// As [`supervise`], for the program that a supervisor's process has become: the hand-over goes on
-/// where [`Service::hand_over`] has left it.
+/// As [`supervise`], for the program that a supervisor's process has executed: continues the
+/// hand-over that [`Service::hand_over`] started.
 ///
 /// # Errors
 ///

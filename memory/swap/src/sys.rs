@@ -1,4 +1,4 @@
-//! System calls that no library in use has.
+//! System calls without a wrapper in the libraries used here.
 #![expect(unsafe_code, reason = "system calls by their numbers")]
 
 use std::ffi::CString;
@@ -23,18 +23,18 @@ pub(crate) fn swapon(path: &Path, flags: i32) -> io::Result<()> {
     checked(unsafe { libc::swapon(path.as_ptr(), flags) })
 }
 
-/// swapoff(2): returns when all pages are back in memory.
+/// swapoff(2): returns when all pages are in memory again.
 pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: as above.
     checked(unsafe { libc::swapoff(path.as_ptr()) })
 }
 
-/// Swap off in a child process, which the kernel kills should memory run out.
+/// swapoff(2) in a child process, which the OOM killer kills if memory runs out.
 ///
 /// # Errors
 ///
-/// The kernel's; [`io::ErrorKind::OutOfMemory`] for a child that was killed.
+/// An error of the kernel; [`io::ErrorKind::OutOfMemory`] if the child was killed.
 pub(crate) fn swapoff_in_child(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the child makes two system calls, on memory that it has a copy of, and ends: nothing
@@ -91,12 +91,12 @@ struct PartitionRequest {
 const ADD_PARTITION: libc::c_int = 1;
 const DEL_PARTITION: libc::c_int = 2;
 
-/// Adds a partition to what the kernel knows of a disk. `start` and `len` in bytes.
+/// Adds a partition in the kernel only; `start` and `len` in bytes.
 pub(crate) fn add_partition(disk: &File, number: u32, start: u64, len: u64) -> io::Result<()> {
     partition(disk, ADD_PARTITION, number, start, len)
 }
 
-/// Removes a partition from what the kernel knows of a disk.
+/// Removes a partition in the kernel only.
 pub(crate) fn remove_partition(disk: &File, number: u32) -> io::Result<()> {
     partition(disk, DEL_PARTITION, number, 0, 0)
 }
@@ -153,7 +153,7 @@ pub(crate) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> 
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Lets this thread have signals that its parent process has blocked.
+/// Unblocks signals in this thread. A process inherits the blocked mask of its parent.
 pub(crate) fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, signals).map(drop)
 }
@@ -198,19 +198,19 @@ pub(crate) fn copy_of(number: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Memory that is in no image of the system. The kernel does not hibernate while there is a
-/// descriptor of such memory, with pages or without.
+/// memfd_secret(2). The kernel does not hibernate while such a descriptor is open, even without
+/// pages.
 pub(crate) fn secret_memory() -> io::Result<OwnedFd> {
     // SAFETY: takes a number.
     let number = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
     let number = i32::try_from(number).map_err(io::Error::other)?;
     checked(number.min(0))?;
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// The descriptor `number` under another number. Only for a process that has just begun, in which
-/// nothing owns it.
+/// Moves the descriptor `number` to a new number. Only for a process that has just started, in
+/// which nothing owns the descriptor.
 pub(crate) fn take(number: i32) -> io::Result<OwnedFd> {
     let copy = copy_of(number)?;
     // SAFETY: takes a number. By the caller's promise nothing in this process relies on it.

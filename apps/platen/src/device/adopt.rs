@@ -1,6 +1,5 @@
-//! What a supervisor hands to the program that its process becomes: descriptors, processes and
-//! names, by their numbers, in the argument `--adopt`. Descriptors and children stay those of the
-//! process.
+//! The argument `--adopt`: descriptors and process IDs that a supervisor hands over to the program
+//! that its process executes (`execve`). The process keeps its descriptors and its children.
 
 use super::inherited::{Inherited, FORMAT};
 use std::fmt;
@@ -9,24 +8,25 @@ use std::str::FromStr;
 /// Device and inode of a socket's file.
 pub(super) type Place = (u64, u64);
 
-/// As text: `server=12,channel=9,...;store=3,...`, what servers are started with last.
+/// Hand-over to another program. As text: `server=12,channel=9,...;store=3,...`; the part after the
+/// semicolon is [`Inherited`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Adopt {
-    /// The server that serves, and the supervisor's end of the socket to it.
+    /// PID of the active server, and the supervisor's end of the socket to it.
     pub(super) server: (u32, i32),
-    /// The server that stands by to take its place.
+    /// PID of the stand-by server, and the supervisor's end of the socket to it.
     pub(super) successor: (u32, i32),
-    /// Children that are killed.
+    /// Other children, to be killed and reaped.
     pub(super) dismissed: Vec<u32>,
-    /// The lock of the device's name.
+    /// Descriptor of the lock on the device's name.
     pub(super) lock: i32,
-    /// The socket for requests.
+    /// Descriptor of the listening socket for requests.
     pub(super) requests: i32,
-    /// Who has asked for the hand-over.
+    /// Descriptor of the client that requested the hand-over.
     pub(super) client: i32,
-    /// The files of the sockets: control, requests, NBD.
+    /// Device and inode of the socket files: control, requests, NBD.
     pub(super) places: [Option<Place>; 3],
-    /// What servers are started with.
+    /// Descriptors and names for servers.
     pub(super) inherited: Inherited,
 }
 

@@ -36,11 +36,11 @@ pub(crate) enum DeviceCommand {
     /// Check the precautions that prevent a server of swap from waiting for its own swap device.
     /// The exit status is 0 if every required one is met
     Check(CheckArgs),
-    /// What `serve` starts when its server wants a dictionary; standard output is the socket by
-    /// which the two talk
+    /// Train a dictionary for a server. `serve` starts this process; its standard output is the
+    /// socket to the server
     #[command(hide = true)]
     Train,
-    /// What `serve --swap` starts beside itself
+    /// Attach, start or stop swapping for `serve --swap`, which starts this process
     #[command(hide = true)]
     SwapHelper(SwapHelperArgs),
 }
@@ -119,13 +119,13 @@ pub(crate) struct ServeArgs {
     /// Run as one process. When it exits or is killed, the contents of the device are lost
     #[arg(long, conflicts_with = "swap")]
     pub(crate) no_supervisor: bool,
-    /// What the supervisor hands to the server it starts
+    /// Descriptors and names that the supervisor passes to the server
     #[arg(long, hide = true)]
     pub(crate) inherited: Option<Inherited>,
-    /// What `device set` has changed
+    /// Changes made by `device set`
     #[arg(long, hide = true)]
     pub(crate) changed: Option<Changes>,
-    /// What the supervisor of another version, which this process was, hands on
+    /// Hand-over from the supervisor of another version, in the same process
     #[arg(long, hide = true)]
     pub(crate) adopt: Option<Adopt>,
     /// TOML file with a section `[policy]`: recompression, writeback and dictionaries [default:
@@ -244,24 +244,24 @@ pub(crate) struct SwapHelperArgs {
     pub(crate) connections: usize,
     #[arg(long, default_value_t = 0)]
     pub(crate) priority: u16,
-    /// Whom to check
+    /// Processes to check
     #[arg(long, value_delimiter = ',')]
     pub(crate) pids: Vec<u32>,
 }
 
-/// What a helper is to do.
+/// Task of a helper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum SwapTask {
-    /// Begin to swap to a disk that a server has come up with.
+    /// Start swapping to the disk of a server that is ready.
     On,
-    /// Give the kernel's NBD client the connections of a new server.
+    /// Reconnect the kernel's NBD client to a new server.
     Again,
-    /// End swapping.
+    /// Stop swapping.
     Off,
 }
 
 impl SwapTask {
-    /// As it is typed.
+    /// The name on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::On => "on",
@@ -291,7 +291,7 @@ pub(crate) struct StatArgs {
     pub(crate) control: ControlOptions,
 }
 
-/// A name that is a file's name too.
+/// Parses a device name, which is a file name too.
 fn name(text: &str) -> Result<String, String> {
     let sound = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if (1..=32).contains(&text.len()) && text.chars().all(sound) && !text.starts_with('.') {

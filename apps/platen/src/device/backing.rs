@@ -1,5 +1,5 @@
-//! The file or block device that pages are written back to: made by the supervisor, taken by each
-//! server.
+//! The backing device: a file or block device for writeback. The supervisor opens it, and each
+//! server takes it over.
 
 use super::inherited::Inherited;
 use crate::say::say;
@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 use store::{BackingError, Disk, DiskError, FileDisk, Store};
 
-/// Opens and locks the device that the settings name, and says on it that it is this store's.
-/// `None` if they name none. `swap`: what is swapped out is to go there. A file that was made is
-/// removed again unless it is kept.
+/// Opens, locks and formats the backing device that the settings name; `None` if they name none.
+/// `swap`: the device will hold swapped-out pages. A file created here is removed again unless
+/// [`NewFile::keep`] is called.
 pub(super) fn make(
     settings: &Settings,
     store: &Store,
@@ -54,7 +54,7 @@ pub(super) fn make(
     Ok(Some((disk, new)))
 }
 
-/// A file that was made for a device that is not served yet: it goes with what was to serve it,
+/// A backing file created for a device that does not serve yet. Dropping it removes the file,
 /// unless it is kept.
 #[derive(Debug)]
 pub(super) struct NewFile(Option<(PathBuf, (u64, u64))>);
@@ -65,7 +65,7 @@ impl NewFile {
         Self(found.map(|found| (path.to_owned(), (found.dev(), found.ino()))))
     }
 
-    /// There is something on it, or soon will be.
+    /// Keeps the file, because it holds pages or soon will.
     pub(super) fn keep(mut self) {
         self.0 = None;
     }
@@ -75,37 +75,38 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         let Some((path, made)) = self.0.take() else { return };
         if path.symlink_metadata().is_ok_and(|found| (found.dev(), found.ino()) == made) {
-            // Somebody may have done so.
+            // Another process may have removed it.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// The device that the supervisor has left to us, whatever anybody says of it now: pages are on it.
-/// One that stands by does this before it is needed, since it takes memory.
+/// Takes over the backing device inherited from the supervisor, whatever the settings say now,
+/// because it holds pages. A stand-by server does so before it is needed, since this allocates
+/// memory.
 pub(super) fn inherit(inherited: &Inherited) -> Option<anyhow::Result<FileDisk>> {
     let number = inherited.backing?;
-    // Not by its path: that would wait for a disk that does not answer, and forget that it is
-    // opened for direct I/O.
+    // Not by its path: opening that would wait for a disk that does not answer, and would lose
+    // direct I/O.
     let fd = swap::supervisor::descriptor(number)
         .with_context(|| format!("the supervisor has not left descriptor {number}"));
     let taken = fd.and_then(|fd| Ok(FileDisk::inherit(fd.as_fd())?));
     Some(taken.context("cannot take over the backing device"))
 }
 
-/// Bytes of memory that a server takes for its account of the device's blocks.
+/// Size in bytes of a server's table of the device's blocks.
 pub(super) fn table(disk: &anyhow::Result<FileDisk>) -> usize {
     let blocks = disk.as_ref().ok().and_then(|disk| disk.blocks().ok());
     blocks.map_or(0, |blocks| usize::try_from(blocks.min(1 << 27)).expect("below 2^28"))
 }
 
-/// Why there is no backing device, if somebody has found that out.
+/// The reason why there is no backing device, once known.
 pub(super) type Refused = Arc<OnceLock<String>>;
 
-/// Gives the store its device: the one that the supervisor has made, or without one a new one. One
-/// that cannot be used is an error of a new store; one that has had servers does what can be done
-/// without, and says why. Such a one is not waited for either: it may not answer, and the host
-/// waits for what is in memory. A file that was made for it comes as well.
+/// Attaches the backing device to the store: the supervisor's, or a new one without a supervisor. A
+/// device that cannot be used is an error for a new store. A store that has had servers continues
+/// without it and logs the reason. It does not wait for the device, which may not answer, because
+/// the host waits for the pages in memory. Also returns a file created for the device.
 pub(super) fn attach(
     settings: &Settings,
     store: &Arc<Store>,
@@ -130,7 +131,8 @@ pub(super) fn attach(
     };
     let name = settings.backing_dev.as_ref();
     let name = name.map_or_else(|| "it".to_owned(), |path| path.display().to_string());
-    // The first server of a store that a supervisor has made is the second that has had it.
+    // Creating the store is generation 1, so the first server of a supervised store is generation
+    // 2.
     if store.generation() <= 2 {
         store.set_backing(Box::new(disk?), &name)?;
         if let Some(stopped) = store.backing_stats().and_then(|stats| stats.stopped) {
@@ -145,7 +147,7 @@ pub(super) fn attach(
     Ok((refused, new))
 }
 
-/// Has a thread look at a device that was taken unseen, again and again until it answers.
+/// Starts a thread that checks the device, attached without a check, until it answers.
 fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result<()> {
     let (store, refused, name) = (Arc::downgrade(store), Arc::clone(refused), name.to_owned());
     let look = move || {
@@ -170,16 +172,16 @@ fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result
     thread::Builder::new().name("backing".into()).spawn(look).map(drop)
 }
 
-/// How soon a device is looked at again that did not answer.
+/// Interval between these checks.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What becomes of pages on a device that is not there, and on one that is not what it was.
+/// The fate of pages on a backing device that is missing, and on one that has changed.
 const UNREAD: &str = "pages that are on it cannot be read";
 const READ_ON: &str =
     "nothing more is written to it, and pages that are on it are read as far as it still has them";
 
 fn refuse(refused: &Refused, reason: String, rest: &str) {
     say(&format!("no backing device: {reason}; {rest}"));
-    // There is one reason for each server.
+    // A server has only one reason.
     let _ = refused.set(reason);
 }

@@ -1,5 +1,5 @@
-//! What `platen device set` has changed of a device's arguments. The supervisor keeps it and gives
-//! it to every server that it starts from then on.
+//! Changes of a device's arguments by `platen device set`. The supervisor stores them and passes
+//! them to every later server.
 
 use super::codec_name::page_codec;
 use crate::size::Size;
@@ -13,12 +13,12 @@ pub(crate) struct Changes {
     pub(crate) size: Option<Size>,
     pub(crate) mem_limit: Option<Size>,
     pub(crate) codec: Option<Codec>,
-    /// `Some(None)`: the default level of the codec.
+    /// `Some(None)` is the codec's default level.
     pub(crate) level: Option<Option<i32>>,
 }
 
 impl Changes {
-    /// These, and then `later`. Another codec has its default level unless a level comes with it.
+    /// Merges `later` into these changes. A new codec without a level gets its default level.
     pub(super) fn then(&self, later: &Self) -> Self {
         Self {
             size: later.size.or(self.size),

@@ -1,4 +1,4 @@
-//! `platen device check`: the precautions of a server of swap, as the kernel sees them.
+//! `platen device check`: the precautions of a swap server, as the kernel reports them.
 
 use super::args::CheckArgs;
 use super::control;
@@ -46,7 +46,7 @@ impl Family {
         std::iter::once(&self.server).chain(supervisor).chain(&self.standby).copied().collect()
     }
 
-    /// Whether a server that dies is replaced, also when there is no memory to start another.
+    /// Checks that a server that dies is replaced, even when there is no memory to start another.
     fn item(&self) -> Item {
         let (state, found) = match (self.supervisor, self.standby.as_slice()) {
             (None, _) => {
@@ -90,7 +90,7 @@ mod tests {
         process(proc, 9, 5, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
         process(proc, 7, 5, ours, &["platen", "device", "swap-helper", "off"]);
         process(proc, 8, 5, ours, &["platen", "device", "train"]);
-        // Another device's.
+        // Processes of another device.
         process(proc, 20, 1, ours, &["platen", "device", "serve"]);
         process(proc, 21, 20, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
         std::fs::create_dir(proc.join("sys")).unwrap();
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(found.pids(), [6, 5, 9]);
         assert_eq!(found.item().state, State::Met);
 
-        // Its supervisor was killed, and it has another parent now.
+        // A server whose supervisor was killed: its parent is now another process.
         process(proc, 1, 0, "/sbin/init", &["init"]);
         process(proc, 30, 1, ours, &["platen", "device", "serve", "--inherited", "store=3"]);
         let found = family(proc, 30).unwrap();

@@ -1,8 +1,8 @@
-//! What only one device can have: its name, its sockets, the port of its metrics.
+//! The exclusive resources of a device: its name, its sockets, its metrics port.
 //!
-//! The supervisor claims all of it once and hands it on to every server. While there is no server
-//! nobody else can get any of it, so that nothing of it can keep the next one from serving; clients
-//! connect and wait meanwhile.
+//! The supervisor claims them once and passes them to every server. No other process can take them
+//! between two servers, so they cannot prevent the next server from starting; meanwhile clients
+//! connect and wait.
 
 use super::adopt::Adopt;
 use super::args::ServeArgs;
@@ -17,12 +17,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// All claims of a device. Dropped, they are given up, and what they left in folders is removed.
+/// All claims of a device. Dropping them releases them and removes their files.
 #[derive(Debug)]
 pub(super) struct Claims {
-    // In the order in which they are given up: the name last.
+    // Fields drop in this order: the name is released last.
     control: Listening,
-    /// The supervisor's own socket, which no server has.
+    /// The supervisor's socket for requests, which servers do not get.
     pub(super) requests: Option<Listening>,
     nbd: Option<Listening>,
     metrics: Option<TcpListener>,
@@ -30,8 +30,10 @@ pub(super) struct Claims {
 }
 
 impl Claims {
+    /// Claims the name and the sockets.
+    ///
     /// # Errors
-    /// Somebody else has one of them.
+    /// Another process holds one of them.
     pub(super) fn make(args: &ServeArgs, supervised: bool) -> anyhow::Result<Self> {
         let folder = control::make_folder(args.control.run_dir.as_deref())?;
         let lock = Lock::take(&folder, &args.name)?;
@@ -46,7 +48,7 @@ impl Claims {
         Ok(Self { control, requests, nbd, metrics: metrics.transpose()?, lock })
     }
 
-    /// Those that this process has from the program that it was before.
+    /// Adopts the claims that this process held before `execve`.
     pub(super) fn adopt(args: &ServeArgs, handed: &Adopt) -> anyhow::Result<Self> {
         let folder = control::folder(args.control.run_dir.as_deref())?;
         let servers = &handed.inherited;
@@ -65,7 +67,7 @@ impl Claims {
         Ok(Self { control, requests, nbd, metrics, lock })
     }
 
-    /// Notes those that no server has for the program that this process becomes.
+    /// Adds the descriptors that servers do not get to the hand-over to another program.
     pub(super) fn note_for_program(&self, handed: &mut Adopt) {
         let number = |listening: &Listening| listening.listener.as_raw_fd();
         handed.lock = self.lock.fd.as_raw_fd();
@@ -75,12 +77,12 @@ impl Claims {
         handed.places = [self.control.place(), place(requests), place(nbd)];
     }
 
-    /// Has everything that is started from here have them as well.
+    /// Clears `FD_CLOEXEC`, so that every process started from here inherits the descriptors.
     pub(super) fn hand_on(&self) -> anyhow::Result<()> {
         let nbd = self.nbd.as_ref().map(|nbd| nbd.listener.as_fd());
         let metrics = self.metrics.as_ref().map(AsFd::as_fd);
         let all: [Option<BorrowedFd<'_>>; 4] = [
-            // Should the supervisor be killed, the name is its server's.
+            // If the supervisor is killed, its server continues to hold the name.
             Some(self.lock.fd.as_fd()),
             Some(self.control.listener.as_fd()),
             nbd,
@@ -92,14 +94,14 @@ impl Claims {
         Ok(())
     }
 
-    /// Notes them for a server.
+    /// Adds the descriptors that servers inherit.
     pub(super) fn note(&self, inherited: &mut Inherited) {
         inherited.control = Some(self.control.listener.as_raw_fd());
         inherited.nbd = self.nbd.as_ref().map(|nbd| nbd.listener.as_raw_fd());
         inherited.metrics = self.metrics.as_ref().map(AsRawFd::as_raw_fd);
     }
 
-    /// What a server without a supervisor listens on.
+    /// Listening sockets of a server without a supervisor.
     pub(super) fn ways(&self) -> anyhow::Result<Ways> {
         Ok(Ways {
             control: self.control.listener.try_clone()?,
@@ -109,7 +111,7 @@ impl Claims {
     }
 }
 
-/// What a server listens on.
+/// Listening sockets of a server.
 #[derive(Debug)]
 pub(super) struct Ways {
     pub(super) control: UnixListener,
@@ -118,7 +120,7 @@ pub(super) struct Ways {
 }
 
 impl Ways {
-    /// Those that a supervisor has left.
+    /// Listening sockets inherited from the supervisor.
     pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Self> {
         let control = inherited.control.context("the supervisor has left no control socket")?;
         Ok(Self {
@@ -129,19 +131,19 @@ impl Ways {
     }
 }
 
-/// A copy of a descriptor that the supervisor has left.
+/// Duplicates a descriptor inherited from the supervisor.
 pub(super) fn left(number: i32) -> anyhow::Result<OwnedFd> {
     let fd = swap::supervisor::descriptor(number);
     fd.with_context(|| format!("the supervisor has not left descriptor {number}"))
 }
 
-/// A descriptor that the program that this process was has left, under another number.
+/// Takes over a descriptor that this process held before `execve`, under a new number.
 pub(super) fn taken(number: i32) -> anyhow::Result<OwnedFd> {
     let fd = swap::supervisor::take_descriptor(number);
     fd.with_context(|| format!("descriptor {number} is not handed over"))
 }
 
-/// Which file it is that has a path: device and inode.
+/// Device and inode of a file.
 type Place = (u64, u64);
 
 fn place(path: &Path) -> Option<Place> {
@@ -149,13 +151,12 @@ fn place(path: &Path) -> Option<Place> {
     Some((there.st_dev, there.st_ino))
 }
 
-/// What the supervisor has in folders. For the server that outlives one that is killed: it removes
-/// them at its end.
+/// The supervisor's files. A server that outlives its supervisor removes them when it exits.
 #[derive(Clone, Debug)]
 pub(super) struct Left(Vec<(PathBuf, Place)>);
 
 impl Left {
-    /// As it is now: while the supervisor is there, or has just gone.
+    /// Records the present files. Call this while the supervisor runs, or has just exited.
     pub(super) fn of(args: &ServeArgs) -> Self {
         let Ok(folder) = control::folder(args.control.run_dir.as_deref()) else {
             return Self(Vec::new());
@@ -169,24 +170,24 @@ impl Left {
         Self(found.map(|(place, path)| (path, place)).collect())
     }
 
-    /// What was here and is not, or is another's.
+    /// Files that have been removed or replaced.
     pub(super) fn missing(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().filter(|(path, was)| place(path) != Some(*was)).map(|(path, _)| &**path)
     }
 
-    /// Removes what is there still, and not another's by now.
+    /// Removes the files, except those that have been replaced.
     pub(super) fn clear(self) {
         for (path, was) in self.0 {
             if place(&path) == Some(was) {
-                // Somebody may have done so.
+                // Another process may have removed it.
                 let _ = std::fs::remove_file(path);
             }
         }
     }
 }
 
-/// A device's name. Who has it may take a socket's place that nobody listens on: two who looked at
-/// the same time would both take it.
+/// The lock on a device's name. Its holder may replace the socket file of a server that has died;
+/// without the lock, two processes that check at the same time would both replace it.
 #[derive(Debug)]
 struct Lock {
     fd: OwnedFd,
@@ -210,7 +211,7 @@ impl Lock {
                 Err(error) => return Err(error).with_context(failed),
             }
             let had = fstat(&fd).with_context(failed)?;
-            // Who had it before may have removed the file since it was opened here.
+            // The former holder may have removed the file after it was opened here.
             if place(&path) == Some((had.st_dev, had.st_ino)) {
                 return Ok(Self { fd, path });
             }
@@ -223,7 +224,7 @@ impl Drop for Lock {
         let ours =
             fstat(&self.fd).is_ok_and(|own| place(&self.path) == Some((own.st_dev, own.st_ino)));
         if ours {
-            // While it is; without the file it is the next one's all the same.
+            // Removed while the lock is held. If this fails, the next holder locks the old file.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -244,7 +245,7 @@ mod tests {
         drop(Lock::take(folder.path(), "one").unwrap());
         drop(other);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        // Somebody has removed the file, and somebody else the name.
+        // The file was removed, and another process has taken the name.
         let first = Lock::take(folder.path(), "one").unwrap();
         std::fs::remove_file(Lock::path(folder.path(), "one")).unwrap();
         let second = Lock::take(folder.path(), "one").unwrap();
@@ -262,7 +263,7 @@ mod tests {
         file(&mine);
         file(&theirs);
         let left = [&mine, &theirs].map(|path| (path.clone(), place(path).unwrap()));
-        // Made before the old one goes, so that it is another inode.
+        // Created before the old file is removed, so that the inode differs.
         let new = folder.path().join("new");
         file(&new);
         std::fs::rename(&new, &theirs).unwrap();

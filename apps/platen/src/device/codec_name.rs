@@ -1,8 +1,8 @@
-//! Names of the codecs that pages can have.
+//! Names of the page codecs.
 
 use codec::Codec;
 
-/// The codec of this name, if pages can have it.
+/// Parses the name of a page codec.
 pub(super) fn page_codec(text: &str) -> Result<Codec, String> {
     match text.parse() {
         Ok(codec) => Ok(codec),

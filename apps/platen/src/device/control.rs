@@ -1,8 +1,8 @@
-//! The control socket: one line in, one line of JSON out. `stat`; `writeback` and what, which gives
-//! a ticket, and `written` and that.
+//! The control socket: one line of request, one line of JSON as answer. Requests: `stat`;
+//! `writeback WHAT`, which returns a ticket; `written TICKET`.
 //!
-//! One client at a time, a second for all of its question, 64 bytes of it: nobody who connects can
-//! make the server wait or grow. It has nothing to do with the I/O path.
+//! One client at a time, with one second and 64 bytes for its request: no client can make the
+//! server block or grow. The I/O path does not use it.
 
 use super::args::ServeArgs;
 use super::endpoint::Endpoint;
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(1);
 const QUESTION: usize = 64;
-/// More than any answer has.
+/// Limit on the size of an answer, in bytes.
 const ANSWER: usize = 1 << 20;
-/// How long a device has for its answer, from the connection on.
+/// Time for the answer, from the connection on.
 const ANSWERED: Duration = Duration::from_secs(5);
-/// How soon one is tried again where as many clients wait as may.
+/// Pause before another attempt while the listen backlog is full.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The folder of the control sockets.
@@ -39,12 +39,12 @@ pub(crate) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(Path::new(&runtime).join("platen"))
 }
 
-/// Where the control socket of the device `name` is.
+/// Address of the control socket of the device `name`.
 pub(crate) fn address(folder: &Path, name: &str) -> UnixAddress {
     UnixAddress::from(folder.join(format!("{name}.sock")))
 }
 
-/// The same, which is made if it is not there, and is one's own.
+/// As [`folder`], but creates the folder if it is missing, and checks its owner and mode.
 pub(crate) fn make_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let folder = folder(given)?;
     DirBuilder::new()
@@ -58,7 +58,7 @@ pub(crate) fn make_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Refuses a folder in which another user could take the place of a device's control socket.
+/// Refuses a folder in which another user could replace a device's control socket.
 fn check_owner(folder: &Path, (owner, mode): (u32, u32), user: u32) -> anyhow::Result<()> {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
     const STICKY: u32 = 0o1000;
@@ -87,7 +87,7 @@ pub(crate) fn listen(folder: &Path, name: &str) -> anyhow::Result<Listening> {
     })
 }
 
-/// Refuses an NBD socket where the control socket is to be.
+/// Refuses an NBD socket with the path of the control socket.
 pub(crate) fn check(args: &ServeArgs) -> anyhow::Result<()> {
     let Some(nbd) = &args.nbd else { return Ok(()) };
     let control = address(&folder(args.control.run_dir.as_deref())?, &args.name);
@@ -104,8 +104,8 @@ pub(crate) fn check(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers each question with the text that `answer` returns, until the endpoint is dropped. `None`
-/// means that the question is unknown.
+/// Answers each request with the text that `answer` returns, until the endpoint is dropped. `None`
+/// means an unknown request.
 pub(crate) fn start(
     listener: UnixListener,
     answer: impl Fn(&str) -> Option<String> + Send + 'static,
@@ -124,8 +124,8 @@ fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> io::Re
     }
 }
 
-/// A line of `most` bytes at most, or what there is of it before the end; `TimedOut` if it is not
-/// there by `until`, however much comes meanwhile.
+/// Reads a line of at most `most` bytes, or up to the end of the stream. `TimedOut` if the line is
+/// not complete by `until`, however much has arrived.
 fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result<String> {
     let (mut line, mut part) = (Vec::new(), [0; 4096]);
     while line.len() < most && line.last() != Some(&b'\n') {
@@ -149,19 +149,18 @@ fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result
     String::from_utf8(line).map_err(invalid)
 }
 
-/// Asks the device behind a control socket. One that hangs, or is stopped, is not waited for longer
-/// than 5 s.
+/// Sends a request to a control socket, and waits at most 5 s for the answer.
 ///
 /// # Errors
-/// Why there is no answer, as what is said of a device: "it is not served", "it does not answer
-/// within 5 s".
+/// There is no answer. The message has the device as its subject: "it is not served", "it does not
+/// answer within 5 s".
 pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
     let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
     let silent = || format!("it does not answer within {} s", ANSWERED.as_secs());
     let stream = loop {
         match address.connect_now() {
             Ok(stream) => break stream,
-            // As many wait as may.
+            // The listen backlog is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if Instant::now() >= until {
                     bail!(silent());
@@ -221,7 +220,7 @@ mod tests {
         let path = address(folder.path(), "slow").path().to_owned();
         let trickle = UnixStream::connect(&path).unwrap();
         let (begun, mut sent) = (Instant::now(), 0);
-        // Far more often than patience ends, and for far longer.
+        // Much more often than the timeout, and for much longer.
         while (&trickle).write_all(b"x").is_ok() && sent < 60 {
             thread::sleep(PATIENCE / 10);
             sent += 1;
@@ -243,7 +242,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let said = ask(&path, "stat").unwrap_err().to_string();
         assert_eq!(said, "it does not answer within 5 s");
-        // One that gives a byte now and then.
+        // A server that sends a byte now and then.
         let trickles = thread::spawn(move || {
             let _first = listener.accept().unwrap();
             let (stream, _) = listener.accept().unwrap();

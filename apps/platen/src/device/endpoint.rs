@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Pause after an `accept` that failed, for example because the process is out of descriptors.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// A listening socket of either kind.
+/// A listening socket: Unix or TCP.
 pub(super) trait Listener: AsFd + Send + 'static {
     type Stream;
 
@@ -44,15 +44,15 @@ impl Listener for TcpListener {
     }
 }
 
-/// The thread. Dropping it waits until the client that it serves has its answer.
+/// The thread. Dropping this waits for the current client's answer.
 pub(super) struct Endpoint {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Endpoint {
-    /// `serve` has to bound the time that a client takes. Its error concerns that client alone, and
-    /// is ignored.
+    /// `serve` must bound the time for each client. Its errors concern only that client and are
+    /// ignored.
     pub(super) fn start<L: Listener>(
         name: &str,
         listener: L,
@@ -83,7 +83,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         let _ = rustix::io::write(self.stop.as_fd(), &[0]);
         if let Some(thread) = self.thread.take() {
-            // Its panic was shown.
+            // The panic handler has reported a panic.
             let _ = thread.join();
         }
     }

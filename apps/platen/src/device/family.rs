@@ -8,17 +8,17 @@ use std::path::Path;
 pub(super) struct Family {
     pub(super) server: u32,
     pub(super) supervisor: Option<u32>,
-    /// Those that stand by.
+    /// Stand-by servers.
     pub(super) standby: Vec<u32>,
 }
 
-/// The processes of the device that `server` serves. The supervisor is the server's parent and the
-/// same program; stand-by servers are its other children with the arguments of a server. Helpers and
-/// trainers are left out: they come and go.
+/// Finds the processes of the device that `server` serves. The supervisor is the server's parent
+/// and runs the same program; stand-by servers are its other children with a server's arguments.
+/// Helpers and trainers are short-lived and omitted.
 pub(super) fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
     let program = |pid: u32| std::fs::read_link(proc.join(format!("{pid}/exe"))).ok();
     let parent = parent(proc, server).with_context(|| format!("process {server}"))?;
-    // Another program: there is no supervisor, or it was killed, and the server is on its own.
+    // The parent runs another program: there is no supervisor, or it was killed.
     if program(server).is_none() || program(server) != program(parent) {
         return Ok(Family { server, supervisor: None, standby: Vec::new() });
     }
@@ -27,7 +27,7 @@ pub(super) fn family(proc: &Path, server: u32) -> anyhow::Result<Family> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // Processes end meanwhile.
+        // The process may have exited.
         let Ok(arguments) = std::fs::read(proc.join(format!("{pid}/cmdline"))) else { continue };
         let mut arguments = arguments.split(|&byte| byte == 0);
         let serves = arguments.any(|argument| argument == b"--inherited");

@@ -1,4 +1,4 @@
-//! Memory that a device takes beside its store, part by part, as the kernel counts it.
+//! Memory of a device beside its store, by part, as the kernel counts it.
 
 use super::family::family;
 use serde::{Deserialize, Serialize};
@@ -6,16 +6,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The parts, bytes. Programs and libraries are in memory once for all processes.
+/// Memory in bytes. Program and libraries are in memory once for all processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Footprint {
     /// Private memory of the supervisor.
     pub(crate) supervisor: u64,
     /// Private memory of the server.
     pub(crate) server: u64,
-    /// Private memory of the servers that stand by.
+    /// Private memory of the stand-by servers.
     pub(crate) stand_by: u64,
-    /// Program and libraries in memory.
+    /// Resident pages of the program and its libraries.
     pub(crate) text: u64,
     /// Buffers of the ublk disk's requests.
     pub(crate) buffers: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    /// Of the device whose server is `server`. Parts that the kernel does not show are 0.
+    /// Measures the device that `server` serves. Parts that the kernel does not report are 0.
     pub(super) fn of(proc: &Path, server: u32, disksize: u64) -> Option<Self> {
         let own = family(proc, server).ok()?;
         let private = |pid: u32| size(proc, pid, "RssAnon:");
@@ -40,7 +40,7 @@ impl Footprint {
         })
     }
 
-    /// As those of the other parts of a status.
+    /// As [`super::status::MmStat::fields`].
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
         let beside = self.supervisor + self.server + self.stand_by + self.text + self.buffers;
         [
@@ -55,7 +55,7 @@ impl Footprint {
     }
 }
 
-/// A size in a process's status.
+/// Reads a size from `/proc/PID/status`.
 fn size(proc: &Path, pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(proc.join(format!("{pid}/status"))).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -63,7 +63,7 @@ fn size(proc: &Path, pid: u32, name: &str) -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// Memory of a process's memfd of this name: without the right to look, 0.
+/// Memory of a process's memfd of this name; 0 without permission to look.
 fn memfd(proc: &Path, pid: u32, name: &str) -> u64 {
     let all = fs::read_dir(proc.join(format!("{pid}/fd")));
     let named =
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!(found.fields()[0].1, 24_900 << 10);
         assert_eq!(Footprint::of(proc.path(), 77, 1), None);
-        // A memfd as it is, of this process.
+        // A real memfd of this process.
         let name = format!("platen-buffers-{}", std::process::id());
         let fd = rustix::fs::memfd_create(&name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&fd, &[1; 8192]).unwrap();

@@ -1,16 +1,16 @@
-//! Descriptors and names that a server has from its supervisor, as one argument.
+//! The argument `--inherited`: descriptors and names that a server has from its supervisor.
 
 use anyhow::Context;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
-/// The format of what one program hands to another one that is to serve its device: [`Inherited`],
-/// [`Adopt`], the words on the socket to a server, the signs of life, the buffers of a ublk disk.
-/// The store has a format of its own.
+/// Version of the hand-over between two programs: [`Inherited`], [`Adopt`](super::adopt::Adopt),
+/// the messages on the socket to a server, the heartbeats, the buffers of a ublk disk. The store
+/// has its own version.
 pub(super) const FORMAT: u16 = 1;
 
-/// Descriptors and names that a server has from its supervisor:
+/// Descriptors and names that a server has from its supervisor. As text:
 /// `store=3,buffers=4,device=0,disk=/dev/nbd0`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inherited {
@@ -18,33 +18,32 @@ pub(crate) struct Inherited {
     pub(crate) buffers: Option<i32>,
     /// The backing device.
     pub(crate) backing: Option<i32>,
-    /// The signs of life of its threads, which the supervisor sees.
+    /// Memory of the heartbeats of the server's threads, which the supervisor watches.
     pub(crate) pulse: Option<i32>,
-    /// The text of the policy's settings, as the supervisor has read it.
+    /// Text of the policy's settings, as the supervisor read it.
     pub(crate) policy: Option<i32>,
-    /// The sockets that it listens on.
+    /// Listening sockets.
     pub(crate) control: Option<i32>,
     pub(crate) nbd: Option<i32>,
     pub(crate) metrics: Option<i32>,
-    /// The ublk device that there is already.
+    /// Number of the existing ublk device.
     pub(crate) device: Option<u32>,
     /// The disk of the kernel's NBD client.
     pub(crate) disk: Option<String>,
-    /// Stand by until told to go.
+    /// Stand by until the supervisor sends "go".
     pub(crate) standby: bool,
-    /// In the place of a server that is still there: its pidfd. The new server stands by, says so,
-    /// and kills that one when it is told to go.
+    /// Pidfd of a live server to replace. The new server stands by, reports that, and kills the
+    /// present one on "go".
     pub(crate) succeeds: Option<i32>,
-    /// Standard error of such a server from then on. Before it is the client's that wants it.
+    /// Standard error of such a server once it stands by. Until then it is the requesting client.
     pub(crate) log: Option<i32>,
-    /// In the place of a server that has gone: nothing that can be done without may keep it from
-    /// going on.
+    /// Replaces a server that has exited: a failure of anything optional must not stop this one.
     pub(crate) replaces: bool,
 }
 
-/// A copy of a file's descriptor that the supervisor has left to us.
+/// Opens the file of an inherited descriptor once more.
 pub(super) fn descriptor(number: i32) -> anyhow::Result<OwnedFd> {
-    // The path proves that the descriptor is open; the number alone would need a promise.
+    // Opening the path proves that the descriptor is open; using the number would need `unsafe`.
     let path = format!("/proc/self/fd/{number}");
     let file = std::fs::File::options().read(true).write(true).open(&path);
     let file = file.with_context(|| format!("the supervisor has not left descriptor {number}"))?;

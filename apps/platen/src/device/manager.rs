@@ -1,9 +1,9 @@
-//! The service manager.
+//! The service manager (systemd), as the environment describes it.
 
-/// The service manager, by the environment.
+/// The service manager.
 pub(super) struct Manager {
-    /// Its socket.
+    /// Its socket (`NOTIFY_SOCKET`).
     pub(super) notify: Option<String>,
-    /// Whether it expects a message each second.
+    /// Whether it expects a heartbeat each second (`WATCHDOG_USEC`).
     pub(super) watched: bool,
 }

@@ -1,7 +1,7 @@
 //! A Prometheus endpoint: text format 0.0.4 over HTTP/1.1, one client at a time.
 //!
-//! A client has two seconds and 4 KiB for its request and gets one answer. It has nothing to do
-//! with the I/O path.
+//! A client has two seconds and 4 KiB for its request and gets one answer. The I/O path does not
+//! use the endpoint.
 
 use super::endpoint::Endpoint;
 use super::status::Status;
@@ -29,7 +29,7 @@ fn serve(stream: &TcpStream, status: impl Fn() -> Status) -> std::io::Result<()>
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = [0; REQUEST];
     let mut len = 0;
-    // To the end of the headers, or as far as there is room.
+    // Up to the end of the headers, or to the limit.
     while len < REQUEST && !request[..len].windows(4).any(|end| end == b"\r\n\r\n") {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -62,10 +62,11 @@ fn answer(request: &[u8], status: impl Fn() -> Status) -> (&'static str, &'stati
     }
 }
 
-/// The counters in the text format: those that only grow are counters, and called `_total`.
+/// The counters in Prometheus's text format. Monotonic ones have the type counter and the suffix
+/// `_total`.
 pub(crate) fn text(status: &Status) -> String {
     let mut text = String::new();
-    // Neither has anything in it that needs quoting: see their parsers.
+    // Neither value can contain a character that needs escaping: see their parsers.
     let labels = format!("{{device=\"{}\",codec=\"{}\"}}", status.name, status.codec);
     let disksize = [("disksize", status.disksize, "Size of the device, bytes", false)];
     let fields = disksize
@@ -138,7 +139,7 @@ pub(crate) mod tests {
         Status::of("swap0", &device, Vec::new(), Some(&policy), None)
     }
 
-    /// A status in which every part is there.
+    /// A status with every part.
     pub(crate) fn example_status() -> Status {
         Status {
             backing: Some(BackingStatus::default()),

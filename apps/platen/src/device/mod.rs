@@ -50,7 +50,8 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
                 args.change(&changed);
             }
             return Ok(unattended(|| match &args.inherited {
-                // The arguments live as long as the process: settings may be exchanged later.
+                // `set` may replace the arguments later; a supervisor's arguments live as long as
+                // its process.
                 None if !args.no_supervisor => supervise::run(Box::leak(args)),
                 inherited => serve::run(&args, inherited.as_ref()),
             }));
@@ -61,11 +62,11 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// Runs what others wait for, and what nobody may be watching.
+/// Runs a command that works in the background, and logs errors and panics.
 fn unattended(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     say_panics();
-    // Who is started from `/proc/self/exe` is called "exe" by the kernel, and so in `ps` and where
-    // it says whom it kills. As little of a reason not to serve as there is.
+    // A process started from `/proc/self/exe` is named "exe" by the kernel, in `ps` and in the OOM
+    // killer's report, so it sets its own name. A failure is no reason not to serve.
     let _ = std::fs::write("/proc/self/comm", "platen");
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! The QAT device of a served device: asked for when a server starts, or while it serves already.
+//! QAT offload of a served device, started with the server or while it already serves.
 
 use super::args::{PageAccelerator, ServeArgs};
 use crate::say::say;
@@ -9,7 +9,7 @@ use qat::{Libraries, Location, Qat, StartOptions};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-/// Whether what was asked for goes together.
+/// Checks that the arguments for QAT agree.
 pub(super) fn check(args: &ServeArgs) -> anyhow::Result<()> {
     ensure!(
         args.accelerator != PageAccelerator::Qat || args.codec == Codec::DeflateQz,
@@ -19,13 +19,14 @@ pub(super) fn check(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What looks for a QAT device meanwhile, if anything does.
+/// The thread that starts QAT devices, if there is one.
 pub(super) struct Offload(Option<JoinHandle<()>>);
 
 impl Offload {
-    /// Has the device's pages compressed by a QAT device, if that is wanted and there. A server
-    /// that `replaces` another one serves in software until then: to start a device asks for
-    /// memory, which may have to be written here first, and without one what is stored is as good.
+    /// Starts compression by a QAT device, if it is requested and present. A server that `replaces`
+    /// another one starts it in the background and compresses in software until then, which stores
+    /// pages equally well: starting a QAT device allocates memory, for which the kernel may have to
+    /// swap to this very disk.
     pub(super) fn begin(
         args: &ServeArgs,
         device: &Arc<Device>,
@@ -65,10 +66,10 @@ impl Offload {
         Ok(Self(None))
     }
 
-    /// Waits for what is still looking.
+    /// Waits for the start of a QAT device to finish.
     pub(super) fn end(self) {
         if let Some(starting) = self.0 {
-            // Its panic ended the process.
+            // A panic of that thread ended the process.
             let _ = starting.join();
         }
     }

@@ -1,4 +1,4 @@
-//! A request for another server while it is carried out.
+//! A pending request to replace the server.
 
 use super::changes::Changes;
 use super::claims::Claims;
@@ -9,20 +9,21 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-/// A request that is being carried out.
+/// A pending request.
 pub(super) struct Renewal {
     pub(super) client: Client,
-    /// The program that is to serve from then on.
+    /// The new program, for `upgrade`.
     pub(super) program: Option<File>,
     pub(super) settings: Option<Settings>,
-    /// What the new server inherits for its start alone.
+    /// Descriptors that the new server inherits only for its start.
     pub(super) held: Option<[OwnedFd; 2]>,
 }
 
 pub(super) struct Settings {
     pub(super) changes: Changes,
     pub(super) plan: &'static Plan<'static>,
-    /// Of the present server, once the new one was told to go: then the other fields are as well.
+    /// The present server's plan, set before "go" is sent; `changes` and `policy` then hold the
+    /// present server's values too.
     pub(super) former: Option<&'static Plan<'static>>,
     /// The text of the policy's settings.
     pub(super) policy: Option<OwnedFd>,
@@ -34,7 +35,7 @@ pub(super) fn requests(claims: &Claims) -> anyhow::Result<Requests> {
     Requests::new(&listening.listener)
 }
 
-/// The arguments of this process, for a server or another program: with these changes.
+/// The arguments of this process, with these changes, for a server or another program.
 pub(super) fn arguments(changes: &Changes) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = Vec::new();
     let mut own = std::env::args_os().skip(1);

@@ -1,5 +1,5 @@
-//! The meaning of the arguments of `platen device serve`: sizes, threads, memory. Supervisor and
-//! server read them here, and so agree.
+//! The arguments of `platen device serve` resolved to sizes, threads and memory. Supervisor and
+//! server both compute them here, so they agree.
 
 use super::args::ServeArgs;
 use super::offload;
@@ -11,19 +11,18 @@ use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Heap of a server beside its threads for requests and the policy. A stand-by server allocates as
+/// Heap of a server, without its request threads and the policy. A stand-by server allocates as
 /// much in advance.
 const BASE_HEAP: usize = 3 << 19;
 
-/// Heap of the policy: the context of a stronger codec, buffers of a group, the trial of a
-/// dictionary. A stand-by server has it in advance: while memory is short, the policy is what frees
-/// some.
+/// Heap of the policy: context of a stronger codec, buffers of a group, trial of a dictionary. A
+/// stand-by server allocates it in advance, because the policy frees memory when memory is short.
 const POLICY_HEAP: usize = 5 << 20;
 
 /// Heap for writeback: buffers of waiting requests, a batch.
 const BACKING_HEAP: usize = 3 << 20;
 
-/// Threads of a server beside those for requests: keeper, policy and its start, watch, control,
+/// Threads of a server other than those for requests: keeper, policy and its start, watch, control,
 /// metrics, supervisor, signals.
 const BASE_THREADS: usize = 8;
 
@@ -33,11 +32,11 @@ const BACKING_THREADS: usize = 1;
 /// Workers of the store for the policy: idle pages, trials of dictionaries, writeback, answers.
 const POLICY_WORKERS: usize = 4;
 
-/// The part of the limit that pages which do not compress may take while the host that swaps is
-/// short of memory: an eighth. The policy writes them to a backing device where there is one.
+/// Divisor of the memory limit: at most an eighth holds incompressible pages while a host that
+/// swaps is short of memory. The policy writes them to the backing device, if there is one.
 const WHOLE_PART: u64 = 8;
 
-/// The arguments, checked, with what follows from them.
+/// The checked arguments and the values derived from them.
 pub(super) struct Plan<'a> {
     pub(super) args: &'a ServeArgs,
     /// Pages of the device.
@@ -66,14 +65,14 @@ impl<'a> Plan<'a> {
         Ok(Self { args, pages, codec, policy })
     }
 
-    /// Whether dictionaries are trained, if there is a supervisor.
+    /// Whether dictionaries are trained, provided there is a supervisor.
     ///
-    /// They are trained even while the host swaps to the device, because nothing there waits for
-    /// the trainer. The trainer may wait for memory, and so for this very device, without end. The
+    /// Training is safe even while the host swaps to the device, because nothing waits for the
+    /// trainer. The trainer may wait for memory, and so for this very device, without end. The
     /// server does not wait for its answer and shares no lock with it (`policy/channel.rs`). The
     /// supervisor starts it while memory is not short, like every other process, and does not wait
-    /// for its end. The kernel kills it first when memory runs out, its memory is limited and not
-    /// locked, and all of that memory is free when it exits.
+    /// for its end. The OOM killer kills it first; its memory is limited and not locked, and all of
+    /// it is free when it exits.
     pub(super) fn trains(&self) -> bool {
         self.args.codec == Codec::Zstd && self.policy.trains()
     }
@@ -107,7 +106,7 @@ impl<'a> Plan<'a> {
         options
     }
 
-    /// `dictionaries`: whether the device makes room for those that are trained.
+    /// `dictionaries`: whether the device reserves room for trained dictionaries.
     pub(super) fn device_options(&self, dictionaries: bool) -> DeviceOptions {
         let mut options =
             DeviceOptions { settings: self.codec, dictionaries, ..DeviceOptions::default() };
@@ -130,13 +129,13 @@ impl<'a> Plan<'a> {
             None => share_of_memory(128, 1 << 20, 256 << 20),
         };
         let mut options = ublk::Options::new(self.pages, self.args.queues, budget);
-        // A command that takes longer has met a defect of the kernel: its user should see an error.
+        // A command that takes longer has hit a kernel defect: report an error to the user.
         options.timeout = Duration::from_secs(60);
         options
     }
 
-    /// Bytes of heap and number of threads that a stand-by server has in advance. `backing_table`:
-    /// bytes of its table of the backing device, if there is one.
+    /// Bytes of heap and number of threads that a stand-by server creates in advance.
+    /// `backing_table`: bytes of its table of the backing device, if there is one.
     pub(super) fn standby(&self, backing_table: Option<usize>) -> (usize, usize) {
         let (heap, threads, fetchers) = match backing_table {
             Some(table) => (BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
@@ -152,8 +151,8 @@ impl<'a> Plan<'a> {
         (BASE_HEAP + policy + requests + heap + dictionaries, BASE_THREADS + all + threads)
     }
 
-    /// Threads over which large requests are split. Where the arguments give no number, every other
-    /// thread of the server still finds room in the store's table of workers.
+    /// Threads that share large requests. The default leaves room in the store's worker table for
+    /// every other thread of the server.
     fn workers(&self) -> usize {
         let args = self.args;
         if let Some(workers) = args.workers {
@@ -216,14 +215,14 @@ fn pages(Size(size): Size) -> anyhow::Result<u64> {
     Ok(size / page)
 }
 
-/// Heap for dictionaries of this level: the tables of all that may come, and a context for each
+/// Heap for dictionaries of this level: the tables of the maximum number, and a context for each
 /// thread that compresses.
 fn dictionary_heap(level: i32, threads: usize) -> usize {
     let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
     tables + threads * Dictionary::context_memory(level)
 }
 
-/// A part of the host's memory, `least` to `most`.
+/// 1/`part` of the host's memory, clamped to `least` to `most`.
 fn share_of_memory(part: u64, least: u64, most: u64) -> u64 {
     (total_memory() / part).clamp(least, most)
 }
@@ -233,14 +232,14 @@ fn total_memory() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
 }
 
-/// The memory that this process may have: the host's, or what its cgroups leave it.
+/// Memory available to this process: the host's, or the limit of its cgroups.
 fn memory() -> u64 {
     swap::memory_limit().unwrap_or(u64::MAX).min(total_memory())
 }
 
-/// The limit of a store of swap where nobody gives one: 7/8 of the memory. What is left is for
-/// everything that is not swapped out, so that a host that swaps out more than compresses sees a
-/// full swap area, and not one whose swap has all of its memory.
+/// Default memory limit of a swap store: 7/8 of the memory. The rest is for memory that is not
+/// swapped out. A host that swaps out more than fits sees a full swap area instead of a store that
+/// has taken all memory.
 fn default_limit(memory: u64) -> u64 {
     (memory / 8).saturating_mul(7)
 }

@@ -1,5 +1,4 @@
-//! `platen device set` and `platen device upgrade`: another server in the place of the present one,
-//! without an end of what uses the device.
+//! `platen device set` and `platen device upgrade`: replace the server of a device in use.
 
 use super::args::{SetArgs, UpgradeArgs};
 use super::changes::Changes;
@@ -24,7 +23,7 @@ pub(crate) fn set(args: &SetArgs) -> anyhow::Result<()> {
         codec: args.codec,
         level: args.level.map(Some),
     };
-    // The text, not the path: the supervisor does not wait for a file.
+    // Sends the text, not the path: the supervisor must not wait for a file.
     let text = args.policy.as_deref().map(settings_file::read).transpose()?;
     let policy = text.map(|text| settings_file::share(&text)).transpose()?;
     let policy = policy.as_ref().map(AsFd::as_fd);

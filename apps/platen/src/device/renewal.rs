@@ -1,9 +1,9 @@
-//! Another server in the place of the present one, as the supervisor of a device brings it about:
-//! with other settings (`set`), or of another program (`upgrade`).
+//! Replacement of a live server by a device's supervisor: with other settings (`set`), or by
+//! another program (`upgrade`).
 //!
-//! For another program the supervisor's process becomes that program (`execve`), after the new
-//! server has shown that it can take over and has its memory: there is one supervisor at any time,
-//! and servers stay its children. What locks the new program in memory is that server.
+//! For an upgrade the supervisor's process executes the new program (`execve`), after the new
+//! server has shown that it can take over and has its memory. So there is one supervisor at any
+//! time, and servers remain its children. The new server also locks the new program in memory.
 
 use super::adopt::Adopt;
 use super::changes::Changes;
@@ -26,11 +26,11 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use swap::supervisor::{Adopted, HandOver};
 
-/// Memory that another program and its tables of pages take, beside a server's heap and stacks.
+/// Memory of another program's text and page tables, beside a server's heap and stacks.
 const PROGRAM: usize = 32 << 20;
 
 impl Serving {
-    /// What the program that this process was has supervised.
+    /// Adopts the state of the supervisor that this process was before `execve`.
     pub(super) fn adopt(
         plan: &'static Plan<'static>,
         changes: Changes,
@@ -68,7 +68,7 @@ impl Serving {
         })
     }
 
-    /// The processes that it has supervised.
+    /// Adopts the processes of that supervisor.
     pub(super) fn adopted(&self, handed: &Adopt) -> anyhow::Result<Adopted> {
         let process = |(pid, channel): (u32, i32)| Ok::<_, anyhow::Error>((pid, taken(channel)?));
         Ok(Adopted {
@@ -78,7 +78,7 @@ impl Serving {
         })
     }
 
-    /// Takes a request; the command of the new server, if there is to be one.
+    /// Handles a request; returns the command of the new server, if it asks for one.
     pub(super) fn take_request(&mut self, server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
         let (request, client) = self.requests.take()?;
         if let Request::State = request {
@@ -127,12 +127,12 @@ impl Serving {
         }
         let path = program.as_ref().map(path);
         let mut command = self.command(path.as_deref(), &inherited, changes, plan);
-        // Until it stands by the reasons that it has go to who has asked.
+        // Until it stands by, the new server reports errors to the client.
         command.stderr(Stdio::from(client.0.try_clone()?));
         Ok((command, program, settings, held))
     }
 
-    /// Settings that `set` asks for, checked.
+    /// Builds and checks the settings that `set` requests.
     fn settings(&self, asked: &Changes, policy: Option<OwnedFd>) -> anyhow::Result<Settings> {
         let present = self.plan.args;
         if let Some(size) = asked.size.filter(|size| *size != present.size) {
@@ -151,8 +151,8 @@ impl Serving {
         let policy = policy.map(inheritable).transpose()?;
         let text = policy.as_ref().map(|policy| settings_file::shared(policy.as_fd()));
         let text = text.transpose()?;
-        // These live as long as the process, as its first arguments do. Each takes a few hundred
-        // bytes, and people ask for them.
+        // Leaked: they live as long as the process, as its first arguments do. Each takes a few
+        // hundred bytes, and only user requests create them.
         let args = Box::leak(Box::new(args));
         let plan = Box::leak(Box::new(Plan::new(args, text.as_deref())?));
         let [now, then] = [&self.plan.policy, &plan.policy].map(|policy| &policy.backing_dev);
@@ -178,15 +178,15 @@ impl Serving {
         )
     }
 
-    /// The new server goes. Its settings are the device's, or this process becomes its program.
+    /// Switches to the new server's settings, or executes its program, before "go" is sent.
     pub(super) fn hand_over_to(&mut self, state: &HandOver<'_>) -> io::Result<()> {
         let Some(mut renewal) = self.renewal.take() else { return Ok(()) };
-        // The new server has its own.
+        // The new server has inherited its own copies.
         renewal.held = None;
         if let Some(settings) = &mut renewal.settings {
             std::mem::swap(&mut self.changes, &mut settings.changes);
             let former = std::mem::replace(&mut self.plan, settings.plan);
-            // For a server that does not begin.
+            // Restored if the new server does not start.
             settings.former = Some(former);
             std::mem::swap(&mut self.policy, &mut settings.policy);
         }
@@ -196,7 +196,7 @@ impl Serving {
         error.map_or(Ok(()), Err)
     }
 
-    /// Returns only if that fails.
+    /// Executes the program `path` in this process; returns only on failure.
     fn become_program(&self, path: &str, state: &HandOver<'_>, client: &Client) -> io::Error {
         let mut handed = Adopt {
             server: (state.server.pid, state.server.channel.as_raw_fd()),
@@ -222,13 +222,13 @@ impl Serving {
         let kept = fds().try_for_each(|fd| fcntl_setfd(fd, FdFlags::empty()));
         let error = kept.map_or_else(io::Error::from, |()| command.exec());
         for fd in fds() {
-            // What is started from here must not have them.
+            // Other child processes must not inherit them.
             let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
         }
         io::Error::other(format!("the supervisor cannot become the new program: {error}"))
     }
 
-    /// Tells who has asked what came of it.
+    /// Sends the outcome to the client. On failure of `set`, restores the former settings.
     pub(super) fn answer_renewal(&mut self, outcome: Result<(), String>) {
         let Some(renewal) = self.renewal.take() else { return };
         match (outcome, renewal.settings) {
@@ -239,7 +239,7 @@ impl Serving {
                 self.policy = policy;
                 renewal.client.refuse(&format!("{why}; the next one has the former settings"));
             }
-            // In the program that this process has become.
+            // This process already executes the new program.
             (Err(why), None) if renewal.program.is_none() => renewal.client.refuse(&format!(
                 "{why}; the supervisor is the new program's already, and starts another server"
             )),
@@ -248,19 +248,18 @@ impl Serving {
     }
 }
 
-/// The program in an open file, as a path.
+/// The path of an open program.
 fn path(program: &File) -> String {
     format!("/proc/self/fd/{}", program.as_raw_fd())
 }
 
-/// Refuses to start another server beside the present one where the kernel would have to kill
-/// somebody for it.
+/// Refuses a second server if starting it could invoke the OOM killer.
 fn check_memory(meminfo: &str, needed: u64) -> anyhow::Result<()> {
     let of = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<u64>().ok()
     };
-    // What is swapped out compresses to half of it, or worse.
+    // Swapped-out pages are assumed to compress to half their size.
     let there = of("MemAvailable").zip(of("SwapFree"));
     let Some(there) = there.map(|(available, swap)| (available + swap / 2) << 10) else {
         return Ok(());

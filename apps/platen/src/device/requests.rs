@@ -1,14 +1,13 @@
-//! Requests to a device's supervisor: its socket `NAME.supervisor`, one line in, lines of text out,
-//! the last of which begins with `done` or `refused`.
+//! Requests to a device's supervisor, on its socket `NAME.supervisor`: one line in, one or more
+//! lines of text out. The last line begins with `done` or `refused`.
 //!
 //! ```text
-//!  upgrade                    the program that the client runs serves the device from now on
-//!  set CHANGES                other settings; a descriptor that comes along is the policy's text
-//!  state                      what the supervisor has said of its server last, if there is none
+//!  upgrade                    serve the device with the program that the client runs
+//!  set CHANGES                change settings; a descriptor sent along holds the policy's text
+//!  state                      the supervisor's last message about its server, while none serves
 //! ```
 //!
-//! The supervisor waits for no client: a client that has connected and sends nothing makes room for
-//! the next one.
+//! The supervisor never waits for a client: a new connection replaces one that has sent nothing.
 
 use super::changes::Changes;
 use anyhow::{bail, ensure, Context};
@@ -29,9 +28,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// Bytes of a request.
+/// Maximum size of a request, in bytes.
 const REQUEST: usize = 256;
-/// Bytes of an answer.
+/// Maximum size of an answer, in bytes.
 const ANSWER: u64 = 64 << 10;
 
 pub(super) const DONE: &str = "done";
@@ -42,21 +41,21 @@ pub(super) fn address(folder: &Path, name: &str) -> UnixAddress {
     UnixAddress::from(folder.join(format!("{name}.supervisor")))
 }
 
-/// What a client wants.
+/// A request of a client.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// This program is to serve the device.
+    /// Serve the device with this program.
     Upgrade(File),
     Set(Changes, Option<OwnedFd>),
     State,
 }
 
-/// Who has sent a request, and waits for the answer.
+/// A client that has sent a request and waits for the answer.
 #[derive(Debug)]
 pub(super) struct Client(pub(super) OwnedFd);
 
 impl Client {
-    /// Says a line to it, or leaves it out.
+    /// Sends a line without blocking, or drops it.
     pub(super) fn say(&self, line: &str) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = send(&self.0, format!("{line}\n").as_bytes(), flags);
@@ -67,7 +66,7 @@ impl Client {
     }
 }
 
-/// The listening socket, and the client that has connected last and sent nothing yet.
+/// The listening socket, and the last connection that has sent no request yet.
 #[derive(Debug)]
 pub(super) struct Requests {
     epoll: OwnedFd,
@@ -89,7 +88,7 @@ impl Requests {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
     }
 
-    /// Readable when there may be a request.
+    /// A descriptor that is readable when there may be a request.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -97,7 +96,7 @@ impl Requests {
     /// The next request, if there is one.
     pub(super) fn take(&mut self) -> Option<(Request, Client)> {
         if let Ok((stream, _)) = self.listener.accept() {
-            // What was not sent by now is not waited for. A closed socket is not watched any more.
+            // The former client is dropped. Closing its socket removes it from the epoll set.
             self.asking = None;
             let watched =
                 stream.set_nonblocking(true).is_ok() && self.watch(stream.as_fd()).is_ok();
@@ -108,7 +107,7 @@ impl Requests {
             return None;
         }
         let stream = self.asking.take()?;
-        // It stays open until it has its answer, and has nothing more to say.
+        // The socket stays open for the answer; no more requests are read from it.
         let _ = epoll::delete(&self.epoll, &stream);
         let client = Client(stream.into());
         let received = received.map_err(anyhow::Error::from);
@@ -122,7 +121,7 @@ impl Requests {
     }
 }
 
-/// A line, and the descriptor that came with it.
+/// Receives a line, and the descriptor sent with it.
 fn receive(stream: &UnixStream) -> Result<(String, Option<OwnedFd>), Errno> {
     let mut bytes = [0; REQUEST];
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -137,7 +136,7 @@ fn receive(stream: &UnixStream) -> Result<(String, Option<OwnedFd>), Errno> {
 }
 
 fn parse(line: &str, sent: Option<OwnedFd>, client: &Client) -> anyhow::Result<Request> {
-    // A client sends its line as a whole.
+    // A client sends its line in one message.
     let line = line.strip_suffix('\n').context("the request is not a line")?;
     match line.split_once(' ').unwrap_or((line, "")) {
         ("upgrade", "") => program_of(client).map(Request::Upgrade),
@@ -147,7 +146,7 @@ fn parse(line: &str, sent: Option<OwnedFd>, client: &Client) -> anyhow::Result<R
     }
 }
 
-/// The program that the client runs: whatever its path is, and is by now.
+/// Opens the program that the client runs, even if its file has been moved or replaced.
 fn program_of(client: &Client) -> anyhow::Result<File> {
     let peer = rustix::net::sockopt::socket_peercred(&client.0)?;
     let path = format!("/proc/{}/exe", peer.pid.as_raw_nonzero());
@@ -156,7 +155,7 @@ fn program_of(client: &Client) -> anyhow::Result<File> {
     Ok(File::from(opened))
 }
 
-/// Sends a request, and waits `patience` at most for the whole answer.
+/// Sends a request, and waits for the whole answer, at most `patience` between two parts of it.
 pub(super) fn ask(
     folder: &Path,
     name: &str,

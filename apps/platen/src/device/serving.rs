@@ -1,5 +1,5 @@
-//! What `platen device serve` supervises: the store, the disk, and what servers and helpers are
-//! started with.
+//! The service of `platen device serve` for its supervisor: store, disk, and the commands of
+//! servers and helpers.
 
 use super::args::SwapTask;
 use super::backing::{self, NewFile};
@@ -26,17 +26,17 @@ use store::Store;
 use swap::supervisor::{HandOver, Service};
 use ublk::Buffers;
 
-/// Bytes of the stack of a server's threads.
+/// Stack size of a server's threads, in bytes.
 const STACK: &str = "262144";
 
-/// The same where all of it is locked, and with that in memory. Threads were measured to use 24 KiB
-/// at most, those of the policy included; a debug build uses several times as much.
+/// Stack size where memory is locked, and so resident. Threads use 24 KiB at most (measured, policy
+/// included); a debug build uses several times as much.
 const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "65536" };
 
-/// How long a trainer may take: the server waits for less.
+/// Time limit of a trainer; the server waits for less.
 const TRAINING: Duration = Duration::from_secs(150);
 
-/// A descriptor that what is started from here has as well.
+/// Clears `FD_CLOEXEC`, so that child processes inherit the descriptor.
 pub(super) fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
     Ok(fd)
@@ -44,26 +44,26 @@ pub(super) fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
 
 pub(super) struct Serving {
     pub(super) plan: &'static Plan<'static>,
-    /// What `platen device set` has changed of the arguments.
+    /// Changes of the arguments by `platen device set`.
     pub(super) changes: Changes,
     pub(super) requests: Requests,
     pub(super) renewal: Option<Renewal>,
-    /// What was said last of a server that does not serve.
+    /// The last message about a server that does not serve.
     pub(super) trouble: RefCell<Option<String>>,
-    /// Name and sockets, which servers after the first must not have to get again.
+    /// Name and sockets, claimed once for all servers.
     pub(super) claims: Claims,
     pub(super) store: OwnedFd,
     /// Memory of the ublk disk's requests.
     pub(super) buffers: Option<OwnedFd>,
     pub(super) backing: Option<OwnedFd>,
-    /// The backing file, if it was made for this device and no server has come up yet.
+    /// The backing file, if it was created for this device and no server has been ready yet.
     pub(super) new_backing: Option<NewFile>,
-    /// The text of the policy's settings.
+    /// Text of the policy's settings.
     pub(super) policy: Option<OwnedFd>,
-    /// The progress of each server's threads, and the same memory for servers.
+    /// The heartbeats of a server's threads, and their memory for servers.
     pub(super) pulse: Pulse,
     pub(super) pulse_fd: OwnedFd,
-    /// Readable after SIGUSR1: the next server is to start without a pause.
+    /// Readable after SIGUSR1: start the next server without a pause.
     pub(super) resume: OwnedFd,
     pub(super) manager: Manager,
     /// The ublk device, once it exists.
@@ -73,7 +73,7 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Makes all that servers share.
+    /// Creates everything that servers share.
     pub(super) fn new(
         plan: &'static Plan<'static>,
         changes: Changes,
@@ -88,7 +88,7 @@ impl Serving {
         let store_fd = share(store.fd()).context("cannot share the store with servers")?;
         let (backing, new_backing) = match backing::make(&plan.policy, &store, args.swap)? {
             Some((disk, new)) => {
-                // Every server has the disk's lock with it.
+                // Every server also holds the disk's lock.
                 let disk = share(disk.fd());
                 let disk = disk.context("cannot share the backing device with servers")?;
                 (Some(disk), Some(new))
@@ -146,8 +146,7 @@ impl Serving {
     }
 }
 
-/// This program, though its file may have been replaced. It calls itself by its name: see
-/// `device::run`.
+/// This program, even if its file has been replaced. It sets its own name: see `device::run`.
 fn myself() -> Command {
     program(OWN)
 }
@@ -165,7 +164,7 @@ impl Serving {
         self.command(None, &self.inherited(standby, replaces), &self.changes, self.plan)
     }
 
-    /// What a server has from this process.
+    /// The descriptors and names that a server inherits.
     pub(super) fn inherited(&self, standby: bool, replaces: bool) -> Inherited {
         let mut inherited = Inherited {
             store: self.store.as_raw_fd(),
@@ -183,7 +182,7 @@ impl Serving {
         inherited
     }
 
-    /// The command of a server, of this program or of the one that `path` names.
+    /// The command that starts a server, of this program or of the program at `path`.
     pub(super) fn command(
         &self,
         path: Option<&str>,
@@ -193,7 +192,7 @@ impl Serving {
     ) -> Command {
         let mut command = program(path.unwrap_or(OWN));
         command.args(arguments(changes)).arg("--inherited").arg(inherited.to_string());
-        // How much stack the driver of a QAT device uses is not known.
+        // The stack use of a QAT device's driver is unknown.
         let locked = plan.args.swap && plan.args.codec != codec::Codec::DeflateQz;
         command.env("RUST_MIN_STACK", if locked { LOCKED_STACK } else { STACK });
         command
@@ -226,7 +225,7 @@ impl Service for Serving {
         }
         let disk = self.disk().filter(|_| self.plan.args.swap)?;
         if replaces {
-            // The kernel has kept the ublk disk, and waits for the NBD client.
+            // The kernel still has the ublk disk; its NBD client has to be reconnected.
             return self.disk.is_some().then(|| self.helper(SwapTask::Again, disk));
         }
         let mut command = self.helper(SwapTask::On, disk);
@@ -245,8 +244,7 @@ impl Service for Serving {
     }
 
     fn ready_limit(&self) -> Duration {
-        // Taking a store over takes 0.03 s for a GiB; a second where every object has to be asked
-        // what is true.
+        // A take-over takes 0.03 s per GiB; 1 s per GiB if every object has to be checked.
         let Size(size) = self.plan.args.size;
         Duration::from_secs(60 + (size >> 30))
     }
@@ -257,7 +255,7 @@ impl Service for Serving {
         }
         let mut command = myself();
         command.args(["device", "train"]).stdout(Stdio::from(channel));
-        // Not our log, which may be a pipe: who writes to one may have to wait for memory, with its
+        // Not our log, which may be a pipe: a writer may wait for memory while it holds the pipe's
         // lock.
         command.stderr(Stdio::null());
         Some((command, TRAINING))
@@ -280,7 +278,7 @@ impl Service for Serving {
     }
 
     fn abandon(&mut self) {
-        // Errors are better than waiting for ever for those who have the disk open.
+        // Errors are better than an endless wait for processes that have the disk open.
         if let Some(id) = self.device {
             match ublk::abandon(id, Duration::from_secs(30)) {
                 Ok(()) => self
@@ -289,7 +287,7 @@ impl Service for Serving {
             }
         }
         if let Some(disk) = &self.disk {
-            // It may not be attached.
+            // The disk may not be attached.
             let _ = swap::nbd::detach(disk);
         }
     }

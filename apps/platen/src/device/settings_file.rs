@@ -1,4 +1,4 @@
-//! A file of settings that somebody has named: it may be anything.
+//! Reads a settings file named by the user: it may be any kind of file.
 
 use super::args::ServeArgs;
 use super::inherited::{descriptor, Inherited};
@@ -9,24 +9,24 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Bytes of such a file, a hundred times what all keys take.
+/// Maximum size in bytes, a hundred times the size of all keys.
 const MOST: usize = 64 << 10;
 
-/// The text of a regular file of 64 KiB at most. It never waits for whoever might write to a pipe,
-/// and takes no more memory than that.
+/// The text of a regular file of at most 64 KiB. Does not wait for a pipe's writer, and allocates
+/// no more than that.
 ///
 /// # Errors
-/// It is something else, larger, not text, or cannot be read.
+/// The file is not a regular file, is larger, is not text, or cannot be read.
 pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     text(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The text of the policy's settings: for a supervisor, and a server without one, of the file.
+/// The text of the policy's settings from the file, for a supervisor or a server without one.
 pub(super) fn of(args: &ServeArgs) -> anyhow::Result<Option<String>> {
     args.policy.as_deref().map(read).transpose()
 }
 
-/// The text of the policy's settings as the supervisor has read it.
+/// The text of the policy's settings, inherited from the supervisor.
 pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Option<String>> {
     let Some(number) = inherited.policy else { return Ok(None) };
     let file = File::from(descriptor(number)?);
@@ -35,11 +35,11 @@ pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Option<String>>
 
 /// The text in a file of [`share`].
 pub(super) fn shared(file: BorrowedFd<'_>) -> anyhow::Result<String> {
-    // Opened once more, to be read from its beginning.
+    // Opened once more, to read from the beginning.
     bounded(File::from(descriptor(file.as_raw_fd())?)).context("cannot read the policy's settings")
 }
 
-/// A file in memory with the settings, for servers.
+/// Creates a memfd with the settings, for servers.
 pub(super) fn share(text: &str) -> anyhow::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("policy", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut file = File::from(fd);
@@ -54,7 +54,7 @@ fn text(path: &Path) -> anyhow::Result<String> {
     bounded(file)
 }
 
-/// What is in it from where it is now, if that is no more than settings have.
+/// Reads from the file's present offset, up to the maximum size.
 fn bounded(file: File) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     file.take(MOST as u64 + 1).read_to_end(&mut bytes)?;
@@ -79,7 +79,7 @@ mod tests {
         assert!(said(&path).contains("it has more than 65536 bytes"), "{}", said(&path));
         std::fs::write(&path, [0xff]).unwrap();
         assert!(said(&path).contains("it is not text"), "{}", said(&path));
-        // A pipe that nobody writes to, something without an end, a folder.
+        // A pipe without a writer, an endless file, a folder.
         let pipe = folder.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
         assert!(made.success());

@@ -1,4 +1,4 @@
-//! `platen device stat`: asks the devices that are served.
+//! `platen device stat`: queries the devices that are served.
 
 use super::args::StatArgs;
 use super::control;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &StatArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The devices that answer, and how many do not.
+/// The devices that answer, and the number of those that do not.
 fn everything(folder: &Path) -> anyhow::Result<(Vec<Status>, usize)> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok((Vec::new(), 0)),
@@ -64,7 +64,7 @@ fn everything(folder: &Path) -> anyhow::Result<(Vec<Status>, usize)> {
     Ok((all, silent))
 }
 
-/// Why there is no server, if its supervisor knows.
+/// Adds the supervisor's reason why there is no server.
 fn with_reason(error: anyhow::Error, folder: &Path, name: &str) -> anyhow::Error {
     match requests::ask(folder, name, "state", None, Duration::from_secs(1)) {
         Ok(said) if said.trim_end() != requests::DONE && !said.is_empty() => {
@@ -78,12 +78,12 @@ pub(super) fn ask(path: &Path) -> anyhow::Result<Status> {
     let answer = control::ask(path, "stat")?;
     let status: Status =
         serde_json::from_str(&answer).context("the answer is of another version")?;
-    // Counted here, and not by the server: it may take memory.
+    // Measured here, not in the server, because it may need memory.
     let footprint = Footprint::of(Path::new("/proc"), status.pid, status.disksize);
     Ok(Status { footprint, ..status })
 }
 
-/// A line for each, with the columns of zramctl that apply, and the ratio.
+/// One line per device: the columns of zramctl that apply, and the ratio.
 pub(crate) fn table(all: &[Status]) -> String {
     let mut rows = vec![[
         "NAME",
@@ -122,7 +122,7 @@ pub(crate) fn table(all: &[Status]) -> String {
     for row in &rows {
         for (column, cell) in row.iter().enumerate() {
             let width = rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-            // Names to the left, numbers to the right, as zramctl has them.
+            // Names aligned left, numbers right, as in zramctl.
             let written = match column {
                 8 => write!(text, "{cell}"),
                 0 | 1 => write!(text, "{cell:<width$} "),
@@ -191,7 +191,7 @@ pub(crate) fn counters(status: &Status) -> String {
             writeln!(text, "nothing more is written back: {stopped}").expect("a string takes all");
         }
         if let Some(refused) = &backing.refused {
-            // One that has a name is there, and not what it was.
+            // A named backing device exists, but has changed.
             let what = match backing.name.as_str() {
                 "" => "no backing device",
                 _ => "its backing device is read as far as it still has what was written",
@@ -232,7 +232,7 @@ mod tests {
         let reason = shown("one");
         assert!(reason.starts_with("it does not answer within 5 s; its supervisor says: "));
         assert!(reason.ends_with("starting another in 10s"), "{reason}");
-        // It has nothing to say, or there is none.
+        // The supervisor has no message, or there is no supervisor.
         assert_eq!(shown("one"), "it does not answer within 5 s");
         answers.join().unwrap();
         assert_eq!(shown("one"), "it does not answer within 5 s");

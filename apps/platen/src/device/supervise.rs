@@ -1,7 +1,7 @@
 //! `platen device serve`: the supervisor. It holds the store, and keeps a server running on it.
 //!
-//! The server is this program again, with the same arguments and what it inherits. It is on its own
-//! only when this process has been killed.
+//! The server is this program with the same arguments and its inherited descriptors. It runs
+//! without a supervisor only when this process has been killed.
 
 use super::args::ServeArgs;
 use super::claims::Claims;
@@ -16,8 +16,8 @@ use std::os::fd::AsFd;
 use swap::supervisor::{resume_hand_over, supervise, SuperviseError};
 
 pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
-    // The only place where the file is read: servers get this text, whatever happens to the file.
-    // The program that this process was has read it already.
+    // The only place that reads the file: servers get this text, whatever happens to the file.
+    // After `execve` the text is inherited too.
     let adopt = args.adopt.as_ref();
     let text = match adopt {
         None => settings_file::of(args)?,
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     if args.swap && adopt.is_some() {
         say_untaken(swap::own());
     }
-    // First what another device may have already.
+    // First the resources that another device may hold.
     let claims = match adopt {
         None => Claims::make(args, true)?,
         Some(handed) => Claims::adopt(args, handed)?,
@@ -57,21 +57,21 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
         }
     };
     if matches!(result, Err(SuperviseError::Io { .. })) {
-        // A server may continue: the sockets that it listens on are its own from now on.
+        // A server may continue to run, and then it owns the sockets.
         std::mem::forget(service.claims);
     }
     result.with_context(|| format!("device {}", args.name))
 }
 
-/// Precautions and environment that this process and all that it starts have in common. Called
-/// while there is one thread. The service manager is this process's alone.
+/// Takes the precautions and sets the environment that all processes of the device share. Must be
+/// called while there is one thread. The service manager's variables are for this process alone.
 fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
     swap::ignore_size_signal()?;
     if args.swap {
         swap::ignore_terminal()?;
     }
     let cgroup = args.swap.then_some(Cgroup);
-    // A process keeps them as another program.
+    // They persist across `execve`.
     if args.swap && args.adopt.is_none() {
         say_untaken(swap::inherited());
     }
@@ -86,7 +86,7 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
     Ok((cgroup, Manager { notify, watched }))
 }
 
-/// The cgroup that [`swap::inherited`] makes, left whichever way this ends.
+/// The cgroup that [`swap::inherited`] makes; dropping this leaves it.
 struct Cgroup;
 
 impl Drop for Cgroup {

@@ -1,5 +1,5 @@
-//! What may take long, or be killed, around swapping: processes of their own that the supervisor
-//! starts.
+//! Helper processes for swapon, swapoff and the kernel's NBD client: work that may take long or be
+//! killed.
 
 use super::args::{SwapHelperArgs, SwapTask};
 use crate::say::say;
@@ -10,7 +10,7 @@ use swap::{area, Subject};
 
 pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
     swap::close_inherited()?;
-    // What is half on or half off is worse than either.
+    // A half-finished swapon or swapoff is worse than a finished one.
     swap::ignore_signals()?;
     let disk = args.disk.as_path();
     match args.task {
@@ -32,7 +32,7 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     let begun = area::begin(disk, args.priority)
         .with_context(|| format!("cannot swap to {}", disk.display()));
     if begun.is_err() && args.socket.is_some() {
-        // The error at hand says more than one of this could.
+        // The first error says more than an error of the detach.
         let _ = swap::nbd::detach(disk);
     }
     let areas = begun?;
@@ -58,15 +58,15 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
 }
 
 fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
-    // This process may be swapped out, write pages out and be killed like any other: nothing
-    // depends on it. What cannot be undone of what it inherits is as well.
+    // This process may be swapped out, swap out pages and be killed like any other, because nothing
+    // depends on it. Inherited precautions that cannot be undone do no harm.
     let _ = rustix::process::configure_io_flusher_behavior(false);
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     let before = area::in_use(disk)?;
     if let Some(used) = &before {
         say(&format!("taking {} MiB back from {}", used.used_kib >> 10, disk.display()));
         let watched = disk.to_owned();
-        // Ends with the process.
+        // This thread ends with the process.
         std::thread::spawn(move || loop {
             std::thread::sleep(Duration::from_secs(5));
             if let Ok(Some(used)) = area::in_use(&watched) {
@@ -80,7 +80,7 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     }
     if args.socket.is_some() {
         let detached = swap::nbd::detach(disk);
-        // After a start that has failed there may be nothing to detach.
+        // After a failed start there may be nothing to detach.
         if before.is_some() {
             detached.with_context(|| format!("cannot detach {}", disk.display()))?;
         }

@@ -1,10 +1,10 @@
-//! `platen device train`: the process that trains a dictionary for a server. Its supervisor starts
-//! it, and kills it when it takes long; what it makes is read with suspicion.
+//! `platen device train`: trains a dictionary for a server, in a process of its own. The supervisor
+//! starts it, and kills it if it takes long. Its result is not trusted.
 //!
-//! It has nothing in common with server and supervisor that it could hold while it waits for
-//! memory: standard output is its end of a pair of sockets, the other two are `/dev/null` (a log
-//! that is a pipe has one lock for all who write to it). How it ended is its status, which the
-//! supervisor says when it is not 0.
+//! It shares nothing with server and supervisor that it could hold while it waits for memory.
+//! Standard output is its end of a socket pair; standard input and error are `/dev/null`, because a
+//! log that is a pipe has one lock for all writers. The supervisor reports an exit status other
+//! than 0.
 
 use crate::say::say;
 use anyhow::Context;
@@ -12,20 +12,20 @@ use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Address space that it may take: training takes some 30 MiB, this program's own the rest.
+/// Limit of the address space, in bytes: training takes some 30 MiB, the program itself the rest.
 const MEMORY: u64 = 512 << 20;
 
-/// Seconds of CPU: it takes about one.
+/// Limit of CPU time, in seconds: training takes about one.
 const CPU: u64 = 60;
 
-/// How long it waits for a server that says nothing. One that is gone is heard at once.
+/// Timeout for a silent server. A closed connection is noticed at once.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run() -> anyhow::Result<()> {
     for untaken in swap::apart(MEMORY, CPU) {
         say(&format!("{:#}", anyhow::Error::from(untaken)));
     }
-    // Where nothing else is started with it, and nothing but this is open.
+    // No other process is started here, and no other descriptor is open.
     let channel = rustix::stdio::stdout().try_clone_to_owned()?;
     for which in [Timeout::Recv, Timeout::Send] {
         let set = set_socket_timeout(&channel, which, Some(PATIENCE));

@@ -1,7 +1,7 @@
-//! `platen device writeback`: by hand what the policy does by itself.
+//! `platen device writeback`: requests a writeback, which the policy otherwise starts itself.
 //!
-//! The server gives a ticket, and says what came of it when it is over. A ticket is of one server:
-//! its successor knows nothing of it, and has another generation.
+//! The server returns a ticket, and the outcome when the writeback is over. A ticket is valid for
+//! one server: its successor has another generation and does not know the ticket.
 
 use super::args::WritebackArgs;
 use super::control;
@@ -14,19 +14,19 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often to look whether it is done.
+/// Interval of queries for the outcome.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long nobody may answer: a server that has died is replaced in less.
+/// Longest time without an answer: a dead server is replaced in less.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// What a server says to `writeback` and `written`.
+/// A server's answer to `writeback` and `written`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Answer {
     generation: u64,
     ticket: u64,
-    /// What came of it; none as long as it is not over.
+    /// The outcome; `None` until the writeback is over.
     outcome: Option<Outcome>,
     error: Option<String>,
 }
@@ -37,7 +37,8 @@ impl Answer {
     }
 }
 
-/// Asks the policy to write such pages back; JSON. `enabled`: whether there is to be one.
+/// Asks the policy to write such pages back; returns JSON. `enabled`: whether a policy is
+/// configured.
 pub(super) fn ask(policy: Option<&Policy>, enabled: bool, generation: u64, what: &str) -> String {
     let ticket = match (what.parse::<What>(), policy) {
         (Err(error), _) => Err(error),
@@ -54,7 +55,7 @@ pub(super) fn ask(policy: Option<&Policy>, enabled: bool, generation: u64, what:
     }
 }
 
-/// What came of a ticket; JSON.
+/// The outcome of a ticket; JSON.
 pub(super) fn told(policy: Option<&Policy>, generation: u64, ticket: &str) -> String {
     let number = ticket.parse().unwrap_or(0);
     let asked = policy.map_or(Asked::Unknown, |policy| policy.asked(number));
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &WritebackArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until what was asked is over.
+/// Waits for the outcome.
 fn wait(path: &Path, asked: &Answer, limit: Duration) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
     let mut heard = begun;

@@ -25,7 +25,7 @@ pub(super) struct Server {
     /// The descriptor received with the last message.
     pub(super) sent: Option<OwnedFd>,
     pub(super) ready: Option<Instant>,
-    /// When it has to be ready, or gone.
+    /// Deadline for it to be ready, or to exit.
     pub(super) deadline: Option<Instant>,
     /// It missed that deadline and was killed.
     pub(super) killed: bool,
@@ -41,18 +41,18 @@ impl Server {
         bytes[..got].get(at + 2).copied()
     }
 
-    /// What it has said since the last time, line by line.
+    /// The lines received since the last call.
     pub(super) fn lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut bytes = [0; 256];
         let got = match receive(&self.channel, &mut bytes) {
-            // Its end is seen by the pidfd; a closed channel alone must not keep us awake.
+            // The pidfd reports its exit; a closed channel alone must not make the loop spin.
             Ok((0, _)) => {
                 std::thread::sleep(Duration::from_millis(1));
                 return lines;
             }
             Ok((got, sent)) => {
-                // It comes with the first byte of the line that it belongs to.
+                // A descriptor arrives with the first byte of its line.
                 self.sent = sent.or_else(|| self.sent.take());
                 got
             }
@@ -63,14 +63,14 @@ impl Server {
                 lines.push(String::from_utf8_lossy(&self.line).into_owned());
                 self.line.clear();
             } else if self.line.len() < 128 {
-                // A line that is longer than any we know is none.
+                // Cuts a line that is longer than any known message.
                 self.line.push(byte);
             }
         }
         lines
     }
 
-    /// A server that this process has started as another program.
+    /// Adopts a server that this process started before `execve`.
     pub(super) fn adopt(pid: u32, channel: OwnedFd) -> Result<Self, SuperviseError> {
         let child = Process::adopt(pid).map_err(failed("watch a server"))?;
         Ok(Self::with(child, channel.into()))
@@ -97,7 +97,8 @@ impl Server {
         let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket pair"))?;
         let child = Process::spawn(command.stdin(Stdio::from(OwnedFd::from(theirs))));
         let child = child.map_err(failed("start the server"))?;
-        // The command keeps its end of the pair, which would keep us from seeing the server's end.
+        // The command still holds the server's end of the pair, which would hide a close by the
+        // server.
         drop(command);
         ours.set_nonblocking(true).map_err(failed("set up a socket"))?;
         Ok(Self::with(child, ours))

@@ -1,4 +1,4 @@
-//! Messages to a service manager (`sd_notify`): the service is up, the supervisor lives.
+//! Messages to a service manager (`sd_notify`): ready, status, watchdog.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

@@ -1,5 +1,5 @@
-//! A child process by its pidfd: started by this program, or by the program that this process ran
-//! before it became this one.
+//! A child process, addressed by its pidfd. This program started it, or the program that this
+//! process ran before `execve`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,12 +20,13 @@ impl Process {
     pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
         let mut child = command.spawn()?;
         Self::adopt(child.id()).inspect_err(|_| {
-            // Nobody could wait for it.
+            // Without a pidfd the supervisor could not wait for it.
             let _ = child.kill();
         })
     }
 
-    /// A child of this process that has not been waited for, so that the number is still its own.
+    /// Adopts a child of this process. Nothing has waited for it yet, so the number is still its
+    /// own.
     pub(super) fn adopt(pid: u32) -> io::Result<Self> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let number = number.ok_or(io::ErrorKind::InvalidInput)?;
@@ -40,17 +41,17 @@ impl Process {
         self.pidfd.as_fd()
     }
 
-    /// Kills it, and does not wait for its end.
+    /// Kills it, without waiting for its end.
     pub(super) fn kill(&self) {
-        // A process that has ended needs no signal.
+        // A process that has exited needs no signal.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Its status, once, when it has ended.
+    /// Reaps the child if it has exited, and returns its status.
     pub(super) fn try_wait(&self) -> io::Result<Option<ExitStatus>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         let ended = waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?;
-        // As `wait` gives it: the signal in the low bits, or the status in the second byte.
+        // Encoded as by wait(2): the signal in the low bits, or the exit status in the second byte.
         const DUMPED: i32 = 0x80;
         Ok(ended.map(|ended| {
             let signal = ended.terminating_signal();

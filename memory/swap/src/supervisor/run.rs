@@ -32,15 +32,15 @@ pub(super) struct Supervisor<'a> {
     server: Option<Server>,
     /// The stand-by server; its exit is noticed only when it is needed.
     standby: Option<Server>,
-    /// A server that is to take the place of the present one, and gets its memory.
+    /// A server that is to replace the present one, and is allocating its memory.
     successor: Option<Server>,
-    /// The present server is such a one, and does not serve yet.
+    /// The present server is a successor that does not serve yet.
     renewing: bool,
     /// At most one of each task.
     helpers: Vec<Helper>,
     /// The next trainer's socket, while the last trainer still runs.
     to_train: Option<OwnedFd>,
-    /// Killed, and not yet seen to have ended.
+    /// Children that were killed and have not been reaped.
     dismissed: Vec<Process>,
     backoff: Backoff,
     watchdog: Watchdog,
@@ -118,8 +118,8 @@ impl<'a> Supervisor<'a> {
             }
             self.begin_what_is_due()?;
             let woken = self.wait(stop)?;
-            // First the messages that have arrived: a server that has just reported ready is taken
-            // down in order.
+            // First the messages that have arrived: a server that has just reported ready is shut
+            // down in the proper order.
             if woken.said {
                 self.listen()?;
             }
@@ -145,7 +145,7 @@ impl<'a> Supervisor<'a> {
             }
             self.enforce_deadlines()?;
             self.look_at_server();
-            // One that cannot be asked is not asked again.
+            // A child whose wait fails is dropped too.
             self.dismissed.retain(|child| matches!(child.try_wait(), Ok(None)));
         }
     }
@@ -273,7 +273,7 @@ impl<'a> Supervisor<'a> {
     fn listen(&mut self) -> Result<(), SuperviseError> {
         let Some(server) = &mut self.server else { return Ok(()) };
         let lines = server.lines();
-        // One that was killed for being late may have said so just before.
+        // A server killed for being late may have reported ready just before.
         let dead = !self.ending && self.server.as_ref().is_some_and(|server| server.killed);
         for line in lines {
             match line.as_str() {

@@ -7,34 +7,34 @@ use std::time::Duration;
 
 use pulse::Pulse;
 
-/// A server, as the program that this process becomes finds it.
+/// A server, as passed to the program that this process executes.
 #[derive(Debug)]
 pub struct Handed<'a> {
-    /// Its process number. It is a child of this process.
+    /// Its process ID. It is a child of this process.
     pub pid: u32,
     /// The supervisor's end of the socket between the two.
     pub channel: BorrowedFd<'a>,
 }
 
-/// What a supervisor hands to the program that its process becomes.
+/// The state that a supervisor passes to the program that its process executes.
 #[derive(Debug)]
 pub struct HandOver<'a> {
     /// The server that serves.
     pub server: Handed<'a>,
     /// The server that stands by to take its place.
     pub successor: Handed<'a>,
-    /// Children that were killed and not yet seen to have ended.
+    /// Other children, to be killed and reaped.
     pub dismissed: Vec<u32>,
 }
 
-/// What such a program has been handed.
+/// The state that such a program has received.
 #[derive(Debug)]
 pub struct Adopted {
     /// The server that serves, and the supervisor's end of its socket.
     pub server: (u32, OwnedFd),
     /// The server that stands by, and the supervisor's end of its socket.
     pub successor: (u32, OwnedFd),
-    /// Children that were killed.
+    /// Other children, to be killed and reaped.
     pub dismissed: Vec<u32>,
 }
 
@@ -96,15 +96,17 @@ pub trait Service {
         None
     }
 
-    /// A descriptor that becomes readable when somebody has a request ([`request`](Self::request)).
+    /// A descriptor that becomes readable when a client has sent a request
+    /// ([`request`](Self::request)).
     fn requests(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Takes a request. If it asks for another server in the place of the present one, whose pidfd
-    /// is `server`, gives the command that starts it. That server says [`words::STANDS_BY`] when it
-    /// has its memory. When it reads [`words::GO`] it kills the present one by the pidfd, waits for
-    /// its end, and takes over. `server` is the reason where that is not possible now.
+    /// Handles a request. `server` is the pidfd of the present server, or the reason why it cannot
+    /// be replaced now. If the request asks for another server in its place, returns the command
+    /// that starts it. The new server sends [`words::STANDS_BY`] when it has its memory. When it
+    /// reads [`words::GO`] it kills the present server by the pidfd, waits for its end, and takes
+    /// over.
     ///
     /// [`words::STANDS_BY`]: super::words::STANDS_BY
     /// [`words::GO`]: super::words::GO
@@ -112,19 +114,19 @@ pub trait Service {
         None
     }
 
-    /// The new server stands by, and is told to go next. A service whose supervisor is to be
-    /// another program as well makes this process that program, which continues by
+    /// Called when the new server stands by, before the supervisor sends "go". To replace the
+    /// supervisor too, this process executes the new program (`execve`), which continues by
     /// [`resume_hand_over`](super::resume_hand_over): there is one supervisor at any time.
     ///
     /// # Errors
     ///
-    /// Why nothing has changed.
+    /// The reason; nothing has changed.
     fn hand_over(&mut self, _state: &HandOver<'_>) -> io::Result<()> {
         Ok(())
     }
 
-    /// The outcome of a request for another server: it serves, or why it does not. With an error
-    /// the next server is to be as the former one was.
+    /// Reports the outcome of a request for another server: it serves, or the reason why not. After
+    /// an error the next server must have the former settings.
     fn renewed(&mut self, _outcome: Result<(), String>) {}
 
     /// The service manager's socket (`NOTIFY_SOCKET`).
@@ -132,7 +134,7 @@ pub trait Service {
         None
     }
 
-    /// Whether the manager expects a sign of life each second (`WATCHDOG_USEC`).
+    /// Whether the manager expects a heartbeat each second (`WATCHDOG_USEC`).
     fn manager_watches(&self) -> bool {
         false
     }

@@ -42,10 +42,10 @@ struct Shell {
     pulse: Option<(Pulse, OwnedFd)>,
     resume: Option<UnixStream>,
     notify: Option<String>,
-    /// Readable: the script of a server that is to take the present one's place.
+    /// Receives requests; each starts `successor`.
     requests: Option<UnixStream>,
     successor: String,
-    /// Why it is not to.
+    /// The error of `hand_over`.
     no_hand_over: Option<&'static str>,
     log: RefCell<Vec<String>>,
     folder: tempfile::TempDir,
@@ -80,7 +80,7 @@ impl Shell {
 
     fn sh(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
-        // A shell cannot send a descriptor: this program does.
+        // A shell cannot send a descriptor, so this program sends it.
         let ask = std::env::current_exe().unwrap().display().to_string();
         let ask = format!("{ask} --exact supervisor::tests::{ASKS} --nocapture");
         let hang = std::env::current_exe().unwrap().display().to_string();
@@ -90,7 +90,7 @@ impl Shell {
             rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
             file
         });
-        // As descriptor 9, which is closed here when the shell has it.
+        // Passed as descriptor 9; ours is closed once the shell has it.
         let number = pulse.as_ref().map(std::os::fd::AsRawFd::as_raw_fd);
         let script =
             number.map_or(script.to_owned(), |n| format!("exec 9<>/proc/self/fd/{n}; {script}"));
@@ -183,7 +183,7 @@ impl Service for Shell {
     }
 }
 
-/// Runs the service, and asks it to end when the file has `text`.
+/// Runs the service, and stops it when the file has `text`.
 fn run(shell: &mut Shell, text: &'static str) -> Result<(), SuperviseError> {
     let (stop, ask) = UnixStream::pair().unwrap();
     stop.set_nonblocking(true).unwrap();
@@ -675,8 +675,7 @@ fn a_server_that_does_not_end_is_killed_and_that_is_said() {
     assert_eq!(log[log.len() - 2..], ["the server has not ended in 500ms: killed", "abandoned"]);
 }
 
-/// Runs a server that notes `up`, asks for a successor when that is noted, and ends all when
-/// `text` is.
+/// Runs a server that notes `up`, requests a successor then, and stops all when `text` is noted.
 fn renew(shell: &mut Shell, text: &'static str) -> (String, String) {
     let (requests, ask) = UnixStream::pair().unwrap();
     shell.requests = Some(requests);
@@ -711,7 +710,7 @@ fn a_successor_that_stands_by_takes_the_place_of_the_server() {
     assert!(log.contains("renewed Ok(())") && !log.contains("has died"), "{log}");
 }
 
-/// The present server goes on, and does not see that there was another one.
+/// The present server continues, and does not notice the other one.
 #[test]
 fn a_successor_that_fails_before_it_goes_changes_nothing() {
     let stands_by = "echo stands by >&0; read line; echo wrong $line >> $NOTE";
@@ -732,10 +731,10 @@ fn a_successor_that_fails_before_it_goes_changes_nothing() {
     }
 }
 
-/// Either of the two dies just then: there is another server, which knows of no renewal.
+/// Either server dies at that moment: another server starts, which knows of no request.
 #[test]
 fn a_server_that_dies_while_it_is_replaced_has_another_in_its_place() {
-    // The present one dies while the successor gets its memory.
+    // The present server dies while the successor allocates its memory.
     let mut shell = Shell::new(
         "echo ready >&0; echo up >> $NOTE; if [ $REPLACES = true ]; then echo another >> $NOTE; \
          read line; echo $line >> $NOTE; else until grep -q begun $NOTE; do sleep 0.01; done; \
@@ -745,7 +744,7 @@ fn a_server_that_dies_while_it_is_replaced_has_another_in_its_place() {
     let (noted, log) = renew(&mut shell, "another");
     assert_eq!(noted, "up\nbegun\nup\nanother\nend\n", "{log}");
     assert!(log.contains("renewed Err(\"the present server has died"), "{log}");
-    // The new one dies once it was told to go.
+    // The new server dies after "go".
     let mut shell = Shell::new(PRESENT);
     shell.successor = "echo stands by >&0; read line; echo $line >> $NOTE; exit 7".into();
     let (noted, log) = renew(&mut shell, "another\nup\n");

@@ -1,4 +1,4 @@
-//! Layouts and constants of `qatzip.h`, as QATzip 1.1 to 1.3.1 (`libqatzip.so.3`) have them.
+//! Layouts and constants of `qatzip.h` in QATzip 1.1 to 1.3.1 (`libqatzip.so.3`).
 //!
 //! Names are Intel's. C enums are plain integers: the library may return a value unknown here.
 
@@ -13,13 +13,13 @@ use std::mem::{offset_of, size_of};
 pub(crate) struct QzSession {
     /// `QZ_OK` while the session may use a device.
     pub(crate) hw_session_stat: c_long,
-    /// How the last call ended inside.
+    /// Internal status of the last call.
     pub(crate) thd_sess_stat: c_int,
-    /// The library's own; null until set up, and then the library would use its defaults.
+    /// The library's private data. Null until set up; the library would then use its defaults.
     pub(crate) internal: *mut c_void,
-    /// Bytes taken in by the last call.
+    /// Bytes consumed by the last call.
     pub(crate) total_in: c_ulong,
-    /// Bytes put out by the last call.
+    /// Bytes produced by the last call.
     pub(crate) total_out: c_ulong,
 }
 
@@ -33,15 +33,15 @@ pub(crate) struct QzSessionParamsCommon {
     pub(crate) comp_lvl: c_uint,
     /// `QZ_DEFLATE` (8).
     pub(crate) comp_algorithm: u8,
-    /// Forks permitted.
+    /// Maximum number of forks.
     pub(crate) max_forks: c_uint,
-    /// Bit 0: software when there is no device; bit 1: software always.
+    /// Bit 0: software if there is no device; bit 1: always software.
     pub(crate) sw_backup: u8,
-    /// Plain bytes the device is given at a time.
+    /// Uncompressed bytes per request to the device.
     pub(crate) hw_buff_sz: c_uint,
-    /// For the stream calls, which we do not use.
+    /// For the stream calls, which are not used here.
     pub(crate) strm_buff_sz: c_uint,
-    /// Calls with fewer bytes are done in software, whatever `sw_backup` says.
+    /// Calls with fewer bytes run in software, whatever `sw_backup` is.
     pub(crate) input_sz_thrshold: c_uint,
     /// More pieces than this start a second thread.
     pub(crate) req_cnt_thrshold: c_uint,
@@ -57,7 +57,7 @@ pub(crate) struct QzSessionParamsCommon {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct QzSessionParamsDeflate {
-    /// What all algorithms have.
+    /// Parameters of all algorithms.
     pub(crate) common_params: QzSessionParamsCommon,
     /// `QZ_DYNAMIC_HDR` (0).
     pub(crate) huffman_hdr: c_uint,
@@ -80,9 +80,9 @@ layout!(QzSessionParamsCommon: 48, direction @ 0, comp_lvl @ 4, comp_algorithm @
     wait_cnt_thrshold @ 36, polling_mode @ 40, is_sensitive_mode @ 44);
 layout!(QzSessionParamsDeflate: 56, common_params @ 0, huffman_hdr @ 48, data_fmt @ 52);
 
-/// Done.
+/// Success.
 pub(crate) const QZ_OK: c_int = 0;
-/// Was done before; no error.
+/// Already initialized; not an error.
 pub(crate) const QZ_DUPLICATE: c_int = 1;
 
 /// `qzGetDefaultsDeflate`

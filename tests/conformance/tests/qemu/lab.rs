@@ -1,5 +1,5 @@
-//! Where the tests find a device and QATzip, and how each gets a process of its own: QATzip's state
-//! is the process's, and its first error ends its use there.
+//! Finds a device and QATzip for the tests, and runs each test in a process of its own: QATzip's
+//! state is global to the process, and its first error disables it there.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Where the libraries are.
+/// Paths of the libraries.
 pub(crate) struct Paths {
-    /// Folder of the simulated device's.
+    /// Folder of the simulated device's libraries.
     pub(crate) drivers: PathBuf,
-    /// QATzip's file.
+    /// QATzip's library.
     pub(crate) qatzip: PathBuf,
 }
 
-/// The libraries, or `None` with a line that says what is missing.
+/// Finds the libraries; prints what is missing and returns `None` otherwise.
 pub(crate) fn paths() -> Option<Paths> {
     let fetched = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/qat/root/usr/lib");
     let named = std::env::var_os("PLATEN_QATZIP").map(PathBuf::from);
@@ -31,10 +31,10 @@ pub(crate) fn paths() -> Option<Paths> {
     Some(Paths { drivers: drivers().to_owned(), qatzip: file })
 }
 
-/// The simulated device.
+/// Folder of the simulated device's libraries, built if necessary.
 pub(crate) fn drivers() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    // The first process has seen to it that they are built.
+    // The first process has built them.
     let built = || std::env::var_os("QATZIP_TEST_DRIVERS").map(PathBuf::from);
     FOLDER.get_or_init(|| built().unwrap_or_else(qat_sim::libraries))
 }
@@ -63,7 +63,7 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("this test starts again");
-    // Read while it runs, or a full pipe would stop it.
+    // Read while the process runs: a full pipe would block it.
     let mut pipes: Vec<Box<dyn Read + Send>> = Vec::new();
     pipes.extend(child.stdout.take().map(|pipe| Box::new(pipe) as _));
     pipes.extend(child.stderr.take().map(|pipe| Box::new(pipe) as _));
@@ -77,7 +77,7 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
             })
         })
         .collect();
-    // "It ends at all", exit handlers of QATzip included; generous for a busy machine.
+    // Only a hang exceeds this limit; it includes QATzip's exit handlers.
     let end = Instant::now() + Duration::from_secs(600);
     let status = loop {
         if let Some(status) = child.try_wait().expect("a child of ours") {
@@ -97,14 +97,14 @@ pub(crate) fn alone(test: &str, script: &str, body: impl FnOnce(Paths)) {
         None => panic!("{case}: did not end within ten minutes\n{text}"),
     }
     assert!(text.contains("1 passed"), "{case}: the new process ran no test\n{text}");
-    // What a real device would have punished: accesses outside pinned memory, frees of nothing.
+    // Errors that a real device would punish: accesses outside pinned memory, invalid frees.
     if let Ok(report) = std::fs::read_to_string(&report) {
         let sound = report.replace(' ', "").contains("\"violations\":0,");
         assert!(sound, "{case}: the device has complaints\n{report}");
     }
 }
 
-/// Bytes that compress about as guest memory does, made from a seed.
+/// Pseudo-random bytes that compress about as well as guest memory.
 pub(crate) fn pages(len: usize, seed: u64) -> Vec<u8> {
     let mut rng = seed;
     let mut bytes = Vec::with_capacity(len + 16);

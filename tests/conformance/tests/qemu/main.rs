@@ -25,7 +25,7 @@ type Decompress =
     unsafe extern "C" fn(*mut QzSession, *const u8, *mut c_uint, *mut u8, *mut c_uint) -> c_int;
 type Bound = unsafe extern "C" fn(c_uint, *mut QzSession) -> c_uint;
 
-/// What QEMU keeps per channel.
+/// QEMU's state of a channel.
 struct Channel {
     session: Box<QzSession>,
     compress: Compress,
@@ -69,7 +69,7 @@ impl Channel {
         }
     }
 
-    /// A packet of pages to what goes onto the wire: one call, `last` set.
+    /// Compresses a packet as QEMU does before it sends it: one call, with `last` set.
     fn send(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut consumed = c_uint::try_from(plain.len()).unwrap();
         // SAFETY: a session that was set up.
@@ -91,7 +91,7 @@ impl Channel {
         out
     }
 
-    /// And back: one call for the packet, which must come out whole.
+    /// Decompresses a packet: one call, which must return it whole.
     fn receive(&mut self, payload: &[u8], plain_len: usize) -> Vec<u8> {
         let mut consumed = c_uint::try_from(payload.len()).unwrap();
         let mut out = vec![0xdb; plain_len];
@@ -112,8 +112,8 @@ impl Channel {
     }
 }
 
-/// A function of QATzip, which was opened for all. All callers are above, and say by the types of
-/// fields and variables what qatzip.h says.
+/// A function of QATzip, whose symbols are global. All callers are above, and the types of their
+/// fields and variables match qatzip.h.
 fn find<T: Copy>(name: &str) -> T {
     // SAFETY: see above; the library stays.
     let found: Result<Symbol<T>, _> = unsafe { Library::this().get(name) };
@@ -131,7 +131,7 @@ fn exchange(paths: &Paths, members_of: impl Fn(usize) -> usize) {
         let mut encoder = Encoder::new(settings).unwrap();
         for packet in PACKETS {
             let plain = pages(packet * 4096, u64::from(level));
-            // QEMU sends, we receive.
+            // QEMU sends, platen receives.
             let payload = channel.send(&plain);
             let members = qz::members(&payload, plain.len()).unwrap().count();
             assert_eq!(members, members_of(plain.len()), "level {level}, {packet} pages");
@@ -139,14 +139,14 @@ fn exchange(paths: &Paths, members_of: impl Fn(usize) -> usize) {
             let mut back = vec![0xdb; plain.len()];
             decoder.decode(&UnitHeader::of(&plain, encoded), &payload, &mut back).unwrap();
             assert!(back == plain, "level {level}, {packet} pages");
-            // We send, QEMU receives.
+            // platen sends, QEMU receives.
             let mut out = vec![0; plain.len()];
             let encoded = encoder.encode(&plain, &mut out);
             assert_eq!(encoded.codec, Codec::DeflateQz);
             let back = channel.receive(&out[..encoded.len], plain.len());
             assert!(back == plain, "level {level}, {packet} pages");
         }
-        // A chunk of ours whose last member is less than QATzip gives to a device.
+        // A chunk of platen's whose last member is shorter than QATzip passes to a device.
         let plain = pages(65_536 + 100, 5);
         let mut out = vec![0; plain.len()];
         let encoded = encoder.encode(&plain, &mut out);
@@ -161,7 +161,7 @@ fn packets_of_a_qemu_with_a_device() {
     });
 }
 
-/// Without a device QEMU goes on in software, which makes one member of a whole packet.
+/// Without a device QEMU compresses in software, which makes one member of a whole packet.
 #[test]
 fn packets_of_a_qemu_without_a_device() {
     alone("packets_of_a_qemu_without_a_device", "absent", |paths| {

@@ -1,17 +1,17 @@
-//! What a swap-in takes: platen by ublk beside the kernel's zram and zswap, each in a guest of its
-//! own with the same memory, the same pages and the same codec.
+//! Latency of a swap-in: platen by ublk beside the kernel's zram and zswap, each in a guest of its
+//! own with the same memory, pages and codec.
 //!
 //! ```text
 //! swap_latency [--runs N] [--json FILE]
 //! ```
 //!
-//! A program fills 64 MiB, the kernel swaps it out (`memory.reclaim` of its cgroup), and one or four
-//! threads read each page once in a random order. `vm.page-cluster` is 0: a fault reads one page. The kinds take
-//! turns; medians of the runs' percentiles are shown. zswap is in front of a disk of the guest and
-//! holds all pages itself.
+//! A program fills 64 MiB, the kernel swaps it out (`memory.reclaim` of its cgroup), and one or
+//! four threads read each page once in random order. `vm.page-cluster` is 0, so a fault reads one
+//! page. The kinds take turns; the table shows medians of the runs' percentiles. zswap is in front
+//! of a disk of the guest and holds all pages itself.
 //!
-//! Times are a guest's under QEMU's TCG where there is no KVM: good for comparing the rows of a
-//! table, not for more.
+//! Without KVM the guest runs under QEMU's TCG: its times only serve to compare the rows of a
+//! table.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ const MEMORY_MIB: u64 = 512;
 const SWAPPED_MIB: u64 = 64;
 const PERCENTILES: [&str; 3] = ["p50_ns", "p99_ns", "p999_ns"];
 
-/// What a guest swaps to.
+/// The swap device of a guest.
 #[derive(Clone, Copy)]
 enum Swap {
     Zram,
@@ -31,7 +31,7 @@ enum Swap {
     Ublk,
 }
 
-/// A row: its swap, codec and readers.
+/// A row of the table: swap device, codec and number of threads.
 #[derive(Clone, Copy)]
 struct Kind {
     swap: Swap,
@@ -131,7 +131,7 @@ fn measure(stage: &Stage, kind: Kind) -> Result<[u64; 3]> {
     Ok([p50?, p99?, p999?])
 }
 
-/// Begins to swap.
+/// Starts swapping.
 fn begin(guest: &mut Guest, kind: Kind) -> Result<()> {
     let codec = kind.codec;
     match kind.swap {

@@ -1,15 +1,15 @@
-//! Another server in the place of one that is alive, while the guest uses its disk: of another
-//! program, and with other settings.
+//! Replaces a live server while the guest uses its disk: by another program, and with other
+//! settings.
 
 use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use vm_tests::swap::{number, Guest, Stage, LONG, SHORT};
 
-/// The first commit whose program can hand a device over.
+/// The first commit that can hand a device over.
 const FIRST: &str = "839de6a2a713657fca28b204fee16433b5a7a2b8";
 
-/// A copy of the program, which has the same version and is another file.
+/// A copy of the program: the same version in another file.
 const ANOTHER: &str = "/tmp/another";
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
@@ -22,7 +22,7 @@ pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
     under_pressure(guest, "platen", "--nbd unix:/run/platen.nbd")
 }
 
-/// From the first commit that can hand over to this one.
+/// Hands over from the first commit that can to this one.
 pub(crate) fn from_an_earlier_commit(_: &Stage) -> Result<()> {
     let stage = Stage::with(&[(&earlier()?, "earlier")])?;
     under_pressure(stage.boot("renew-earlier", 320)?, "earlier", "--ublk")
@@ -60,7 +60,7 @@ fn earlier() -> Result<PathBuf> {
     Ok(built)
 }
 
-/// `first` serves; `/bin/platen` or a copy of it takes over from it.
+/// `first` serves; `/bin/platen` or a copy of it takes over.
 fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
     let next = if first == "platen" { ANOTHER } else { "/bin/platen" };
     if next == ANOTHER {
@@ -83,7 +83,7 @@ fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
     ensure!(guest.stat("generation")? == before.1 + 1, "{}", guest.log("serve")?);
     let now = program(&mut guest)?;
     ensure!(now == next && before.0 != now, "the supervisor was {} and is {now}", before.0);
-    // The new processes have taken all precautions, and another server stands by.
+    // The new processes have all precautions, and a new stand-by server runs.
     let checked = guest.check()?;
     let set =
         timed(&mut guest, &format!("{next} device set platen0 --codec lz4 --mem-limit 300M"))?;
@@ -106,7 +106,7 @@ fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
     Ok(())
 }
 
-/// How long a command takes, in milliseconds of the guest's clock.
+/// Runs a command; returns its duration in milliseconds of the guest's clock.
 fn timed(guest: &mut Guest, command: &str) -> Result<u64> {
     let script = format!(
         "now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}; begin=$(now); {command} || exit 1; \
@@ -116,12 +116,12 @@ fn timed(guest: &mut Guest, command: &str) -> Result<u64> {
     number(&said, "took=").with_context(|| said.clone())
 }
 
-/// The supervisor is killed at each step of a hand-over: a server goes on, alone, and ends by
+/// Kills the supervisor at each step of a hand-over: a server continues without it, and exits on
 /// SIGTERM.
 pub(crate) fn supervisor_killed(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("renew-killed", 320)?;
     guest.vm.sh(&format!("cp /bin/platen {ANOTHER}"), SHORT)?;
-    // A release build has no steps to be killed at: it is killed after some time.
+    // A release build has no steps to be killed at, so a timer kills it.
     let debug =
         ["successor started", "stands by", "adopting", "before go", "told to go", "server killed"];
     let release = ["0.005", "0.02", "0.05", "0.1", "0.2", "0.4"];
@@ -143,13 +143,13 @@ fn killed_at(guest: &mut Guest, at: &str) -> Result<u64> {
     let kill = "touch /tmp/killed; kill -9 $(ps -o pid,ppid,args | awk '/[d]evice serve/ && !/inherited/ {print $1}')";
     let later =
         if cfg!(debug_assertions) { String::new() } else { format!("(sleep {at}; {kill}) & ") };
-    // It may have been done by then, or not answered.
+    // The upgrade may have finished by then, or have no answer.
     guest.vm.try_sh(&format!("{later}{ANOTHER} device upgrade platen0; wait"), LONG)?;
     guest.vm.sh("test -e /tmp/killed", SHORT).context("nothing was killed")?;
     guest.wait_for("serve", "status ", SHORT)?;
     let written = guest.stat("pages_written")?;
     guest.wait_for_stat("pages_written", written + 200)?;
-    // One server, and whoever stood by has ended.
+    // One server remains; stand-by servers have exited.
     let alone =
         "for i in $(seq 600); do [ $(ps -o args | grep -c '[d]evice serve') = 1 ] && exit 0; \
                  sleep 0.1; done; ps -o pid,ppid,args; exit 1";

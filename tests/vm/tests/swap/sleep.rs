@@ -1,13 +1,14 @@
-//! What freezes processes stops the server of swap too: sleep of the machine, and a cgroup.
+//! Freezing processes freezes the swap server too: sleep of the machine, and a frozen cgroup.
 
 use anyhow::{ensure, Result};
 use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
-/// The machine is put to sleep while it swaps; a frozen cgroup is thawed. Without the precaution
-/// the kernel freezes the server, swaps out to make room for its image, and waits for ever.
+/// Puts the machine to sleep while it swaps, and freezes and thaws the cgroup. Without the
+/// precaution the kernel freezes the server, swaps out to make room for its image, and waits for
+/// ever.
 pub(crate) fn sleep(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("sleep", 256)?;
-    // Up to the point where processes are frozen, and memory was found for an image.
+    // `pm_test` ends a sleep once processes are frozen and memory for an image is allocated.
     guest.vm.sh("echo freezer > /sys/power/pm_test", SHORT)?;
     let ways = guest.vm.sh("cat /sys/power/disk", SHORT)?;
     ensure!(!ways.contains("[disabled]"), "this guest cannot hibernate by itself: {ways}");
@@ -22,13 +23,13 @@ pub(crate) fn sleep(stage: &Stage) -> Result<()> {
     refused(&mut guest)?;
     guest.kill_server()?;
     refused(&mut guest)?;
-    // To suspend, the kernel frees no memory. A program that waits for a page then is one that it
-    // cannot freeze, and it gives up.
+    // The kernel frees no memory to suspend. It cannot freeze a program that waits for a page, and
+    // then gives up.
     let (status, said) = guest.vm.try_sh("echo mem > /sys/power/state", LONG)?;
     ensure!(status == 0 || said.contains("resource busy"), "{status}: {said}");
     println!("  suspended with status {status} {}", said.trim());
-    // A frozen server serves when it is thawed; its supervisor, frozen with it, has not taken that
-    // for a hang. The shell that thaws it has all it needs in memory.
+    // A thawed server serves again; its supervisor, frozen with it, must not count that as a hang.
+    // The shell that thaws it has all it needs in memory.
     let generation = guest.stat("generation")?;
     let group = "/sys/fs/cgroup/platen-*/cgroup.freeze";
     guest.vm.sh(
@@ -41,7 +42,7 @@ pub(crate) fn sleep(stage: &Stage) -> Result<()> {
     ensure!(log.contains("ok pages="), "{log}");
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
 
-    // A server without a supervisor keeps the host from it as well.
+    // A server without a supervisor prevents hibernation too.
     let pid = guest.stat("pid")?;
     guest.vm.sh(&format!("kill -9 $(cut -d' ' -f4 /proc/{pid}/stat)"), SHORT)?;
     guest.wait_for("serve", "status ", SHORT)?;

@@ -1,4 +1,4 @@
-//! Answers of a server to the control socket and to Prometheus.
+//! A server's answers on the control socket and to Prometheus.
 
 use super::open::Opened;
 use super::supervisor::Supervisor;
@@ -17,22 +17,22 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, OnceLock};
 
-/// The parts of a server that are asked.
+/// State for the answers.
 pub(super) struct Answers {
     name: String,
-    /// Transports except NBD on our own socket, with one client each.
+    /// Transports other than our own NBD socket; each has one client.
     others: Vec<Transport>,
     /// Address of our own NBD socket.
     address: Option<String>,
     device: Arc<Device>,
     nbd: Arc<Server<Device>>,
-    /// The policy, as soon as it runs.
+    /// The policy, once it runs.
     policy: Arc<OnceLock<Policy>>,
-    /// Whether the policy is to run.
+    /// Whether the policy is enabled.
     enabled: bool,
     refused: Refused,
     generation: u64,
-    /// Whether a supervisor, which is no server, has made the store.
+    /// Whether a supervisor created the store; that is a generation without a server.
     supervised: bool,
 }
 
@@ -64,7 +64,8 @@ impl Answers {
         }
     }
 
-    /// Begins to answer. A server that `replaces` another one continues without what fails.
+    /// Starts answering. A server that `replaces` another one continues without an endpoint that
+    /// fails.
     pub(super) fn start(
         self,
         control: UnixListener,
@@ -120,7 +121,7 @@ impl Answers {
     }
 }
 
-/// Says what a server that replaces another one continues without.
+/// Logs what a replacement server continues without.
 pub(super) fn serve_without(what: &str, error: &dyn Display) {
     say(&format!("no {what}: {error}; what is stored is served without"));
 }

@@ -1,4 +1,4 @@
-//! The server behind `platen device serve`: a store, a device, and its transports. The supervisor
+//! The server of `platen device serve`: a store, a device, and its transports. The supervisor
 //! starts it; with --no-supervisor it runs alone.
 
 mod answers;
@@ -62,10 +62,10 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         None => transports::serve(args, ways.nbd, &nbd, disk, &stopping),
     };
 
-    // First those that ask what is taken down here.
+    // First the endpoints, which use the objects dropped below.
     drop((control, metrics, watch));
     if let Some(starting) = starting {
-        // Its panic ended the process.
+        // A panic of that thread ended the process.
         let _ = starting.join();
     }
     drop(policy);
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     served
 }
 
-/// Watches the device, and stops the transports when the supervisor or a signal says so.
+/// Watches the device, and stops the transports when the supervisor or a signal orders it.
 fn watch(
     inherited: &Inherited,
     opened: &Opened,
@@ -101,7 +101,7 @@ fn watch(
     Ok(watch)
 }
 
-/// Name, size, transports and codec, in one line.
+/// The log line of a server that starts: name, size, transports and codec.
 fn announcement(plan: &Plan<'_>, opened: &Opened) -> String {
     let (args, codec) = (plan.args, plan.codec);
     let served_on = [
@@ -119,8 +119,8 @@ fn announcement(plan: &Plan<'_>, opened: &Opened) -> String {
     )
 }
 
-/// Starts the policy, if it is enabled, on a thread of its own: it allocates memory, for which the
-/// kernel may have to write to this very device first.
+/// Starts the policy, if enabled, on a thread of its own: it allocates memory, for which the kernel
+/// may first have to swap to this very device.
 fn start_policy(
     plan: &Plan<'_>,
     store: &Arc<Store>,

@@ -1,4 +1,4 @@
-//! The store, the device on it, and the transports, all open and none served yet.
+//! Opens the store, the device on it, and the transports; serves none of them yet.
 
 use super::supervisor::Supervisor;
 use super::transports;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::thread;
 use store::{Ahead, FileDisk, Keeper, Store};
 
-/// An open device. What was opened last is closed first.
+/// An open device. Fields drop in the reverse order of opening.
 pub(super) struct Opened {
-    /// Path of the file of FUSE, if there is to be one.
+    /// Path of the FUSE file, if requested.
     pub(super) place: Option<PathBuf>,
-    /// The file; none while another one has its place.
+    /// The mounted file; `None` while another file system is mounted on its path.
     pub(super) file: Option<fuse::Server>,
     /// The ublk disk.
     pub(super) disk: Option<ublk::Server>,
@@ -32,7 +32,7 @@ pub(super) struct Opened {
     pub(super) device: Arc<Device>,
     pub(super) trainer: Option<Trainer>,
     pub(super) keeper: Keeper,
-    /// The backing file, if it was made for this device.
+    /// The backing file, if it was created for this device.
     pub(super) new_backing: Option<NewFile>,
     /// Why there is no backing device.
     pub(super) refused: Refused,
@@ -56,14 +56,14 @@ impl Opened {
         };
         let disk_left = supervisor.is_there().then_some(disk_left);
         let (refused, new_backing) = backing::attach(&plan.policy, &store, disk_left, args.swap)?;
-        // A debug build exits when this thread allocates, as for threads that serve requests.
+        // A debug build exits if this thread allocates, as for threads that serve requests.
         let keeper =
             Keeper::start_in(&store, IoPath::enter).context("cannot start the store's keeper")?;
         if args.swap {
             say_untaken(swap::prefer(Keeper::THREAD).err());
         }
         let trainer = plan.trains().then(|| supervisor.trainer(plan.codec)).transpose();
-        // The device works without one.
+        // The device works without a trainer.
         let trainer = trainer.map(Option::flatten).unwrap_or_else(|error| {
             say(&format!("no dictionaries are trained: {error:#}"));
             None
@@ -75,7 +75,7 @@ impl Opened {
         let options = plan.device_options(trainer.is_some());
         let device = Arc::new(Device::with_pulse(&store, &options, Arc::new(pulse))?);
         if args.swap && store.has_backing() {
-            // The kernel allocates memory for their requests to the backing device.
+            // The kernel allocates memory for these threads' requests to the backing device.
             say_untaken(swap::prefer(FETCH_THREAD).err());
         }
         let offload = Offload::begin(args, &device, inherited.replaces)?;
@@ -84,7 +84,7 @@ impl Opened {
         let disk = args.ublk.then(|| transports::disk(plan, inherited, &device, supervisor));
         let disk = disk.transpose()?;
         let file = match args.fuse.as_deref().map(|path| mount(&device, path)) {
-            // Another file system is mounted there by now. The pages stay in the store, and
+            // Another file system is mounted there now. The pages stay in the store, and
             // `transports::serve_file` tries again.
             Some(Err(_)) if inherited.replaces => None,
             file => file.transpose()?,

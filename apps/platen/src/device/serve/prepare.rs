@@ -1,4 +1,4 @@
-//! What a server does before it has a store: checks, precautions, stand-by, claims.
+//! A server's work before it opens the store: checks, precautions, stand-by, claims.
 
 use super::succession::Succession;
 use super::supervisor::Supervisor;
@@ -12,14 +12,14 @@ use anyhow::Context;
 use std::os::fd::AsFd;
 use store::{Ahead, FileDisk};
 
-/// A server that is needed, and may open its store.
+/// A server that has to serve and may open its store.
 pub(super) struct Prepared<'a> {
     pub(super) plan: Plan<'a>,
     pub(super) inherited: Inherited,
     pub(super) supervisor: Supervisor,
-    /// The backing device that the supervisor has left.
+    /// The backing device inherited from the supervisor.
     pub(super) disk_left: Option<anyhow::Result<FileDisk>>,
-    /// The store as a stand-by server has mapped it.
+    /// The store, as mapped by a stand-by server.
     pub(super) ahead: Option<Ahead>,
     /// Name and sockets of a server without a supervisor.
     pub(super) claims: Option<Claims>,
@@ -29,7 +29,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    /// `None`: this process stood by and was never needed.
+    /// Returns `None` if this process stood by and was never needed.
     pub(super) fn new(
         args: &'a ServeArgs,
         inherited: Option<&Inherited>,
@@ -41,8 +41,8 @@ impl<'a> Prepared<'a> {
             // The supervisor decides in which order processes stop.
             swap::ignore_signals()?;
         }
-        // While nothing depends on this process: to read a file may need memory, and so this
-        // device.
+        // Read it while nothing depends on this process: reading a file may need memory, and so
+        // this device.
         let text = match inherited {
             None => settings_file::of(args)?,
             Some(inherited) => settings_file::inherited(inherited)?,

@@ -1,5 +1,5 @@
-//! A server that is to take the place of one that is alive: it refuses before it is told to go, or
-//! ends the present server and takes over.
+//! A server that replaces a live one. It reports that it cannot take over before "go", or it ends
+//! the present server and takes over.
 
 use super::supervisor::Supervisor;
 use crate::device::claims::left;
@@ -19,17 +19,17 @@ use ublk::Buffers;
 pub(super) struct Succession {
     /// The present server.
     present: OwnedFd,
-    /// Standard error from now on.
+    /// Standard error once this server stands by.
     log: OwnedFd,
     pulse: Pulse,
 }
 
 impl Succession {
-    /// `None` for a server that stands by for one that dies.
+    /// Returns `None` for a stand-by server that replaces only a dead one.
     ///
     /// # Errors
-    /// The present server holds something that this one, with this program and these settings,
-    /// cannot take over. The present server goes on.
+    /// The present server holds state that this one, with this program and these settings, cannot
+    /// take over. The present server continues.
     pub(super) fn new(
         plan: &Plan<'_>,
         inherited: &Inherited,
@@ -67,7 +67,7 @@ impl Succession {
         Ok(Some(Self { present: left(present)?, log: left(log)?, pulse }))
     }
 
-    /// Says that this server can take over, and has its memory.
+    /// Reports that this server can take over and has its memory.
     pub(super) fn stand_by(&self, supervisor: &Supervisor) -> anyhow::Result<()> {
         say_to(self.log.as_fd()).context("cannot write to the log")?;
         step("successor stands by");
@@ -78,10 +78,11 @@ impl Succession {
     /// Ends the present server. The supervisor does so too, unless it has been killed meanwhile.
     pub(super) fn succeed(&self) {
         step("successor goes");
-        // One that has ended needs no signal.
+        // A process that has exited needs no signal.
         let _ = pidfd_send_signal(&self.present, Signal::KILL);
         let mut fds = [PollFd::new(&self.present, PollFlags::IN)];
-        // As long as a disk holds it: it has the store.
+        // A process in a disk request exits only when the disk answers; until then it holds the
+        // store.
         while poll(&mut fds, None).is_err() {}
         self.pulse.clear();
         step("successor alone");

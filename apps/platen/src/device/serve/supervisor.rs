@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread;
 use swap::supervisor::words;
 
-/// How often a stand-by server maps what the store has grown by.
+/// Interval at which a stand-by server maps memory added to the store.
 const MEANWHILE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// The socket, if there is a supervisor.
@@ -28,7 +28,7 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    /// `there`: whether a supervisor has started this process.
+    /// `there`: whether a supervisor started this process.
     pub(super) fn new(there: bool) -> anyhow::Result<Self> {
         let input: BorrowedFd<'_> = rustix::stdio::stdin();
         let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
@@ -53,7 +53,7 @@ impl Supervisor {
     ) -> anyhow::Result<Option<Option<u32>>> {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
-        // Byte by byte: what follows the line is for `listen`.
+        // Read byte by byte: the data after this line belongs to `listen`.
         let mut stream = self.stream.as_ref().context("nobody to say go")?;
         loop {
             let mut fds = [PollFd::new(&stream, PollFlags::IN)];
@@ -76,7 +76,7 @@ impl Supervisor {
         Ok(None)
     }
 
-    /// The way to start processes that train dictionaries: the supervisor starts them.
+    /// Returns the channel by which a server has its supervisor start trainers.
     pub(super) fn trainer(&self, settings: Settings) -> anyhow::Result<Option<Trainer>> {
         let Some(stream) = &self.stream else { return Ok(None) };
         let (start, stop) = (stream.try_clone()?, stream.try_clone()?);
@@ -106,9 +106,9 @@ impl Supervisor {
         }
     }
 
-    /// Calls `stop` when the supervisor says so. When the supervisor has been killed, a server with
-    /// a `disk` of the kernel continues and obeys signals, except while the host swaps to the disk;
-    /// other servers stop.
+    /// Calls `stop` on the supervisor's order. When the supervisor has been killed, a server with a
+    /// kernel `disk` continues and obeys signals, except while the host swaps to the disk; other
+    /// servers stop.
     pub(super) fn listen(
         &self,
         disk: Option<String>,
@@ -118,7 +118,7 @@ impl Supervisor {
         let alone = disk.is_some();
         let (stopped, seen) = (Arc::clone(&stop), Arc::clone(&self.gone));
         // A terminal and a service manager signal every process; only the supervisor knows the
-        // order in which things stop.
+        // order in which processes must stop.
         ctrlc::set_handler(move || {
             if seen.load(Ordering::Acquire) {
                 match disk.as_ref().filter(|disk| swapped_to(disk)) {
@@ -129,7 +129,7 @@ impl Supervisor {
         })
         .context("cannot handle signals")?;
         let Some(stream) = &self.stream else { return Ok(()) };
-        // The supervisor has them blocked, and what it starts as well.
+        // The supervisor blocks these signals, and its children inherit the mask.
         say_untaken(swap::unblock_end_signals().err());
         let gone = Arc::clone(&self.gone);
         let mut reader = BufReader::new(stream.try_clone()?);

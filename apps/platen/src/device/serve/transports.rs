@@ -1,4 +1,4 @@
-//! The transports of a device, served until the server is told to stop.
+//! The transports of a device, served until the server is stopped.
 
 use super::supervisor::Supervisor;
 use crate::device::args::ServeArgs;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Longest wait for a change of mounts before the next check whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The ublk disk: a new one, or that of an earlier server.
+/// Creates the ublk disk, or takes over an earlier server's.
 pub(super) fn disk(
     plan: &Plan<'_>,
     inherited: &Inherited,
@@ -45,8 +45,8 @@ pub(super) fn serve(
     let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
     let Some(disk) = disk else {
         if args.swap {
-            // Replies need memory of the kernel. A thread that sends them must not wait for the
-            // writeback that they make possible.
+            // Replies need kernel memory. A thread that sends them must not wait for the writeback
+            // that they make possible.
             say_untaken(swap::prefer_this().err());
         }
         return by_nbd(listener.context("no transport")?);
@@ -77,9 +77,8 @@ pub(super) fn serve(
     })
 }
 
-/// Serves the file by FUSE, and NBD if there is a listener, until `stopping` is set. The file is
-/// mounted again when it was unmounted, or could not be mounted at first: only a signal ends a
-/// device.
+/// Serves the file by FUSE, and NBD if there is a listener, until `stopping` is set. Mounts the
+/// file again if it was unmounted or could not be mounted at first: only a signal ends a device.
 pub(super) fn serve_file(
     path: &Path,
     file: Option<fuse::Server>,

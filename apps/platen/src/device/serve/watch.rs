@@ -1,4 +1,4 @@
-//! A thread that looks at the device and at the kernel's NBD client once a second.
+//! A thread that checks the device and the kernel's NBD client once a second.
 
 use super::supervisor::swapped_to;
 use crate::device::claims::Left;
@@ -18,9 +18,8 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Whether the client has dropped a connection on which swapping depends. It does so when a
-    /// request stays unanswered for some time, submits the request on another connection, and asks
-    /// for no new one.
+    /// Whether the client has dropped a connection needed for swapping. The client does so when a
+    /// request times out, submits the request on another connection, and does not reconnect.
     fn is_lost(&self) -> bool {
         self.nbd.simple_ended() > 0
             && !self.stopping.load(Ordering::Acquire)
@@ -29,9 +28,8 @@ impl Client {
 }
 
 /// Prints the first damage that an I/O thread finds, because I/O threads do not print, and each
-/// socket of the device that somebody has removed. Exits when
-/// the kernel's client is lost: only a new server gives it new connections, and nothing completes
-/// the requests in the old ones.
+/// removed socket of the device. Exits when the kernel's client is lost: only a new server gives it
+/// new connections, and nothing completes the requests on the old ones.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
@@ -78,7 +76,7 @@ impl Drop for Watch {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // Its panic was shown.
+            // The panic handler has reported a panic.
             let _ = thread.join();
         }
     }

@@ -78,7 +78,7 @@ impl DictionaryStatus {
 }
 
 impl Status {
-    /// What is so or not, as [`MmStat::fields`]: 1 if it is.
+    /// Conditions, as [`MmStat::fields`]: 1 if true.
     pub(crate) fn flags(&self) -> Vec<(&'static str, u64, &'static str)> {
         let mut flags = vec![(
             "damage",
@@ -139,7 +139,7 @@ impl Accelerated {
 }
 
 impl MmStat {
-    /// Names, values, what they are, and whether they only grow.
+    /// Name, value, help text, and whether the value only grows.
     pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 9] {
         [
             (
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use serde::Serialize;
 
-    /// What zram's files in `/sys/block/zramN` have, in their order
+    /// Fields of zram's files in `/sys/block/zramN`, in their order
     /// (Documentation/admin-guide/blockdev/zram.rst).
     const MM_STAT: [&str; 9] = [
         "orig_data_size",
@@ -261,7 +261,7 @@ mod tests {
     const IO_STAT: [&str; 4] = ["failed_reads", "failed_writes", "invalid_io", "notify_free"];
     const BD_STAT: [&str; 3] = ["bd_count", "bd_reads", "bd_writes"];
 
-    /// The keys of an object of numbers, in the order in which they are written, and the numbers.
+    /// The keys of a JSON object of numbers in their order, and the numbers.
     fn written(value: &impl Serialize) -> (Vec<String>, Vec<u64>) {
         let text = serde_json::to_string(value).unwrap();
         let pairs = text.trim_matches(['{', '}']).split(',');
@@ -271,8 +271,8 @@ mod tests {
             .unzip()
     }
 
-    /// What is shown, in the table and to Prometheus, is what is written, under zram's names in
-    /// zram's order.
+    /// The table and Prometheus show the fields of the JSON status, under zram's names in zram's
+    /// order.
     fn compare<const N: usize>(
         zrams: [&str; N],
         value: &impl Serialize,

@@ -95,7 +95,8 @@ pub(crate) struct IoStat {
     pub(crate) notify_free: u64,
 }
 
-/// zram's `bd_stat`, in its order: pages, and blocks of 4 KiB since this server has the store.
+/// zram's `bd_stat`, in its order, in pages and 4-KiB blocks; reads and writes since this server
+/// opened the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BdStat {
     pub(crate) bd_count: u64,
@@ -251,9 +252,9 @@ impl Status {
         }
     }
 
-    /// Plain bytes by the byte of memory in use, tables and all. What is on the backing device is
-    /// no part of either. What is only ready for the next writes is the same however much is
-    /// stored, and is left out.
+    /// Uncompressed bytes per byte of memory in use, tables included. Pages on the backing device
+    /// are excluded from both. Memory held ready for the next writes is excluded, because it does
+    /// not depend on how much is stored.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub(crate) fn ratio(&self) -> f64 {
         let used = self.mm_stat.mem_used_total.saturating_sub(self.platen.mem_ready);

@@ -72,8 +72,7 @@ impl Supervisor<'_> {
             let limit = self.service.end_limit();
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
-        // Its end is then seen as any other's; one that is to end for good is not waited for
-        // without end.
+        // Its exit is then handled like any other; at the final stop the wait for it is bounded.
         server.child.kill();
         server.killed = true;
         server.deadline = self.ending.then(|| Instant::now() + GONE);

@@ -1,16 +1,18 @@
-//! Another server in the place of one that is alive: with other settings, or of another program.
+//! Replaces a live server by another: with other settings, or of another program.
 //!
 //! ```text
 //!  request ─► the successor starts, gets its memory ─► "stands by"
-//!                 │ it fails: nothing has changed         │ this process becomes the other program, if
-//!                 ▼                                       ▼ one is wanted (`Service::hand_over`)
-//!              refused                                  "go" to the successor, which kills the present
-//!                                                       server, waits for its end, and takes over
+//!                 │ it fails: nothing has changed        │ upgrade: this process executes the
+//!                 ▼                                      ▼ other program (`Service::hand_over`)
+//!              refused                                 "go" to the successor, which kills the
+//!                                                      present server, waits for its end, and
+//!                                                      takes over
 //! ```
 //!
-//! Up to "go" the present server serves, with or without a supervisor; a successor without one
-//! ends. From "go" on the successor needs no supervisor. So a kill of any one process at any step
-//! leaves a server, or a supervisor that starts one. The store's lock admits one server at a time.
+//! Up to "go" the present server serves, with or without a supervisor; a successor without a
+//! supervisor exits. After "go" the successor needs no supervisor. So a kill of any one process at
+//! any step leaves a server, or a supervisor that starts one. The store's lock admits one server at
+//! a time.
 
 use std::io::Write;
 use std::process::ExitStatus;
@@ -25,7 +27,7 @@ use crate::supervisor::step::step;
 use crate::supervisor::words;
 
 impl Supervisor<'_> {
-    /// Why the server cannot be replaced now.
+    /// The reason why the server cannot be replaced now.
     fn busy(&self) -> Option<&'static str> {
         let ready = self.server.as_ref().is_some_and(|server| server.ready.is_some());
         let helps = |task: Task| matches!(task, Task::Up { .. } | Task::Down);
@@ -42,7 +44,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Takes a request, and starts a successor if it asks for one.
+    /// Handles a request, and starts a successor if it asks for one.
     pub(super) fn request(&mut self) {
         let server = match (self.busy(), &self.server) {
             (None, Some(server)) => Ok(server.child.pidfd()),
@@ -59,7 +61,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Hears what the successor says, and sees its end.
+    /// Handles the successor's messages and its exit.
     pub(super) fn hear_successor(&mut self) {
         let Some(successor) = &mut self.successor else { return };
         let lines = successor.lines();
@@ -72,7 +74,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Ends a successor that has no memory in time.
+    /// Kills a successor that does not stand by in time.
     pub(super) fn enforce_renewal(&mut self) {
         let deadline = self.successor.as_ref().and_then(|successor| successor.deadline);
         if deadline.is_some_and(|at| at <= Instant::now()) {
@@ -81,7 +83,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Gives a successor up that was not told to go.
+    /// Kills a successor that has not been sent "go", and reports why.
     pub(super) fn refuse_renewal(&mut self, why: &str) {
         if let Some(successor) = self.successor.take() {
             self.dismiss(successor.child);
@@ -89,7 +91,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// A server has ended: what becomes of a renewal.
+    /// Fails a pending request when a server has exited.
     pub(super) fn renewal_failed(&mut self, status: ExitStatus) {
         self.refuse_renewal("the present server has died, and is being replaced; try again");
         if std::mem::take(&mut self.renewing) {
@@ -98,14 +100,14 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The successor stands by: it goes, after this process has become another program if it is to.
+    /// Hands over to a successor that stands by.
     fn hand_over(&mut self) {
         let (Some(server), Some(successor)) = (&self.server, &self.successor) else { return };
         step("stands by");
         let state = HandOver {
             server: handed(server),
             successor: handed(successor),
-            // A trainer is one of the present server's.
+            // Helpers, such as a trainer, belong to the present server.
             dismissed: (self.dismissed.iter())
                 .chain(self.helpers.iter().map(|helper| &helper.child))
                 .chain(self.standby.as_ref().map(|standby| &standby.child))
@@ -118,14 +120,14 @@ impl Supervisor<'_> {
         self.succeed();
     }
 
-    /// The server and the successor that this process has started as another program.
+    /// Adopts the server and the successor that this process started before `execve`.
     pub(in crate::supervisor) fn adopt(&mut self, adopted: Adopted) -> Result<(), SuperviseError> {
         step("adopting");
-        // No server is started before the present one has been seen to end.
+        // Starts no server until the present one has exited.
         self.restart = None;
         (self.been_up, self.up_begun, self.started) = (true, true, 1);
         for pid in adopted.dismissed {
-            // One that has ended and was waited for has no such number any more.
+            // A child that has already been reaped has no such number.
             if let Ok(child) = Process::adopt(pid) {
                 self.dismiss(child);
             }
@@ -139,7 +141,7 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Tells the successor to go, and lets the present server go.
+    /// Sends "go" to the successor, and kills the present server.
     fn succeed(&mut self) {
         let Some(mut successor) = self.successor.take() else { return };
         let line = format!("{}{}\n", words::GO, self.service.go());
@@ -147,7 +149,7 @@ impl Supervisor<'_> {
         if let Err(error) = successor.channel.write_all(line.as_bytes()) {
             self.dismiss(successor.child);
             self.service.renewed(Err(format!("the new server cannot be told to go: {error}")));
-            // One that stood by before is needed again.
+            // The former stand-by server may be gone: start one.
             return self.stand_by();
         }
         step("told to go");
@@ -155,13 +157,13 @@ impl Supervisor<'_> {
         successor.deadline = Some(self.to_be_ready());
         self.started += 1;
         self.renewing = true;
-        // The successor kills it too, should there be no supervisor by now.
+        // The successor kills it too, in case this process is killed here.
         if let Some(server) = self.server.replace(successor) {
             self.dismiss(server.child);
         }
         step("server killed");
         self.watchdog.reset();
-        // It is of the former program, or has the former settings.
+        // The stand-by server has the former program or settings.
         if let Some(standby) = self.standby.take() {
             self.dismiss(standby.child);
         }

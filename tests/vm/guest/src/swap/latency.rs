@@ -1,9 +1,9 @@
 //! `latency mib=N go=FILE [seed=S] [threads=T]`: fills N MiB and waits until FILE exists, so that
 //! the pages can be swapped out meanwhile. Then T threads read one word of each page, each thread
-//! its own part in a random order, with the time that each read took.
+//! its own part in random order, and measure each read.
 //!
-//! A read that finds its page in memory takes far less than one that faults, so that as many of the
-//! slowest reads as there were major faults are the swap-ins.
+//! A read without a fault is far faster than one with a fault. So the swap-ins are the slowest
+//! reads, as many as there were major faults.
 
 use super::content::{self, Page};
 use super::{option, Failure};
@@ -12,14 +12,14 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Reads, and says `ok faults=... p50_ns=... p99_ns=... p999_ns=... max_ns=...`.
+/// Measures, and returns `ok faults=... p50_ns=... p99_ns=... p999_ns=... max_ns=...`.
 pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let seed = option(words, "seed", 1)?;
     let count = size(option(words, "mib", 32)? * 256)?;
     let threads = size(option(words, "threads", 1)?)?.max(1);
     let go = words.iter().find_map(|word| word.strip_prefix("go=")).map(Path::new);
     let go = go.ok_or_else(|| Failure::Cannot("no go=FILE".into()))?;
-    // Aligned, so that each read and its comparison fault for one page of the kernel's.
+    // Aligned, so that each read and its comparison fault on a single page.
     let mut memory = vec![0_u8; (count + 1) * PAGE];
     let start = memory.as_ptr().align_offset(PAGE);
     let (memory, _) = memory[start..start + count * PAGE].as_chunks_mut::<PAGE>();
@@ -58,7 +58,7 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     Ok(format!("ok faults={faults} p50_ns={p50} p99_ns={p99} p999_ns={p999} max_ns={last}"))
 }
 
-/// Nanoseconds of a read of each page; `first` is the number of the first.
+/// Duration of a read of each page in nanoseconds; `first` is the number of the first page.
 fn read(pages: &[Page], seed: u64, first: u64) -> Result<Vec<u64>, Failure> {
     let mut order: Vec<usize> = (0..pages.len()).collect();
     for nth in (1..order.len()).rev() {
@@ -85,7 +85,7 @@ fn size(number: u64) -> Result<usize, Failure> {
 /// Major faults of this process (`proc(5)`, `stat`, field 12).
 fn major_faults() -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/stat")?;
-    // The second field is a name in parentheses, which may hold anything.
+    // The second field is a name in parentheses, which may contain any character.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().nth(9);
     fields
         .and_then(|number| number.parse().ok())
