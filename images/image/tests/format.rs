@@ -276,9 +276,9 @@ fn block_tables_that_no_image_has_are_refused() {
 /// Where [`the_writer`] is killed: before each of these calls, and after all.
 const STEPS: u32 = 46;
 
-/// In a process of its own: an image in steps, and an end at one of them.
+/// A process of the tests below: an image in steps, and an end at one of them. By itself it does
+/// nothing.
 #[test]
-#[ignore = "a process of the tests below"]
 fn the_writer() {
     let Ok(step) = std::env::var("KILLED_AT") else { return };
     let path = std::env::var("IMAGE").unwrap();
@@ -311,7 +311,7 @@ fn a_writer_killed_at_any_step_leaves_no_image() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("i");
         let status = Command::new(&me)
-            .args(["the_writer", "--exact", "--ignored"])
+            .args(["the_writer", "--exact"])
             .env("KILLED_AT", step.to_string())
             .env("IMAGE", &path)
             .stderr(std::process::Stdio::null())
@@ -335,7 +335,7 @@ fn a_disk_that_is_full_ends_the_writer_and_leaves_nothing() {
     let path = folder.path().join("i");
     let me = std::env::current_exe().unwrap();
     // A limit on the length of files stands in for the disk; its signal is ignored by the shell.
-    let script = "trap '' XFSZ; ulimit -f 12; exec \"$0\" the_writer --exact --ignored";
+    let script = "trap '' XFSZ; ulimit -f 12; exec \"$0\" the_writer --exact";
     let output = Command::new("sh")
         .args(["-c", script])
         .arg(&me)

@@ -115,8 +115,11 @@ fn libraries(program: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
+/// Name and contents.
+type Module = (String, Vec<u8>);
+
 /// Names and contents of modules, each after its dependencies, and the number that the guest loads.
-fn modules() -> Result<(Vec<(String, Vec<u8>)>, usize)> {
+fn modules() -> Result<(Vec<Module>, usize)> {
     let mut files = BTreeMap::new();
     index_modules(&linux().join("modules/kernel"), &mut files)?;
     let mut order = Vec::new();
@@ -147,7 +150,7 @@ fn index_modules(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result
 fn add_module(
     name: &str,
     files: &BTreeMap<String, PathBuf>,
-    order: &mut Vec<(String, Vec<u8>)>,
+    order: &mut Vec<Module>,
 ) -> Result<()> {
     if order.iter().any(|(there, _)| there == name) {
         return Ok(());
