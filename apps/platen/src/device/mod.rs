@@ -47,7 +47,7 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
         DeviceCommand::Check(args) => return check::run(&args),
         DeviceCommand::Serve(mut args) => {
             if let Some(changed) = &args.changed.clone() {
-                args.change(&changed);
+                args.change(changed);
             }
             return Ok(unattended(|| match &args.inherited {
                 // `set` may replace the arguments later; a supervisor's arguments live as long as

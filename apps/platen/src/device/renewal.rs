@@ -140,7 +140,7 @@ impl Serving {
         }
         let changes = self.changes.then(asked);
         let mut args = present.clone();
-        args.change(&asked);
+        args.change(asked);
         if asked.codec.is_some() && asked.level.is_none() {
             args.level = None;
         }
