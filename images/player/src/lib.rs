@@ -7,7 +7,7 @@
 //!                                                              QEMU asks for them, and the rest
 //! ```
 //!
-//! [`plain`] writes the stream of an ordinary migration: the guest runs when all of it is loaded.
+//! [`plain()`] writes the stream of an ordinary migration: the guest runs when all of it is loaded.
 //! [`play`] makes QEMU believe that a source migrates to it by postcopy: the guest runs at once, a
 //! page that it touches is asked for over the return path and sent next, and the others follow.
 //! [`resume`] goes on where a player that died has stopped.
