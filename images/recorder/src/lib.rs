@@ -7,7 +7,7 @@
 //!                           └─► Tokeniser (crate stream): must have seen the same pages
 //! ```
 //!
-//! [`record`] reads one main channel, a single stream, from its file header to its end. Crate
+//! [`record()`] reads one main channel, a single stream, from its file header to its end. Crate
 //! `stream` reads the same bytes for a relay: there a guess costs ratio, and what is not understood
 //! passes. Here it would cost the VM. So this grammar is strict: whatever it does not know ends the
 //! recording with the place and a reason. The tokeniser reads along as a second judge, and both
