@@ -20,8 +20,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Maximum of damaged units in the list. One disk error may damage more units than anybody
-    /// reads.
+    /// Maximum number of damaged units in the list. One disk error may damage more units than
+    /// anybody reads.
     pub const MOST: usize = 100;
 }
 
