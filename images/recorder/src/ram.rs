@@ -143,8 +143,8 @@ impl Ram {
     }
 
     /// Reads the page size of a block; 0 if the stream does not state it. With postcopy-ram on,
-    /// QEMU sends it as an extra word for blocks with pages larger than the host's. It is told
-    /// apart by its bytes: the word begins with a zero byte, and the next block's name length is
+    /// QEMU sends it as an extra word for blocks with pages larger than the host's smallest. Its
+    /// bytes tell it apart: the word begins with a zero byte, and the next block's name length is
     /// not zero. After the last block a record follows, whose flags are not zero.
     fn host_page<R: Read, E>(
         &self,
