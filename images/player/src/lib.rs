@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`plain()`] writes the stream of a precopy migration: the guest runs once all of it is loaded.
-//! [`play`] acts as the source of a postcopy migration: the guest runs at once, QEMU requests a
-//! page that the guest touches over the return path, that page is sent next, and the others follow
-//! in the background. [`resume`] continues after a player has died.
+//! [`play`] acts as the source of a postcopy migration: the guest runs at once. When it touches a
+//! missing page, QEMU requests that page over the return path, and it is sent next. The others
+//! follow in the background. [`resume`] continues after a player has died.
 //!
 //! [`play`] sends, in this order:
 //!
