@@ -7,9 +7,9 @@
 //!
 //! Each method saves one VM and restores it from the file, round after round in rotating order, so
 //! that a change of the machine's speed affects all methods alike. The guest recomputes every byte
-//! after each restore. The output is medians with their ranges. Times of `runs` end with QEMU's
-//! event RESUME and exclude the start of QEMU. CPU time is that of QEMU without its vCPUs, plus
-//! that of all other processes of the method.
+//! after each restore. The output is medians with their ranges. Times of `runs` end when QEMU
+//! reports the VM as running, and exclude the start of QEMU. CPU time is that of QEMU without its
+//! vCPUs, plus that of all other processes of the method.
 
 use std::path::Path;
 use std::process::ExitCode;
