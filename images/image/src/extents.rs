@@ -5,7 +5,7 @@
 pub enum Content {
     /// Zero, or never received.
     Zero,
-    /// An 8-byte pattern, repeated.
+    /// An 8-byte word, repeated.
     Filled([u8; 8]),
     /// The bytes in this slot. For an extent: the slot of its first page.
     Slot(u64),

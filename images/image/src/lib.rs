@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A [`Writer`] accepts pages in any order and any number of times; the last version of a page
-//! counts. A same-filled page (one that repeats an 8-byte pattern) gets no slot. Any number of
+//! counts. A same-filled page (one that repeats an 8-byte word) gets no slot. Any number of
 //! threads may read an [`Image`], each with its own [`Units`].
 //!
 //! # What fails

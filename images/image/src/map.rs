@@ -21,7 +21,7 @@ const CHUNK: usize = 4096;
 pub(crate) struct PageMap {
     pages: u64,
     chunks: Vec<Option<Box<[u64]>>>,
-    /// Patterns of same-filled pages, by the number in an entry with [`WORD`].
+    /// Words of same-filled pages; an entry with [`WORD`] holds an index of them.
     words: Vec<[u8; 8]>,
 }
 
@@ -49,7 +49,7 @@ impl PageMap {
             Content::Zero => ZERO,
             Content::Slot(slot) => SLOT | slot,
             Content::Filled(word) => {
-                // Neighbouring pages mostly have the same pattern.
+                // Neighbouring pages mostly have the same word.
                 if self.words.last() != Some(&word) {
                     self.words.push(word);
                 }

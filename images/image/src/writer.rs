@@ -98,7 +98,7 @@ pub struct Summary {
     pub superseded: u64,
     /// Pages received as zero, each version counted.
     pub zero: u64,
-    /// Pages received as same-filled with another pattern, each version counted.
+    /// Pages received as same-filled with another word, each version counted.
     pub filled: u64,
     /// Pages never received; 0 until the image is finished.
     pub unsent: u64,

@@ -1,4 +1,4 @@
-//! Errors of [`record`](crate::record).
+//! The error of a recording.
 
 use std::io;
 

@@ -7,7 +7,7 @@
 //!                           └─► Tokeniser (crate stream): must count the same pages
 //! ```
 //!
-//! [`record`] reads the main channel of a migration without multifd, from its file header to its
+//! [`record()`] reads the main channel of a migration without multifd, from its file header to its
 //! end. Crate `stream` parses the same bytes for a relay. There a wrong guess costs compression
 //! ratio, and unknown bytes pass through. Here a wrong guess would cost the VM. This grammar is
 //! therefore strict: unknown bytes end the recording with an offset and a reason. The tokeniser
@@ -19,9 +19,9 @@
 //!
 //! # What fails
 //!
-//! [`RecordError`] reports a defect of the stream with its offset, a capability that a save must
-//! not use with the remedy, or the sink's error. Nothing panics. The block table (see `image`) and
-//! 512 MiB of device state bound the memory.
+//! [`RecordError`] reports a defect of the stream with its offset, a feature that a save must not
+//! use with its remedy, or the sink's error. Nothing panics. The block table (see `image`) and the
+//! limit of 500 MiB of device state bound the memory.
 //!
 //! # Limits
 //!
