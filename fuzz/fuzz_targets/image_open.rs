@@ -1,9 +1,8 @@
-//! The image of a saved VM: whatever a file holds, it is read or refused, and what can be read is
-//! bounded by the file.
+//! The image of a saved VM: any file is read or refused, and the file's length bounds the memory.
 //!
-//! Input: one byte. 0: the rest is the file. Otherwise the rest is sealed as one, so that no
-//! checksum hides what is behind it: two lengths of two bytes (units, state), then units, state and
-//! index.
+//! Input: one byte. If it is 0, the rest is the file. Otherwise the rest is two lengths of two
+//! bytes (units, state), then units, state and index; the target adds header, trailer and valid
+//! checksums, so that inputs get past them.
 #![no_main]
 
 use std::fs::File;
@@ -31,7 +30,7 @@ fn sealed(input: &[u8]) -> Option<Vec<u8>> {
         file.extend(part);
     }
     trailer.extend((file.len() as u64 + 96).to_be_bytes());
-    // The hash over the file, which only `verify` reads.
+    // The hash over the file, which only `verify` computes.
     trailer.extend([0; 16]);
     trailer.extend(codec::checksum(&trailer).to_be_bytes());
     file.extend(trailer);
@@ -51,7 +50,7 @@ fuzz_target!(|input: &[u8]| {
         let _ = Units::new().read(&image, unit, &mut plain_bytes);
     }
     for block in &image.index().blocks {
-        // The extents cover the block, and name slots that exist.
+        // The extents cover the block, and refer to slots that exist.
         let mut next = 0;
         for extent in &block.extents {
             assert!(extent.first == next && extent.pages > 0);

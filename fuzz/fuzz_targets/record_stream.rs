@@ -1,4 +1,4 @@
-//! A migration stream that is to become an image: it is recorded to its last byte or refused.
+//! A migration stream for an image: it is recorded to its last byte or refused.
 //!
 //! Input: the stream.
 #![no_main]
@@ -7,7 +7,7 @@ use image::RamBlock;
 use libfuzzer_sys::fuzz_target;
 use recorder::{record, Ending, Sink};
 
-/// Checks what the grammar promises of pages.
+/// A sink that checks the contract of [`Sink`].
 #[derive(Default)]
 struct Judge {
     page_size: usize,

@@ -1,7 +1,7 @@
-//! What a QEMU says to a restore: the same messages however the bytes are cut, or the same refusal.
+//! The return path of a restore: pieces of any size give the same messages, and the same refusal.
 //!
-//! Input: the size of the pieces less one, the pages of the bitmap that is asked for; then the
-//! return path.
+//! Input: one byte, the size of the pieces less one; one byte, the size of the expected bitmap in
+//! units of 16 pages; then the return path.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

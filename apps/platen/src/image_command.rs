@@ -1,4 +1,4 @@
-//! `platen image`: what is in an image, whether it is whole, and to and from plain streams.
+//! `platen image`: shows and verifies an image, and converts it from and to a plain stream.
 
 use crate::save::options;
 use crate::saved_vm::bytes;
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens an image, with its path in what goes wrong.
+/// Opens an image. Errors name its path.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
     let image = Image::open(path).with_context(|| format!("image {}", path.display()))?;
     Ok(Arc::new(image))
@@ -100,7 +100,7 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
 fn info(args: &InfoArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     let (state, index) = (image.state(), image.index());
-    // An empty object, or what another platen has written there.
+    // The facts may be empty, or of another version of platen.
     let facts: Value = serde_json::from_slice(&state.facts).unwrap_or_else(|_| json!({}));
     let blocks: Vec<_> = index
         .blocks
@@ -192,7 +192,7 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let file = File::create_new(&args.stream)
         .with_context(|| format!("cannot create {}", args.stream.display()))?;
     to(file).inspect_err(|_| {
-        // A part of a stream is of no use.
+        // A partial stream is useless.
         let _ = std::fs::remove_file(&args.stream);
     })
 }
@@ -210,7 +210,8 @@ fn import(args: &ImportArgs) -> anyhow::Result<()> {
     let facts = json!({ "platen": env!("CARGO_PKG_VERSION") }).to_string().into_bytes();
     let finished = writer.finish(&State { facts, ..recorded.state })?;
     let unsent = finished.summary().unsent;
-    // The main channel of a multifd save, whose pages are elsewhere, looks like any other stream.
+    // The main channel of a multifd migration looks like a plain stream, but its pages are in the
+    // other channels.
     ensure!(
         unsent == 0,
         "{from} lacks {unsent} pages: is it the main channel of a multifd migration? Save again without multifd"

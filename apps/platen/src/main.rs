@@ -1,9 +1,10 @@
 //! platen: migrates VMs and stores memory at a fraction of its size.
 //!
-//! The only binary. `args` is the command line, each command has a module, and everything else is
-//! in the crates.
+//! The only binary. `args` defines the command line, each command has a module, and the crates hold
+//! everything else.
 
-// These macros block on a reader that does not read, and panic without one: see `say`.
+// These macros block while the reader of a pipe does not read, and panic without a reader: see
+// `say`.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod args;
@@ -83,8 +84,8 @@ enum Command {
     Play(restore_player::PlayArgs),
 }
 
-/// Makes exceeding the file size limit (`ulimit -f`) an error of the write. The signal would end
-/// the process, and with it perhaps a running migration.
+/// Makes a write beyond the file size limit (`ulimit -f`) return an error. The signal would end the
+/// process, and any running migration with it.
 fn block_file_size_signal() {
     let mut signals = nix::sys::signal::SigSet::empty();
     signals.add(nix::sys::signal::Signal::SIGXFSZ);

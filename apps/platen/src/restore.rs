@@ -1,4 +1,4 @@
-//! `platen restore`: gives a saved VM to a waiting QEMU.
+//! `platen restore`: loads a saved VM into a QEMU that waits with -incoming defer.
 
 use crate::image_command::open;
 use crate::monitor::OLDEST;
@@ -56,13 +56,14 @@ pub(crate) struct RestoreArgs {
     json: Option<PathBuf>,
 }
 
-/// How long a monitor may take to answer.
+/// Time limit for an answer of the monitor.
 const MONITOR: Duration = Duration::from_secs(10);
-/// How long QEMU may take to pause a VM whose player has died, and to say what its VM does.
+/// Time limit for QEMU to reach [`PAUSED`] after a player has died, and for its VM to leave
+/// `inmigrate`.
 const SETTLES: Duration = Duration::from_secs(60);
-/// How long the monitor of a QEMU that ends may be open behind its other sockets.
+/// Longest time that an ending QEMU keeps its monitor open after it has closed its other sockets.
 const NOTICED: Duration = Duration::from_secs(2);
-/// What QEMU calls a postcopy without a source.
+/// QEMU's migration status for a postcopy that has lost its source.
 const PAUSED: &str = "postcopy-paused";
 
 pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
@@ -81,7 +82,8 @@ pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
-    // Out of band from the beginning: a QEMU whose main loop waits for a page negotiates nothing.
+    // Out of band from the beginning: a QEMU whose main loop waits for a page cannot negotiate it
+    // later.
     let mut qmp = Qmp::connect_out_of_band(args.qmp.path(), MONITOR)?;
     let version = qmp.version();
     if (version.major, version.minor) < OLDEST {
@@ -118,7 +120,7 @@ fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
     if !args.load {
         reason = why_not_instant(&mut qmp, image)?;
         if reason.is_none() {
-            // QEMU itself looks whether its host and its RAM allow it.
+            // QEMU itself checks whether its host and its RAM permit postcopy.
             let set = before.set(&mut qmp, &[("postcopy-ram", true)]);
             reason = set.err().map(|error| format!("{error:#}"));
         }
@@ -137,7 +139,7 @@ fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
     Ok(report)
 }
 
-/// Loads everything, and waits for QEMU's word.
+/// Sends the whole VM, and waits until QEMU has loaded it.
 fn load(
     image: &Arc<Image>,
     qmp: &mut Qmp,
@@ -170,7 +172,7 @@ fn load(
     }))
 }
 
-/// Reads the return path up to QEMU's word that it has loaded everything.
+/// Reads the return path up to SHUT.
 fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
     let mut back = ReturnPath::default();
     let mut chunk = [0; 4096];
@@ -189,7 +191,7 @@ fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
     }
 }
 
-/// What the VM does once QEMU has loaded it.
+/// Waits until the VM leaves `inmigrate`; returns its run state.
 fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
     let until = Instant::now() + SETTLES;
     loop {
@@ -201,16 +203,16 @@ fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
     }
 }
 
-/// A restore in which the VM runs while its RAM is loaded.
+/// A restore in which the VM runs while its RAM is loaded; replaces players that die.
 struct Supervisor<'a> {
     args: &'a RestoreArgs,
     qmp: &'a mut Qmp,
     dir: tempfile::TempDir,
     options: PlayOptions,
     socket: PathBuf,
-    /// The image and its copies; the first is played.
+    /// The image and its copies; the first one is in use.
     images: VecDeque<&'a Path>,
-    /// Players that have died.
+    /// Number of players that have died.
     deaths: u32,
 }
 
@@ -233,7 +235,8 @@ impl<'a> Supervisor<'a> {
         Ok(self.qmp.migrate_incoming(&format!("unix:{}", self.socket.display()))?)
     }
 
-    /// Has QEMU listen for the next player. It does so once it has seen that the last one is gone.
+    /// Makes QEMU listen for the next player. QEMU accepts that once it has noticed that the last
+    /// one is gone.
     fn recover(&mut self) -> anyhow::Result<()> {
         self.socket = self.dir.path().join(format!("in{}.sock", self.deaths));
         let uri = format!("unix:{}", self.socket.display());
@@ -254,9 +257,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Whether QEMU still has its monitor open.
+    /// Whether QEMU's monitor stays open for [`NOTICED`].
     fn qemu_lives(&mut self) -> bool {
-        // Events that it had to tell come before its end.
+        // Queued events precede the end of file.
         while let Ok(event) = self.qmp.poll_event(NOTICED) {
             if event.is_none() {
                 return true;
@@ -265,7 +268,7 @@ impl<'a> Supervisor<'a> {
         false
     }
 
-    /// Starts players until one has given QEMU everything.
+    /// Starts players until one has sent QEMU everything.
     fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
         let begin = Instant::now();
         let mut running_ms = None;
@@ -312,7 +315,7 @@ impl<'a> Supervisor<'a> {
             }
             let again = format!("platen restore COPY --qmp {} --recover", self.args.qmp);
             let damaged = failed.as_ref().is_some_and(|event| event["damaged"] == true);
-            // The last image stays, for a player that is killed after all.
+            // The last image stays in the queue, for a player that is killed later.
             let copy = (damaged && self.images.len() > 1).then(|| self.images.pop_front());
             let goes_on = failed.is_none() || copy.is_some();
             let asked = if goes_on {
@@ -321,7 +324,7 @@ impl<'a> Supervisor<'a> {
             } else {
                 Ok(())
             };
-            // Looked at last: it takes a while, and the guest stands still meanwhile.
+            // This check comes last, since it takes NOTICED while the guest waits.
             if (!goes_on || asked.is_err()) && !self.qemu_lives() {
                 bail!(
                     "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \

@@ -1,21 +1,21 @@
-//! Whether a waiting QEMU and an image fit, found out before anything is touched.
+//! Checks whether an image fits the QEMU that waits for it, before anything is changed.
 
 use image::Image;
 use qmp::{Qmp, QmpError};
 use serde_json::{json, Value};
 
-/// The machine type of a QEMU, if it is another than the image's.
+/// QEMU's machine type, if it differs from the image's.
 pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
     let Some(saved) = image.state().machine() else { return Ok(None) };
     let kind = get(qmp, "/machine", "type")?;
     let kind = kind.as_str().unwrap_or_default();
     let here = kind.strip_suffix("-machine").unwrap_or(kind);
-    // QEMU's own rule: what was saved may be a longer name.
+    // QEMU's own rule: the saved name may be longer.
     Ok((!here.is_empty() && !saved.starts_with(here)).then(|| here.to_owned()))
 }
 
-/// Why RAM cannot be loaded while the VM runs; `None` if nothing is known against it. (QEMU itself
-/// refuses the capability where its host gives no userfaultfd.)
+/// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
+/// itself refuses the capability where its host does not provide userfaultfd.)
 pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
     let size = image.shape().page_size();
     if size != 4096 {
@@ -43,7 +43,7 @@ pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
     Ok(None)
 }
 
-/// A property of an object; null if it has none such.
+/// Reads a property of a QOM object; null if QEMU refuses.
 fn get(qmp: &mut Qmp, path: &str, property: &str) -> Result<Value, QmpError> {
     let arguments = json!({ "path": path, "property": property });
     match qmp.execute("qom-get", Some(arguments)) {

@@ -1,4 +1,5 @@
-//! The process that plays an image to QEMU: `restore` starts it, and another when it dies.
+//! The player: a process that serves an image to QEMU. `restore` starts it, and another one if it
+//! dies.
 
 use crate::image_command::open;
 use crate::say::show;
@@ -30,10 +31,10 @@ pub(crate) struct PlayArgs {
     resume: bool,
 }
 
-/// How long QEMU may take to listen.
+/// Time limit for QEMU to listen.
 const LISTENS: Duration = Duration::from_secs(60);
 
-/// Is one.
+/// Runs as a player.
 pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
     let image = match open(&args.image) {
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     };
     let mut on = |event: Event| {
         let name = if event == Event::Running { "running" } else { "loaded" };
-        // Without somebody to tell, the guest still needs its pages.
+        // The guest needs its pages even if nobody reads this output.
         let _ = show(&format!("{}\n", json!({ "event": name })));
     };
     let of = if args.resume { resume } else { play };
@@ -61,14 +62,14 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Tells why there is an end. `damaged`: another copy of the image can do better.
+/// Reports the error that ends the player. `damaged`: a copy of the image may be sound.
 fn fail(damaged: bool, error: &str) -> anyhow::Result<ExitCode> {
     let _ =
         show(&format!("{}\n", json!({ "event": "failed", "damaged": damaged, "error": error })));
     Ok(ExitCode::FAILURE)
 }
 
-/// An error with its causes, as anyhow writes it.
+/// Displays an error with its causes, as anyhow does.
 struct Chain<'a>(&'a PlayError);
 
 impl std::fmt::Display for Chain<'_> {
@@ -112,14 +113,14 @@ pub(crate) fn connect(path: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// A player that was started.
+/// A running player.
 pub(crate) struct Player {
     child: Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Player {
-    /// Starts one, of this very program.
+    /// Starts a player from this executable.
     pub(crate) fn start(
         image: &Path,
         socket: &Path,
@@ -134,8 +135,8 @@ impl Player {
         if resume {
             command.arg("--resume");
         }
-        // An interrupt at the terminal is for `restore`. The guest would stand still without this
-        // process, which goes on alone.
+        // An interrupt at the terminal is for `restore` only. The player continues alone, since the
+        // guest would stop without it.
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start the process that plays the image")?;
@@ -147,23 +148,23 @@ impl Player {
         self.child.id()
     }
 
-    /// What it says next; `None` when it has ended or died.
+    /// Waits for the player's next event; `None` once it has ended or died.
     pub(crate) fn event(&mut self) -> Option<Value> {
         let mut line = String::new();
         match self.lines.read_line(&mut line) {
             Ok(0) | Err(_) => None,
-            // A line that was cut by its death is none.
+            // Its death may have cut the line: that is no event.
             Ok(_) => serde_json::from_str(&line).ok(),
         }
     }
 
-    /// How it ended.
+    /// Waits for the end of the player.
     pub(crate) fn end(mut self) -> anyhow::Result<ExitStatus> {
         self.child.wait().context("cannot wait for the process that plays the image")
     }
 }
 
-/// How a player ended, in words.
+/// Describes the end of a player.
 pub(crate) fn ended(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("the player was ended by signal {signal}"),

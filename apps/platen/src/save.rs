@@ -1,4 +1,4 @@
-//! `platen save`: has a QEMU migrate into an image.
+//! `platen save`: makes a QEMU migrate into an image.
 
 use crate::monitor::open_monitor;
 use crate::save_intake::Intake;
@@ -54,7 +54,7 @@ pub(crate) struct SaveArgs {
     json: Option<PathBuf>,
 }
 
-/// What becomes of a saved VM.
+/// The state of a VM after it is saved.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// It goes on. A VM that was paused stays paused.
@@ -65,14 +65,14 @@ enum Then {
     Quit,
 }
 
-/// How often QEMU is asked.
+/// Interval of QMP queries.
 const ASK: Duration = Duration::from_millis(100);
-/// How long QEMU may take for the end of a migration whose stream is over.
+/// Time limit for QEMU to end a migration whose stream is complete.
 const VERDICT: Duration = Duration::from_secs(120);
-/// QEMU's largest downtime-limit, in milliseconds: it then stops the VM after its first look.
+/// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
 const STOP_NOW: u64 = 2_000_000;
 
-/// Options for an image by its arguments.
+/// Options of an image from command line arguments.
 pub(crate) fn options(
     codec: Codec,
     level: Option<i32>,
@@ -132,7 +132,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Refuses what cannot be saved, before anything is touched.
+/// Refuses a VM that cannot be saved, before anything is changed.
 fn check(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
     refuse_in_progress(qmp)?;
     let vm = qmp.query_status()?;
@@ -160,8 +160,8 @@ struct Saving<'a> {
 }
 
 impl Saving<'_> {
-    /// Saves the VM; gives what the image has and what the VM does now. An error leaves no image,
-    /// and the VM as it was.
+    /// Saves the VM; returns the image's counts and the VM's state. An error leaves no image, and
+    /// the VM as it was.
     fn save(
         &mut self,
         writer: Writer,
@@ -187,7 +187,7 @@ impl Saving<'_> {
         }
     }
 
-    /// For `image info`.
+    /// The facts for `image info`.
     fn facts(&mut self) -> anyhow::Result<serde_json::Value> {
         let saved = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Ok(json!({
@@ -200,8 +200,8 @@ impl Saving<'_> {
         }))
     }
 
-    /// Tells QEMU to migrate. For a moment after a migration QEMU has not released what belongs to
-    /// it, and refuses the next one for that.
+    /// Starts the migration. For a moment after a migration QEMU still holds that one's yank
+    /// instance, and refuses the next migration.
     fn begin(&mut self, uri: &str) -> anyhow::Result<()> {
         let until = Instant::now() + VERDICT;
         loop {
@@ -227,7 +227,7 @@ impl Saving<'_> {
             ensure!(!self.interrupted.load(Ordering::Acquire), "interrupted");
             if limited && Instant::now() >= limit {
                 limited = false;
-                // While QEMU hands over it answers nothing, and needs no push any more.
+                // During the switchover QEMU answers nothing, and needs no larger limit.
                 let value = json!(STOP_NOW);
                 let pushed = settings.set_parameter(self.qmp, "downtime-limit", value);
                 if pushed.is_ok() {
@@ -237,7 +237,7 @@ impl Saving<'_> {
                     ));
                 }
             }
-            // QEMU gave up: a device that cannot migrate, or somebody's migrate_cancel.
+            // QEMU ended the migration: a device cannot migrate, or somebody called migrate_cancel.
             if let Ok(info) = self.qmp.query_migrate() {
                 if info.is_over() {
                     let why = info.error_desc.clone().unwrap_or_default();
@@ -247,9 +247,9 @@ impl Saving<'_> {
         }
     }
 
-    /// Lets the VM go on, and then makes the image of what was recorded.
+    /// Lets the VM continue, then finishes the image.
     fn go_on(&mut self, intake: Intake, state: &State) -> anyhow::Result<(Summary, &'static str)> {
-        // By a cancel QEMU itself starts the VM again, also if this process should end just now.
+        // After a cancel QEMU itself starts the VM again, even if this process ends now.
         let cancelled = self.qmp.migrate_cancel();
         let more = intake.close()?;
         let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
@@ -259,7 +259,7 @@ impl Saving<'_> {
         Ok((summary, if self.was_running { "running" } else { "paused" }))
     }
 
-    /// Makes the image, and then tells QEMU that it has left.
+    /// Finishes the image, then sends QEMU SHUT, which completes the migration.
     fn leave(
         &mut self,
         mut intake: Intake,
@@ -276,7 +276,7 @@ impl Saving<'_> {
         };
         let left = intake.say_loaded().and_then(|()| self.left());
         if let Err(error) = left {
-            // QEMU goes on with the VM, and its disks with it.
+            // The VM will run on and write to its disks, so the image would not match them.
             let _ = std::fs::remove_file(&self.args.image);
             return Err(self.undo(intake, error));
         }
@@ -287,7 +287,7 @@ impl Saving<'_> {
         Ok((summary, "paused"))
     }
 
-    /// Ends the save, and has QEMU go on with its VM.
+    /// Ends the save, and makes QEMU continue its VM.
     fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
         intake.end();
         match self.settle(true) {
@@ -296,7 +296,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Waits until QEMU calls the migration completed.
+    /// Waits until QEMU reports the migration as completed.
     fn left(&mut self) -> anyhow::Result<()> {
         let until = Instant::now() + VERDICT;
         loop {
@@ -313,10 +313,11 @@ impl Saving<'_> {
         }
     }
 
-    /// Waits until the migration is over and the VM as it was. `failed`: cancels it first.
+    /// Waits until the migration is over and the VM is as it was. `failed`: cancels the migration
+    /// first.
     fn settle(&mut self, failed: bool) -> anyhow::Result<()> {
         if failed {
-            // One that is over already takes it as done.
+            // A migration that is over accepts a cancel without effect.
             let _ = self.qmp.migrate_cancel();
         }
         let until = Instant::now() + VERDICT;

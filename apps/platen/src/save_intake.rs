@@ -1,4 +1,4 @@
-//! The socket that a QEMU saves to, and the thread that records what comes.
+//! The socket that a QEMU migrates to, and the thread that records its stream.
 
 use anyhow::{bail, ensure, Context};
 use image::Writer;
@@ -11,33 +11,33 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often the thread looks whether it is to end.
+/// Interval at which the thread checks whether it has to end.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long QEMU may say nothing, on a host that is stuck.
+/// Time limit for a QEMU that sends nothing, on a host that hangs.
 const SILENCE: Duration = Duration::from_secs(600);
-/// How long QEMU may take to close a socket whose migration is over.
+/// Time limit for QEMU to close its socket after a cancel.
 const CLOSES: Duration = Duration::from_secs(120);
 
-/// SHUT with 0 on the return path: the VM was taken.
+/// SHUT 0 on the return path: the destination has loaded the VM.
 const LOADED: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 
 type Outcome = anyhow::Result<(Recorded, Writer, UnixStream)>;
 
-/// One save's socket.
+/// The receiving end of one save.
 pub(crate) struct Intake {
     uri: String,
-    /// The socket's place, for QEMU to connect to.
+    /// The private directory of the socket.
     _dir: tempfile::TempDir,
     stop: Arc<AtomicBool>,
     outcomes: mpsc::Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
-    /// What is left when the stream is recorded.
+    /// Set when the stream is recorded, as is `stream`.
     writer: Option<Writer>,
     stream: Option<UnixStream>,
 }
 
 impl Intake {
-    /// Listens in a private folder, and records the stream of the first that connects.
+    /// Listens in a private directory, and records the stream of the first client.
     pub(crate) fn listen(mut writer: Writer) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("platen-")
@@ -65,12 +65,12 @@ impl Intake {
         Ok(Self { uri, _dir: dir, stop, outcomes, thread, writer: None, stream: None })
     }
 
-    /// Where QEMU is to migrate to.
+    /// The URI for QEMU's `migrate`.
     pub(crate) fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// What was recorded, once it is whole; waits up to `limit`.
+    /// Waits up to `limit` for the recorded stream; `None` if it is not complete by then.
     pub(crate) fn recorded(&mut self, limit: Duration) -> anyhow::Result<Option<Recorded>> {
         match self.outcomes.recv_timeout(limit) {
             Ok(outcome) => {
@@ -83,12 +83,12 @@ impl Intake {
         }
     }
 
-    /// The writer, once the stream is recorded.
+    /// Takes the writer, once the stream is recorded.
     pub(crate) fn take_writer(&mut self) -> anyhow::Result<Writer> {
         self.writer.take().context("nothing is recorded")
     }
 
-    /// Refuses a QEMU that has sent more than what was recorded.
+    /// Fails if QEMU has sent bytes after the recorded stream, or has closed its socket.
     pub(crate) fn is_over(&self) -> anyhow::Result<()> {
         let stream = self.stream.as_ref().context("nothing is recorded")?;
         stream.set_nonblocking(true).context("QEMU's socket")?;
@@ -104,14 +104,14 @@ impl Intake {
         }
     }
 
-    /// Tells QEMU that its VM was taken.
+    /// Sends SHUT 0: QEMU then completes the migration.
     pub(crate) fn say_loaded(&mut self) -> anyhow::Result<()> {
         let mut stream = self.stream.as_ref().context("nothing is recorded")?;
         stream.write_all(&LOADED).context("cannot answer QEMU")
     }
 
-    /// Waits until QEMU, which was told to cancel, closes the socket. Gives the writer, and whether
-    /// more bytes came.
+    /// Waits until QEMU, which has been told to cancel, closes the socket. Returns the writer, and
+    /// whether more bytes arrived.
     pub(crate) fn close(mut self) -> anyhow::Result<(Writer, bool)> {
         let writer = self.take_writer()?;
         let mut stream = self.stream.take().context("nothing is recorded")?;
@@ -123,20 +123,22 @@ impl Intake {
                 Ok(_) => more = true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-                // It has to let go of a socket whose other end is closed.
+                // After an error, dropping the stream closes this end, and QEMU then has to close
+                // its own.
                 Err(_) => break,
             }
         }
         Ok((writer, more))
     }
 
-    /// Ends the connection and the thread: QEMU goes on with its VM.
+    /// Ends the connection and the thread: QEMU's migration fails, and its VM continues.
     pub(crate) fn end(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.stream = None;
         self.writer = None;
         if let Some(thread) = self.thread.take() {
-            // It looks every LOOK; what it holds goes with its outcome.
+            // The thread checks `stop` every LOOK. Its outcome, dropped below, owns stream and
+            // writer.
             let _ = thread.join();
             while self.outcomes.try_recv().is_ok() {}
         }
@@ -160,7 +162,7 @@ fn accept(listener: &UnixListener, stop: &AtomicBool) -> anyhow::Result<UnixStre
     }
 }
 
-/// Reads until it is told to stop, or QEMU says nothing for too long.
+/// A reader that fails once `stop` is set, or if QEMU sends nothing for [`SILENCE`].
 struct Patient<'a> {
     stream: &'a UnixStream,
     stop: &'a AtomicBool,

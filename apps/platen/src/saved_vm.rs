@@ -1,15 +1,15 @@
-//! What `save` and `restore` have in common: a QEMU's migration settings, changed and put back.
+//! Shared by `save` and `restore`: changes QEMU's migration settings and restores them afterwards.
 
 use anyhow::{bail, Context};
 use qmp::Qmp;
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 
-/// States in which QEMU takes no other migration.
+/// Migration states in which QEMU accepts no other migration.
 const IN_PROGRESS: [&str; 8] =
     ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo", "wait-unplug"];
 
-/// Capabilities that a plain stream must not have, where there are any.
+/// Capability settings that a plain stream requires, where QEMU has the capability.
 pub(crate) const PLAIN: [(&str, bool); 12] = [
     ("events", true),
     ("return-path", true),
@@ -34,14 +34,14 @@ pub(crate) fn refuse_in_progress(qmp: &mut Qmp) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Settings as they were before platen changed them.
+/// The settings before platen changed them.
 #[derive(Debug, Default)]
 pub(crate) struct Before {
     capabilities: Vec<(String, bool)>,
     parameters: Map<String, Value>,
 }
 
-/// Capabilities by name.
+/// Queries the capabilities, by name.
 pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, bool>> {
     let all = qmp.execute("query-migrate-capabilities", None)?;
     let one = |one: &Value| Some((one["capability"].as_str()?.to_owned(), one["state"].as_bool()?));
@@ -50,7 +50,7 @@ pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, boo
 }
 
 impl Before {
-    /// Sets capabilities, and notes those that change. All or none are set.
+    /// Sets capabilities, all or none, and records those that change.
     pub(crate) fn set(&mut self, qmp: &mut Qmp, wanted: &[(&str, bool)]) -> anyhow::Result<()> {
         let now = capabilities(qmp)?;
         let change: Vec<_> =
@@ -64,7 +64,7 @@ impl Before {
         Ok(())
     }
 
-    /// Sets a parameter, and notes what it was.
+    /// Sets a parameter, and records its previous value.
     pub(crate) fn set_parameter(
         &mut self,
         qmp: &mut Qmp,
@@ -80,7 +80,7 @@ impl Before {
         Ok(())
     }
 
-    /// Puts everything back, and tells of what cannot be.
+    /// Restores all settings. An error names the settings that could not be restored.
     pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
         let list: Vec<_> =
             self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
@@ -93,7 +93,7 @@ impl Before {
     }
 }
 
-/// `text` with its unit of bytes.
+/// Formats a number of bytes with its unit.
 pub(crate) fn bytes(count: u64) -> String {
     match count {
         0..1_048_576 => format!("{} KiB", count.div_ceil(1024)),

@@ -1,5 +1,6 @@
-//! `save`, `restore` and `image` against the QEMU that is installed, with a VM that has only its
-//! firmware: what is refused, and what falls back. Guests that verify their memory are in tests/vm.
+//! `save`, `restore` and `image` against the installed QEMU, with a VM that runs only its firmware:
+//! refusals, fallbacks, and processes that are killed. Guests that verify their memory are in
+//! tests/vm.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -21,14 +22,14 @@ struct Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if QEMU has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Qemu {
-    /// A VM of 16 MiB; `None` where no QEMU is installed.
+    /// Starts a VM of 16 MiB; `None` where no QEMU is installed.
     fn start(folder: &Path, name: &str, extra: &[&str]) -> Option<Self> {
         let socket = folder.join(format!("{name}.qmp"));
         let mut command = Command::new("qemu-system-x86_64");
@@ -70,7 +71,7 @@ impl Qemu {
     }
 }
 
-/// Runs `platen`; its end and the report it wrote.
+/// Runs `platen`; returns its output and its report.
 fn platen(folder: &Path, words: &[&str]) -> (Output, Value) {
     let json = folder.join("report");
     let _ = fs::remove_file(&json);
@@ -105,7 +106,7 @@ fn fails(folder: &Path, words: &[&str], expected: &str) {
 const MACHINE: [&str; 2] = ["-machine", "pc"];
 const WAITS: [&str; 2] = ["-incoming", "defer"];
 
-/// A saved VM and its image.
+/// Starts and saves a VM; returns it and its image.
 fn saved(folder: &Path) -> Option<(Qemu, String)> {
     let source = Qemu::start(folder, "source", &MACHINE)?;
     let image = folder.join("image").display().to_string();
@@ -128,7 +129,7 @@ fn an_image_is_shown_verified_exported_and_imported() {
     let stream = folder.join("stream");
     works(folder, &["image", "export", &image, stream.to_str().unwrap()]);
     fails(folder, &["image", "export", &image, stream.to_str().unwrap()], "cannot create");
-    // The same by standard output.
+    // An export to standard output is the same stream.
     let (output, _) = platen(folder, &["image", "export", &image, "-"]);
     assert!(output.stdout == fs::read(&stream).unwrap() && output.stdout.starts_with(b"QEVM"));
     let again = folder.join("again").display().to_string();
@@ -139,7 +140,7 @@ fn an_image_is_shown_verified_exported_and_imported() {
             serde_json::from_str(&works(folder, &["image", "info", "--json", image]).0).unwrap();
     }
     assert_eq!(first["blocks"], second["blocks"]);
-    // A stream without its end, and one byte that is not the image's.
+    // A stream that lacks its last byte, and an image with one changed byte.
     let len = fs::metadata(&stream).unwrap().len();
     File::options().write(true).open(&stream).unwrap().set_len(len - 1).unwrap();
     let none = folder.join("none").display().to_string();
@@ -160,7 +161,7 @@ fn what_cannot_be_loaded_while_the_vm_runs_is_loaded_first_with_the_reason() {
     drop(source);
     let memory = folder.join("memory").display().to_string();
     let object = format!("memory-backend-file,id=mem,size=16M,mem-path={memory},share=on");
-    // The block of such a backend has the backend's name, unless the machine is told otherwise.
+    // This option names the RAM block after the backend's id instead of its object path.
     let object = format!("{object},x-use-canonical-path-for-ramblock-id=off");
     let flags = ["-object", &object, "-machine", "pc,memory-backend=mem"];
     let Some(source) = Qemu::start(folder, "file", &flags) else { return };
@@ -176,7 +177,8 @@ fn what_cannot_be_loaded_while_the_vm_runs_is_loaded_first_with_the_reason() {
     assert!(report["fallback"].as_str().unwrap().contains("backend mem is a file"), "{report}");
     let after = waiting.monitor().execute("query-migrate-capabilities", None).unwrap();
     assert_eq!(before, after);
-    // The image of the VM without such a backend still has its own block, which does not fit.
+    // The first image, of a VM without such a backend, has a RAM block of another name, which does
+    // not fit.
     let waiting = Qemu::start(folder, "other", &[&flags[..], &WAITS].concat()).unwrap();
     fails(folder, &["restore", &image, "--qmp", &waiting.address()], "its log has the reason");
 }
@@ -229,7 +231,7 @@ fn a_paused_vm_stays_paused_and_one_that_is_to_end_ends() {
     assert_eq!((&report["mode"], &report["vm"]), (&json!("load"), &json!("paused")));
 }
 
-/// Starts `platen save`, and kills it so long after.
+/// Starts `platen save`, and kills it after `wait`.
 fn save_killed_after(folder: &Path, source: &Qemu, image: &str, then: &str, wait: Duration) {
     let mut save = Command::new(env!("CARGO_BIN_EXE_platen"))
         .args(["save", image, "--qmp", &source.address(), "--then", then])
@@ -242,7 +244,7 @@ fn save_killed_after(folder: &Path, source: &Qemu, image: &str, then: &str, wait
     save.wait().unwrap();
 }
 
-/// Waits until the VM is in one of `states` with no migration under way.
+/// Waits until the VM is in one of `states` and no migration is in progress.
 #[track_caller]
 fn comes_to(source: &Qemu, states: &[&str]) -> String {
     let mut monitor = source.monitor();
@@ -259,8 +261,8 @@ fn comes_to(source: &Qemu, states: &[&str]) -> String {
     }
 }
 
-/// Whatever it is doing when it is killed: a VM that is to go on goes on, and a file at the image's
-/// name is whole. One that is to be paused is paused only if its image is there.
+/// Whenever the save is killed, a VM with `--then continue` runs on, and a file at the image's path
+/// is complete. A VM with `--then pause` is paused only if its image exists.
 #[test]
 fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
     let dir = tempfile::tempdir().unwrap();
@@ -289,8 +291,8 @@ fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
     assert_eq!(left, whole + 1, "files beside the images and the monitor's socket");
 }
 
-/// Whenever a player is killed: the restore says that the VM has not run, or another player goes on
-/// and gives it everything.
+/// Whenever a player is killed, the restore reports that the VM has not run, or another player
+/// continues and sends everything.
 #[test]
 fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
     let dir = tempfile::tempdir().unwrap();

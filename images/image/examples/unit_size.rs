@@ -1,11 +1,11 @@
-//! What a unit's size costs and brings: ratio, and the time that a page fault waits for its unit.
+//! Measures unit sizes: compression ratio against the time that a page fault waits for its unit.
 //!
 //! ```text
 //! cargo run --release -p image --example unit_size [-- CORPUS_SET...]
 //! ```
 //!
-//! Times are CPU time of the thread: decoding a unit with both checksums, as a reader does it.
-//! Medians and 99th percentiles over all units of the set, in random order, three rounds.
+//! Times are the thread's CPU time for decoding a unit with both checksums, as the reader does.
+//! Medians and 99th percentiles cover three rounds over all units of the set, in random order.
 
 use std::time::Duration;
 

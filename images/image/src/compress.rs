@@ -1,4 +1,4 @@
-//! The lanes' work: a unit's pages to stored bytes, proven to come back.
+//! The work of a compression thread: encodes a unit, and proves that the stored bytes decode to it.
 
 use codec::{checksum, Codec, DecodeError, Decoder, Encoder, Settings, SettingsError, UnitHeader};
 use pages::Slot;
@@ -7,14 +7,14 @@ use pipeline::Job;
 /// One unit to encode.
 pub(crate) struct Encode {
     pub(crate) number: u64,
-    /// Its pages at the front.
+    /// The pages: the first `plain_len` bytes.
     pub(crate) plain: Slot,
     pub(crate) plain_len: usize,
-    /// For the stored bytes.
+    /// Buffer for the stored bytes.
     pub(crate) stored: Slot,
 }
 
-/// A unit as it is to lie in the file.
+/// A unit as it will be stored.
 pub(crate) struct Encoded {
     pub(crate) number: u64,
     pub(crate) stored: Slot,
@@ -24,11 +24,11 @@ pub(crate) struct Encoded {
     pub(crate) verdict: Result<(), DecodeError>,
 }
 
-/// What a worker owns.
+/// State of one thread.
 pub(crate) struct Context {
     encoder: Encoder,
     decoder: Decoder,
-    /// What is decoded again.
+    /// Output of the check's decoder.
     again: Box<[u8]>,
 }
 
@@ -39,7 +39,7 @@ impl Context {
     }
 }
 
-/// Bytes that a slot for stored bytes needs, for units of so many plain bytes.
+/// Buffer size for the stored bytes of a unit of `unit_bytes` plain bytes.
 pub(crate) fn room(unit_bytes: usize) -> usize {
     UnitHeader::LEN + Encoder::roomy(unit_bytes)
 }

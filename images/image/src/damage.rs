@@ -1,4 +1,4 @@
-//! What is not sound in an image.
+//! Defects of an image.
 
 use std::io;
 use std::sync::Arc;
@@ -7,49 +7,49 @@ use codec::DecodeError;
 
 use crate::layout::{HEADER_LEN, MAX_BLOCKS, MAX_INDEX, MAX_RAM, TRAILER_LEN, VERSION};
 
-/// Why a file cannot be read as an image, or a part of it not. The file's fault, or its disk's; the
-/// path is for the caller to add.
+/// The reason that an image, or a part of it, cannot be read. The file or its disk is at fault. The
+/// caller adds the path.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
-    /// The file system said no.
+    /// The file system failed.
     #[error("cannot read {what}")]
     Io {
-        /// Which part was to be read.
+        /// The part that was read.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: Arc<io::Error>,
     },
-    /// Something else than an image.
+    /// The file is no image.
     #[error("not an image of platen: the file does not begin with PLATENVM; an image is what `platen save` writes")]
     NoImage,
-    /// Of another version.
+    /// The image has a version that is not supported.
     #[error("image of version {version}, and this platen reads version {VERSION}: use the platen that wrote it, or a newer one")]
     Version {
-        /// The version stated.
+        /// The version in the header or trailer.
         version: u32,
     },
-    /// Header or trailer states sizes that no image has.
+    /// Page or unit size outside the format's limits.
     #[error("pages of {page_size} bytes in units of {unit_bytes}: images have pages of 4096 to 65536 bytes in units of 65536 to 524288")]
     Shape {
-        /// Bytes of a page.
+        /// Page size, bytes.
         page_size: u64,
-        /// Plain bytes of a unit.
+        /// Plain bytes in a full unit.
         unit_bytes: u64,
     },
-    /// Too short for any image.
+    /// The file is shorter than header and trailer.
     #[error("the file has {len} bytes, and header and trailer alone have {}: the image is cut off", HEADER_LEN + TRAILER_LEN)]
     Short {
         /// Length of the file.
         len: u64,
     },
-    /// There is no trailer at the end.
+    /// The file does not end with a trailer.
     #[error("the file of {len} bytes does not end with a trailer: the image is cut off, or was never finished")]
     Unfinished {
         /// Length of the file.
         len: u64,
     },
-    /// The trailer is of a file of another length.
+    /// The trailer states another file length.
     #[error("the trailer is of a file of {stated} bytes, and this one has {got}")]
     FileLength {
         /// Length in the trailer.
@@ -57,91 +57,91 @@ pub enum Damage {
         /// Length of the file.
         got: u64,
     },
-    /// The checksum of the header does not fit.
+    /// The checksum of the header is wrong, or its reserved bytes are not zero.
     #[error("the header (bytes 0 to 63) is damaged")]
     Header,
-    /// The checksum of the trailer does not fit.
+    /// The checksum of the trailer is wrong, or its reserved bytes are not zero.
     #[error("the trailer (the last 96 bytes) is damaged")]
     Trailer,
-    /// The places of state and index do not fit the file.
+    /// The trailer places state and index outside the file, in another order or with gaps.
     #[error("the trailer names places of state and index that are not those of an image")]
     Places,
-    /// The checksum of the device state does not fit.
+    /// The checksum of the device state is wrong.
     #[error("the device state (bytes {offset} to {end}) is damaged")]
     State {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Last byte.
+        /// Offset of the last byte.
         end: u64,
     },
-    /// The device state has another form than documented.
+    /// The device state is not in the documented form.
     #[error("the device state is not what an image has: {what} at byte {at} of it")]
     StateForm {
-        /// What is wrong.
+        /// The defect.
         what: &'static str,
-        /// Where.
+        /// Offset of the defect in this part.
         at: usize,
     },
-    /// The checksum of the index does not fit.
+    /// The checksum of the index is wrong.
     #[error("the index (bytes {offset} to {end}) is damaged")]
     Index {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Last byte.
+        /// Offset of the last byte.
         end: u64,
     },
-    /// The index has another form than documented.
+    /// The index is not in the documented form.
     #[error("the index is not what an image has: {what} at byte {at} of it (limits: {MAX_RAM} bytes of RAM, {MAX_BLOCKS} blocks, {MAX_INDEX} bytes of index)")]
     IndexForm {
-        /// What is wrong.
+        /// The defect.
         what: &'static str,
-        /// Where.
+        /// Offset of the defect in this part.
         at: usize,
     },
-    /// The stored bytes of a unit do not have the checksum of the index.
+    /// The stored bytes of a unit do not match their checksum in the index.
     #[error("unit {unit} (bytes {offset} to {end}) is damaged")]
     Unit {
-        /// Its number.
+        /// Number of the unit.
         unit: u64,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Last byte.
+        /// Offset of the last byte.
         end: u64,
     },
-    /// A unit is whole and does not decode.
+    /// The stored bytes of a unit match their checksum, but do not decode.
     #[error("unit {unit} at byte {offset} does not decode: {error}")]
     UnitDecode {
-        /// Its number.
+        /// Number of the unit.
         unit: u64,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What the codec found.
+        /// The codec's error.
         error: DecodeError,
     },
-    /// A unit states another length than its place in the image has.
+    /// The header of a unit states another plain length than the index implies.
     #[error("unit {unit} at byte {offset} states {stated} plain bytes, and has {expected}")]
     UnitLength {
-        /// Its number.
+        /// Number of the unit.
         unit: u64,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// In its header.
+        /// Plain bytes by the unit's header.
         stated: u64,
-        /// By the index.
+        /// Plain bytes by the index.
         expected: u64,
     },
-    /// Every part has its checksum, and the whole has not its hash.
+    /// The hash over the file is wrong.
     #[error("the hash over the file is {got:032x}, expected {expected:032x}, although each part has its checksum")]
     Hash {
-        /// In the trailer.
+        /// Hash in the trailer.
         expected: u128,
-        /// Of the file.
+        /// Hash of the file's bytes.
         got: u128,
     },
 }
 
 impl PartialEq for Damage {
-    /// By what is said.
+    /// Compares the messages, since `io::Error` has no equality.
     fn eq(&self, other: &Self) -> bool {
         self.to_string() == other.to_string()
     }

@@ -1,18 +1,18 @@
-//! Runs of pages of one RAM block that are alike.
+//! Extents: runs of pages in one RAM block that one index entry describes.
 
-/// What a page holds.
+/// The content of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zero, or never sent.
+    /// Zero, or never received.
     Zero,
-    /// A word of 8 bytes, repeated.
+    /// An 8-byte word, repeated.
     Filled([u8; 8]),
-    /// The bytes in this slot; for an extent the slot of its first page.
+    /// The bytes in this slot. For an extent: the slot of its first page.
     Slot(u64),
 }
 
 impl Content {
-    /// What the page `pages` behind one with this content has, in the same extent.
+    /// Content of the page that lies `pages` after a page of this content in the same extent.
     pub(crate) fn plus(self, pages: u64) -> Self {
         match self {
             Self::Slot(slot) => Self::Slot(slot + pages),
@@ -24,15 +24,15 @@ impl Content {
 /// A run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The first page, counted in its block.
+    /// Number of the first page in its block.
     pub first: u64,
-    /// How many pages.
+    /// Number of pages.
     pub pages: u64,
-    /// What the first one holds. The pages behind one in a slot have the slots behind it.
+    /// Content of the first page. If that is a slot, the following pages have the following slots.
     pub content: Content,
 }
 
-/// Joins pages that come in order to extents.
+/// Appends pages, in ascending order, to `extents`; extends the last extent where they continue it.
 pub(crate) fn join(extents: &mut Vec<Extent>, first: u64, pages: u64, content: Content) {
     if let Some(last) = extents.last_mut() {
         if last.first + last.pages == first && last.content.plus(last.pages) == content {

@@ -1,4 +1,4 @@
-//! A file that has its name only when it is whole.
+//! A file that appears at its path only when it is complete.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{linkat, open, renameat_with, AtFlags, Mode, OFlags, RenameFlags, CWD};
 use rustix::io::Errno;
 
-/// A file under way to `path`; rule I1.
+/// A file that is being written and will be linked to `path`; rule I1.
 #[derive(Debug)]
 pub(crate) struct NewFile {
     file: File,
     path: PathBuf,
     folder: File,
-    /// Its name meanwhile, where the file system has no files without one.
+    /// Temporary name, on a file system without `O_TMPFILE`.
     partial: Option<PathBuf>,
 }
 
 impl NewFile {
-    /// Begins a file that is to be `path`, where nothing is yet.
+    /// Creates the file. Nothing may exist at `path`.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let there = path.symlink_metadata();
         if !matches!(&there, Err(error) if error.kind() == io::ErrorKind::NotFound) {
@@ -36,7 +36,7 @@ impl NewFile {
         let mode = Mode::RUSR | Mode::WUSR;
         let (fd, partial) = match open(parent, OFlags::TMPFILE | FLAGS, mode) {
             Ok(fd) => (fd, None),
-            // A file system without O_TMPFILE, NFS for one, says one of these.
+            // A file system without O_TMPFILE, such as NFS, returns one of these.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
                 let mut hidden = OsString::from(".");
                 hidden.push(name);
@@ -53,12 +53,12 @@ impl NewFile {
         &self.file
     }
 
-    /// Makes what was written durable.
+    /// Makes the written bytes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_all()
     }
 
-    /// Gives the file its name, durably.
+    /// Links the file to its path, durably.
     pub(crate) fn link(mut self) -> io::Result<()> {
         self.sync()?;
         match self.partial.take() {
@@ -69,7 +69,7 @@ impl NewFile {
             Some(partial) => {
                 let named = renameat_with(CWD, &partial, CWD, &self.path, RenameFlags::NOREPLACE)
                     .or_else(|errno| match errno {
-                        // NFS has no such rename. A link is refused where a file is.
+                        // NFS has no RENAME_NOREPLACE. A link fails if the name exists.
                         Errno::INVAL | Errno::NOSYS => {
                             linkat(CWD, &partial, CWD, &self.path, AtFlags::empty())
                         }

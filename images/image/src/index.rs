@@ -1,4 +1,4 @@
-//! The index: units, block table, and where each page is.
+//! The index: units, block table, and the place of each page.
 
 use codec::UnitHeader;
 use varint::{unzigzag, zigzag};
@@ -7,12 +7,12 @@ use crate::extents::{join, Content, Extent};
 use crate::layout::{HEADER_LEN, MAX_BLOCKS, MAX_INDEX, MAX_RAM};
 use crate::{Damage, Shape};
 
-/// A unit in the file.
+/// Place and checksum of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitEntry {
-    /// Its first byte.
+    /// Offset of its first byte in the file.
     pub offset: u64,
-    /// Stored length: header and payload.
+    /// Stored length of header and payload, bytes.
     pub len: u32,
     /// Checksum of the stored bytes.
     pub checksum: u64,
@@ -21,18 +21,18 @@ pub struct UnitEntry {
 /// A RAM block and its pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// QEMU's name.
+    /// QEMU's name for the block.
     pub name: String,
-    /// How many pages of the guest it has.
+    /// Length in guest pages.
     pub pages: u64,
-    /// Page size on the host, bytes; 0 if the stream did not say.
+    /// Host page size of the block, bytes; 0 if the stream did not state it.
     pub host_page: u64,
-    /// All of its pages, in order, without gaps.
+    /// Extents that cover all of its pages, in order and without gaps.
     pub extents: Vec<Extent>,
 }
 
 impl Block {
-    /// What page `page` holds; `None` behind the end of the block.
+    /// Content of page `page`; `None` past the end of the block.
     pub fn content(&self, page: u64) -> Option<Content> {
         let behind = self.extents.partition_point(|extent| extent.first <= page);
         let extent = self.extents[..behind].last()?;
@@ -52,13 +52,13 @@ pub struct Index {
 }
 
 impl Index {
-    /// How many pages unit `unit` has; 0 for one that does not exist.
+    /// Number of pages in unit `unit`; 0 if there is no such unit.
     pub fn unit_pages(&self, shape: Shape, unit: u64) -> u64 {
         let before = unit.saturating_mul(shape.unit_pages());
         self.slots.saturating_sub(before).min(shape.unit_pages())
     }
 
-    /// The bytes in the file; `None` if the limits do not allow it.
+    /// Encodes the index; `None` if it exceeds the limits.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         put(&mut out, self.slots);
@@ -92,7 +92,7 @@ impl Index {
         (out.len() as u64 <= MAX_INDEX).then_some(out)
     }
 
-    /// Reads the bytes in a file whose units end at `units_end`.
+    /// Decodes the index of a file whose units end at `units_end`.
     pub(crate) fn from_bytes(bytes: &[u8], shape: Shape, units_end: u64) -> Result<Self, Damage> {
         let mut cursor = Cursor { bytes, at: 0 };
         let slots = cursor.number("no number of slots")?;
@@ -124,7 +124,7 @@ fn read_units(
     units_end: u64,
 ) -> Result<Vec<UnitEntry>, Damage> {
     let count = shape.units(slots);
-    // Each takes 9 bytes at least: no more are allocated than there can be.
+    // An entry has at least 9 bytes. This check bounds the allocation below.
     if count > (cursor.bytes.len() / 9) as u64 {
         return Err(cursor.bad("more units than the index has room for"));
     }

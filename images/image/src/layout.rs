@@ -1,4 +1,4 @@
-//! Header and trailer: the parts of fixed length.
+//! Header and trailer, the parts of fixed length.
 
 use codec::checksum;
 
@@ -8,25 +8,25 @@ use crate::Damage;
 pub const HEADER_LEN: usize = 64;
 /// Length of the trailer.
 pub const TRAILER_LEN: usize = 96;
-/// The version that is written, and the only one that is read.
+/// The format version: the only one that is written or read.
 pub const VERSION: u32 = 1;
-/// Fewest plain bytes of a full unit.
+/// Minimum number of plain bytes in a full unit.
 pub const MIN_UNIT: usize = 64 << 10;
-/// Most plain bytes of a unit.
+/// Maximum number of plain bytes in a unit.
 pub const MAX_UNIT: usize = 512 << 10;
 
 const MAGIC: &[u8; 8] = b"PLATENVM";
 const END_MAGIC: &[u8; 8] = b"PLATENVE";
-/// Longest state: QEMU's own limit for device state that is sent at once.
+/// Maximum length of the state: QEMU's limit for device state that is sent at once.
 pub(crate) const MAX_STATE: u64 = 512 << 20;
-/// Longest index.
+/// Maximum length of the index.
 pub(crate) const MAX_INDEX: u64 = 1 << 30;
-/// Most bytes of RAM.
+/// Maximum size of RAM, bytes.
 pub(crate) const MAX_RAM: u64 = 16 << 40;
-/// Most RAM blocks.
+/// Maximum number of RAM blocks.
 pub(crate) const MAX_BLOCKS: usize = 4096;
 
-/// Sizes that hold throughout an image.
+/// The page size and unit size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     page_size: u32,
@@ -34,11 +34,11 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Pages of `page_size` bytes, in units of `unit_bytes` plain bytes.
+    /// A shape with pages of `page_size` bytes and units of `unit_bytes` plain bytes.
     ///
     /// # Errors
     ///
-    /// [`Damage::Shape`] for sizes that no image has.
+    /// [`Damage::Shape`] for sizes outside the format's limits.
     pub fn new(page_size: usize, unit_bytes: usize) -> Result<Self, Damage> {
         let refused = Damage::Shape { page_size: page_size as u64, unit_bytes: unit_bytes as u64 };
         let page = u32::try_from(page_size)
@@ -54,22 +54,22 @@ impl Shape {
         Ok(Self { page_size, unit_pages: unit / page_size })
     }
 
-    /// Bytes of a page of the guest.
+    /// Guest page size, bytes.
     pub fn page_size(&self) -> usize {
         self.page_size as usize
     }
 
-    /// Pages of a full unit.
+    /// Pages in a full unit.
     pub fn unit_pages(&self) -> u64 {
         u64::from(self.unit_pages)
     }
 
-    /// Plain bytes of a full unit.
+    /// Plain bytes in a full unit.
     pub fn unit_bytes(&self) -> usize {
         self.page_size as usize * self.unit_pages as usize
     }
 
-    /// How many units `slots` slots need.
+    /// Number of units that hold `slots` slots.
     pub fn units(&self, slots: u64) -> u64 {
         slots.div_ceil(self.unit_pages())
     }
@@ -113,18 +113,18 @@ fn known_version(version: u32) -> Result<(), Damage> {
     }
 }
 
-/// Where the parts behind the units are.
+/// Places of the parts after the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trailer {
     pub(crate) state: Part,
     pub(crate) index: Part,
     /// Length of the file.
     pub(crate) file_len: u64,
-    /// XXH3, 128 bits, of all bytes before the trailer.
+    /// 128-bit XXH3 of all bytes before the trailer.
     pub(crate) hash: u128,
 }
 
-/// One part of an image.
+/// Place and checksum of the state or the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) offset: u64,
@@ -133,7 +133,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Behind its last byte.
+    /// Offset after its last byte; `None` if that overflows.
     pub(crate) fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.len)
     }
@@ -162,8 +162,8 @@ impl Trailer {
         bytes
     }
 
-    /// Reads the trailer of a file of `file_len` bytes. What it returns lies in the file, in order
-    /// and without gaps, and within the limits.
+    /// Reads the trailer of a file of `file_len` bytes. The returned parts lie in the file, in
+    /// order and without gaps, and within the limits.
     pub(crate) fn from_bytes(bytes: &[u8; TRAILER_LEN], file_len: u64) -> Result<Self, Damage> {
         if &bytes[..8] != END_MAGIC {
             return Err(Damage::Unfinished { len: file_len });

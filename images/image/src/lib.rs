@@ -1,31 +1,31 @@
-//! The image of a saved VM: one file with compressed pages, device state and an index.
+//! The image of a saved VM: one file of compressed pages, device state and an index.
 //!
-//! `docs/image.md` is the format; the names here are those of that document.
+//! `docs/image.md` specifies the format; this crate uses its terms.
 //!
 //! ```text
-//!  pages ─► Writer ─► slots ─► unit ─► lanes: encode, decode again, compare ─► file ─┐ fsync,
+//!  pages ─► Writer ─► slots ─► unit ─► threads: encode, decode, compare ─────► file ─┐ fsync,
 //!            │ page map: the last slot of each page                                  ├─► link
 //!            └─ finish(State) ─► state, index, trailer ──────────────────────────────┘
 //!
 //!  Image::open ─► trailer, header, state, index ─► Units::read(number) ─► plain bytes of its pages
-//!  verify ─► every byte, by name
+//!  verify ─► reads every byte, names each damaged part
 //! ```
 //!
-//! A [`Writer`] takes pages in any order and any number of times; the last version counts. A page
-//! that repeats a word of 8 bytes gets no slot. An [`Image`] is read by any number of threads, each
-//! with its own [`Units`].
+//! A [`Writer`] accepts pages in any order and any number of times; the last version of a page
+//! counts. A same-filled page (one that repeats an 8-byte word) gets no slot. Any number of
+//! threads may read an [`Image`], each with its own [`Units`].
 //!
 //! # What fails
 //!
-//! Writing: the file system, and a unit that does not decode to its pages. Whatever fails, or a
-//! writer that is dropped or killed, leaves no file at the image's name. Reading: everything in the
-//! file is hostile input. [`Damage`] says which part is not sound, by number and offset; nothing
-//! panics, and memory is allocated by the file's length and the limits below.
+//! Writing fails if the file system fails, or if a unit does not decode to its pages. A writer that
+//! fails, is dropped or is killed leaves no file at the image's name. Reading treats the whole file
+//! as hostile input. [`Damage`] names the damaged part by number and offset. Nothing panics, and
+//! the file's length and the limits below bound the memory that is allocated.
 //!
 //! # Limits
 //!
-//! 16 TiB of RAM in 4096 blocks, an index of 1 GiB, a state of 512 MiB. A writer holds 8 bytes a
-//! page of the guest and about `2 * (threads * 5 + 2)` units; an open image holds its index and
+//! 16 TiB of RAM in 4096 blocks, an index of 1 GiB, a state of 512 MiB. A writer holds 8 bytes per
+//! guest page and about `2 * (threads * 5 + 2)` units in memory; an open image holds its index and
 //! state.
 
 mod compress;

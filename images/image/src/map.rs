@@ -1,35 +1,35 @@
-//! Where the last version of each page is, while an image is written.
+//! The place of the last version of each page, while an image is written.
 
 use crate::extents::{join, Content, Extent};
 
-/// A RAM block, as QEMU's block table has it.
+/// A RAM block, as in QEMU's block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RamBlock {
-    /// QEMU's name.
+    /// QEMU's name for the block.
     pub name: String,
     /// Length in bytes.
     pub len: u64,
-    /// Page size on the host, bytes; 0 if the stream did not say.
+    /// Host page size of the block, bytes; 0 if the stream did not state it.
     pub host_page: u64,
 }
 
-/// Pages in one chunk. Memory is allocated when the first page of a chunk is sent.
+/// Pages per chunk. A chunk is allocated when its first page is received.
 const CHUNK: usize = 4096;
 
-/// One number for each page of a block: 0 is never sent.
+/// One entry for each page of a block; 0: never received.
 #[derive(Debug)]
 pub(crate) struct PageMap {
     pages: u64,
     chunks: Vec<Option<Box<[u64]>>>,
-    /// Words of pages that are filled with one.
+    /// Words of same-filled pages; an entry with [`WORD`] holds an index of them.
     words: Vec<[u8; 8]>,
 }
 
-/// A number is that of a slot.
+/// Flag of an entry that holds the number of a slot.
 const SLOT: u64 = 1 << 63;
-/// A number is that of a word.
+/// Flag of an entry that holds an index of `words`.
 const WORD: u64 = 1 << 62;
-/// The page was sent as zero.
+/// Entry of a page that was received as zero.
 const ZERO: u64 = 1;
 
 impl PageMap {
@@ -42,14 +42,14 @@ impl PageMap {
         self.pages
     }
 
-    /// Notes what `page`, which the block has, holds now; what it held before.
+    /// Sets the content of `page`, which must lie in the block, and returns its previous content.
     pub(crate) fn set(&mut self, page: u64, content: Content) -> Content {
         let (chunk, at) = Self::place(page);
         let entry = match content {
             Content::Zero => ZERO,
             Content::Slot(slot) => SLOT | slot,
             Content::Filled(word) => {
-                // Neighbours mostly have the same word.
+                // Neighbouring pages mostly have the same word.
                 if self.words.last() != Some(&word) {
                     self.words.push(word);
                 }
@@ -77,7 +77,7 @@ impl PageMap {
         }
     }
 
-    /// Pages that were never sent.
+    /// Number of pages that were never received.
     pub(crate) fn unsent(&self) -> u64 {
         let sent = |chunk: &[u64]| chunk.iter().filter(|&&entry| entry != 0).count() as u64;
         self.pages - self.chunks.iter().flatten().map(|chunk| sent(chunk)).sum::<u64>()

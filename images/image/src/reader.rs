@@ -1,4 +1,4 @@
-//! Reading an image.
+//! Opens an image and reads its units.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use codec::{checksum, Decoder, UnitHeader};
 use crate::layout::{shape_of, Part, Trailer, HEADER_LEN, TRAILER_LEN};
 use crate::{Damage, Index, Shape, State};
 
-/// An open image whose header, trailer, state and index are sound; rule I6.
+/// An open image whose header, trailer, state and index are verified; rule I6.
 #[derive(Debug)]
 pub struct Image {
     file: File,
@@ -25,7 +25,7 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// What is wrong with the file.
+    /// [`Damage`] names the defect of the file.
     pub fn open(path: &Path) -> Result<Self, Damage> {
         Self::over(File::open(path).map_err(|error| Damage::io("the image", error))?)
     }
@@ -34,13 +34,13 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// [`Damage`] names the defect of the file.
     pub fn over(file: File) -> Result<Self, Damage> {
         let len = file.metadata().map_err(|error| Damage::io("the image's length", error))?.len();
         let mut head = [0; HEADER_LEN];
         let begin = usize::try_from(len).map_or(HEADER_LEN, |len| len.min(HEADER_LEN));
         read_at(&file, &mut head[..begin], 0, "the header")?;
-        // A foreign file is called so even if it is short.
+        // A short file that is no image is reported as no image, not as cut off.
         if begin < HEADER_LEN && !head.starts_with(b"PLATENVM") {
             return Err(Damage::NoImage);
         }
@@ -64,7 +64,7 @@ impl Image {
         Ok(Self { file, shape, trailer, state, index })
     }
 
-    /// Sizes of pages and units.
+    /// Page size and unit size.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -79,18 +79,18 @@ impl Image {
         &self.index
     }
 
-    /// Bytes of the file.
+    /// Length of the file, bytes.
     pub fn file_len(&self) -> u64 {
         self.trailer.file_len
     }
 
-    /// Bytes of the guest's RAM.
+    /// Guest RAM, bytes.
     pub fn ram_bytes(&self) -> u64 {
         let pages: u64 = self.index.blocks.iter().map(|block| block.pages).sum();
         pages * self.shape.page_size() as u64
     }
 
-    /// The hash over the file that its trailer states: two images with one hash are copies.
+    /// The hash over the file, as its trailer states it. Two images with one hash are copies.
     pub fn hash(&self) -> u128 {
         self.trailer.hash
     }
@@ -104,9 +104,9 @@ impl Image {
     }
 }
 
-/// Reads a part and compares its checksum; `None` if that does not fit.
+/// Reads a part and compares its checksum; `None` on a mismatch.
 fn part(file: &File, part: Part, what: &str) -> Result<Option<Vec<u8>>, Damage> {
-    // At most the limit of the part and the length of the file, by `Trailer::from_bytes`.
+    // `Trailer::from_bytes` has bounded the length by the part's limit and by the file's length.
     let mut bytes = vec![0; usize::try_from(part.len).unwrap_or(usize::MAX)];
     read_at(file, &mut bytes, part.offset, what)?;
     Ok((checksum(&bytes) == part.checksum).then_some(bytes))
@@ -123,27 +123,27 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], at: u64, what: &str) -> Resul
     })
 }
 
-/// Reads and decodes units; owned by one thread.
+/// Reads and decodes units. Each thread has its own.
 pub struct Units {
     decoder: Decoder,
     stored: Vec<u8>,
 }
 
 impl Units {
-    /// Without any memory yet.
+    /// A reader without buffers; they are allocated when needed.
     ///
     /// # Panics
     ///
-    /// If there is no memory for the codecs' contexts.
+    /// If memory for the codecs' contexts cannot be allocated.
     pub fn new() -> Self {
         Self { decoder: Decoder::new(), stored: Vec::new() }
     }
 
-    /// The plain bytes of unit number `unit`, at the front of `out`; how many. Rule I7.
+    /// Decodes unit `unit` to the front of `out` and returns the number of plain bytes. Rule I7.
     ///
     /// # Errors
     ///
-    /// Which unit is not sound, and how; `out` then holds no particular bytes.
+    /// [`Damage`] names the unit and its defect. The bytes in `out` are then unspecified.
     ///
     /// # Panics
     ///
@@ -153,7 +153,8 @@ impl Units {
         self.stored.resize(entry.len as usize, 0);
         let (offset, what) = (entry.offset, format_args!("unit {unit}"));
         if image.file.read_exact_at(&mut self.stored, offset).is_err() {
-            // Again, for words: it costs nothing where units are read.
+            // Read again for the error's text. Building that text here keeps it off the path that
+            // succeeds.
             read_at(&image.file, &mut self.stored, offset, &what.to_string())?;
         }
         if checksum(&self.stored) != entry.checksum {

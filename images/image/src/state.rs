@@ -1,32 +1,32 @@
-//! The device state and what belongs to it.
+//! The device state and the records stored with it.
 
 use crate::layout::MAX_STATE;
 use crate::Damage;
 
-/// Everything of a saved VM that is not RAM.
+/// Everything in a saved VM except its RAM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// QEMU's file header and configuration section, without the subsection of capabilities.
+    /// QEMU's file header and configuration section, without the capabilities subsection.
     pub configuration: Vec<u8>,
-    /// Section id of RAM.
+    /// Section id of the RAM section.
     pub ram_section: u32,
-    /// Version of the section of RAM.
+    /// Version of the RAM section.
     pub ram_version: u32,
-    /// Sections that stand before the pages.
+    /// Device sections that precede the pages.
     pub early: Vec<u8>,
     /// Device sections.
     pub devices: Vec<u8>,
-    /// QEMU's description of the device sections, JSON; empty if there is none.
+    /// QEMU's vmdescription of the device sections (JSON); empty if there is none.
     pub description: Vec<u8>,
-    /// Facts for people: one JSON object.
+    /// One JSON object for `platen image info`.
     pub facts: Vec<u8>,
 }
 
-/// Longest facts.
+/// Maximum length of the facts.
 const MAX_FACTS: usize = 64 << 10;
 
 impl State {
-    /// Machine type of the configuration section, if there is one.
+    /// Machine type in the configuration section, if there is one.
     pub fn machine(&self) -> Option<&str> {
         // Magic and version, then tag 7, length and name.
         let rest = self.configuration.get(8..)?.strip_prefix(&[7])?;
@@ -35,7 +35,7 @@ impl State {
         std::str::from_utf8(name).ok()
     }
 
-    /// The bytes in the file; `None` if the limits do not allow it.
+    /// Encodes the state; `None` if it exceeds the limits.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         if self.facts.len() > MAX_FACTS {
             return None;
@@ -52,7 +52,7 @@ impl State {
         (out.len() as u64 <= MAX_STATE).then_some(out)
     }
 
-    /// Reads the bytes in the file.
+    /// Decodes the state.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Damage> {
         let mut at = 0;
         let mut record = |tag: u8, what: &'static str| {

@@ -1,4 +1,4 @@
-//! Every byte of an image, looked at.
+//! Verifies every byte of an image.
 
 use std::path::Path;
 
@@ -8,28 +8,29 @@ use crate::layout::{HEADER_LEN, TRAILER_LEN};
 use crate::reader::read_at;
 use crate::{Content, Damage, Image, Units};
 
-/// What [`verify`] saw.
+/// The result of [`verify`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Bytes of the file.
+    /// Length of the file, bytes.
     pub bytes: u64,
-    /// Units that were decoded.
+    /// Units that were read.
     pub units: u64,
-    /// What is not sound: at most [`Report::MOST`] of them.
+    /// Damaged parts: at most [`Report::MOST`] units, and one finding about the whole file.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// How many findings are listed. One disk error may hit more units than anybody reads.
+    /// Maximum number of damaged units in the list. One disk error may damage more units than
+    /// anybody reads.
     pub const MOST: usize = 100;
 }
 
 /// One damaged part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// What is damaged.
+    /// The defect.
     pub damage: Damage,
-    /// Pages that are hit: block, first page, number of pages.
+    /// Runs of affected pages: block, first page, number of pages.
     pub pages: Vec<(String, u64, u64)>,
 }
 
@@ -47,8 +48,8 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Reads every byte of the image at `path` and says what is not sound. An image without findings is
-/// byte for byte what was written.
+/// Reads every byte of the image at `path` and reports the damaged parts. An image without findings
+/// is byte for byte as written.
 pub fn verify(path: &Path) -> Report {
     let image = match Image::open(path) {
         Ok(image) => image,
@@ -70,7 +71,7 @@ pub fn verify(path: &Path) -> Report {
         }
     }
     if let Err(damage) = whole(&image) {
-        // What is behind it has been named.
+        // A wrong hash only repeats the findings about units.
         if report.findings.is_empty() || !matches!(damage, Damage::Hash { .. }) {
             report.findings.push(Finding { damage, pages: Vec::new() });
         }
@@ -99,7 +100,7 @@ fn whole(image: &Image) -> Result<(), Damage> {
     }
 }
 
-/// The pages of the guest whose bytes are in `unit`: the first few runs.
+/// The first few runs of guest pages whose bytes are in `unit`.
 fn pages_of(image: &Image, unit: u64) -> Vec<(String, u64, u64)> {
     const MOST: usize = 8;
     let size = image.shape().unit_pages();

@@ -1,4 +1,4 @@
-//! Pages in, a file out.
+//! Writes an image from pages that arrive in any order.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -17,18 +17,18 @@ use crate::layout::{header, Part, Trailer, MAX_BLOCKS, MAX_RAM, TRAILER_LEN};
 use crate::map::PageMap;
 use crate::{Block, Index, RamBlock, Shape, State, UnitEntry, HEADER_LEN};
 
-/// How an image is written.
+/// Options for writing an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Codec and level of the units.
+    /// Codec and level for the units.
     pub settings: Settings,
-    /// Plain bytes of a unit.
+    /// Plain bytes in a full unit.
     pub unit_bytes: usize,
     /// Compression threads.
     pub threads: usize,
 }
 
-/// Plain bytes of a unit where nobody says otherwise; `docs/image.md` has the figures.
+/// Default of [`Options::unit_bytes`]; `docs/image.md` has the figures behind it.
 const UNIT_BYTES: usize = 128 << 10;
 
 impl Default for Options {
@@ -38,73 +38,73 @@ impl Default for Options {
     }
 }
 
-/// Why no image was written. No file of its name is left.
+/// The reason that no image was written. There is no file at its name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The file system said no.
+    /// The file system failed.
     #[error("cannot {what} {path}", path = path.display())]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Memory or threads could not be had.
+    /// Memory or threads could not be allocated.
     #[error("cannot set up compression")]
     SetUp(#[source] io::Error),
     /// The codec could not be set up.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Sizes that no image has.
+    /// Page or unit size outside the format's limits.
     #[error(transparent)]
     Shape(#[from] crate::Damage),
-    /// A unit does not decode to its pages: memory of this host is faulty, or a codec is.
+    /// A unit does not decode to its pages: this host's memory or a codec is faulty.
     #[error("unit {unit} does not decode to its pages ({error}): check this host's memory, and save again")]
     Unit {
-        /// Its number.
+        /// Number of the unit.
         unit: u64,
-        /// What the codec found.
+        /// The codec's error.
         error: DecodeError,
     },
-    /// A block table that no image has.
+    /// A RAM block outside the format's limits.
     #[error("RAM block '{name}' of {len} bytes: {what}")]
     Blocks {
-        /// The block.
+        /// Name of the block.
         name: String,
-        /// Its length.
+        /// Length of the block, bytes.
         len: u64,
-        /// What is wrong.
+        /// The violated limit.
         what: &'static str,
     },
-    /// The index or the state is longer than an image has.
+    /// The index or the state exceeds its limit.
     #[error("{what} exceeds the limit of an image")]
     TooLong {
-        /// Which part.
+        /// The part that is too long.
         what: &'static str,
     },
 }
 
-/// What a finished image has.
+/// Pages and bytes of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Bytes of the file.
+    /// Length of the file, bytes.
     pub file_bytes: u64,
     /// Pages in slots, superseded ones included.
     pub slots: u64,
-    /// Pages in slots that a later version of the page replaces.
+    /// Pages in slots that a later version of the page supersedes.
     pub superseded: u64,
-    /// Pages that came zero.
+    /// Pages received as zero, each version counted.
     pub zero: u64,
-    /// Pages that came filled with another word.
+    /// Pages received as same-filled with another word, each version counted.
     pub filled: u64,
-    /// Pages that never came; known when the image is finished.
+    /// Pages never received; 0 until the image is finished.
     pub unsent: u64,
 }
 
-/// Writes one image. Dropping it leaves nothing.
+/// Writes one image. Dropping the writer leaves no file.
 pub struct Writer {
     new: NewFile,
     path: PathBuf,
@@ -117,7 +117,7 @@ pub struct Writer {
     order: Reorder<Encoded>,
     plain: Arc<Arena>,
     stored: Arc<Arena>,
-    /// The unit that is being filled, and how many bytes it has.
+    /// The unit that is being filled, and its bytes so far.
     filling: Option<(Slot, usize)>,
     submitted: u64,
     units: Vec<UnitEntry>,
@@ -125,13 +125,14 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins the image that is to be `path`.
+    /// Begins the image that will be linked to `path`.
     ///
     /// # Errors
     ///
-    /// A file of this name exists, the folder cannot be written, or memory or threads are missing.
+    /// `path` exists, the folder cannot be written, a setting is out of range, or memory or threads
+    /// cannot be allocated.
     pub fn create(path: &Path, options: Options) -> Result<Self, WriteError> {
-        // The page size that most guests have, until the stream says so.
+        // The page size of most guests, until `blocks` sets it.
         let shape = Shape::new(pages::PAGE_SIZE, options.unit_bytes)?;
         let (settings, unit_bytes) = (options.settings, options.unit_bytes);
         let threads = options.threads.max(1);
@@ -147,7 +148,7 @@ impl Writer {
         let config = LanesConfig { threads, name: "image", ..LanesConfig::default() };
         let lanes = Lanes::new(config, |_| contexts.pop().expect("one for each thread"))
             .map_err(WriteError::SetUp)?;
-        // All that fits the lanes, the unit that is filled, and one that waits for room.
+        // The depth of the lanes, the unit that is being filled, and one that waits for room.
         let slots = lanes.depth() + 2;
         let arena = |bytes| Arena::new(slots, bytes).map_err(WriteError::SetUp);
         Ok(Self {
@@ -169,15 +170,15 @@ impl Writer {
         })
     }
 
-    /// The guest's page size and RAM blocks, before the first page.
+    /// Sets the guest's page size in bytes and its RAM blocks, before the first page.
     ///
     /// # Errors
     ///
-    /// Sizes and blocks that no image has; the file system's.
+    /// Sizes or blocks outside the format's limits; errors of the file system.
     ///
     /// # Panics
     ///
-    /// If there are blocks already.
+    /// If the blocks are set already.
     pub fn blocks(&mut self, page_size: usize, blocks: &[RamBlock]) -> Result<(), WriteError> {
         assert!(self.at == 0, "a VM has one block table");
         self.shape = Shape::new(page_size, self.shape.unit_bytes())?;
@@ -202,11 +203,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Page number `page` of block number `block` is `bytes` from now on.
+    /// Adds `bytes` as the last version of page `page` in block number `block`.
     ///
     /// # Errors
     ///
-    /// The file system's, and units that do not decode.
+    /// Errors of the file system; units that do not decode.
     ///
     /// # Panics
     ///
@@ -227,7 +228,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Page number `page` of block number `block` is zero from now on.
+    /// Adds zero as the last version of page `page` in block number `block`.
     ///
     /// # Panics
     ///
@@ -245,7 +246,7 @@ impl Writer {
         }
     }
 
-    /// Gives a page its slot.
+    /// Copies a page into the next slot and returns the slot's number.
     fn put(&mut self, bytes: &[u8]) -> Result<u64, WriteError> {
         let (mut slot, filled) = match self.filling.take() {
             Some(filling) => filling,
@@ -276,7 +277,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A slot, after as many units are written as need be.
+    /// Calls `take` until it gives a slot; collects units in between.
     fn free(&mut self, take: impl Fn(&Self) -> Option<Slot>) -> Result<Slot, WriteError> {
         loop {
             match take(self) {
@@ -286,7 +287,7 @@ impl Writer {
         }
     }
 
-    /// Waits for one unit.
+    /// Waits for one encoded unit.
     fn collect(&mut self) -> Result<(), WriteError> {
         match self.results.pop_until(None) {
             Popped::Item(encoded) => self.arrived(encoded),
@@ -294,7 +295,7 @@ impl Writer {
         }
     }
 
-    /// Writes what is next in order.
+    /// Accepts an encoded unit and writes all units that are next in order.
     fn arrived(&mut self, encoded: Encoded) -> Result<(), WriteError> {
         self.order.insert(encoded.number, encoded).expect("numbered here, and window for all");
         while let Some(encoded) = self.order.pop() {
@@ -320,19 +321,19 @@ impl Writer {
         WriteError::Io { what, path: self.path.clone(), source }
     }
 
-    /// Pages and bytes so far. The bytes are those of units that are written.
+    /// Counts so far. `file_bytes` covers only the units that are written.
     pub fn summary(&self) -> Summary {
         Summary { file_bytes: self.at, ..self.summary }
     }
 
-    /// Writes everything and makes it durable. The image still has no name.
+    /// Writes everything and makes it durable. The image is not linked to its path yet.
     ///
     /// # Errors
     ///
-    /// The file system's; units that do not decode; a state or an index beyond the limits.
+    /// Errors of the file system; units that do not decode; a state or an index beyond the limits.
     pub fn finish(mut self, state: &State) -> Result<Finished, WriteError> {
         if self.at == 0 {
-            // A VM without RAM. The header comes with the blocks.
+            // A VM without RAM. `blocks` writes the header.
             self.blocks(self.shape.page_size(), &[])?;
         }
         if let Some((slot, filled)) = self.filling.take() {
@@ -379,7 +380,7 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// An image that is whole and durable and has no name yet. Dropping it leaves nothing.
+/// An image that is complete and durable, but not linked to its path. Dropping it leaves no file.
 #[derive(Debug)]
 pub struct Finished {
     new: NewFile,
@@ -388,18 +389,18 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Gives it its name.
+    /// Links the image to its path, durably.
     ///
     /// # Errors
     ///
-    /// The file system's; a file of this name that has appeared meanwhile.
+    /// Errors of the file system; a file that has appeared at the path meanwhile.
     pub fn link(self) -> Result<Summary, WriteError> {
         let Self { new, path, summary } = self;
         new.link().map_err(|source| WriteError::Io { what: "name", path, source })?;
         Ok(summary)
     }
 
-    /// What it has.
+    /// Counts of the finished image.
     pub fn summary(&self) -> Summary {
         self.summary
     }

@@ -1,4 +1,4 @@
-//! An image gives back what went in, and says so when it cannot.
+//! An image returns the pages that were written, or names the damage.
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,7 +30,7 @@ fn state() -> State {
     }
 }
 
-/// A page that compresses to about an eighth and differs from those of other seeds.
+/// A page that compresses to about an eighth. Different seeds give different pages.
 fn page(seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..PAGE / 8)
@@ -55,10 +55,10 @@ fn blocks(sizes: &[u64]) -> Vec<RamBlock> {
     sizes.iter().enumerate().map(block).collect()
 }
 
-/// What each page was last, as the test knows it.
+/// The last version of each page, by block and page.
 type Oracle = HashMap<(usize, u64), Vec<u8>>;
 
-/// Every page of the image is what the oracle has, and zero where it has none.
+/// Asserts that every page of the image is the oracle's, or zero where the oracle has none.
 fn compare(image: &Image, oracle: &Oracle) {
     let mut units = Units::new();
     let mut plain = vec![0; image.shape().unit_bytes()];
@@ -81,7 +81,8 @@ fn compare(image: &Image, oracle: &Oracle) {
     }
 }
 
-/// A small image: two full units and a part of one, zero and filled pages, pages that came twice.
+/// A small image: two full units and a partial one, zero and same-filled pages, pages written
+/// twice.
 fn small(path: &Path, codec: Codec) -> Oracle {
     let mut writer = Writer::create(path, options(codec)).unwrap();
     writer.blocks(PAGE, &blocks(&[40, 3])).unwrap();
@@ -174,7 +175,7 @@ fn a_flipped_byte_anywhere_is_found_and_named() {
             (_, None) => *named.entry("other").or_insert(0) += 1,
         }
     }
-    // Header and trailer are the rest.
+    // The rest are the bytes of header and trailer.
     assert_eq!(named["other"], 64 + 96);
     assert_eq!(named["unit"] + named["state"] + named["index"] + named["other"], whole.len());
 }
@@ -207,7 +208,7 @@ fn what_is_cut_foreign_or_of_the_future_is_refused_by_name() {
     assert!(matches!(Image::open(&folder.path().join("none")), Err(Damage::Io { .. })));
 }
 
-/// What two units swap: each whole, and in the other's place.
+/// Two units change places: each is intact, but where the other belongs.
 #[test]
 fn a_unit_in_the_place_of_another_is_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -273,11 +274,11 @@ fn block_tables_that_no_image_has_are_refused() {
     assert!(said(&[block(&"x".repeat(256), 4096)]).contains("too long"));
 }
 
-/// Where [`the_writer`] is killed: before each of these calls, and after all.
+/// Runs of [`the_writer`]: one that ends at each of its 45 steps, and one that completes.
 const STEPS: u32 = 46;
 
-/// A process of the tests below: an image in steps, and an end at one of them. By itself it does
-/// nothing.
+/// The child process of the tests below: it writes an image in steps and ends at one of them. Run
+/// as a test of its own, it does nothing.
 #[test]
 fn the_writer() {
     let Ok(step) = std::env::var("KILLED_AT") else { return };
@@ -319,7 +320,7 @@ fn a_writer_killed_at_any_step_leaves_no_image() {
             .status()
             .unwrap();
         let killed = std::os::unix::process::ExitStatusExt::signal(&status).is_some();
-        // After the last step it has ended by itself.
+        // After the last step the writer has ended by itself.
         assert_eq!(killed, step < STEPS, "step {step}: {status}");
         if step < STEPS - 1 {
             assert!(!path.exists(), "killed at step {step}, it left an image");
@@ -334,7 +335,7 @@ fn a_disk_that_is_full_ends_the_writer_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("i");
     let me = std::env::current_exe().unwrap();
-    // A limit on the length of files stands in for the disk; its signal is ignored by the shell.
+    // A limit on file length simulates a full disk. The shell ignores its signal.
     let script = "trap '' XFSZ; ulimit -f 12; exec \"$0\" the_writer --exact";
     let output = Command::new("sh")
         .args(["-c", script])

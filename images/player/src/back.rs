@@ -1,34 +1,34 @@
-//! What QEMU says on the return path.
+//! Parses QEMU's messages on the return path.
 
 use crate::PlayError;
 
-/// One message.
+/// A message on the return path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Message {
-    /// The end: 0 if everything was loaded.
+    /// SHUT, the end of the migration: 0 if everything was loaded.
     Shut(u32),
-    /// The answer to a PING.
+    /// PONG, the answer to a PING, with its number.
     Pong(u32),
-    /// The guest waits for these bytes.
+    /// REQ_PAGES: a thread of QEMU waits for these bytes.
     Pages {
-        /// The block, unless it is that of the request before.
+        /// Name of the block; `None`: the block of the previous request.
         block: Option<String>,
-        /// First byte in the block.
+        /// Offset of the first byte in the block.
         start: u64,
         /// Number of bytes.
         len: u32,
     },
-    /// Which pages of a block have arrived, lowest bit first.
+    /// RECV_BITMAP: the received bitmap of a block.
     Received {
-        /// The block.
+        /// Name of the block.
         block: String,
-        /// A bit a page.
+        /// One bit per page, lowest bit first; set if the page has arrived.
         bits: Vec<u8>,
     },
-    /// The answer to RESUME: 1 if the migration goes on.
+    /// RESUME_ACK, the answer to RESUME: 1 if the migration continues.
     Resumed(u32),
-    /// QEMU would let the source stop now. Nothing to do.
+    /// SWITCHOVER_ACK: QEMU permits the switchover. No answer is needed.
     SwitchoverAck,
 }
 
@@ -40,41 +40,41 @@ const RECV_BITMAP: u16 = 5;
 const RESUME_ACK: u16 = 6;
 const SWITCHOVER_ACK: u16 = 7;
 
-/// QEMU's own limit of a message's body.
+/// QEMU's limit for the body of a message, bytes.
 const MAX_BODY: usize = 512;
-/// What ends a bitmap.
+/// End mark of a received bitmap.
 const BITMAP_END: u64 = 0x0123_4567_89ab_cdef;
 
-/// Takes messages out of bytes that come in any pieces. Keeps one message, and a bitmap of the
-/// length that was announced to it.
+/// Parses messages from bytes in pieces of any size. It buffers the pushed bytes that are not yet
+/// parsed, and accepts a bitmap only of the expected length.
 #[derive(Debug, Default)]
 pub struct ReturnPath {
     bytes: Vec<u8>,
-    /// Where the next message begins.
+    /// Offset of the next message in `bytes`.
     at: usize,
-    /// Length of the bitmap that was asked for, bytes.
+    /// Length of the expected bitmap, bytes.
     bitmap: Option<usize>,
 }
 
 impl ReturnPath {
-    /// A bitmap of `pages` bits is the next that may come. Any other is refused.
+    /// Expects one received bitmap of `pages` bits. Any other is refused.
     pub fn expect_bitmap(&mut self, pages: u64) {
-        // QEMU rounds up to words of 64 bits.
+        // QEMU rounds up to 64-bit words.
         self.bitmap = usize::try_from(pages.div_ceil(64) * 8).ok();
     }
 
-    /// More bytes of QEMU.
+    /// Adds bytes from QEMU.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.at);
         self.at = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message; `None` while it is not whole.
+    /// The next message; `None` if it is not complete yet.
     ///
     /// # Errors
     ///
-    /// What no QEMU sends here.
+    /// A message that violates the protocol.
     pub fn message(&mut self) -> Result<Option<Message>, PlayError> {
         let rest = &self.bytes[self.at..];
         let Some(head) = rest.first_chunk::<4>() else { return Ok(None) };
@@ -128,7 +128,7 @@ impl ReturnPath {
     }
 }
 
-/// A name behind its length in one byte.
+/// Parses a name behind its length in one byte.
 fn block(bytes: &[u8]) -> Option<String> {
     let (len, name) = bytes.split_first()?;
     let name = Some(name).filter(|name| name.len() == usize::from(*len))?;

@@ -1,37 +1,37 @@
-//! Why a restore ended.
+//! Errors of a restore.
 
 use std::io;
 
 use image::Damage;
 
-/// Why an image was not given to QEMU as a whole.
+/// The reason that QEMU did not receive the whole image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlayError {
-    /// A part of the image is not sound. Nothing of it was sent.
+    /// A part of the image is damaged. Nothing of it was sent.
     #[error(transparent)]
     Image(#[from] Damage),
-    /// The stream could not be written, or QEMU's answers not read.
+    /// The stream could not be written, or the return path not read.
     #[error("cannot {what}")]
     Io {
-        /// Which direction.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// QEMU has closed its socket before it had everything.
+    /// QEMU closed its socket before it had everything.
     #[error("QEMU closed its socket before it had everything")]
     Closed,
-    /// QEMU did not take the VM.
+    /// QEMU failed to load the VM and sent SHUT with this value.
     #[error("QEMU could not load the VM (it says SHUT {0}): its log has the reason")]
     Refused(u32),
-    /// QEMU said what no QEMU says here.
+    /// QEMU violated the protocol of the return path.
     #[error("QEMU's return path: {0}")]
     Back(String),
-    /// The image cannot be played.
+    /// The image cannot be served by postcopy.
     #[error("{0}")]
     Unfit(String),
-    /// Threads or memory are missing.
+    /// Threads or memory could not be allocated.
     #[error("cannot set up decompression")]
     SetUp(#[source] io::Error),
 }

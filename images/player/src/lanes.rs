@@ -1,4 +1,4 @@
-//! Threads that read and decode units ahead of need, in their order.
+//! Threads that read and decode units ahead of their use, in order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Job for Decode {
     }
 }
 
-/// A unit's pages.
+/// The plain bytes of a unit.
 pub(crate) struct Unit {
     pub(crate) number: u64,
     slot: Slot,
@@ -48,14 +48,14 @@ impl Unit {
     }
 }
 
-/// Units in their order, each decoded once.
+/// Reads units ahead, in order, each once.
 pub(crate) struct Ahead {
     image: Arc<Image>,
     lanes: Arc<Lanes<Decode>>,
     results: Arc<Results<Decoded>>,
     order: Reorder<Decoded>,
     arena: Arc<Arena>,
-    /// The next unit to ask for, and the end.
+    /// The next unit to submit, and the number of units.
     next: u64,
     end: u64,
     asked: u64,
@@ -63,11 +63,11 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// `threads` threads for all units of `image`.
+    /// Starts `threads` threads for all units of `image`.
     pub(crate) fn new(image: &Arc<Image>, threads: usize) -> Result<Self, PlayError> {
         let config = LanesConfig { threads, name: "restore", ..LanesConfig::default() };
         let lanes = Lanes::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
-        // One more is with the caller.
+        // The caller holds one more.
         let slots = lanes.depth() + 1;
         let arena = Arena::new(slots, image.shape().unit_bytes()).map_err(PlayError::SetUp)?;
         Ok(Self {
@@ -83,7 +83,8 @@ impl Ahead {
         })
     }
 
-    /// The next unit that `wanted` wants, if it is there by `deadline`; `None` for waiting on.
+    /// The next unit for which `wanted` is true; `None` if none is decoded by `deadline`, or if all
+    /// are given out ([`Ahead::is_over`]).
     pub(crate) fn next(
         &mut self,
         deadline: Option<Instant>,
@@ -121,7 +122,7 @@ impl Ahead {
         }
     }
 
-    /// Whether every unit was given.
+    /// Whether every wanted unit was given out.
     pub(crate) fn is_over(&self) -> bool {
         self.next == self.end && self.given == self.asked
     }

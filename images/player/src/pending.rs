@@ -1,18 +1,18 @@
-//! Which pages QEMU has not been sent.
+//! The set of pages that are still to be sent.
 
 use image::Image;
 
-/// One bit a page of each block: set while the page is to be sent, if it is asked for.
+/// One bit per page of each block: set until the page is sent. A zero page is sent only on request.
 #[derive(Debug)]
 pub(crate) struct Pending {
     blocks: Vec<Vec<u64>>,
 }
 
 impl Pending {
-    /// All pages.
+    /// The set of all pages.
     pub(crate) fn all(image: &Image) -> Self {
         let words = |pages: u64| usize::try_from(pages.div_ceil(64)).unwrap_or(usize::MAX);
-        // The kernel gives zeroed memory when it is touched; a set bit is stored as 0.
+        // A set bit is stored as 0, so that the kernel allocates only the touched part of the map.
         let blocks = image.index().blocks.iter().map(|block| vec![0; words(block.pages)]);
         Self { blocks: blocks.collect() }
     }
@@ -22,7 +22,7 @@ impl Pending {
         self.blocks[block][word] & bit == 0
     }
 
-    /// Takes a page; false if it was taken before.
+    /// Removes a page from the set; false if it was not in it.
     pub(crate) fn take(&mut self, block: usize, page: u64) -> bool {
         let (word, bit) = Self::place(page);
         let word = &mut self.blocks[block][word];
@@ -31,8 +31,8 @@ impl Pending {
         was
     }
 
-    /// Takes the pages of a block whose bits are set: QEMU's bitmap of what has arrived, lowest
-    /// bit first.
+    /// Replaces the set of a block by QEMU's received bitmap, lowest bit first: pages whose bits
+    /// are set there are not pending.
     pub(crate) fn take_all(&mut self, block: usize, received: &[u8]) {
         for (word, bytes) in self.blocks[block].iter_mut().zip(received.chunks(8)) {
             let mut bits = [0; 8];

@@ -1,24 +1,24 @@
-//! Which pages of the guest are in a unit.
+//! The guest pages of each unit.
 
 use image::{Content, Image};
 
-/// Pages in a row whose slots are in a row.
+/// Consecutive pages with consecutive slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// Slot of the first page.
     pub(crate) slot: u64,
-    /// Number of its block.
+    /// Number of the block.
     pub(crate) block: usize,
-    /// The first page.
+    /// Number of the first page in the block.
     pub(crate) page: u64,
-    /// How many.
+    /// Number of pages.
     pub(crate) pages: u64,
 }
 
 /// All runs, by unit.
 #[derive(Debug)]
 pub(crate) struct Runs {
-    /// Cut at the borders of units, sorted by slot.
+    /// Split at unit boundaries, sorted by slot.
     runs: Vec<Run>,
     unit_pages: u64,
 }
@@ -42,7 +42,7 @@ impl Runs {
         Self { runs, unit_pages }
     }
 
-    /// The runs in `unit`, by slot.
+    /// The runs of `unit`, sorted by slot.
     pub(crate) fn of(&self, unit: u64) -> &[Run] {
         let at = |unit: u64| {
             let slot = unit.saturating_mul(self.unit_pages);

@@ -1,4 +1,4 @@
-//! Pages to QEMU: those that it asks for, their neighbours, and the rest.
+//! Sends pages to QEMU: requested pages first, then the others of their units, then the rest.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::runs::Runs;
 use crate::socket::Socket;
 use crate::{wire, PlayError};
 
-/// Pages of one section that nobody waits for. Between two of them requests are looked for.
+/// Maximum number of background pages per section. Requests are read between two sections.
 const BATCH: usize = 16;
-/// Decoded units that are kept, of pages that were asked for.
+/// Capacity of the cache of units that were decoded for a request.
 const KEPT: usize = 32;
-/// Times that are kept for the report.
+/// Maximum number of response times in the report.
 const MOST_TIMES: usize = 1 << 16;
 
 /// Counts for the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// Requests for what was under way already.
+    /// Requests for pages that had been sent already.
     pub(crate) crossed: u64,
     pub(crate) pages: u64,
     pub(crate) zeros: u64,
@@ -32,21 +32,21 @@ pub(crate) struct Counts {
     pub(crate) times: Vec<u32>,
 }
 
-/// What is still to be sent, and where it is.
+/// The pages that are still to be sent, and their places.
 pub(crate) struct Server {
     image: Arc<Image>,
     names: HashMap<String, usize>,
     pub(crate) runs: Runs,
     pub(crate) pending: Pending,
     units: Units,
-    /// Units that were decoded for a request, the newest last.
+    /// Cache of units that were decoded for a request, the newest last.
     kept: VecDeque<(u64, Box<[u8]>)>,
-    /// Kept units of which pages are to be sent.
+    /// Cached units with pages that may still be pending.
     near: VecDeque<u64>,
-    /// The block of the last request.
+    /// The block of the last request, for requests without a name.
     last: Option<usize>,
     buffer: Vec<u8>,
-    /// Where the search for filled pages goes on: block, extent, page.
+    /// Position of the search for same-filled pages: block, extent, page.
     filled: (usize, usize, u64),
     pub(crate) counts: Counts,
 }
@@ -70,12 +70,12 @@ impl Server {
         }
     }
 
-    /// Number of the block of this name.
+    /// Number of the block with this name.
     pub(crate) fn block(&self, name: &str) -> Option<usize> {
         self.names.get(name).copied()
     }
 
-    /// Answers one request.
+    /// Answers a request; ignores any other message.
     pub(crate) fn answer(
         &mut self,
         message: &Message,
@@ -112,7 +112,7 @@ impl Server {
         Ok(())
     }
 
-    /// Sends one page that is asked for, unless it was sent before.
+    /// Sends a requested page; false if it was sent before.
     fn send_one(
         &mut self,
         block: usize,
@@ -140,7 +140,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Has `unit` decoded and kept.
+    /// Decodes `unit` into the cache.
     fn keep(&mut self, unit: u64) -> Result<(), PlayError> {
         if self.kept.iter().any(|(kept, _)| *kept == unit) {
             return Ok(());
@@ -149,7 +149,7 @@ impl Server {
             vec![0; self.image.shape().unit_bytes()].into_boxed_slice()
         } else {
             let (old, bytes) = self.kept.pop_front().expect("KEPT is not 0");
-            // Its other pages come with the rest.
+            // Its other pages are sent in the background.
             self.near.retain(|near| *near != old);
             bytes
         };
@@ -158,7 +158,8 @@ impl Server {
         Ok(())
     }
 
-    /// Sends some of the pages beside those that were asked for; false if there are none.
+    /// Sends some other pages of a unit that was decoded for a request; false if there is no such
+    /// unit.
     pub(crate) fn neighbours(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
         let Some(&unit) = self.near.front() else { return Ok(false) };
         if !self.send_some(unit, None, socket)? {
@@ -167,7 +168,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Whether a page of `unit` is to be sent.
+    /// Whether a page of `unit` is pending.
     pub(crate) fn wants(&self, unit: u64) -> bool {
         let mut pages = self
             .runs
@@ -177,12 +178,13 @@ impl Server {
         pages.any(|(block, page)| self.pending.is_set(block, page))
     }
 
-    /// Sends some pages of a decoded unit; false if none is left.
+    /// Sends some pending pages of a decoded unit; false if none is pending.
     pub(crate) fn push(&mut self, unit: &Unit, socket: &mut Socket) -> Result<bool, PlayError> {
         self.send_some(unit.number, Some(unit.bytes()), socket)
     }
 
-    /// The next pages of `unit`, of these bytes or of the kept ones.
+    /// Sends the next pending pages of `unit`, from `plain` or from the cache; false if none is
+    /// pending.
     fn send_some(
         &mut self,
         unit: u64,
@@ -205,7 +207,8 @@ impl Server {
         self.begin();
         let mut last = None;
         for &(block, page, slot) in &chosen[..count] {
-            // The index may give two pages one slot, and a page comes once in it.
+            // The index may give one slot to two pages, but lists each page once: `chosen` has no
+            // duplicates.
             self.pending.take(block, page);
             let named = last != Some(block);
             match plain {
@@ -224,7 +227,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Sends some pages that are filled with a word other than zero; false if none is left.
+    /// Sends some same-filled pages other than zero; false if none is pending.
     pub(crate) fn push_filled(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
         let image = Arc::clone(&self.image);
         let (mut block, mut extent, mut page) = self.filled;
@@ -261,7 +264,7 @@ impl Server {
         wire::part(&mut self.buffer, self.image.state().ram_section);
     }
 
-    /// A page of a kept unit, or one without a slot.
+    /// Appends a page from the cache, or one without a slot.
     fn record(&mut self, block: usize, page: u64, content: Content, named: bool) {
         let size = self.image.shape().page_size();
         let name = &self.image.index().blocks[block].name;
@@ -292,7 +295,7 @@ impl Server {
     }
 }
 
-/// The bytes of a slot in its unit's.
+/// The bytes of a slot within the plain bytes of its unit.
 fn page_of<'a>(image: &Image, slot: u64, plain: &'a [u8]) -> &'a [u8] {
     let size = image.shape().page_size();
     let nth = usize::try_from(slot % image.shape().unit_pages()).expect("below a unit's pages");

@@ -1,4 +1,4 @@
-//! The socket to QEMU: what is written never waits for what is to be read.
+//! The socket to QEMU. A blocked write keeps reading, so that the two ends cannot deadlock.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -11,16 +11,16 @@ use rustix::io::Errno;
 use crate::back::{Message, ReturnPath};
 use crate::PlayError;
 
-/// Most messages that wait. A QEMU has one request for each thread that waits for a page.
+/// Maximum number of queued messages. A QEMU has one request for each thread that waits for a page.
 const MOST: usize = 1 << 16;
-/// Bytes read at once.
+/// Length of a read, bytes.
 const CHUNK: usize = 64 << 10;
 
 /// Both directions of the connection.
 pub(crate) struct Socket {
     stream: UnixStream,
     pub(crate) back: ReturnPath,
-    /// Messages, and when they were read.
+    /// Messages in order, with the time at which each was read.
     inbox: VecDeque<(Message, Instant)>,
     chunk: Box<[u8]>,
     /// Bytes written.
@@ -34,16 +34,16 @@ impl Socket {
         Ok(Self { stream, back, inbox, chunk: chunk.into_boxed_slice(), written: 0 })
     }
 
-    /// The oldest message that was read.
+    /// Removes the oldest queued message.
     pub(crate) fn message(&mut self) -> Option<(Message, Instant)> {
         self.inbox.pop_front()
     }
 
-    /// Reads what there is, without waiting.
+    /// Reads all available bytes without waiting.
     pub(crate) fn read(&mut self) -> Result<(), PlayError> {
         loop {
             match self.stream.read(&mut self.chunk) {
-                // What was read before comes first: QEMU closes right behind its last word.
+                // Queued messages come first: QEMU closes right after its last message.
                 Ok(0) if !self.inbox.is_empty() => return Ok(()),
                 Ok(0) => return Err(PlayError::Closed),
                 Ok(len) => self.back.push(&self.chunk[..len]),
@@ -64,7 +64,7 @@ impl Socket {
         }
     }
 
-    /// Waits up to `limit` for something to read, and reads it.
+    /// Waits up to `limit` for bytes, and reads them.
     pub(crate) fn wait(&mut self, limit: Duration) -> Result<(), PlayError> {
         self.poll(PollFlags::IN, Some(limit))?;
         self.read()
@@ -81,8 +81,8 @@ impl Socket {
         }
     }
 
-    /// Writes all of `bytes`, and reads meanwhile: a QEMU that waits for room in its return path
-    /// would read nothing.
+    /// Writes all of `bytes`, and reads whenever the socket is full: a QEMU that waits for room in
+    /// its return path reads nothing.
     pub(crate) fn send(&mut self, mut bytes: &[u8]) -> Result<(), PlayError> {
         self.written += bytes.len() as u64;
         while !bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! The source of a postcopy migration, played from an image.
+//! The source end of a postcopy migration, served from an image.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,64 +12,64 @@ use crate::serve::Server;
 use crate::socket::Socket;
 use crate::{wire, PlayError};
 
-/// The only page size that is served.
+/// The only page size that is supported.
 const PAGE: u64 = 4096;
-/// The PING inside the package: its answer says that the devices are loaded.
+/// Number of the PING in the package. Its PONG means that the devices are loaded.
 const DEVICES_LOADED: u32 = 3;
-/// How long to wait for a decoded unit before requests are looked for again.
+/// Longest wait for a decoded unit before the return path is read again.
 const LOOK: Duration = Duration::from_micros(300);
-/// How long to wait for QEMU at once while it loads devices.
+/// Longest single wait for a message while QEMU loads devices.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What a restore has reached.
+/// Progress of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// The devices are loaded, and QEMU starts the guest.
     Running,
-    /// QEMU has all pages: the image is not needed any more.
+    /// QEMU has all pages: the image is no longer needed.
     Loaded,
 }
 
-/// How an image is played.
+/// Options of [`play`] and [`resume`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlayOptions {
-    /// Threads that decode units ahead of need.
+    /// Threads that decode units in the background.
     pub threads: usize,
-    /// Bytes a second of pages that nobody has asked for; `None` for no limit.
+    /// Limit of the background pages, bytes per second; `None`: no limit.
     pub rate: Option<u64>,
 }
 
-/// A restore that is over.
+/// Figures of a completed restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Played {
-    /// From the first byte to [`Event::Running`].
+    /// Time from the first byte to [`Event::Running`].
     pub running: Duration,
-    /// From the first byte to [`Event::Loaded`].
+    /// Time from the first byte to [`Event::Loaded`].
     pub loaded: Duration,
-    /// Requests for pages.
+    /// Page requests from QEMU.
     pub requests: u64,
-    /// Requests for pages that were under way already.
+    /// Requests for pages that had been sent already.
     pub crossed: u64,
     /// Pages sent with their bytes.
     pub pages: u64,
-    /// Zero pages that were asked for.
+    /// Zero pages sent on request.
     pub zeros: u64,
     /// Bytes written to QEMU.
     pub bytes: u64,
-    /// Median of the time from reading a request to having written its page.
+    /// Median time from reading a request to having written its page.
     pub served_median: Duration,
-    /// 99th percentile of the same.
+    /// 99th percentile of that time.
     pub served_p99: Duration,
 }
 
-/// Plays `image` to a QEMU that waits for a postcopy migration at the other end of `socket`, until
-/// it has everything.
+/// Serves `image` to the QEMU at the other end of `socket`, which waits for a postcopy migration,
+/// until it has all pages.
 ///
 /// # Errors
 ///
-/// An image that cannot be played, before anything is sent. Later whatever ends the restore: QEMU
-/// then pauses in postcopy if the guest runs, and ends if it does not.
+/// An image that cannot be played is refused before anything is sent. A later error ends the
+/// restore: QEMU then pauses in postcopy if the guest runs, and exits if it does not.
 pub fn play(
     image: &Arc<Image>,
     socket: UnixStream,
@@ -84,8 +84,8 @@ pub fn play(
     Playing { image, server, ahead, socket, begin, running: None, rate: options.rate }.run(on)
 }
 
-/// Goes on with a guest whose player has died: the QEMU at the other end of `socket` is in
-/// `postcopy-paused` and was told `migrate-recover`.
+/// Continues a restore whose player has died. The QEMU at the other end of `socket` is in
+/// `postcopy-paused` and has received `migrate-recover`.
 ///
 /// # Errors
 ///
@@ -115,7 +115,7 @@ pub fn resume(
                         format!("bitmap of '{}', asked for '{}'", of.escape_default(), block.name);
                     return Err(PlayError::Back(text));
                 }
-                // What it waits for is asked for again after RESUME.
+                // QEMU requests its missing pages again after RESUME.
                 _ => {}
             }
         };
@@ -143,7 +143,7 @@ pub fn resume(
     Playing { image, server, ahead, socket, begin, running, rate: options.rate }.run(on)
 }
 
-/// Refuses what cannot be played, by name.
+/// Refuses an image that cannot be played, with the reason.
 fn can_play(image: &Image) -> Result<(), PlayError> {
     let size = image.shape().page_size() as u64;
     if size != PAGE {
@@ -161,7 +161,7 @@ fn can_play(image: &Image) -> Result<(), PlayError> {
     }
 }
 
-/// Everything up to the moment from which pages are asked for.
+/// The stream up to the point from which QEMU requests pages: steps 1 to 3 of the crate's list.
 fn opening(image: &Image) -> Vec<u8> {
     let state = image.state();
     let mut out = state.configuration.clone();
@@ -191,21 +191,21 @@ struct Playing<'a> {
     ahead: Ahead,
     socket: Socket,
     begin: Instant,
-    /// When the guest was started.
+    /// Time from `begin` to the start of the guest.
     running: Option<Duration>,
     rate: Option<u64>,
 }
 
 impl Playing<'_> {
     fn run(mut self, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
-        // The rest may go on from here.
+        // The time from which the next background unit may be sent.
         let mut due = Instant::now();
         loop {
             self.socket.read()?;
             if self.messages(on)? || self.server.neighbours(&mut self.socket)? {
                 continue;
             }
-            // The devices first: pages that nobody has asked for would compete with them.
+            // The devices first: background pages would compete with them.
             if self.running.is_none() {
                 self.socket.wait(QUIET)?;
                 continue;
@@ -228,7 +228,8 @@ impl Playing<'_> {
                     }
                 }
                 None if !self.ahead.is_over() => {}
-                // Few pages are filled with a word, and they cost the guest least.
+                // Same-filled pages come last: they are few, and waiting for one costs the guest
+                // least.
                 None if self.server.push_filled(&mut self.socket)? => {}
                 None => break,
             }
@@ -236,7 +237,7 @@ impl Playing<'_> {
         self.finish(on)
     }
 
-    /// Deals with what QEMU has said; whether a page was asked for.
+    /// Handles QEMU's messages; returns whether a page was requested.
     fn messages(&mut self, on: &mut dyn FnMut(Event)) -> Result<bool, PlayError> {
         let mut asked = false;
         while let Some((message, read)) = self.socket.message() {
@@ -260,7 +261,7 @@ impl Playing<'_> {
         Ok(asked)
     }
 
-    /// The end of the stream, and QEMU's word that it has everything.
+    /// Ends the stream and waits for SHUT.
     fn finish(mut self, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
         let mut out = Vec::new();
         wire::end_of_ram(&mut out, self.image.state().ram_section);
@@ -270,8 +271,8 @@ impl Playing<'_> {
             match self.socket.next()? {
                 Message::Shut(0) => break,
                 Message::Shut(value) => return Err(PlayError::Refused(value)),
-                // A request that has crossed with the last page, or one for a page that is zero:
-                // that is there when QEMU has read the end.
+                // A request that crossed with the last page, or one for a zero page, which QEMU has
+                // once it has read the end.
                 _ => {}
             }
         }

@@ -1,8 +1,8 @@
-//! Elements of QEMU's migration stream, as bytes.
+//! Encodes elements of QEMU's migration stream.
 
 use image::Image;
 
-// Tags.
+// Section types (`QEMU_VM_*`).
 const START: u8 = 0x01;
 const PART: u8 = 0x02;
 const END: u8 = 0x03;
@@ -11,7 +11,7 @@ const FOOTER: u8 = 0x7e;
 const DESCRIPTION: u8 = 0x06;
 const END_OF_STREAM: u8 = 0x00;
 
-// Commands.
+// Commands (`MIG_CMD_*`).
 pub(crate) const OPEN_RETURN_PATH: u16 = 1;
 pub(crate) const PING: u16 = 2;
 pub(crate) const ADVISE: u16 = 3;
@@ -22,14 +22,14 @@ const PACKAGED: u16 = 7;
 pub(crate) const RESUME: u16 = 9;
 const RECV_BITMAP: u16 = 10;
 
-// Flags in the low bits of a record's first word.
+// Flags in the low bits of a record's address word (`RAM_SAVE_FLAG_*`).
 const ZERO: u64 = 0x02;
 const MEM_SIZE: u64 = 0x04;
 const PAGE: u64 = 0x08;
 const EOS: u64 = 0x10;
 const CONTINUE: u64 = 0x20;
 
-/// A command with its body.
+/// Appends a command with its body.
 pub(crate) fn command(out: &mut Vec<u8>, command: u16, body: &[u8]) {
     out.push(COMMAND);
     out.extend(command.to_be_bytes());
@@ -37,12 +37,12 @@ pub(crate) fn command(out: &mut Vec<u8>, command: u16, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
-/// PING with a number that comes back.
+/// Appends a PING; QEMU returns its number in a PONG.
 pub(crate) fn ping(out: &mut Vec<u8>, number: u32) {
     command(out, PING, &number.to_be_bytes());
 }
 
-/// Throws away what the destination has in `len` bytes of a block.
+/// Appends RAM_DISCARD: the destination discards the first `len` bytes of a block.
 pub(crate) fn discard(out: &mut Vec<u8>, name: &str, len: u64) {
     let mut body = vec![0];
     put_name(&mut body, name);
@@ -52,22 +52,22 @@ pub(crate) fn discard(out: &mut Vec<u8>, name: &str, len: u64) {
     command(out, RAM_DISCARD, &body);
 }
 
-/// Elements that QEMU takes as a whole.
+/// Appends PACKAGED: QEMU reads all of `elements` before it loads any of them.
 pub(crate) fn packaged(out: &mut Vec<u8>, elements: &[u8]) {
     let len = u32::try_from(elements.len()).expect("a state has at most 512 MiB");
     command(out, PACKAGED, &len.to_be_bytes());
     out.extend_from_slice(elements);
 }
 
-/// Asks which pages of a block have arrived.
+/// Appends RECV_BITMAP: QEMU returns the received bitmap of a block.
 pub(crate) fn ask_received(out: &mut Vec<u8>, name: &str) {
     let mut body = Vec::new();
     put_name(&mut body, name);
     command(out, RECV_BITMAP, &body);
 }
 
-/// The section of RAM that has the block table. `host_pages`: with page sizes of blocks, which
-/// stand there in postcopy alone.
+/// Appends the RAM section with the block table. `host_pages`: with the blocks' page sizes, which
+/// QEMU expects only in postcopy.
 pub(crate) fn start_of_ram(out: &mut Vec<u8>, image: &Image, host_pages: bool) {
     let state = image.state();
     out.push(START);
@@ -86,27 +86,27 @@ pub(crate) fn start_of_ram(out: &mut Vec<u8>, image: &Image, host_pages: bool) {
     end_of_section(out, state.ram_section);
 }
 
-/// The head of a section with pages. [`end_of_section`] ends it.
+/// Appends the head of a section with pages. [`end_of_section`] ends it.
 pub(crate) fn part(out: &mut Vec<u8>, section: u32) {
     out.push(PART);
     out.extend(section.to_be_bytes());
 }
 
-/// The last section of RAM, without pages.
+/// Appends the last RAM section, without pages.
 pub(crate) fn end_of_ram(out: &mut Vec<u8>, section: u32) {
     out.push(END);
     out.extend(section.to_be_bytes());
     end_of_section(out, section);
 }
 
-/// End mark and footer.
+/// Appends EOS and the section footer.
 pub(crate) fn end_of_section(out: &mut Vec<u8>, section: u32) {
     out.extend(EOS.to_be_bytes());
     out.push(FOOTER);
     out.extend(section.to_be_bytes());
 }
 
-/// The end of the stream, and the description if there is one.
+/// Appends the end of the stream, and the vmdescription if there is one.
 pub(crate) fn end_of_stream(out: &mut Vec<u8>, description: &[u8]) {
     out.push(END_OF_STREAM);
     if !description.is_empty() {
@@ -116,14 +116,14 @@ pub(crate) fn end_of_stream(out: &mut Vec<u8>, description: &[u8]) {
     }
 }
 
-/// A page with its bytes. `name`: of its block, unless the record before in this section is of the
-/// same.
+/// Appends a page with its bytes. `name`: the name of its block; `None` if the previous record in
+/// this section has the same block.
 pub(crate) fn page(out: &mut Vec<u8>, address: u64, name: Option<&str>, bytes: &[u8]) {
     record(out, address | PAGE, name);
     out.extend_from_slice(bytes);
 }
 
-/// A page that is zero.
+/// Appends a zero page; `name` as in [`page`].
 pub(crate) fn zero(out: &mut Vec<u8>, address: u64, name: Option<&str>) {
     record(out, address | ZERO, name);
     out.push(0);

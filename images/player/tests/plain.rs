@@ -1,4 +1,4 @@
-//! The plain stream of an image is the stream of the VM that was saved.
+//! The plain stream of an image carries the VM that was saved.
 
 use std::collections::HashMap;
 use std::fs;
@@ -43,7 +43,7 @@ fn page(seed: u64) -> Vec<u8> {
     (0..512_u64).flat_map(|at| (at * at * (seed | 1)).to_le_bytes()).collect()
 }
 
-/// A live save of two blocks: pages of every kind, some of them sent twice.
+/// The stream of a live save of two blocks: pages of every kind, some of them sent twice.
 fn save() -> Vec<u8> {
     let mut main = MainStream::new(PAGE);
     main.file_header();
@@ -111,7 +111,7 @@ fn a_damaged_unit_is_named_and_no_byte_of_it_is_written() {
     let error = plain(&image, &mut out, HOW).unwrap_err();
     assert!(matches!(error, PlayError::Image(_)), "{error}");
     assert!(error.to_string().contains("unit 1"), "{error}");
-    // Nothing that ends a stream was written: QEMU runs no half of a VM.
+    // The written part does not end as a stream does, so QEMU cannot run an incomplete VM.
     let error = record(&out[..], &mut Memory::default(), Ending::Closed).unwrap_err();
     assert!(error.to_string().contains("ends at byte"), "{error}");
 }

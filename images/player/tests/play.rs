@@ -1,4 +1,4 @@
-//! A destination that asks, checks every byte, and is killed or lies as each test needs.
+//! A test destination that requests pages, checks every byte, and dies or violates the protocol.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use player::{play, resume, Event, PlayError, PlayOptions, Played};
 
 const PAGE: usize = 4096;
 const OPTIONS: PlayOptions = PlayOptions { threads: 2, rate: None };
-/// Nothing is sent that is not asked for, while a test lasts.
+/// A background so slow that few pages arrive during a test that were not requested.
 const HELD: PlayOptions = PlayOptions { threads: 2, rate: Some(1) };
 const LONG: Duration = Duration::from_secs(120);
 
@@ -24,7 +24,8 @@ fn page(seed: u64) -> Vec<u8> {
     (0..512_u64).flat_map(|at| (at * at * (seed | 1)).to_le_bytes()).collect()
 }
 
-/// Two blocks; zero, filled and other pages, some of them with an older version.
+/// An image of two blocks with zero, same-filled and other pages, some of them with an older
+/// version.
 fn made(path: &Path) -> (Arc<Image>, Pages) {
     let options = Options { unit_bytes: 64 << 10, ..Options::default() };
     let mut writer = Writer::create(path, options).unwrap();
@@ -62,10 +63,10 @@ fn made(path: &Path) -> (Arc<Image>, Pages) {
     (Arc::new(Image::open(path).unwrap()), pages)
 }
 
-/// Reads what a source sends, as far as a destination does.
+/// Parses the source's stream as a QEMU destination does.
 struct Destination {
     stream: UnixStream,
-    /// What has arrived; a page twice fails the test.
+    /// Received pages. A page that arrives twice fails the test.
     got: Pages,
     block: String,
     running: bool,
@@ -111,7 +112,7 @@ impl Destination {
         self.say(3, &body);
     }
 
-    /// One element.
+    /// Reads one element.
     fn element(&mut self) {
         match self.take::<1>()[0] {
             b'Q' => assert_eq!(self.bytes(7 + 7), b"EVM\0\0\0\x03\x07\0\0\0\x02pc"),
@@ -155,7 +156,7 @@ impl Destination {
                 let expected =
                     b"\x08\0\x04\0\0\x04\0\0\0\0\x05timerdevice state\x08\0\x02\0\x04\0\0\0\x03\x08\0\x05\0\0";
                 assert_eq!(package, expected);
-                // Devices that load touch pages: a zero one, a filled one, another.
+                // Loading devices touch a zero, a same-filled and another page.
                 for at in [0, 1, 2] {
                     self.ask("pc.ram", at + 11);
                 }
@@ -192,7 +193,7 @@ impl Destination {
         true
     }
 
-    /// Every page is right, and what did not come is zero.
+    /// Asserts that every received page is right, and that every missing page is zero.
     fn compare(&self, pages: &Pages) {
         for (place, bytes) in pages {
             match self.got.get(place) {
@@ -203,7 +204,7 @@ impl Destination {
     }
 }
 
-/// Runs a player, and `destination` on its other end.
+/// Runs a player, and `destination` at the other end of its socket.
 fn run(
     image: &Arc<Image>,
     options: PlayOptions,
@@ -258,7 +259,7 @@ fn what_is_asked_for_comes_with_the_rest_held_back_and_twice_asked_comes_once() 
             }
         }
     });
-    // The destination has gone away before it had everything.
+    // The destination closed its socket before it had everything.
     assert!(matches!(played, Err(PlayError::Closed)), "{played:?}");
     for (place, got) in &end.got {
         assert!(pages[place] == *got, "page {place:?}");
@@ -294,7 +295,7 @@ fn another_player_sends_what_has_not_arrived() {
         assert_eq!(end.bytes(5), [8, 0, 9, 0, 0]);
         end.ask("pc.rom", 5);
         end.say(6, &1_u32.to_be_bytes());
-        // What has arrived may be asked for again, and is not sent again.
+        // A page that has arrived may be requested again, and is not sent again.
         end.got = had;
         end.running = true;
         to_the_end(end);
@@ -326,7 +327,7 @@ fn a_destination_that_lies_or_floods_ends_the_restore() {
     for (kind, body, expected) in cases {
         let (played, ..) = run(&image, HELD, false, move |end| {
             end.say(kind, &body);
-            // Until the player has had enough.
+            // Read until the player ends.
             let _ = std::io::copy(&mut end.stream, &mut std::io::sink());
         });
         let said = played.unwrap_err().to_string();

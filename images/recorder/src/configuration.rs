@@ -1,19 +1,20 @@
-//! File header and configuration section.
+//! Parses the file header and the configuration section.
 
 use std::io::Read;
 
 use crate::source::{refused, unknown, Source};
 use crate::RecordError;
 
-/// Longest machine type; QEMU's have about 20 bytes.
+/// Maximum length of a machine type; QEMU's have about 20 bytes.
 const MAX_MACHINE: u32 = 256;
-/// Most capabilities named; QEMU has under 40.
+/// Maximum number of capabilities; QEMU has under 40.
 const MAX_CAPABILITIES: u32 = 256;
-/// Most subsections; QEMU has three.
+/// Maximum number of subsections; QEMU has three.
 const MAX_SUBSECTIONS: usize = 16;
 
-/// Reads header and configuration: page size in bytes, and the bytes to begin a stream to another
-/// QEMU with. Those lack the capabilities, which are those of this save.
+/// Reads header and configuration. Returns the page size in bytes, and the bytes with which a
+/// stream to another QEMU begins. These omit the capabilities subsection, which describes this save
+/// only.
 pub(crate) fn read<R: Read, E>(source: &mut Source<R>) -> Result<(usize, Vec<u8>), RecordError<E>> {
     let head: [u8; 8] = source.array()?;
     if head != *b"QEVM\0\0\0\x03" {

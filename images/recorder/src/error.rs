@@ -1,51 +1,51 @@
-//! Why a stream makes no image.
+//! The error of a recording.
 
 use std::io;
 
-/// Why a stream was not recorded.
+/// The reason that a stream was not recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError<E> {
     /// The stream could not be read.
     #[error("cannot read QEMU's stream at byte {at}")]
     Io {
-        /// How far it was read.
+        /// Offset at which reading failed.
         at: u64,
-        /// What the kernel said.
+        /// The reader's error.
         source: io::Error,
     },
-    /// The stream ends before it should.
+    /// The stream is cut off.
     #[error(
         "QEMU's stream ends at byte {at}, {during}: the save was cancelled, or the file is cut off"
     )]
     Ends {
-        /// Its length.
+        /// Length of the stream.
         at: u64,
-        /// What was being read.
+        /// The part of the stream that ends.
         during: &'static str,
     },
-    /// Bytes that this grammar does not know.
+    /// The grammar does not know these bytes.
     #[error("QEMU's stream is not understood at byte {at}: {what}")]
     Unknown {
-        /// Where.
+        /// Their offset in the stream.
         at: u64,
-        /// What was found.
+        /// The bytes, in words.
         what: String,
     },
-    /// Something that a save must not have.
+    /// The stream uses a feature that an image cannot hold.
     #[error("cannot save this VM so: {what}")]
     Refused {
-        /// What, and what to do.
+        /// The feature and the remedy.
         what: String,
     },
-    /// The two readers of the stream disagree.
+    /// The grammar and the tokeniser disagree.
     #[error("two readers of QEMU's stream disagree on the number of {what} ({ours} and {theirs}): nothing is saved; please report this with the QEMU version")]
     Disagree {
-        /// Of what.
+        /// The counted thing.
         what: &'static str,
-        /// This grammar's.
+        /// The grammar's count.
         ours: u64,
-        /// The tokeniser's.
+        /// The tokeniser's count.
         theirs: u64,
     },
     /// The sink failed.

@@ -1,4 +1,4 @@
-//! Sections of RAM: the block table and page records.
+//! Parses the RAM sections: the block table and page records.
 
 use std::io::Read;
 
@@ -7,7 +7,7 @@ use image::RamBlock;
 use crate::source::{refused, unknown, Source};
 use crate::{RecordError, Sink};
 
-// Flags in the low bits of a record's first word.
+// Flags in the low bits of a record's address word (`RAM_SAVE_FLAG_*`).
 const ZERO: u64 = 0x02;
 const MEM_SIZE: u64 = 0x04;
 const PAGE: u64 = 0x08;
@@ -17,17 +17,17 @@ const XBZRLE: u64 = 0x40;
 const COMPRESS_PAGE: u64 = 0x100;
 const FLUSH: u64 = 0x200;
 
-/// Most blocks of a table; an image takes no more either.
+/// Maximum number of blocks in a table; an image has the same limit.
 const MAX_BLOCKS: usize = 4096;
 
-/// What is known of RAM.
+/// State of the parser across RAM sections.
 #[derive(Debug)]
 pub(crate) struct Ram {
     page_size: usize,
-    /// POSTCOPY_ADVISE: the page sizes of all blocks, or'ed; 0 without one.
+    /// Bitwise OR of the page sizes of all blocks, from POSTCOPY_ADVISE; 0 without that command.
     pub(crate) host_pages: u64,
     blocks: Vec<RamBlock>,
-    /// The block of the last record that named one.
+    /// The block of the last page record; a record with [`CONTINUE`] does not repeat its name.
     current: Option<usize>,
     pub(crate) pages: u64,
     pub(crate) zeros: u64,
@@ -43,7 +43,7 @@ impl Ram {
         !self.blocks.is_empty()
     }
 
-    /// Reads the body of a section, to its end mark.
+    /// Reads the body of a section, up to and including [`EOS`].
     pub(crate) fn body<R: Read, S: Sink>(
         &mut self,
         source: &mut Source<R>,
@@ -113,7 +113,7 @@ impl Ram {
         }
     }
 
-    /// Reads the block table, of `total` bytes of RAM.
+    /// Reads the block table for `total` bytes of RAM.
     fn table<R: Read, E>(
         &mut self,
         source: &mut Source<R>,
@@ -142,9 +142,10 @@ impl Ram {
         Ok(())
     }
 
-    /// The page size of a block: an extra word with postcopy on, where the block's pages are larger
-    /// than the host's smallest. Its first byte is zero, and that of a name's length is not; behind
-    /// the last block the next record follows, whose flags are not zero.
+    /// Reads the page size of a block; 0 if the stream does not state it. With postcopy-ram on,
+    /// QEMU sends it as an extra word for blocks with pages larger than the host's smallest. Its
+    /// bytes tell it apart: the word begins with a zero byte, and the next block's name length is
+    /// not zero. After the last block a record follows, whose flags are not zero.
     fn host_page<R: Read, E>(
         &self,
         source: &mut Source<R>,

@@ -1,4 +1,4 @@
-//! The stream from its first to its last byte.
+//! Parses the stream from its first to its last byte.
 
 use std::io::Read;
 
@@ -9,31 +9,32 @@ use crate::source::{refused, unknown, Source};
 use crate::tail::Collector;
 use crate::{configuration, RecordError, Sink};
 
-/// How the last byte of a stream is known.
+/// The mark of a stream's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The reader ends: a file.
+    /// End of file: the stream is in a file.
     Closed,
-    /// The description ends: a QEMU with a return path, which then waits for an answer.
+    /// End of the vmdescription: the stream comes from a QEMU with a return path, which then waits
+    /// for SHUT.
     Described,
 }
 
-/// What a stream had beside pages.
+/// Device state and counts of a recorded stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// Device state; its facts are empty.
+    /// Device state, with empty facts.
     pub state: State,
-    /// Pages that were sent as they are, each version counted.
+    /// Pages sent with their bytes, each version counted.
     pub pages: u64,
-    /// Pages that were sent as zero.
+    /// Pages sent as zero, each version counted.
     pub zeros: u64,
-    /// Length of the stream.
+    /// Length of the stream, bytes.
     pub bytes: u64,
-    /// OPEN_RETURN_PATH was there: QEMU waits for an answer at the end.
+    /// The stream had OPEN_RETURN_PATH: QEMU waits for SHUT at the end.
     pub return_path: bool,
 }
 
-// Tags of elements.
+// Section types (`QEMU_VM_*`).
 const END_OF_STREAM: u8 = 0x00;
 const START: u8 = 0x01;
 const PART: u8 = 0x02;
@@ -42,23 +43,23 @@ const FULL: u8 = 0x04;
 const COMMAND: u8 = 0x08;
 const FOOTER: u8 = 0x7e;
 
-// Commands.
+// Commands (`MIG_CMD_*`).
 const OPEN_RETURN_PATH: u16 = 1;
 const PING: u16 = 2;
 const POSTCOPY_ADVISE: u16 = 3;
 const ENABLE_COLO: u16 = 8;
 const SWITCHOVER_START: u16 = 11;
 
-/// Most device state: QEMU's own limit for what it is given at once.
+/// Maximum length of device state: QEMU's limit for what it loads at once.
 const MAX_STATE: usize = 500 << 20;
-/// Most words of a bitmap of virtio-mem: 2^32 blocks.
+/// Maximum number of words in a virtio-mem bitmap: 2^32 blocks.
 const MAX_BITMAP_WORDS: u64 = 1 << 26;
 
-/// Records one stream.
+/// Records one stream: passes its pages to `sink` and returns the rest.
 ///
 /// # Errors
 ///
-/// What is wrong with the stream, and where; or the sink's.
+/// A defect of the stream and its offset; a stream that cannot be saved; an error of the sink.
 pub fn record<R: Read, S: Sink>(
     reader: R,
     sink: &mut S,
@@ -115,15 +116,15 @@ pub fn record<R: Read, S: Sink>(
 struct Recording {
     ram: Ram,
     state: State,
-    /// Section id of RAM.
+    /// Section id of the RAM section, once it has begun.
     section: Option<u32>,
-    /// The last section of RAM was read.
+    /// The RAM section's end was read.
     ended: bool,
     return_path: bool,
 }
 
 impl Recording {
-    /// Reads one element before the device state; false where that begins.
+    /// Reads one element before the device state; false where the device state begins.
     fn element<R: Read, S: Sink>(
         &mut self,
         source: &mut Source<R>,
@@ -196,7 +197,7 @@ impl Recording {
         Ok(())
     }
 
-    /// A section of a device before the pages: that of virtio-mem.
+    /// Reads a device section that precedes the pages. Only virtio-mem has one.
     fn early<R: Read, E>(&mut self, source: &mut Source<R>) -> Result<(), RecordError<E>> {
         source.during = "in a section before its pages";
         let at = source.at();
@@ -232,7 +233,7 @@ impl Recording {
     }
 }
 
-/// Id, name, instance and version of a section.
+/// Reads id, name, instance and version of a section.
 fn head<R: Read, E>(source: &mut Source<R>) -> Result<(u32, String, u32, u32), RecordError<E>> {
     Ok((source.u32()?, source.name()?, source.u32()?, source.u32()?))
 }
@@ -253,7 +254,7 @@ fn footer<R: Read, E>(source: &mut Source<R>, section: u32) -> Result<(), Record
     }
 }
 
-/// Compares what both readers of the stream have counted.
+/// Compares the counts of the grammar and of the tokeniser.
 fn agree<R: Read, E>(source: &Source<R>, ram: &Ram) -> Result<(), RecordError<E>> {
     let facts = source.judge();
     for (what, ours, theirs) in [

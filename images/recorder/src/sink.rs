@@ -1,27 +1,28 @@
-//! Where pages go.
+//! The receiver of a stream's pages.
 
 use image::{RamBlock, WriteError, Writer};
 
-/// Takes pages. Blocks and pages are numbered as in the block table.
+/// Receives pages. Blocks are numbered in the order of the block table, pages from 0 in their
+/// block.
 pub trait Sink {
-    /// Why it cannot.
+    /// The error of the sink.
     type Error;
 
-    /// The page size in bytes and the block table; once, before the first page.
+    /// Receives the page size in bytes and the block table: once, before the first page.
     ///
     /// # Errors
     ///
     /// The sink's.
     fn blocks(&mut self, page_size: usize, blocks: &[RamBlock]) -> Result<(), Self::Error>;
 
-    /// A page and its bytes. A page may come again: the last version counts.
+    /// Receives a page and its bytes. A page may be sent again: the last version counts.
     ///
     /// # Errors
     ///
     /// The sink's.
     fn page(&mut self, block: usize, page: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 
-    /// A page that is zero now.
+    /// Receives a page that is zero.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The stream's bytes: a window over the reader, and the tokeniser that reads along.
+//! The stream's bytes: a window over the reader, which also feeds the tokeniser.
 
 use std::io::{ErrorKind, Read};
 
@@ -6,20 +6,21 @@ use stream::{Facts, Kind, Token, Tokeniser};
 
 use crate::RecordError;
 
-/// Bytes asked of the reader at once. QEMU writes about 130 KB at a time.
+/// Length of the window. QEMU writes about 130 KB at a time.
 const WINDOW: usize = 1 << 20;
 
 pub(crate) struct Source<R> {
     reader: R,
     window: Box<[u8]>,
-    /// What is read and not taken: `window[begin..end]`.
+    /// `window[begin..end]` is read and not consumed.
     begin: usize,
     end: usize,
-    /// Bytes taken so far.
+    /// Bytes consumed so far.
     at: u64,
     judge: Tokeniser,
     tokens: Vec<Token>,
-    /// What the grammar is reading, for a stream that ends there.
+    /// The part of the stream that the grammar is reading, for the error of a stream that ends
+    /// there.
     pub(crate) during: &'static str,
 }
 
@@ -37,17 +38,17 @@ impl<R: Read> Source<R> {
         }
     }
 
-    /// Where the next byte is in the stream.
+    /// Offset of the next byte in the stream.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// What the tokeniser has learnt from what was read.
+    /// The tokeniser's counts of all bytes read.
     pub(crate) fn judge(&self) -> &Facts {
         self.judge.facts()
     }
 
-    /// The next `len` bytes, which stay; `len` is far below the window's.
+    /// Returns the next `len` bytes without consuming them; `len` must not exceed the window.
     pub(crate) fn peek<E>(&mut self, len: usize) -> Result<&[u8], RecordError<E>> {
         while self.end - self.begin < len {
             if !self.fill()? {
@@ -58,7 +59,7 @@ impl<R: Read> Source<R> {
         Ok(&self.window[self.begin..self.begin + len])
     }
 
-    /// The next `len` bytes.
+    /// Consumes the next `len` bytes.
     pub(crate) fn take<E>(&mut self, len: usize) -> Result<&[u8], RecordError<E>> {
         self.peek(len)?;
         let begin = self.begin;
@@ -87,7 +88,7 @@ impl<R: Read> Source<R> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    /// A length of one byte and a text of that length. QEMU's names are ASCII.
+    /// Consumes a name behind its length in one byte. QEMU's names are ASCII.
     pub(crate) fn name<E>(&mut self) -> Result<String, RecordError<E>> {
         let len = usize::from(self.u8()?);
         let at = self.at;
@@ -95,7 +96,7 @@ impl<R: Read> Source<R> {
         String::from_utf8(bytes).map_err(|_| unknown(at, "a name that is not UTF-8"))
     }
 
-    /// Everything that is read already, and at least one more byte; `None` at the end.
+    /// Consumes all bytes in the window, at least one; `None` at the end of the stream.
     pub(crate) fn rest<E>(&mut self) -> Result<Option<&[u8]>, RecordError<E>> {
         if self.begin == self.end && !self.fill()? {
             return Ok(None);
@@ -106,7 +107,7 @@ impl<R: Read> Source<R> {
         Ok(Some(&self.window[begin..self.end]))
     }
 
-    /// Reads what there is; false at the end.
+    /// Reads once from the reader; false at the end.
     fn fill<E>(&mut self) -> Result<bool, RecordError<E>> {
         if self.begin > 0 {
             self.window.copy_within(self.begin..self.end, 0);

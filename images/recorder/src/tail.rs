@@ -1,25 +1,25 @@
-//! Device state: where it ends, and whether it is whole.
+//! Finds the end of the device state, and checks that it is complete.
 
 use serde_json::Value;
 
-/// Device sections and the description behind them.
+/// Device sections and the vmdescription that follows them.
 #[derive(Debug)]
 pub(crate) struct Tail {
     pub(crate) devices: Vec<u8>,
     pub(crate) description: Vec<u8>,
 }
 
-/// Collects bytes until they end as a stream does.
+/// Collects bytes until they end with a vmdescription that matches them.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     bytes: Vec<u8>,
-    /// How far end marks were looked for.
+    /// Bytes before this offset were searched for marks.
     searched: usize,
-    /// End marks (place, end of the description that they announce) that may still fit.
+    /// Marks that may still fit: their offset, and the end of the description that they announce.
     marks: Vec<(usize, usize)>,
 }
 
-/// `00 06`, the length in four bytes, and the brace that JSON begins with.
+/// A mark: `00 06`, the length in four bytes, and the opening brace of the JSON.
 const MARK_LEN: usize = 7;
 
 impl Collector {
@@ -41,7 +41,8 @@ impl Collector {
         self.bytes.len()
     }
 
-    /// The device state, if it is whole. `early` stands before it and is described with it.
+    /// The device state, if it is complete. The description also covers `early`, the sections
+    /// before the pages.
     pub(crate) fn whole(&self, early: &[u8]) -> Option<Tail> {
         let ends = self.marks.iter().filter(|&&(_, end)| end == self.bytes.len());
         ends.map(|&(at, _)| (&self.bytes[..at], &self.bytes[at + MARK_LEN - 1..]))
@@ -53,7 +54,7 @@ impl Collector {
     }
 }
 
-/// Whether `description` is QEMU's, and each of its devices is in the state, in order.
+/// Whether `description` is a vmdescription whose devices are all in the state, in order.
 fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
     let Ok(value) = serde_json::from_slice::<Value>(description) else { return false };
     let Some(listed) = value["devices"].as_array() else { return false };
@@ -65,14 +66,14 @@ fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
             return false;
         };
         let Ok(len) = u8::try_from(name.len()) else { return false };
-        // Four bytes, as the head of a section has it.
+        // Four bytes, as in the head of a section.
         let instance = &instance.to_be_bytes()[4..];
         let head = [&[len], name.as_bytes(), instance].concat();
         skip_past(&mut early, &head) || skip_past(&mut rest, &head)
     })
 }
 
-/// Moves `bytes` behind the first place of `head`; false if there is none.
+/// Advances `bytes` past the first occurrence of `head`; false if there is none.
 fn skip_past(bytes: &mut &[u8], head: &[u8]) -> bool {
     match bytes.windows(head.len()).position(|window| window == head) {
         Some(at) => {

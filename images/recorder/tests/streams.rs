@@ -1,4 +1,4 @@
-//! Made and recorded streams against an oracle, and streams that are not what they should be.
+//! Generated and recorded streams against an oracle, and malformed streams.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -11,7 +11,7 @@ use stream::synth::{main_stream, Configuration, MainStream, Section, Style};
 
 const PAGE: usize = 4096;
 
-/// Keeps every page.
+/// A sink that stores the last version of every page.
 #[derive(Default)]
 struct Memory {
     blocks: Vec<RamBlock>,
@@ -38,7 +38,7 @@ impl Sink for Memory {
     }
 }
 
-/// A reader that gives few bytes at a time.
+/// A reader that returns few bytes at a time.
 struct Pieces<'a>(&'a [u8], usize);
 
 impl Read for Pieces<'_> {
@@ -85,7 +85,7 @@ fn every_page_and_byte_of_a_made_stream_arrives_however_it_comes() {
             for (at, page) in pages.iter().enumerate() {
                 assert!(memory.pages[&(0, at as u64)] == *page, "page {at}");
             }
-            // What stands behind the sections of RAM, to the last byte.
+            // The bytes after the RAM sections, to the last one.
             let state = recorded.state;
             let end = [&[0, 6][..], &u32::try_from(state.description.len()).unwrap().to_be_bytes()]
                 .concat();
@@ -108,8 +108,8 @@ fn a_stream_that_is_cut_anywhere_is_refused() {
     }
 }
 
-/// The golden streams have the structure of real QEMUs' and end in their device state: all before it
-/// is understood, and counted as crate `stream` counts it.
+/// The golden streams have the structure of real QEMUs' streams and are cut in their device state.
+/// Everything before is understood, and counted as crate `stream` counts it.
 #[test]
 fn streams_of_real_qemus_are_understood_up_to_where_they_were_cut() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../migrate/stream/tests/golden");
@@ -235,14 +235,13 @@ fn a_stream_becomes_an_image_with_the_same_pages() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Whatever becomes of the bytes, it is recorded or refused; never a panic.
+    /// A corrupted stream is recorded or refused; it never causes a panic.
     #[test]
     fn bent_streams_are_recorded_or_refused(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)
     ) {
         let mut bytes = main_stream(Style::Qemu92, PAGE, pages(4));
         for (at, byte) in changes {
-            // Mostly in what is structure: the pages are most of the bytes.
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }

@@ -1,14 +1,15 @@
-//! What saving and restoring a VM costs by platen and by QEMU's own ways, in one interleaved run.
+//! Measures saving and restoring a VM with platen and with QEMU's own methods, in one interleaved
+//! run.
 //!
 //! ```text
 //! cargo run --release -p vm-tests --bin saved_bench [-- --rounds 5 --qemu 10 --data 700]
 //! ```
 //!
-//! One VM is saved by each way and restored from each file, round after round in rotating order,
-//! so that a change of the machine's mood meets all ways alike. The guest recomputes every byte
-//! after each restore. Printed are medians with their range. Times of `runs` end with QEMU's event
-//! RESUME, and do not include the start of QEMU; CPU time is that of QEMU without its vCPUs and of
-//! all other processes of the way.
+//! Each method saves one VM and restores it from the file, round after round in rotating order, so
+//! that a change of the machine's speed affects all methods alike. The guest recomputes every byte
+//! after each restore. The output is medians with their ranges. Times of `runs` end when QEMU
+//! reports the VM as running, and exclude the start of QEMU. CPU time is that of QEMU without its
+//! vCPUs, plus that of all other processes of the method.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -35,7 +36,7 @@ struct Options {
     data: u64,
 }
 
-/// A way to save and to restore.
+/// A method of saving and restoring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// `platen save`, `platen restore`.
@@ -61,7 +62,7 @@ impl Way {
         }
     }
 
-    /// Sets what the way needs, and unsets what another has set.
+    /// Sets the capabilities for this method, and clears those of the others.
     fn set_up(self, vm: &mut Vm) -> Result<()> {
         let mapped = matches!(self, Self::MappedRam | Self::MappedRam2);
         let all = [("multifd", self == Self::MappedRam2), ("mapped-ram", mapped)];
@@ -71,7 +72,7 @@ impl Way {
     }
 }
 
-/// One save or restore.
+/// Cost of one save or restore.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     seconds: f64,
@@ -151,7 +152,7 @@ fn spread(runs: &[Cost], of: impl Fn(&Cost) -> f64) -> String {
     spread_of(&mut runs.iter().map(of).collect::<Vec<_>>())
 }
 
-/// Median, and the range in brackets.
+/// Formats the median, and the range in brackets.
 fn spread_of(values: &mut [f64]) -> String {
     values.sort_by(f64::total_cmp);
     match (values.first(), values.get(values.len() / 2), values.last()) {
@@ -162,7 +163,7 @@ fn spread_of(values: &mut [f64]) -> String {
 
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Saves a VM that is paused, and leaves it so.
+/// Pauses the VM and saves it; it stays paused.
 fn save(lab: &Lab, vm: &mut Vm, way: Way, file: &Path) -> Result<Cost> {
     vm.monitor.execute("stop", json!({}))?;
     way.set_up(vm)?;
@@ -201,7 +202,8 @@ fn migrate(vm: &mut Vm, uri: &str) -> Result<()> {
     Ok(())
 }
 
-/// Restores into `vm`, which waits; until it runs. Gives platen's report, if it has one.
+/// Restores into `vm`, which waits for a migration, until it runs. Returns platen's report, if the
+/// method has one.
 fn restore(lab: &Lab, vm: &mut Vm, way: Way, file: &Path) -> Result<(Cost, Option<Value>)> {
     let (begin, before, children) = (Instant::now(), vm.process.host_cpu()?, children_cpu()?);
     let mut report = None;
@@ -226,7 +228,7 @@ fn restore(lab: &Lab, vm: &mut Vm, way: Way, file: &Path) -> Result<(Cost, Optio
         Way::MappedRam | Way::MappedRam2 => load(vm, way, &format!("file:{}", file.display()))?,
     }
     if vm.monitor.run_state()? != "running" {
-        // It was saved while it was paused.
+        // The VM was paused when it was saved.
         vm.monitor.execute("cont", json!({}))?;
     }
     wait_running(vm)?;
@@ -247,7 +249,8 @@ fn load(vm: &mut Vm, way: Way, uri: &str) -> Result<()> {
     Ok(())
 }
 
-/// How QEMU's migration ends. Asked often: it is a time that is measured.
+/// Waits for the end of QEMU's migration and returns its status. Polls often, since callers measure
+/// the time.
 fn migration_end(vm: &mut Vm) -> Result<String> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -276,13 +279,14 @@ fn children_cpu() -> Result<f64> {
     stat("/proc/self/stat", 15)
 }
 
-/// CPU seconds of the ended children of a QEMU: what it ran by `exec:`. They are its own, since each
-/// QEMU here runs one at most.
+/// CPU seconds of a QEMU's ended children, which it ran by `exec:`. They belong to one migration,
+/// since each QEMU here runs at most one.
 fn exec_cpu(vm: &Vm) -> Result<f64> {
     stat(&format!("/proc/{}/stat", vm.process.id()), 15)
 }
 
-/// Two fields of a /proc stat file in a row, counted from 0 as proc(5) does from 1, in seconds.
+/// Sum of fields `first` and `first + 1` of a /proc stat file, in seconds. Fields count from 0;
+/// proc(5) counts them from 1.
 fn stat(path: &str, first: usize) -> Result<f64> {
     let text = std::fs::read_to_string(path).with_context(|| path.to_owned())?;
     let (_, rest) = text.rsplit_once(')').context("no name")?;

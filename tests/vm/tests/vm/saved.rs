@@ -1,4 +1,4 @@
-//! Saved VMs: an image of a running guest, and the guest that goes on from it, every page verified.
+//! Saved VMs: a guest is saved and restored, and verifies every page of its memory.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_10, MACHINE_7_2};
 use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
 use crate::Scenario;
 
-/// How long a save or a restore of a tiny VM may take.
+/// Time limit for a save or a restore of a tiny VM.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// So slow a background that nothing is loaded but what the guest asks for.
+/// Options for a background so slow that little but requested pages is loaded.
 const HELD: [&str; 2] = ["--push-rate", "4096"];
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
@@ -68,7 +68,7 @@ fn start_save(stage: &Stage, vm: &Vm, image: &Path, flags: &[&str]) -> Result<Pl
     Platen::start(&stage.lab, "save", vm.side(), &words)
 }
 
-/// Starts `platen restore` to a QEMU that waits.
+/// Starts `platen restore` into a QEMU that waits.
 fn start_restore(stage: &Stage, to: &Vm, image: &Path, flags: &[&str]) -> Result<Platen> {
     let qmp = format!("unix:{}", to.platen_monitor().display());
     let image = image.display().to_string();
@@ -76,7 +76,7 @@ fn start_restore(stage: &Stage, to: &Vm, image: &Path, flags: &[&str]) -> Result
     Platen::start(&stage.lab, "restore", to.side(), &words)
 }
 
-/// Runs `platen image` with these words, which must succeed.
+/// Runs `platen image` with these arguments, and returns its output; it must succeed.
 fn image_command(stage: &Stage, vm: &Vm, words: &[&str]) -> Result<String> {
     let mut argv = vec![vm_tests::platen::binary()?.display().to_string(), "image".into()];
     argv.extend(words.iter().map(|word| (*word).to_owned()));
@@ -86,7 +86,7 @@ fn image_command(stage: &Stage, vm: &Vm, words: &[&str]) -> Result<String> {
     Ok(process.output())
 }
 
-/// A VM that dirties its memory, saved and left paused, and the verified image.
+/// Saves a VM that dirties its memory, and leaves it paused; returns it and the verified image.
 fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
     let mut vm = stage.vm_of(spec)?;
     vm.let_migrate()?;
@@ -101,7 +101,7 @@ fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
     Ok((vm, image))
 }
 
-/// The guest is alive, dirties its memory, and has every page as it wrote it.
+/// Asserts that the guest runs, dirties its memory, and verifies every page.
 fn runs_whole(vm: &mut Vm) -> Result<()> {
     vm.assert_running()?;
     let before = vm.guest.work("loops")?;
@@ -111,7 +111,7 @@ fn runs_whole(vm: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// The same, for the next scenario to go on with.
+/// As [`runs_whole`]; then parks the VM for the next scenario.
 fn is_whole(stage: &mut Stage, mut vm: Vm) -> Result<()> {
     runs_whole(&mut vm)?;
     stage.park_other(vm);
@@ -144,8 +144,8 @@ fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> 
     is_whole(stage, destination)
 }
 
-/// What `image export` writes QEMU loads by itself, and what `image import` makes of it is the same
-/// VM again.
+/// QEMU loads the output of `image export` without platen, and `image import` makes an image of the
+/// same VM from it.
 fn plain_stream(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     let stream = stage.lab.scratch("stream").display().to_string();
@@ -161,7 +161,7 @@ fn plain_stream(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     is_whole(stage, destination)
 }
 
-/// Number of the process that plays the image: the `nth` that this restore has started.
+/// Process id of the `nth` player that this restore has started.
 fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
     let deadline = std::time::Instant::now() + NOTICE;
     loop {
@@ -183,8 +183,8 @@ fn kill(pid: i32) -> Result<()> {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("kill")
 }
 
-/// Players are killed while the guest runs and most of its memory is not there: others go on. Then
-/// the whole restore is killed, and a second one goes on.
+/// Players are killed while the guest runs and most of its memory is missing: each time another one
+/// continues. Then the restore and its player are killed, and a second restore continues.
 fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     let mut destination = stage.lab.incoming_with(&vm, to)?;
@@ -195,7 +195,8 @@ fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
         kill(player(&mut restore, nth)?)?;
         player(&mut restore, nth + 1)?;
     }
-    // A vCPU that waits for a page may hold what QEMU's monitors need to let a new client in.
+    // A vCPU that waits for a page may hold a lock that QEMU's monitors need to accept a new
+    // client.
     destination.monitor.execute("stop", serde_json::json!({}))?;
     restore.process.signal(Signal::KILL)?;
     restore.process.wait(NOTICE)?;
@@ -209,8 +210,8 @@ fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     is_whole(stage, destination)
 }
 
-/// Units are damaged while the guest runs. The first that it asks for is named and not given to it,
-/// and it goes on from a sound copy.
+/// Units are damaged while the guest runs. The restore names the first one that the guest needs,
+/// sends nothing of it, and continues from a sound copy.
 fn image_damaged(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     let copy = stage.lab.scratch("copy");
@@ -231,14 +232,14 @@ fn image_damaged(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     for words in [&["unit "][..], &["is damaged"], &[&*copy.to_string_lossy()]] {
         names_the_cause(&said, words)?;
     }
-    // The background is as slow as before: the guest verifies what it has to ask for.
+    // The background is as slow as before: QEMU has to request the pages that the guest verifies.
     runs_whole(&mut destination)?;
     let said = restore.process.output();
     ensure!(!said.contains("not needed"), "all was loaded before the guest was verified: {said}");
     Ok(())
 }
 
-/// The restore says that QEMU has ended, and that the disks have moved on; the image is as before.
+/// The restore reports that QEMU has ended. The image is unchanged and can be restored again.
 fn qemu_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, spec)?;
     let mut destination = stage.lab.incoming_with(&vm, spec)?;
@@ -254,14 +255,15 @@ fn qemu_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     is_whole(stage, destination)
 }
 
-/// Everything that a user can set, as QEMU tells it.
+/// QEMU's migration capabilities and parameters.
 fn settings(vm: &mut Vm) -> Result<Value> {
     let none = serde_json::json!({});
     let capabilities = vm.monitor.execute("query-migrate-capabilities", none.clone())?;
     Ok(serde_json::json!([capabilities, vm.monitor.execute("query-migrate-parameters", none)?]))
 }
 
-/// A live save: the VM goes on, with the settings it had, and the image is the VM of a moment of it.
+/// A VM continues after a save, with its previous settings, and the image holds its state at one
+/// moment.
 fn goes_on(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     for flags in [&["--live"][..], &["--stop", "--codec", "lz4"]] {
         let mut vm = stage.vm_of(spec)?;
@@ -277,12 +279,12 @@ fn goes_on(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
         start_restore(stage, &destination, &image, &[])?.succeed(LIMIT)?;
         is_whole(stage, destination)?;
     }
-    // Two at once is what `is_whole` has left.
+    // `is_whole` has parked both source and destination.
     stage.discard();
     Ok(())
 }
 
-/// A save that is under way, slowly.
+/// Starts a save and slows it down, so that it stays in progress.
 fn slow_save(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf, Platen)> {
     let mut vm = stage.vm_of(spec)?;
     vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
@@ -326,8 +328,8 @@ fn disk_full(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     is_whole(stage, vm)
 }
 
-/// Before anything is touched: the machine type, a QEMU that does not wait, a file in the way.
-/// Later, with nothing started: RAM of another size.
+/// Refused before anything is changed: another machine type, a QEMU that does not wait, an existing
+/// file. Refused later, before the VM runs: RAM of another size.
 fn refused(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let (mut vm, image) = saved(stage, spec)?;
     let said = start_save(stage, &vm, &image, &[])?.fail(LIMIT)?;
