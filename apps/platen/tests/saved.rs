@@ -55,8 +55,9 @@ impl Qemu {
         };
         let qemu = Self { child, socket };
         let deadline = Instant::now() + LONG;
-        while !qemu.socket.exists() {
-            assert!(Instant::now() < deadline, "QEMU made no socket");
+        // The path exists before QEMU listens there.
+        while !listens(&qemu.socket) {
+            assert!(Instant::now() < deadline, "QEMU does not listen");
             thread::sleep(Duration::from_millis(20));
         }
         Some(qemu)
@@ -69,6 +70,16 @@ impl Qemu {
     fn address(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
+}
+
+/// Whether a process listens on this socket: flag `__SO_ACCEPTCON` in the kernel's list.
+fn listens(socket: &Path) -> bool {
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let path = socket.to_str().unwrap();
+    sockets.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some("00010000") && fields.last() == Some(path)
+    })
 }
 
 /// Runs `platen`; returns its output and its report.
