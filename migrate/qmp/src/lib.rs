@@ -48,6 +48,17 @@ pub struct Qmp {
     events: Events,
 }
 
+/// The most messages for a former client that a connection skips.
+const STALE_MESSAGES: u32 = 256;
+
+/// Whether a line is a QMP reply or event.
+fn is_message(line: &[u8]) -> bool {
+    let message: Option<serde_json::Map<String, Value>> = serde_json::from_slice(line).ok();
+    message.is_some_and(|message| {
+        ["return", "error", "event"].iter().any(|key| message.contains_key(*key))
+    })
+}
+
 impl Qmp {
     /// Connects to the monitor at `path`, checks that it is one, and negotiates.
     ///
@@ -97,15 +108,24 @@ impl Qmp {
         timeout: Duration,
         enable: Option<Value>,
     ) -> Result<Self, QmpError> {
-        let line = socket.read_line(deadline).map_err(|failure| match failure {
-            ReadFailure::TimedOut => {
-                QmpError::NoGreeting { path: path.to_owned(), seconds: timeout.as_secs_f64() }
+        // QEMU sends what the former client did not read to the next one, before its greeting.
+        let mut left = STALE_MESSAGES;
+        let greeting = loop {
+            let line = socket.read_line(deadline).map_err(|failure| match failure {
+                ReadFailure::TimedOut => {
+                    QmpError::NoGreeting { path: path.to_owned(), seconds: timeout.as_secs_f64() }
+                }
+                ReadFailure::Closed => QmpError::ClosedAtOnce { path: path.to_owned() },
+                other => other.during("the greeting", timeout),
+            })?;
+            if let Ok(greeting) = serde_json::from_slice::<Greeting>(&line) {
+                break greeting;
             }
-            ReadFailure::Closed => QmpError::ClosedAtOnce { path: path.to_owned() },
-            other => other.during("the greeting", timeout),
-        })?;
-        let greeting: Greeting = serde_json::from_slice(&line)
-            .map_err(|_| QmpError::NotQmp { path: path.to_owned(), got: error::excerpt(&line) })?;
+            if left == 0 || !is_message(&line) {
+                return Err(QmpError::NotQmp { path: path.to_owned(), got: error::excerpt(&line) });
+            }
+            left -= 1;
+        };
         let version = greeting.qmp.version.qemu;
         let mut this = Self { socket, version, timeout, next_id: 1, events: Events::default() };
         this.execute_by("execute", "qmp_capabilities", enable, deadline, timeout)?;

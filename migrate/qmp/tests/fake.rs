@@ -235,6 +235,30 @@ fn events_before_the_end_are_still_delivered() {
     assert!(matches!(qmp.poll_event(LONG).unwrap_err(), QmpError::Closed { .. }));
 }
 
+/// QEMU sends what a client that was killed did not read to the next client, before its greeting.
+#[test]
+fn messages_for_a_former_client_are_skipped() {
+    let fake = Fake::new(|listener| {
+        let mut peer = Peer::accept(listener);
+        peer.say(r#"{"return": {}, "id": 10}"#);
+        peer.say(r#"{"event": "STOP"}"#);
+        peer.say(GREETING);
+        let (command, _) = peer.hear();
+        peer.answer(&command, serde_json::json!({}));
+        peer.rest();
+    });
+    fake.connect(LONG).unwrap();
+
+    let fake = Fake::new(|listener| {
+        let mut peer = Peer::accept(listener);
+        for _ in 0..1000 {
+            peer.say(r#"{"return": {}, "id": 10}"#);
+        }
+        peer.rest();
+    });
+    assert!(matches!(fake.connect(LONG).unwrap_err(), QmpError::NotQmp { .. }));
+}
+
 #[test]
 fn what_is_not_qmp_is_named() {
     let fake = Fake::new(|listener| {
