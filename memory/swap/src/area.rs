@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::partition;
 use crate::sys;
@@ -122,21 +123,23 @@ fn on(area: &Path, priority: i64) -> io::Result<()> {
 }
 
 /// Stops swapping to a disk. The kernel first reads all pages of its areas back into memory, which
-/// may take minutes. If one area cannot be emptied, the kernel swaps to all of them again.
+/// may take minutes. If one area cannot be emptied, or not by the deadline, the kernel swaps to all
+/// of them again.
 ///
 /// A child process calls swapoff(2) for each area, because the OOM killer kills the process in
 /// `swapoff` before any other.
 ///
 /// # Errors
 ///
-/// An error of the kernel; [`io::ErrorKind::OutOfMemory`] if memory did not suffice.
-pub fn off(disk: &Path) -> io::Result<()> {
+/// An error of the kernel; [`io::ErrorKind::OutOfMemory`] if memory did not suffice,
+/// [`io::ErrorKind::TimedOut`] at the deadline.
+pub fn off(disk: &Path, deadline: Instant) -> io::Result<()> {
     let mut areas = areas_of(disk)?;
     // The area of highest priority last: pages that the kernel swaps out meanwhile find free slots
     // there.
     areas.sort_by_key(|(_, used)| used.priority);
     for (nth, (area, _)) in areas.iter().enumerate() {
-        if let Err(error) = sys::swapoff_in_child(area) {
+        if let Err(error) = sys::swapoff_in_child(area, deadline) {
             for (area, used) in &areas[..nth] {
                 // The header is still there.
                 let _ = on(area, used.priority);
@@ -158,6 +161,11 @@ pub fn off(disk: &Path) -> io::Result<()> {
 pub fn in_use(disk: &Path) -> io::Result<Option<Use>> {
     let areas = areas_of(disk)?;
     Ok(sum(areas.into_iter().map(|(_, used)| used)))
+}
+
+/// The areas' device nodes, as `swapoff` takes them; empty if the kernel does not say.
+pub fn nodes(disk: &Path) -> Vec<PathBuf> {
+    areas_of(disk).unwrap_or_default().into_iter().map(|(node, _)| node).collect()
 }
 
 fn areas_of(disk: &Path) -> io::Result<Vec<(PathBuf, Use)>> {

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 /// Gives this process, which has one thread, a mount namespace of its own.
 pub(crate) fn unshare_mounts() -> io::Result<()> {
@@ -34,39 +35,78 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// An error of the kernel; [`io::ErrorKind::OutOfMemory`] if the child was killed.
-pub(crate) fn swapoff_in_child(path: &Path) -> io::Result<()> {
+/// Those of [`in_child`].
+pub(crate) fn swapoff_in_child(path: &Path, deadline: Instant) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the child makes two system calls, on memory that it has a copy of, and ends: nothing
-    // that another thread may have locked is used.
+    in_child(deadline, || {
+        // SAFETY: a string that ends with a zero and outlives the call.
+        checked(unsafe { libc::swapoff(path.as_ptr()) })
+    })
+}
+
+/// Runs `work` in a child process, which ends with this thread. `work` may only make system calls:
+/// a lock of another thread, the allocator's above all, stays locked in the child.
+///
+/// # Errors
+///
+/// That of `work`; [`io::ErrorKind::TimedOut`] at the deadline, after the child was killed and has
+/// ended; [`io::ErrorKind::OutOfMemory`] if another process killed the child.
+fn in_child(deadline: Instant, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let own = std::process::id();
+    // SAFETY: the child makes system calls and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: a string that ends with a zero.
-        let result = unsafe { libc::swapoff(path.as_ptr()) };
-        let code = if result == 0 {
-            0
-        } else {
-            io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+        let code = match end_with_parent(own).and_then(|()| work()) {
+            Ok(()) => 0,
+            Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
         };
         // SAFETY: takes a number.
         unsafe { libc::_exit(code) }
     }
     checked(child.min(0))?;
     let mut status = 0;
-    // SAFETY: a status that lives as long as the call.
-    while unsafe { libc::waitpid(child, &raw mut status, 0) } < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+    let mut late = false;
+    loop {
+        let flags = if late { 0 } else { libc::WNOHANG };
+        // SAFETY: a status that outlives the call.
+        match unsafe { libc::waitpid(child, &raw mut status, flags) } {
+            0 if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            0 => {
+                // SAFETY: the child is not reaped, so the number is still its own.
+                checked(unsafe { libc::kill(child, libc::SIGKILL) })?;
+                late = true;
+            }
+            -1 => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            _ => break,
         }
     }
     match (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) {
         (true, 0) => Ok(()),
         (true, code) => Err(io::Error::from_raw_os_error(code)),
+        (false, _) if late => Err(io::ErrorKind::TimedOut.into()),
         (false, _) => Err(io::Error::new(
             io::ErrorKind::OutOfMemory,
-            "the process that took the swapped-out pages back was killed: memory ran out",
+            "the process in swapoff was killed: memory ran out",
         )),
+    }
+}
+
+/// Has the kernel kill this process when the parent's thread ends. `parent`: the parent's number.
+fn end_with_parent(parent: u32) -> io::Result<()> {
+    // SAFETY: takes numbers.
+    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) })?;
+    // The parent may have ended before.
+    // SAFETY: takes nothing.
+    let now = unsafe { libc::getppid() };
+    if u32::try_from(now) == Ok(parent) {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ESRCH))
     }
 }
 
@@ -223,5 +263,62 @@ fn checked(result: i32) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Longer than anything here takes.
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn pause() -> io::Result<()> {
+        loop {
+            // SAFETY: takes nothing.
+            unsafe { libc::pause() };
+        }
+    }
+
+    #[test]
+    fn a_child_s_error_its_death_and_its_delay_are_told_apart() {
+        let later = || Instant::now() + LONG;
+        in_child(later(), || Ok(())).unwrap();
+        let error = in_child(later(), || Err(io::Error::from_raw_os_error(libc::ENOMEM)));
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        let killed = in_child(later(), || {
+            let own = libc::pid_t::try_from(std::process::id()).unwrap_or(0);
+            // SAFETY: takes numbers.
+            unsafe { libc::kill(own, libc::SIGKILL) };
+            pause()
+        });
+        assert_eq!(killed.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+        let late = in_child(Instant::now() + Duration::from_millis(50), pause);
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A helper that the supervisor kills must not go on in a child.
+    #[test]
+    fn a_child_ends_with_its_parent() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        // Only the two processes below have it: its end is seen when both are gone.
+        let fd = theirs.as_raw_fd();
+        let parent = in_child(Instant::now() + LONG, || {
+            // SAFETY: the number of a socket that this process has as well.
+            unsafe { libc::write(fd, c"x".as_ptr().cast(), 1) };
+            let own = std::process::id();
+            // SAFETY: the child makes system calls only.
+            if unsafe { libc::fork() } == 0 {
+                let _ = end_with_parent(own);
+                let _ = pause();
+            }
+            Err(io::Error::from_raw_os_error(libc::EINTR))
+        });
+        assert_eq!(parent.unwrap_err().raw_os_error(), Some(libc::EINTR));
+        drop(theirs);
+        ours.set_read_timeout(Some(LONG)).unwrap();
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut &ours, &mut bytes).unwrap();
+        assert_eq!(bytes, b"x");
     }
 }

@@ -244,6 +244,9 @@ pub(crate) struct SwapHelperArgs {
     pub(crate) connections: usize,
     #[arg(long, default_value_t = 0)]
     pub(crate) priority: u16,
+    /// Seconds that swapoff may take
+    #[arg(long, default_value_t = 300)]
+    pub(crate) timeout: u64,
     /// Processes to check
     #[arg(long, value_delimiter = ',')]
     pub(crate) pids: Vec<u32>,

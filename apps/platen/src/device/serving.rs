@@ -151,6 +151,9 @@ fn myself() -> Command {
     program(OWN)
 }
 
+/// How long a helper may take to end after swapoff has run into its timeout.
+const HELPER_ENDS: Duration = Duration::from_secs(10);
+
 const OWN: &str = "/proc/self/exe";
 
 fn program(path: &str) -> Command {
@@ -236,11 +239,14 @@ impl Service for Serving {
 
     fn down(&mut self) -> Option<Command> {
         let disk = self.disk().filter(|_| self.plan.args.swap)?;
-        Some(self.helper(SwapTask::Off, disk))
+        let mut command = self.helper(SwapTask::Off, disk);
+        command.args(["--timeout", &self.plan.args.swapoff_timeout.to_string()]);
+        Some(command)
     }
 
     fn down_limit(&self) -> Duration {
-        Duration::from_secs(self.plan.args.swapoff_timeout)
+        // The helper observes the timeout itself: it switches areas on again that were off already.
+        Duration::from_secs(self.plan.args.swapoff_timeout) + HELPER_ENDS
     }
 
     fn ready_limit(&self) -> Duration {

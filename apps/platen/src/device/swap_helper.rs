@@ -5,7 +5,7 @@ use super::args::{SwapHelperArgs, SwapTask};
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use swap::{area, Subject};
 
 pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
@@ -73,7 +73,9 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
                 say(&format!("{} MiB left", used.used_kib >> 10));
             }
         });
-        area::off(disk).with_context(|| format!("cannot take all back from {}", disk.display()))?;
+        let deadline = Instant::now() + Duration::from_secs(args.timeout);
+        area::off(disk, deadline)
+            .with_context(|| format!("cannot take all back from {}", disk.display()))?;
     }
     if area::in_use(disk)?.is_some() {
         bail!("{} is still swapped to", disk.display());

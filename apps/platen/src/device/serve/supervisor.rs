@@ -122,7 +122,12 @@ impl Supervisor {
         ctrlc::set_handler(move || {
             if seen.load(Ordering::Acquire) {
                 match disk.as_ref().filter(|disk| swapped_to(disk)) {
-                    Some(disk) => say(&format!("{disk} is swapped to: first `swapoff {disk}`")),
+                    Some(disk) => {
+                        let areas = swap::area::nodes(Path::new(disk));
+                        let areas: Vec<_> =
+                            areas.iter().map(|area| area.to_string_lossy()).collect();
+                        say(&format!("{disk} is swapped to: first `swapoff {}`", areas.join(" ")));
+                    }
                     None => stopped(),
                 }
             }
