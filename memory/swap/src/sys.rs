@@ -309,8 +309,10 @@ mod tests {
             let own = std::process::id();
             // SAFETY: the child makes system calls only.
             if unsafe { libc::fork() } == 0 {
-                let _ = end_with_parent(own);
-                let _ = pause();
+                // An error: the parent has ended already.
+                let _ = end_with_parent(own).and_then(|()| pause());
+                // SAFETY: takes a number.
+                unsafe { libc::_exit(0) }
             }
             Err(io::Error::from_raw_os_error(libc::EINTR))
         });
