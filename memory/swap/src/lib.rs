@@ -8,6 +8,7 @@
 //! ```
 //!
 //! * [`inherited`] and [`own`]: the precautions. [`check`](fn@check): what the kernel says of them.
+//! * [`heap`]: memory that a server leaves to its successor.
 //! * [`area`]: a disk's swap areas: header, swapon, swapoff. Discards are on, so freed pages leave
 //!   the store.
 //! * [`supervisor`]: replaces a server that dies; stops swapping before the server ends.
@@ -22,6 +23,7 @@
 
 pub mod area;
 mod check;
+pub mod heap;
 mod memory;
 pub mod nbd;
 mod partition;

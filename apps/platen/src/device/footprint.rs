@@ -15,6 +15,8 @@ pub(crate) struct Footprint {
     pub(crate) server: u64,
     /// Private memory of the stand-by servers.
     pub(crate) stand_by: u64,
+    /// The server's heap, which its successor uses after it.
+    pub(crate) heap: u64,
     /// Resident pages of the program and its libraries.
     pub(crate) text: u64,
     /// Buffers of the ublk disk's requests.
@@ -33,6 +35,7 @@ impl Footprint {
             supervisor: own.supervisor.map_or(0, private),
             server: private(server),
             stand_by: own.standby.iter().copied().map(private).sum(),
+            heap: memfd(proc, first, "/memfd:platen-heap"),
             text: size(proc, server, "RssFile:"),
             buffers: memfd(proc, first, "/memfd:platen-buffers"),
             // 8 bytes for each page.
@@ -40,14 +43,19 @@ impl Footprint {
         })
     }
 
+    fn private(&self) -> u64 {
+        self.supervisor + self.server + self.stand_by
+    }
+
     /// As [`super::status::MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
-        let beside = self.supervisor + self.server + self.stand_by + self.text + self.buffers;
+    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 8] {
+        let beside = self.private() + self.heap + self.text + self.buffers;
         [
             ("beside_store", beside, "Memory beside the store: all of these but tables", false),
             ("supervisor", self.supervisor, "Private memory of the supervisor, bytes", false),
             ("server", self.server, "Private memory of the server, bytes", false),
             ("stand_by", self.stand_by, "Private memory of the stand-by server, bytes", false),
+            ("heap", self.heap, "Heap of the server and of its successor, bytes", false),
             ("text", self.text, "Program and libraries, once for all processes, bytes", false),
             ("buffers", self.buffers, "Buffers of the ublk disk's requests, bytes", false),
             ("tables", self.tables, "Slot table, a part of mem_used_total, bytes", false),
@@ -95,6 +103,7 @@ mod tests {
             supervisor: 900 << 10,
             server: 7000 << 10,
             stand_by: 5000 << 10,
+            heap: 0,
             text: 12_000 << 10,
             buffers: 0,
             tables: 2 << 20,

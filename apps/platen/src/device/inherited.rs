@@ -16,6 +16,8 @@ pub(super) const FORMAT: u16 = 1;
 pub(crate) struct Inherited {
     pub(crate) store: i32,
     pub(crate) buffers: Option<i32>,
+    /// Memory of the server's heap.
+    pub(crate) heap: Option<i32>,
     /// The backing device.
     pub(crate) backing: Option<i32>,
     /// Memory of the heartbeats of the server's threads, which the supervisor watches.
@@ -71,6 +73,7 @@ impl FromStr for Inherited {
                 "log" => this.log = Some(number()?.into()),
                 "store" => this.store = number()?.into(),
                 "buffers" => this.buffers = Some(number()?.into()),
+                "heap" => this.heap = Some(number()?.into()),
                 "backing" => this.backing = Some(number()?.into()),
                 "pulse" => this.pulse = Some(number()?.into()),
                 "policy" => this.policy = Some(number()?.into()),
@@ -96,6 +99,7 @@ impl fmt::Display for Inherited {
         write!(f, "store={}", self.store)?;
         for (name, number) in [
             ("buffers", self.buffers),
+            ("heap", self.heap),
             ("backing", self.backing),
             ("pulse", self.pulse),
             ("policy", self.policy),
@@ -135,6 +139,7 @@ mod tests {
         let all = Inherited {
             store: 3,
             buffers: Some(4),
+            heap: Some(14),
             backing: Some(5),
             pulse: Some(8),
             policy: Some(6),

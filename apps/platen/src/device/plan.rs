@@ -134,12 +134,12 @@ impl<'a> Plan<'a> {
         options
     }
 
-    /// Bytes of heap and number of threads that a stand-by server creates in advance.
+    /// Bytes of heap that a server may need. A stand-by server has them in advance.
     /// `backing_table`: bytes of its table of the backing device, if there is one.
-    pub(super) fn standby(&self, backing_table: Option<usize>) -> (usize, usize) {
-        let (heap, threads, fetchers) = match backing_table {
-            Some(table) => (BACKING_HEAP + table, BACKING_THREADS, FETCHERS),
-            None => (0, 0, 0),
+    pub(super) fn heap(&self, backing_table: Option<usize>) -> usize {
+        let (heap, fetchers) = match backing_table {
+            Some(table) => (BACKING_HEAP + table, FETCHERS),
+            None => (0, 0),
         };
         let all = self.compressing(fetchers);
         let requests = all * device::thread_heap(self.codec) + self.buffers_heap();
@@ -148,7 +148,16 @@ impl<'a> Plan<'a> {
             false => 0,
         };
         let policy = if self.policy.enabled { POLICY_HEAP } else { 0 };
-        (BASE_HEAP + policy + requests + heap + dictionaries, BASE_THREADS + all + threads)
+        BASE_HEAP + policy + requests + heap + dictionaries
+    }
+
+    /// Threads of a server, for which a stand-by server has the stacks in advance.
+    pub(super) fn threads(&self, backing_table: Option<usize>) -> usize {
+        let (threads, fetchers) = match backing_table {
+            Some(_) => (BACKING_THREADS, FETCHERS),
+            None => (0, 0),
+        };
+        BASE_THREADS + self.compressing(fetchers) + threads
     }
 
     /// Threads that share large requests. The default leaves room in the store's worker table for

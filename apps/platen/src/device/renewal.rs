@@ -12,7 +12,7 @@ use super::manager::Manager;
 use super::pending::{arguments, requests, Renewal, Settings};
 use super::plan::Plan;
 use super::requests::{Client, Request, DONE};
-use super::serving::{inheritable, Serving};
+use super::serving::{heap, inheritable, Serving};
 use super::settings_file;
 use crate::size::Size;
 use anyhow::{ensure, Context};
@@ -56,6 +56,11 @@ impl Serving {
             claims,
             store: take(servers.store)?,
             buffers: servers.buffers.map(take).transpose()?,
+            // The former program may have had none.
+            heap: match servers.heap {
+                Some(heap) => Some(take(heap)?),
+                None => heap(plan.args.swap)?,
+            },
             backing: servers.backing.map(take).transpose()?,
             new_backing: None,
             policy: servers.policy.map(take).transpose()?,
@@ -120,8 +125,7 @@ impl Serving {
         let changes = settings.as_ref().map_or(&self.changes, |settings| &settings.changes);
         let plan = settings.as_ref().map_or(self.plan, |settings| settings.plan);
         if plan.args.swap {
-            let (heap, threads) = plan.standby(None);
-            let needed = PROGRAM + heap + threads * (64 << 10);
+            let needed = PROGRAM + plan.heap(None) + plan.threads(None) * (64 << 10);
             let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
             check_memory(&meminfo, needed as u64)?;
         }

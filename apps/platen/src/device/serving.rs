@@ -42,6 +42,13 @@ pub(super) fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// The file of the heap that a device's servers use one after the other. Only servers of swap stand
+/// by for each other.
+pub(super) fn heap(swap: bool) -> anyhow::Result<Option<OwnedFd>> {
+    let file = swap.then(swap::heap::file).transpose().context("cannot make memory of a heap")?;
+    file.map(inheritable).transpose()
+}
+
 pub(super) struct Serving {
     pub(super) plan: &'static Plan<'static>,
     /// Changes of the arguments by `platen device set`.
@@ -55,6 +62,8 @@ pub(super) struct Serving {
     pub(super) store: OwnedFd,
     /// Memory of the ublk disk's requests.
     pub(super) buffers: Option<OwnedFd>,
+    /// Memory of the server's heap, where memory is locked.
+    pub(super) heap: Option<OwnedFd>,
     pub(super) backing: Option<OwnedFd>,
     /// The backing file, if it was created for this device and no server has been ready yet.
     pub(super) new_backing: Option<NewFile>,
@@ -102,6 +111,7 @@ impl Serving {
         let buffers = args.ublk.then(|| Buffers::file(&plan.ublk_options().geometry)).transpose();
         let buffers = buffers.context("cannot make the buffers of the ublk disk")?;
         let buffers = buffers.map(inheritable).transpose()?;
+        let heap = heap(args.swap)?;
         let disk = match (args.swap, args.ublk) {
             (true, false) => Some(swap::nbd::free_disk()?),
             _ => None,
@@ -118,6 +128,7 @@ impl Serving {
             claims,
             store: store_fd,
             buffers,
+            heap,
             backing,
             new_backing,
             policy,
@@ -172,6 +183,7 @@ impl Serving {
         let mut inherited = Inherited {
             store: self.store.as_raw_fd(),
             buffers: self.buffers.as_ref().map(AsRawFd::as_raw_fd),
+            heap: self.heap.as_ref().map(AsRawFd::as_raw_fd),
             backing: self.backing.as_ref().map(AsRawFd::as_raw_fd),
             pulse: Some(self.pulse_fd.as_raw_fd()),
             policy: self.policy.as_ref().map(AsRawFd::as_raw_fd),

@@ -2,6 +2,7 @@
 //! starts it; with --no-supervisor it runs alone.
 
 mod answers;
+mod heap;
 mod open;
 mod prepare;
 mod succession;

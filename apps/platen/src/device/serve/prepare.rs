@@ -1,5 +1,6 @@
 //! A server's work before it opens the store: checks, precautions, stand-by, claims.
 
+use super::heap::ServersHeap;
 use super::succession::Succession;
 use super::supervisor::Supervisor;
 use crate::device::args::ServeArgs;
@@ -48,16 +49,21 @@ impl<'a> Prepared<'a> {
             Some(inherited) => settings_file::inherited(inherited)?,
         };
         let plan = Plan::new(args, text.as_deref())?;
+        let supervised = inherited.is_some();
+        let mut inherited = inherited.cloned().unwrap_or_default();
+        let disk_left = backing::inherit(&inherited);
+        let table = disk_left.as_ref().map(backing::table);
+        let mut heap = ServersHeap::reserve(&inherited, plan.heap(table));
         if args.swap {
             say_untaken(swap::own());
         }
-        let supervisor = Supervisor::new(inherited.is_some())?;
-        let mut inherited = inherited.cloned().unwrap_or_default();
-        let disk_left = backing::inherit(&inherited);
+        let supervisor = Supervisor::new(supervised)?;
         let mut ahead = None;
         if inherited.standby {
-            let (heap, threads) = plan.standby(disk_left.as_ref().map(backing::table));
-            swap::warm(heap, threads).context("cannot get memory to stand by")?;
+            heap.map();
+            let private = if heap.is_there() { 0 } else { plan.heap(table) };
+            let warmed = swap::warm(private, plan.threads(table));
+            warmed.context("cannot get memory to stand by")?;
             let store = descriptor(inherited.store);
             let mapped = store.and_then(|store| Ok(Ahead::map(store.as_fd())?));
             let succession = Succession::new(&plan, &inherited, &mapped, &disk_left)?;
@@ -80,6 +86,9 @@ impl<'a> Prepared<'a> {
                 Some(device) => inherited.device = device,
                 None => return Ok(None),
             }
+            heap.adopt();
+        } else {
+            heap.adopt_anew();
         }
         // Before the store: another device may have the name or a socket already.
         let claims = (!supervisor.is_there()).then(|| Claims::make(args, false)).transpose()?;
