@@ -87,12 +87,11 @@ impl Heap {
     pub fn reserve(bytes: usize) -> io::Result<Self> {
         let len = bytes.next_multiple_of(BLOCK);
         let first = allocate(len + 2 * BLOCK)?;
-        // SAFETY: allocated above, and unused.
-        unsafe { libc::free(first) };
         let reserved = (first as usize + PAGE).next_multiple_of(BLOCK);
-        // A piece that ends where the header of the reserved one begins. It is never freed.
-        let padding = reserved - first as usize;
-        let before = allocate(padding - size_of::<usize>())?;
+        // Shortened to end where the header of the reserved piece begins, and never freed.
+        let padding = reserved - first as usize - size_of::<usize>();
+        // SAFETY: allocated above.
+        let before = unsafe { libc::realloc(first, padding) };
         let this = Self { reserved: allocate(len)?, mapped: None, len };
         if before != first || this.reserved as usize != reserved {
             // SAFETY: allocated above, and unused.
@@ -103,8 +102,7 @@ impl Heap {
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         // The header of the reserved piece is on the page before it.
-        let padding = first as usize..reserved - PAGE;
-        let unused = padding.start.next_multiple_of(PAGE)..padding.end;
+        let unused = (first as usize).next_multiple_of(PAGE)..reserved - PAGE;
         forbid(unused.start as *mut c_void, unused.len())?;
         forbid(this.reserved, len)?;
         // Locking would fill the rest of the heap.

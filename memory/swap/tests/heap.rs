@@ -83,6 +83,9 @@ fn private_kib() -> usize {
 fn in_a_process_of_its_own() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let file = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    // A free piece, as in a program that has read its arguments.
+    let (free, used) = (black_box(vec![1_u8; 3 << 20]), black_box(vec![1_u8; 100]));
+    drop(free);
     let before = private_kib();
     let mut heap = Heap::reserve(BYTES).unwrap();
     // Without the privilege, memory is not locked.
@@ -106,6 +109,7 @@ fn in_a_process_of_its_own() {
     assert!(more < 30, "{more} page faults");
     let found = pages_of(&file, 0xa5);
     assert!(found >= 64 * 15, "{found} pages");
+    drop(used);
     // The allocator zeroes what it hands out as zeroed.
     drop((shared, private));
     for _ in 0..128 {
