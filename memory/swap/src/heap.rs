@@ -11,8 +11,9 @@
 //!  adopt     moves the mapping onto the reserved addresses and frees them to the allocator
 //! ```
 //!
-//! Both ends are multiples of 2 MiB, so that the kernel moves whole page tables and allocates none.
-//! The former contents mean nothing: memory on the heap has none.
+//! Both places begin at a multiple of 2 MiB, so that the kernel moves whole page tables and allocates
+//! none; the last one, if it is not full, is there for the heap's next page. The former contents are
+//! never used: nothing on the new heap refers to them.
 #![expect(unsafe_code, reason = "changes the mapping under the allocator's free memory")]
 
 use std::ffi::c_void;
@@ -72,12 +73,12 @@ pub struct Heap {
     reserved: *mut c_void,
     /// The file, mapped.
     mapped: Option<*mut c_void>,
-    /// Bytes, a multiple of [`BLOCK`].
+    /// Bytes, a multiple of [`PAGE`].
     len: usize,
 }
 
 impl Heap {
-    /// Reserves addresses for `bytes` of memory, rounded up to 2 MiB. Call it before memory is
+    /// Reserves addresses for `bytes` of memory, rounded up to pages. Call it before memory is
     /// locked and before there are threads, in a process started with [`KEEPING`](crate::KEEPING).
     ///
     /// # Errors
@@ -85,7 +86,7 @@ impl Heap {
     /// The allocator's, the kernel's; `Unsupported` if the allocator does not place one piece
     /// behind the other, as the GNU C library does.
     pub fn reserve(bytes: usize) -> io::Result<Self> {
-        let len = bytes.next_multiple_of(BLOCK);
+        let len = bytes.next_multiple_of(PAGE);
         let first = allocate(len + 2 * BLOCK)?;
         let reserved = (first as usize + PAGE).next_multiple_of(BLOCK);
         // Shortened to end where the header of the reserved piece begins, and never freed.

@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use rustix::io::{fcntl_setfd, FdFlags};
 use swap::heap::{self, Heap};
 
-const BYTES: usize = 5 << 20;
-/// What [`BYTES`] is rounded up to.
-const LEN: usize = 6 << 20;
+const BYTES: usize = LEN - 1;
+/// [`BYTES`] in whole pages.
+const LEN: usize = (5 << 20) + PAGE;
 const PAGE: usize = 4096;
 const ROLE: &str = "PLATEN_TEST_HEAP_ROLE";
 
