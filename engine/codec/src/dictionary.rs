@@ -16,15 +16,15 @@
 //! error when it would have to.
 #![expect(unsafe_code, reason = "zstd's static contexts, which the safe bindings leave out")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use zstd_safe::get_error_name;
 use zstd_sys as sys;
 
-use crate::{Codec, SettingsError};
+use crate::fixed::{checked, Fixed, Memory, SLACK};
+use crate::SettingsError;
 
 /// The most plain bytes compressed with a dictionary: a page.
 pub(crate) const MAX_DICTIONARY_PLAIN: usize = 4096;
@@ -51,36 +51,6 @@ pub enum DictionaryError {
     /// The memory already holds a dictionary.
     #[error("there is a dictionary already")]
     Taken,
-}
-
-/// Memory that we provide to zstd, aligned to 8 bytes.
-struct Memory {
-    start: NonNull<u64>,
-    words: usize,
-}
-
-impl Memory {
-    fn new(bytes: usize) -> Self {
-        let words = vec![0_u64; bytes.div_ceil(8)].into_boxed_slice();
-        let len = words.len();
-        Self { start: NonNull::from(Box::leak(words)).cast(), words: len }
-    }
-
-    fn bytes(&self) -> usize {
-        self.words * 8
-    }
-
-    fn start(&self) -> *mut c_void {
-        self.start.as_ptr().cast()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let words = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.words);
-        // SAFETY: pointer and length are those of the box that `new` leaked, and it is freed once.
-        drop(unsafe { Box::from_raw(words) });
-    }
 }
 
 /// A dictionary in memory of its own, or that memory while it is empty.
@@ -214,41 +184,15 @@ pub(crate) enum Compressed {
 
 /// A compression context for single pages with a dictionary, in memory of its own.
 pub(crate) struct WithDictionary {
-    context: NonNull<sys::ZSTD_CCtx>,
+    context: Fixed,
     /// The dictionary that `context` refers to.
     of: Option<Arc<Dictionary>>,
-    _memory: Memory,
 }
-
-// SAFETY: the context lives in memory of its own and has no thread affinity.
-unsafe impl Send for WithDictionary {}
 
 impl WithDictionary {
     /// For dictionaries of `level`.
     pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
-        let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
-        let memory = Memory::new(Dictionary::context_memory(level));
-        // SAFETY: the memory is aligned, of this length, ours alone, and lives as long as the
-        // context.
-        let context = unsafe { sys::ZSTD_initStaticCCtx(memory.start(), memory.bytes()) };
-        let context = NonNull::new(context).ok_or_else(|| failed("too little memory"))?;
-        let mut this = Self { context, of: None, _memory: memory };
-        this.set(sys::ZSTD_cParameter::ZSTD_c_experimentalParam2, 1).map_err(failed)?;
-        for flag in [
-            sys::ZSTD_cParameter::ZSTD_c_contentSizeFlag,
-            sys::ZSTD_cParameter::ZSTD_c_checksumFlag,
-            sys::ZSTD_cParameter::ZSTD_c_dictIDFlag,
-        ] {
-            this.set(flag, 0).map_err(failed)?;
-        }
-        this.set(sys::ZSTD_cParameter::ZSTD_c_compressionLevel, level).map_err(failed)?;
-        Ok(this)
-    }
-
-    fn set(&mut self, parameter: sys::ZSTD_cParameter, value: c_int) -> Result<(), &'static str> {
-        // SAFETY: the context is valid, and ours alone.
-        checked(unsafe { sys::ZSTD_CCtx_setParameter(self.context.as_ptr(), parameter, value) })
-            .map(drop)
+        Ok(Self { context: Fixed::new(level, Dictionary::context_memory(level))?, of: None })
     }
 
     /// Compresses at most a page into `out`.
@@ -273,12 +217,7 @@ impl WithDictionary {
             }
             self.of = Some(Arc::clone(dictionary));
         }
-        let context = self.context.as_ptr();
-        let (to, room) = (out.as_mut_ptr().cast(), out.len());
-        // SAFETY: the context and the dictionary it refers to are valid; both buffers have the
-        // lengths given, and do not overlap.
-        let result =
-            unsafe { sys::ZSTD_compress2(context, to, room, plain.as_ptr().cast(), plain.len()) };
+        let result = self.context.compress(plain, out);
         // SAFETY: takes and returns only numbers.
         match unsafe { sys::ZSTD_getErrorCode(result) } {
             sys::ZSTD_ErrorCode::ZSTD_error_no_error => Compressed::Fits(result),
@@ -386,15 +325,6 @@ fn decoder_memory() -> usize {
     unsafe { sys::ZSTD_estimateDDictSize(MAX_DICTIONARY, BY_COPY) }
 }
 
-fn checked(result: usize) -> Result<usize, &'static str> {
-    // SAFETY: takes and returns only numbers.
-    if unsafe { sys::ZSTD_isError(result) } == 0 {
-        Ok(result)
-    } else {
-        Err(get_error_name(result))
-    }
-}
-
 /// Trains a dictionary of at most `most` bytes from samples of `each` bytes. `None` if the samples
 /// do not suffice.
 ///
@@ -407,9 +337,6 @@ pub fn train(samples: &[u8], each: usize, most: usize) -> Option<Vec<u8>> {
     zstd_safe::train_from_buffer(&mut dictionary, samples, &sizes).ok()?;
     (dictionary.len() <= most).then_some(dictionary)
 }
-
-/// zstd's estimate is exact; this covers the alignment of its allocations.
-const SLACK: usize = 1024;
 
 const BY_COPY: sys::ZSTD_dictLoadMethod_e = sys::ZSTD_dictLoadMethod_e::ZSTD_dlm_byCopy;
 const FULL: sys::ZSTD_dictContentType_e = sys::ZSTD_dictContentType_e::ZSTD_dct_fullDict;

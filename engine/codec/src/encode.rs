@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::dictionary::{Compressed, Dictionary, WithDictionary};
 use crate::fill::same_filled;
+use crate::fixed::{checked, Fixed};
 use crate::{qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
 
 /// The result of [`Encoder::encode`].
@@ -30,6 +31,8 @@ pub struct Encoder {
     /// One for the levels that need little memory, one for the others: a single context that
     /// switches between them would free memory and allocate it again.
     zstd: [Option<zstd::Compressor>; 2],
+    /// Instead of `zstd`, in an encoder for a limited size of units.
+    fixed: Option<Fixed>,
     /// For pages compressed with a dictionary.
     with_dictionary: Option<WithDictionary>,
 }
@@ -41,9 +44,33 @@ impl Encoder {
     ///
     /// [`SettingsError::Context`] if a context cannot be made.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
-        let mut this =
-            Self { settings, lz4: None, deflate: None, zstd: [None, None], with_dictionary: None };
+        let mut this = Self {
+            settings,
+            lz4: None,
+            deflate: None,
+            zstd: [None, None],
+            fixed: None,
+            with_dictionary: None,
+        };
         this.set(settings)?;
+        Ok(this)
+    }
+
+    /// An encoder for `settings` and units of at most `largest` bytes. Longer ones stay as they
+    /// are. With zstd it has one context for all sizes, and so takes less memory; it allocates
+    /// nothing after this.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_limit(settings: Settings, largest: usize) -> Result<Self, SettingsError> {
+        if settings.codec() != Codec::Zstd {
+            return Self::new(settings);
+        }
+        let mut this = Self::new(Settings::new(Codec::Raw, None)?)?;
+        let level = settings.level();
+        this.fixed = Some(Fixed::new(level, Fixed::memory_for(level, largest))?);
+        this.settings = settings;
         Ok(this)
     }
 
@@ -74,6 +101,7 @@ impl Encoder {
     /// [`Codec::Raw`] until other settings are set.
     pub fn set(&mut self, settings: Settings) -> Result<(), SettingsError> {
         self.settings = Settings::new(Codec::Raw, None)?;
+        self.fixed = None;
         let level = settings.level();
         match settings.codec() {
             Codec::Raw | Codec::SameFilled => {}
@@ -138,6 +166,9 @@ impl Encoder {
                 .deflate
                 .as_mut()
                 .and_then(|(_, deflate)| qz::compress(deflate, plain, &mut out[..room])),
+            Codec::Zstd if let Some(fixed) = &mut self.fixed => {
+                checked(fixed.compress(plain, &mut out[..room])).ok()
+            }
             Codec::Zstd => {
                 let zstd = &mut self.zstd[zstd_number(self.settings.level())];
                 zstd.as_mut().and_then(|zstd| zstd.compress(plain, &mut out[..room]))

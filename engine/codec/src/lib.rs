@@ -35,6 +35,7 @@ mod decode;
 mod dictionary;
 mod encode;
 mod fill;
+mod fixed;
 pub mod qz;
 mod settings;
 mod unit;

@@ -85,7 +85,7 @@ impl Sweep {
         let mut this = Self {
             reader: PageReader::new(worker.store()),
             worker,
-            encoder: Encoder::new(codec).map_err(wrong)?,
+            encoder: Encoder::with_limit(codec, settings.group.max(1) * PAGE).map_err(wrong)?,
             group: GroupBuffer::new(),
             objects: boxed(),
             plain: boxed(),

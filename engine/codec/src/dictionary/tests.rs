@@ -1,4 +1,5 @@
 use super::*;
+use crate::Codec;
 use crate::{Decoder, Encoder, Settings};
 
 /// A page of synthetic records: long names common to all pages, each once, and values unique to the
@@ -63,7 +64,7 @@ fn pages_come_back_at_every_level_and_size_and_get_smaller() {
 fn what_a_thread_and_a_dictionary_take_is_little_at_the_levels_for_memory() {
     for (level, most) in [(1, 400_000), (3, 600_000), (19, 3_000_000)] {
         let (room, context) = (Dictionary::room(Some(level)), WithDictionary::new(level).unwrap());
-        let (room, thread) = (room.memory(), context._memory.bytes());
+        let (room, thread) = (room.memory(), context.context.memory());
         println!("level {level}: {room} a dictionary, {thread} a thread");
         assert!(room + thread < most, "level {level}");
     }
@@ -112,7 +113,7 @@ fn what_it_says_it_will_take_is_what_it_takes() {
         assert_eq!(Dictionary::room(level).memory(), Dictionary::memory_for(level));
         let Some(level) = level else { continue };
         let context = WithDictionary::new(level).unwrap();
-        assert_eq!(context._memory.bytes(), Dictionary::context_memory(level));
+        assert_eq!(context.context.memory(), Dictionary::context_memory(level));
     }
 }
 
