@@ -9,10 +9,11 @@ use store::{MAX_AGE, MAX_MEMBERS};
 /// The section. A key that is left out has its default; an unknown key is an error.
 ///
 /// The defaults are for a host that has other work. The policy recompresses a page after ten idle
-/// minutes, with at most 5 % of one CPU, and 25 % under memory pressure. It writes nothing to a
+/// minutes, with at most 5 % of one CPU; under memory pressure after half a minute to a minute, with
+/// at most 25 %. It writes nothing to a
 /// disk unless `backing_dev` names one, and then only under memory pressure, because a read from
 /// the disk costs a hundred times a read from memory and because flash wears. Incompressible pages
-/// are written first, other pages after half an hour (a quarter of an hour under pressure). The
+/// are written first, other pages after half an hour (3.5 minutes under pressure). The
 /// daily limit of 512 MiB is 180 GiB a year; disks endure a hundred TB. Disks reach their full
 /// speed with writes of 256 KiB.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -23,6 +24,8 @@ pub struct Settings {
     /// Length of a period, 1 to 86400 seconds. The age of a page is counted in periods since its
     /// last read or write.
     pub period: u64,
+    /// Length of a period under memory pressure, 1 to 86400 seconds, if that is shorter.
+    pub period_pressed: u64,
     /// Age at which a page is idle and is recompressed, 1 to 7 periods.
     #[serde(deserialize_with = "periods")]
     pub idle: u8,
@@ -107,6 +110,7 @@ impl Default for Settings {
         Self {
             enabled: true,
             period: 300,
+            period_pressed: 30,
             idle: 2,
             idle_pressed: 1,
             codec: "zstd".to_owned(),
@@ -123,9 +127,9 @@ impl Default for Settings {
             writeback_batch_size: 64,
             writeback_pressed_only: true,
             writeback_idle: 6,
-            writeback_idle_pressed: 3,
+            writeback_idle_pressed: 7,
             writeback_huge_idle: 2,
-            writeback_huge_idle_pressed: 1,
+            writeback_huge_idle_pressed: 3,
             dictionary: "auto".to_owned(),
             dictionary_pages: 16_384,
             dictionary_period: 3600,
@@ -231,7 +235,9 @@ impl Settings {
     ///
     /// [`SettingsError`].
     pub fn check(&self) -> Result<(), SettingsError> {
-        let Self { period, idle, idle_pressed, group, gain, cpu, cpu_pressed, .. } = *self;
+        let Self {
+            period, period_pressed, idle, idle_pressed, group, gain, cpu, cpu_pressed, ..
+        } = *self;
         let Pressure { stall, window, .. } = self.pressure;
         let ages = 1..=u64::from(MAX_AGE);
         if self.backing_dev.is_some() && !self.enabled {
@@ -241,6 +247,7 @@ impl Settings {
         let age = |name, value: u8| (name, value.into(), 1..=u64::from(MAX_AGE), "1 to 7 periods");
         for (name, value, range, expected) in [
             ("period", period, 1..=86_400, "1 to 86400 seconds"),
+            ("period_pressed", period_pressed, 1..=86_400, "1 to 86400 seconds"),
             ("idle", idle.into(), ages.clone(), "1 to 7 periods"),
             ("idle_pressed", idle_pressed.into(), ages, "1 to 7 periods"),
             // The store has one record for every eight pages.

@@ -41,7 +41,7 @@ macro_rules! counters {
 
 counters! {
     passes "Passes over all pages",
-    pressed_passes "Passes that memory pressure brought forward",
+    pressed_passes "Passes under memory pressure",
     groups_made "Groups of neighbouring pages compressed together",
     pages_grouped "Idle pages compressed in groups",
     pages_recompressed "Idle pages recompressed alone",

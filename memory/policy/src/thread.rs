@@ -180,19 +180,21 @@ struct Turns {
 
 impl Turns {
     fn run(&mut self) {
-        let period = Duration::from_secs(self.settings.period);
-        let mut due = Instant::now() + period;
+        let mut aged = Instant::now();
         // Whether memory pressure has had its pass since the ages were last incremented.
         let mut hurried = false;
         loop {
             let now = Instant::now();
+            let pressed = self.gauge.is_pressed();
+            let due = aged + self.period(pressed);
             let done = if now >= due {
-                due = now + period;
-                hurried = false;
+                aged = now;
+                hurried = pressed;
+                add(&self.counters.pressed_passes, pressed.into());
                 self.grow_older().and_then(|()| self.pass()).and_then(|()| self.write_back())
             } else if let Some((ticket, what)) = self.asked() {
                 self.write_back_asked(ticket, what)
-            } else if !hurried && self.gauge.is_pressed() {
+            } else if !hurried && pressed {
                 hurried = true;
                 add(&self.counters.pressed_passes, 1);
                 self.pass().and_then(|()| self.write_back())
@@ -203,6 +205,11 @@ impl Turns {
                 return;
             }
         }
+    }
+
+    fn period(&self, pressed: bool) -> Duration {
+        let Settings { period, period_pressed, .. } = self.settings;
+        Duration::from_secs(if pressed { period.min(period_pressed) } else { period })
     }
 
     /// Does some training; returns how long training has nothing to do.

@@ -273,8 +273,8 @@ fn a_store_at_its_limit_goes_on_taking_writes() {
     assert!(stats.mem_used_max <= 3 << 20, "{stats:?}");
 }
 
-#[test]
-fn the_thread_works_by_itself_and_sooner_under_pressure() {
+/// Waits until the policy's own thread has made groups of all pages of a device.
+fn groups_by_itself(settings: &Settings) -> policy::PolicyStats {
     const PAGES: u64 = 200;
     let (store, device) = device(PAGES, Options::default());
     let keeper = Keeper::start(&store).unwrap();
@@ -282,8 +282,8 @@ fn the_thread_works_by_itself_and_sooner_under_pressure() {
     for index in 0..PAGES {
         queue.write_now(index, &page(index, 1)).unwrap();
     }
-    let settings = Settings { period: 1, cpu: 100, ..settings() };
-    let policy = Policy::start(&store, &settings).unwrap();
+    let policy = Policy::start(&store, settings).unwrap();
+    println!("pressure is known by: {}", policy.pressure());
     let begun = Instant::now();
     while store.stats().grouped_pages < PAGES {
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", policy.stats());
@@ -291,8 +291,21 @@ fn the_thread_works_by_itself_and_sooner_under_pressure() {
     }
     let stats = policy.stats();
     assert!(stats.passes > 0 && stats.pages_grouped >= PAGES, "{stats:?}");
-    println!("pressure is known by: {}", policy.pressure());
     drop(policy);
     verify(&mut queue, PAGES, |_| Some(1));
     drop(keeper);
+    stats
+}
+
+#[test]
+fn the_thread_works_by_itself_and_sooner_under_pressure() {
+    groups_by_itself(&Settings { period: 1, cpu: 100, ..settings() });
+    // Half of all time some process waits for memory.
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, b"some avg10=50.00 x\n").unwrap();
+    let mut pressed = Settings { period: 3600, period_pressed: 1, cpu_pressed: 100, ..settings() };
+    pressed.pressure.file = file.path().into();
+    // A pass for the pressure's begin, and one after the pages have aged.
+    let stats = groups_by_itself(&pressed);
+    assert!(stats.pressed_passes >= 2, "{stats:?}");
 }
