@@ -73,7 +73,7 @@ impl Stage {
         let mut guest = self.start(name, memory_mib, disk_mib)?;
         // As docs/memory.md advises for any machine that swaps to memory; redis needs the last one.
         guest.vm.sh(
-            "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=16384 \
+            "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=4096 \
              vm.overcommit_memory=1",
             SHORT,
         )?;
