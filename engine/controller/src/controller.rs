@@ -437,7 +437,7 @@ impl Inner {
         let more = ((point.cost - now.cost) / (limits.workers * time))
             .max((point.size - now.size) / (limits.link * time))
             .max(0.0);
-        let is_new = estimates.compressed() < NEW;
+        let is_new = estimates.ever() < NEW;
         let (share, least) = if is_new {
             (4.0 * self.config.explore_share, EXPLORE_NEW)
         } else {

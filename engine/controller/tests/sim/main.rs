@@ -6,6 +6,7 @@
     reason = "times and sizes of a simulation, far below 2^53"
 )]
 
+mod first_samples;
 mod model;
 mod scenes;
 mod tables;
