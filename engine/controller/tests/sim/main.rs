@@ -8,6 +8,7 @@
 
 mod first_samples;
 mod model;
+mod pauses;
 mod scenes;
 mod tables;
 
