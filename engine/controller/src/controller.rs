@@ -135,15 +135,18 @@ const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
 /// Observations after which a class is no longer new.
 const NEW: f64 = 24.0;
-/// Where a QEMU is the bottleneck, encoding a chunk may take this share of the longest time. The
-/// session's window of 15 ms lies between the codec threads and a destination that pauses, and time
-/// spent encoding is lost to the destination
-/// (`a_slow_destination_behind_a_narrow_link_is_kept_busy`).
+/// Where a QEMU holds up link and codec threads, encoding a chunk may take this share of the longest
+/// time. The session's window of 15 ms lies between the codec threads and a QEMU that pauses, and
+/// time spent encoding is lost afterwards (`a_slow_destination_behind_a_narrow_link_is_kept_busy`,
+/// `pauses`).
 const HURRY: f64 = 0.4;
-/// `HURRY` applies when QEMU was the bottleneck at more than this share of the last looks.
-const HELD: f64 = 0.1;
+/// `HURRY` applies when a QEMU held them up at more than this share of the last looks.
+const HELD: f64 = 0.25;
 /// A candidate that saves less than this share of the bytes is not used.
 const WORTH: f64 = 0.01;
+/// Where a QEMU is the bottleneck, the link gets this share of its time to transmit: a QEMU is not
+/// slow all the time, and a link that was planned full would then be the bottleneck.
+const MARGIN: f64 = 0.6;
 /// Decisions stored for `explain`.
 const LOG: usize = 256;
 
@@ -316,8 +319,8 @@ impl Inner {
                 .cores
                 .filter(|cores| cores.is_finite() && *cores > 0.0)
                 .map(|cores| (cores, self.flow.other)),
-            floor: self.flow.floor,
-            idle_use: self.flow.idle_use(),
+            floor: MARGIN * self.flow.floor,
+            idle_use: self.flow.idle_use() / MARGIN,
         }
     }
 
@@ -437,7 +440,7 @@ impl Inner {
         let more = ((point.cost - now.cost) / (limits.workers * time))
             .max((point.size - now.size) / (limits.link * time))
             .max(0.0);
-        let is_new = estimates.compressed() < NEW;
+        let is_new = estimates.ever() < NEW;
         let (share, least) = if is_new {
             (4.0 * self.config.explore_share, EXPLORE_NEW)
         } else {

@@ -2,10 +2,16 @@
 //!
 //! Sizes vary from chunk to chunk by a fifth and more; the relation between candidates hardly does.
 //! So a class has one *level*, the size and cost that zstd 1 has or would have, which every
-//! observation of any candidate updates quickly. Each candidate has a *relation* to the level,
-//! learnt slowly from its own observations and starting from the prior: size = level ^ power, cost
-//! = level * multiple. When the data changes, chunks encoded with the candidate in use update the
-//! estimates of all candidates at once.
+//! observation of any candidate updates quickly. Each candidate has a *relation* to the level:
+//! size = level ^ power, cost = level * multiple. When the data changes, chunks encoded with the
+//! candidate in use update the estimates of all candidates at once.
+//!
+//! What is believed of a relation is a weighted mean of three sources: the candidate's own
+//! observations, by their number; those of candidates like it, since the levels of zstd deviate
+//! from their priors together; and the prior. Observations age as chunks pass. So a candidate whose
+//! few observations were bad by chance returns to what its likes suggest, and is tried again as
+//! soon as that makes it worth trying. Without that it would be believed bad for ever: a candidate
+//! that looks bad gets no chunks, and without chunks no better observations.
 //!
 //! A level and the relations to it could drift together unnoticed. So they are pinned: over the
 //! candidates observed, the relations are on (geometric) average the priors.
@@ -21,9 +27,15 @@ const COSTS: (f64, f64) = (1e-4, 1e4);
 const LEVEL_MEMORY: f64 = 96.0;
 const RELATION_MEMORY: f64 = 48.0;
 /// Chunks of a class after which the number of observations counts for a third: estimates age.
-const AGE: f64 = 512.0;
-/// The number of observations that a prior counts for.
+const AGE: f64 = 192.0;
+/// The number of observations that a belief without any counts for.
 const PRIOR_WORTH: f64 = 3.0;
+/// Of a class's first chunks, the number after which an observation of a relation counts for a
+/// half: it compares the chunk with a level that rests on as few.
+const LEVEL_KNOWN: f64 = 4.0;
+/// Candidates whose usual costs differ by this factor (e to this power) share a third of what is
+/// learnt about either.
+const LIKE: f64 = 0.7;
 
 /// Size and cost of a candidate; both per plain byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,17 +93,42 @@ impl Level {
 #[derive(Clone, Copy, Debug)]
 struct Relation {
     prior: Prior,
-    /// Observations, weighted by age.
+    /// Observations, weighted by age and by how well the level was known.
     seen: f64,
-    /// Size is the level to this power; for raw, the size itself.
+    /// By its own observations, size is the level to this power; for raw, the size itself.
     power: f64,
-    /// Cost is this multiple of the level; for raw, the cost itself.
+    /// By its own observations, cost is this multiple of the level; for raw, the cost itself.
     multiple: f64,
 }
 
 impl Relation {
     fn is_raw(&self) -> bool {
         self.prior.power == 0.0
+    }
+
+    /// Logarithms of power and multiple over those of the prior.
+    fn deviation(&self) -> [f64; 2] {
+        [(self.power / self.prior.power).ln(), (self.multiple / self.prior.cost).ln()]
+    }
+
+    /// Adds an observation of a candidate that compresses, at these levels of size and cost.
+    fn learn(&mut self, seen: Point, [size, cost]: [f64; 2], weight: f64) {
+        self.seen += weight;
+        let gain = weight / self.seen.clamp(1.0, RELATION_MEMORY);
+        let expected = size.powf(self.power);
+        let by_power = expected * size.ln();
+        let off = (seen.size - expected) * by_power / (by_power * by_power + 0.02);
+        self.power = (self.power + gain * off.clamp(-1.0, 1.0))
+            .clamp(self.prior.power / 3.0, self.prior.power * 3.0);
+        let off = seen.cost / (cost * self.multiple) - 1.0;
+        // A delay caused by the machine (an interrupt, a cold cache) is not the codec's.
+        self.multiple = (self.multiple * (1.0 + gain * off.clamp(-1.0, 2.0)))
+            .clamp(self.prior.cost / 8.0, self.prior.cost * 8.0);
+    }
+
+    /// The share of what is learnt about `other` that holds for this candidate too.
+    fn likeness(&self, other: &Self) -> f64 {
+        (-(self.prior.cost / other.prior.cost).ln().abs() / LIKE).exp()
     }
 }
 
@@ -101,8 +138,9 @@ pub(crate) struct Estimates {
     size: Level,
     cost: Level,
     relations: Vec<Relation>,
-    /// Observations of candidates that compress, weighted by age.
+    /// Observations of candidates that compress, weighted by age, and all that there were.
     compressed: f64,
+    ever: f64,
     /// Chunks since the last such observation.
     since: f64,
 }
@@ -120,6 +158,7 @@ impl Estimates {
             cost: Level::new(cost),
             relations: priors.iter().map(relation).collect(),
             compressed: 0.0,
+            ever: 0.0,
             since: 0.0,
         }
     }
@@ -135,33 +174,29 @@ impl Estimates {
             relation.seen *= 1.0 - weight / AGE;
         }
         self.compressed *= 1.0 - weight / AGE;
+        let (power, multiple) = self.belief(candidate);
         let relation = &mut self.relations[candidate];
-        relation.seen += weight;
-        let gain = weight / (relation.seen + PRIOR_WORTH).min(RELATION_MEMORY);
         if relation.is_raw() {
             // Raw says nothing of the other candidates.
+            relation.seen += weight;
+            let gain = weight / (relation.seen + PRIOR_WORTH).min(RELATION_MEMORY);
             relation.power += gain * (seen.size - relation.power);
             relation.multiple += gain * (seen.cost - relation.multiple);
             self.since += weight;
             return false;
         }
         self.compressed += weight;
+        self.ever += weight;
         self.since = 0.0;
         // Both from the previous estimates, in steps that are unbiased: the goal is the mean of the
         // sizes, not of their logarithms.
-        let (level, power) = (self.size.mean, relation.power);
+        let level = self.size.mean;
         let expected = level.powf(power);
         let slope = power * level.powf(power - 1.0);
         let like_zstd_1 = clamp(level + (seen.size - expected) / slope.max(0.2), SIZES);
-        let by_power = expected * level.ln();
-        let off = (seen.size - expected) * by_power / (by_power * by_power + 0.02);
-        relation.power = (power + gain * off.clamp(-1.0, 1.0))
-            .clamp(relation.prior.power / 3.0, relation.prior.power * 3.0);
-        let off = seen.cost / (self.cost.mean * relation.multiple) - 1.0;
-        // A delay caused by the machine (an interrupt, a cold cache) is not the codec's.
-        relation.multiple = (relation.multiple * (1.0 + gain * off.clamp(-1.0, 2.0)))
-            .clamp(relation.prior.cost / 8.0, relation.prior.cost * 8.0);
-        let cost = clamp(self.cost.mean * (1.0 + off), COSTS);
+        let cost = clamp(seen.cost / multiple, COSTS);
+        let known = self.size.seen / (self.size.seen + LEVEL_KNOWN);
+        relation.learn(seen, [level, self.cost.mean], weight * known);
         let jumped = self.cost.take(cost, weight) | self.size.take(like_zstd_1, weight);
         self.pin();
         jumped
@@ -187,15 +222,36 @@ impl Estimates {
         self.cost.mean = clamp(self.cost.mean * multiple, COSTS);
     }
 
+    /// Power and multiple of a candidate, from its own observations as far as there are any, then
+    /// from those of its like, then from the prior.
+    fn belief(&self, candidate: usize) -> (f64, f64) {
+        let own = &self.relations[candidate];
+        if own.is_raw() {
+            return (own.power, own.multiple);
+        }
+        let (mut weights, mut like) = (PRIOR_WORTH, [0.0; 2]);
+        for (at, other) in self.relations.iter().enumerate() {
+            if at != candidate && !other.is_raw() {
+                let weight = own.likeness(other) * other.seen.min(RELATION_MEMORY);
+                weights += weight;
+                like = sum(like, weight, other.deviation());
+            }
+        }
+        let like = like.map(|sum| sum / weights);
+        let share = own.seen / (own.seen + PRIOR_WORTH);
+        let [power, multiple] = sum(like.map(|like| like * (1.0 - share)), share, own.deviation());
+        (own.prior.power * power.exp(), own.prior.cost * multiple.exp())
+    }
+
     /// The expected size and cost of `candidate` for the next chunk.
     pub(crate) fn point(&self, candidate: usize) -> Point {
-        let relation = &self.relations[candidate];
-        if relation.is_raw() {
-            return Point { cost: relation.multiple, size: relation.power };
+        let (power, multiple) = self.belief(candidate);
+        if self.relations[candidate].is_raw() {
+            return Point { cost: multiple, size: power };
         }
         Point {
-            cost: clamp(self.cost.mean * relation.multiple, COSTS),
-            size: clamp(self.size.mean.powf(relation.power), SIZES),
+            cost: clamp(self.cost.mean * multiple, COSTS),
+            size: clamp(self.size.mean.powf(power), SIZES),
         }
     }
 
@@ -214,15 +270,20 @@ impl Estimates {
         self.relations[candidate].seen
     }
 
-    /// Observations of candidates that compress, weighted by age.
-    pub(crate) fn compressed(&self) -> f64 {
-        self.compressed
+    /// Observations of candidates that compress, whatever their age.
+    pub(crate) fn ever(&self) -> f64 {
+        self.ever
     }
 }
 
 /// CPU ns a plain byte for raw chunks before the first observation: the codec thread does hardly
 /// anything.
 const RAW_COST: f64 = 0.02;
+
+/// `sum` and `share` of `more`.
+fn sum(sum: [f64; 2], share: f64, more: [f64; 2]) -> [f64; 2] {
+    [sum[0] + share * more[0], sum[1] + share * more[1]]
+}
 
 /// `value` within `range`; the low end for NaN.
 fn clamp(value: f64, (low, high): (f64, f64)) -> f64 {
@@ -237,6 +298,7 @@ mod tests {
 
     const RAW: usize = 0;
     const LZ4: usize = 1;
+    const ZSTD_FAST: usize = 2;
     const ZSTD_1: usize = 3;
     const ZSTD_3: usize = 4;
 
@@ -264,6 +326,40 @@ mod tests {
             estimates.take(ZSTD_1, Point { cost: 2.0, size: 0.36 }, 1.0);
         }
         assert!(estimates.point(ZSTD_3).size < 0.5);
+    }
+
+    #[test]
+    fn an_observation_that_was_bad_by_chance_is_not_believed_for_ever() {
+        let mut estimates = estimates(Class::Plain);
+        let others = |estimates: &mut Estimates, chunks: u32| {
+            for _ in 0..chunks {
+                estimates.take(ZSTD_3, Point { cost: 3.0, size: 0.34 }, 1.0);
+            }
+        };
+        others(&mut estimates, 8);
+        let before = estimates.point(ZSTD_1).size;
+        for _ in 0..3 {
+            estimates.take(ZSTD_1, Point { cost: 3.0, size: 0.56 }, 1.0);
+        }
+        let bad = estimates.point(ZSTD_1).size;
+        assert!(bad > 1.15 * before, "{bad} after {before}");
+        others(&mut estimates, 400);
+        let now = estimates.point(ZSTD_1).size;
+        assert!(now < 1.05 * before, "{now} after {before} and {bad}");
+    }
+
+    #[test]
+    fn candidates_that_are_alike_learn_from_each_other() {
+        let mut estimates = estimates(Class::Plain);
+        // Text: zstd -3 is far worse there than its prior.
+        for _ in 0..60 {
+            estimates.take(ZSTD_1, Point { cost: 3.2, size: 0.41 }, 1.0);
+            estimates.take(ZSTD_FAST, Point { cost: 2.2, size: 0.63 }, 1.0);
+        }
+        let (level, lz4) = (estimates.point(ZSTD_1).size, estimates.point(LZ4).size);
+        assert!((level - 0.41).abs() < 0.02, "{level}");
+        // By its prior, 0.52. It was not tried; it makes 0.63 of text.
+        assert!(lz4 > 0.57, "{lz4}");
     }
 
     #[test]

@@ -70,6 +70,8 @@ const OFTEN: f64 = 0.05;
 const IDLE_USE: f64 = 0.4;
 /// Consecutive looks at which a QEMU must be the bottleneck before it counts as one.
 const SURE: u32 = 3;
+/// How long the fastest look counts as what a QEMU can do: its pauses do not make it slower.
+const RECENT: Duration = Duration::from_secs(1);
 /// Until the link was the bottleneck once, it is assumed to be this much faster than the bytes sent
 /// over it.
 const UNSEEN: f64 = 64.0;
@@ -110,7 +112,13 @@ pub(crate) struct Flow {
     grants: u32,
     /// Consecutive looks at which a QEMU was the bottleneck.
     slow: u32,
-    /// Share of the last looks at which a QEMU was the bottleneck.
+    /// The least time for a plain byte in this stretch of [`RECENT`], when it began, and the least
+    /// in the stretch before.
+    least: f64,
+    least_since: Duration,
+    least_before: f64,
+    /// Share of the last looks at which a QEMU held up link and codec threads: it was the
+    /// bottleneck, or neither of them was busy throughout.
     pub(crate) held: f64,
 }
 
@@ -137,6 +145,9 @@ impl Flow {
             granted: 1.0,
             grants: 0,
             slow: 0,
+            least: f64::INFINITY,
+            least_since: Duration::ZERO,
+            least_before: f64::INFINITY,
             held: 0.0,
         }
     }
@@ -201,7 +212,12 @@ impl Flow {
         } else {
             Bottleneck::Link
         };
-        self.learn(wire, span_ns / plain, link_busy);
+        let interval = span_ns / plain;
+        if now.saturating_sub(self.least_since) >= RECENT {
+            (self.least_before, self.least, self.least_since) = (self.least, interval, now);
+        }
+        self.least = self.least.min(interval);
+        self.learn(wire, interval, link_busy);
         true
     }
 
@@ -261,14 +277,14 @@ impl Flow {
         }
         let held = matches!(self.bottleneck, Bottleneck::Source | Bottleneck::Destination);
         self.slow = if held { self.slow.saturating_add(1) } else { 0 };
-        self.held += 0.1 * (f64::from(u8::from(held)) - self.held);
+        // With short pauses the link still seems to be the bottleneck.
+        let waits = held || self.bottleneck == Bottleneck::Link && link_busy < NEARLY;
+        self.held += 0.2 * (f64::from(u8::from(waits)) - self.held);
         self.floor = if self.slow < SURE {
             0.0
-        } else if self.floor == 0.0 || interval < self.floor {
-            // A pause of QEMU does not mean that it became slower: fast looks count at once.
-            interval
         } else {
-            self.floor + 0.1 * (interval.min(4.0 * self.floor) - self.floor)
+            // A pause of QEMU does not mean that it became slower.
+            self.least.min(self.least_before).min(interval)
         };
     }
 

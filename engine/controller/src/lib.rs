@@ -43,7 +43,8 @@
 //! Now and then a chunk gets a candidate that could, by the observations so far, be better than the
 //! mix. The additional time of codec threads and link is limited to 2 % of either (8 % for a
 //! class's first 24 chunks). An observation of one candidate also updates the others, so a class
-//! that becomes incompressible is noticed at once, and then explored only rarely.
+//! that becomes incompressible is noticed at once, and then explored only rarely. Observations age,
+//! so a candidate that was tried on a few untypical chunks is tried again.
 //!
 //! # What fails
 //!

@@ -6,7 +6,9 @@
     reason = "times and sizes of a simulation, far below 2^53"
 )]
 
+mod first_samples;
 mod model;
+mod pauses;
 mod scenes;
 mod tables;
 

@@ -27,6 +27,9 @@ pub(crate) struct World {
     /// The destination takes half of that time for most chunks, and eleven times as long for one in
     /// ten.
     pub(crate) jerky: bool,
+    /// When the source QEMU and the destination are slower.
+    pub(crate) source_slow: Slow,
+    pub(crate) destination_slow: Slow,
     pub(crate) latency: f64,
     /// Bytes to migrate.
     pub(crate) bytes: f64,
@@ -39,6 +42,34 @@ pub(crate) struct World {
     pub(crate) blind: bool,
 }
 
+/// A QEMU is slower for some time again and again, as when other programs have its cores.
+#[derive(Clone, Copy)]
+pub(crate) struct Slow {
+    pub(crate) period: f64,
+    /// The part of a period, at its end, in which it is slower.
+    pub(crate) length: f64,
+    /// The rate then.
+    pub(crate) rate: f64,
+}
+
+impl Slow {
+    const NEVER: Self = Self { period: 1.0, length: 0.0, rate: 0.0 };
+
+    /// The time for `bytes` from `now` on at `rate`.
+    fn time(self, now: f64, bytes: f64, rate: f64) -> f64 {
+        let left = self.period - now % self.period;
+        if left > self.length {
+            return bytes / rate;
+        }
+        let slowly = left * self.rate;
+        if slowly >= bytes {
+            bytes / self.rate
+        } else {
+            left + (bytes - slowly) / rate
+        }
+    }
+}
+
 impl World {
     pub(crate) fn new(link: f64, chunk: impl Fn(usize) -> &'static Row + 'static) -> Self {
         Self {
@@ -48,6 +79,8 @@ impl World {
             source: 2.0,
             destination: f64::INFINITY,
             jerky: false,
+            source_slow: Slow::NEVER,
+            destination_slow: Slow::NEVER,
             latency: 0.3e6,
             bytes: 0.0,
             chunk: Box::new(chunk),
@@ -240,7 +273,8 @@ impl Run<'_> {
         self.left -= chunk;
         self.in_flight += chunk;
         self.reading = Some(chunk);
-        self.at(self.now + chunk / self.world.source, Event::Read);
+        let time = self.world.source_slow.time(self.now, chunk, self.world.source);
+        self.at(self.now + time, Event::Read);
     }
 
     fn happens(&mut self, event: Event) {
@@ -338,7 +372,8 @@ impl Run<'_> {
     fn deliver(&mut self) {
         if let (false, Some(chunk)) = (self.delivering, self.arrived.front()) {
             self.delivering = true;
-            let mut time = chunk.plain / self.world.destination;
+            let slow = self.world.destination_slow;
+            let mut time = slow.time(self.now, chunk.plain, self.world.destination);
             if self.world.jerky {
                 time *= if self.random() < 0.1 { 5.5 } else { 0.5 };
             }
