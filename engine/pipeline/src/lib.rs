@@ -35,6 +35,7 @@ mod reorder;
 mod results;
 mod submitter;
 mod sync;
+mod workers;
 
 pub use job::{Job, Ticket};
 pub use lanes::{Lanes, LanesConfig};

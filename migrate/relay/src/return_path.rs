@@ -4,6 +4,8 @@
 //! a frame.
 
 const SHUT: u16 = 1;
+/// The SHUT of a destination QEMU that has loaded the VM.
+pub(crate) const SHUT_LOADED: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 const RECV_BITMAP: u16 = 5;
 /// QEMU's own limit on a frame's body.
 const MAX_BODY: usize = 512;
@@ -66,6 +68,11 @@ impl ReturnPath {
         None
     }
 
+    /// Whether the bytes so far end with a whole message, so that another message may follow.
+    pub fn is_between_messages(&self) -> bool {
+        self.state == State::Frame && self.gathered.is_empty()
+    }
+
     /// Evaluates the gathered bytes; returns SHUT's value if they are a SHUT.
     fn gathered_byte(&mut self) -> Option<u32> {
         if self.state != State::Frame {
@@ -113,10 +120,12 @@ mod tests {
     fn shut_is_found_however_the_bytes_are_cut() {
         let bytes = [PONG, SHUT_OK].concat();
         assert_eq!(ReturnPath::default().feed(&bytes), Some((0, 8)));
+        assert!(ReturnPath::default().is_between_messages());
         for cut in 1..16 {
             let mut path = ReturnPath::default();
             let first = path.feed(&bytes[..cut]);
             assert_eq!(first, None);
+            assert_eq!(path.is_between_messages(), cut == 8, "cut at {cut}");
             assert_eq!(path.feed(&bytes[cut..]).map(|found| found.0), Some(0), "cut at {cut}");
         }
         assert_eq!(ReturnPath::default().feed(&SHUT_BAD), Some((1, 0)));
@@ -127,6 +136,7 @@ mod tests {
         let mut path = ReturnPath::default();
         assert_eq!(path.feed(&[0, 9, 0xff, 0xff]), None);
         assert_eq!(path.feed(&SHUT_OK), None);
+        assert!(!path.is_between_messages());
         // A bitmap whose length is no multiple of 8, and bitmaps that do not end where they should.
         for wrong in [bitmap(7, 7, BITMAP_END), bitmap(8, 16, BITMAP_END), bitmap(8, 8, 1)] {
             let mut path = ReturnPath::default();

@@ -10,12 +10,15 @@ use crate::error::{error_chain, RelayError};
 use crate::unix::UnixAddress;
 use pipeline::Lanes;
 use ring::EventCount;
-use session::{Grants, Session, SessionError, MAX_STREAMS};
+use session::{Grants, Session, SessionError, Sink, MAX_STREAMS};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How long a source may take to ask about a lost session, beyond twice the time that this end
+/// waited for it: the source notices later, waits as long, and asks every 2 s.
+const ASKING: Duration = Duration::from_secs(10);
 /// How long QEMU may take to react after one of its sockets failed.
 const REACTION: Duration = Duration::from_secs(1);
 /// How long the source may take to acknowledge the end.
@@ -26,6 +29,7 @@ const PAYLOAD_SLOTS: usize = 256;
 /// One migration, from its first link to its end.
 pub struct Destination {
     shared: Arc<Shared>,
+    sink: Arc<DestinationSink>,
     /// Taken by `run`; the lock only makes the type `Sync`.
     events: Mutex<Receiver<Event>>,
 }
@@ -79,13 +83,14 @@ impl Destination {
             over: AtomicBool::new(false),
             confirmed: AtomicBool::new(false),
             begun: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             main_up: AtomicBool::new(false),
             main_event: EventCount::new(),
             streams: (0..MAX_STREAMS).map(|_| OnceLock::new()).collect(),
             sockets: Mutex::new(Vec::new()),
         });
         sink.set(&shared);
-        Ok(Self { shared, events: Mutex::new(receiver) })
+        Ok(Self { shared, sink, events: Mutex::new(receiver) })
     }
 
     /// The session, for adding links and reading byte counters.
@@ -107,6 +112,27 @@ impl Destination {
     pub(crate) fn was_lost(&self) -> bool {
         let failure = self.shared.session.failure();
         failure.is_some_and(|error| matches!(**error, SessionError::NotResumed { .. }))
+    }
+
+    /// How long the source of a lost session may take to ask about it.
+    pub(crate) fn asking_time(&self) -> Duration {
+        2 * self.shared.session.resume_timeout() + ASKING
+    }
+
+    /// Whether the source has asked about its lost session.
+    pub(crate) fn was_asked(&self) -> bool {
+        self.shared.asked.load(Ordering::Acquire)
+    }
+
+    /// Records that the source gets the answer to its question (W28).
+    pub(crate) fn note_asked(&self) {
+        self.shared.asked.store(true, Ordering::Release);
+        let _ = self.shared.events.send(Event::Asked);
+    }
+
+    /// Waits no longer for the source of a lost session to ask.
+    pub(crate) fn leave(&self) {
+        let _ = self.shared.events.send(Event::Left);
     }
 
     /// The migration's counters.
@@ -223,8 +249,10 @@ impl Destination {
                     return Ok(DestinationEnd { peer_report: Vec::new(), confirmed: true });
                 }
                 Some(Event::Closed(cause)) if confirmed => {
-                    return Err(RelayError::Unheard { cause });
+                    return self.unheard(&events, cause);
                 }
+                // The session ends with that question.
+                Some(Event::Asked | Event::Left) => {}
                 Some(Event::Closed(error)) => {
                     // The source may have reacted to QEMU's refusal before this end saw QEMU's
                     // socket close.
@@ -237,6 +265,34 @@ impl Destination {
                 None => return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason))),
             }
         }
+    }
+
+    /// QEMU has confirmed, and the source has not heard of it. Where the links were lost, the source
+    /// may ask, and hears of the success by the answer (W28).
+    fn unheard(
+        &self,
+        events: &Receiver<Event>,
+        cause: Arc<SessionError>,
+    ) -> Result<DestinationEnd, RelayError> {
+        if !self.was_lost() && !self.was_asked() {
+            return Err(RelayError::Unheard { cause });
+        }
+        let time = self.asking_time();
+        if !self.was_asked() {
+            self.sink.notice(&format!(
+                "the destination QEMU has confirmed and runs the VM, and the source has not heard of it: answering \
+                 for up to {} s should it ask",
+                time.as_secs()
+            ));
+        }
+        let deadline = Instant::now() + time;
+        while !self.was_asked() {
+            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Left) | Err(_) => return Err(RelayError::Unheard { cause }),
+                Ok(_) => {}
+            }
+        }
+        Ok(DestinationEnd { peer_report: Vec::new(), confirmed: true })
     }
 
     /// QEMU has ended without success. Lets the bytes that it wrote reach the source first.

@@ -36,6 +36,10 @@ pub(super) enum Event {
     Closed(Arc<SessionError>),
     /// The client's report: the migration is over.
     Finished(Vec<u8>),
+    /// The source has asked about its lost session.
+    Asked,
+    /// Nobody waits for that question any more.
+    Left,
 }
 
 pub(super) struct Shared {
@@ -60,6 +64,8 @@ pub(super) struct Shared {
     pub(super) confirmed: AtomicBool,
     /// The source has opened its main stream.
     pub(super) begun: AtomicBool,
+    /// The source has asked about its lost session, and gets the answer.
+    pub(super) asked: AtomicBool,
     pub(super) main_up: AtomicBool,
     pub(super) main_event: EventCount,
     pub(super) streams: Box<[OnceLock<Arc<Results<Arrived>>>]>,

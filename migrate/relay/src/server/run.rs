@@ -121,6 +121,7 @@ impl Server {
         let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
         for active in sessions {
             let session = active.destination.session();
+            active.destination.leave();
             if stops == 1 && session.failure().is_none() && session.close_commit() {
                 if !std::mem::replace(told, true) {
                     self.host.notice(

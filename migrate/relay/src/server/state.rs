@@ -11,12 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tls::Peer;
 
-/// How long a source may take to ask about a lost session, beyond twice the time that this end
-/// waited for it: the source notices later, waits as long, and asks every 2 s.
-const ASKING: Duration = Duration::from_secs(10);
-
 /// How long a source that got an answer may take to ask again, if the answer was lost.
 const ANSWERED: Duration = Duration::from_secs(5);
+
+/// The answer about a session that ended before the question.
+const HAS_ENDED: &str = "its session has ended";
 
 /// Ended sessions that can still be asked about (W28).
 const MAX_ENDED: usize = 64;
@@ -104,14 +103,18 @@ impl Server {
         let token = hello.token.as_deref()?;
         let active = self.lock_sessions().get(&hello.session).cloned();
         if let Some(active) = active.filter(|active| active.belongs_to(token, peer)) {
-            if !hello.ask {
+            let session = active.destination.session();
+            let has_ended = session.failure().is_some();
+            if !hello.ask && !has_ended {
                 return None;
             }
-            let session = active.destination.session();
+            // First, so that the deciding thread knows why the session ends.
+            active.destination.note_asked();
             let committed =
                 session.end_and_close_commit("the source lost its links and has given up");
-            let reason = "its session ends with this question".into();
-            return Some((reason, committed, active.destination.is_confirmed()));
+            let confirmed = active.destination.is_confirmed();
+            let reason = if has_ended { HAS_ENDED } else { "its session ends with this question" };
+            return Some((reason.into(), committed, confirmed));
         }
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = ended.iter_mut().find(|ended| {
@@ -123,7 +126,7 @@ impl Server {
         if ended.unasked_until.is_some() {
             ended.unasked_until = Some(Instant::now() + ANSWERED);
         }
-        Some(("its session has ended".into(), ended.committed, ended.confirmed))
+        Some((HAS_ENDED.into(), ended.committed, ended.confirmed))
     }
 
     /// Moves a session to the ended ones, and frees its target.
@@ -138,16 +141,16 @@ impl Server {
                 // Final: a writer that still runs must not make it false.
                 let committed =
                     active.destination.session().end_and_close_commit("the session has ended");
-                let lost = active.destination.was_lost();
-                let time = 2 * self.config.resume + ASKING;
-                if lost {
+                let (lost, asked) = (active.destination.was_lost(), active.destination.was_asked());
+                let time = if asked { ANSWERED } else { active.destination.asking_time() };
+                if lost && !asked && !active.destination.is_confirmed() {
                     let seconds = time.as_secs();
                     self.host.notice(&format!(
                         "answering for up to {seconds} s should the source ask where the VM is"
                     ));
                 }
                 ended.push_back(Ended {
-                    unasked_until: lost.then(|| Instant::now() + time),
+                    unasked_until: (lost || asked).then(|| Instant::now() + time),
                     session: session.into(),
                     token: active.token.clone(),
                     owner: active.owner.clone(),

@@ -112,6 +112,7 @@ impl Source {
             cancelling: Mutex::new(false),
             ended_whole: AtomicBool::new(false),
             return_path: AtomicBool::new(false),
+            between_messages: AtomicBool::new(true),
             postcopy: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             switchover: SharedSwitchover::new(),

@@ -103,6 +103,11 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
+    /// The destination may be starting the VM, and this end does not hear of it.
+    fn hold(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
+        hold(self.shared, self.redial, self.events, cause, self.notice).map(|()| Course::Well)
+    }
+
     fn has_return_path(&self) -> bool {
         self.shared.return_path.load(Ordering::Acquire)
     }
@@ -171,7 +176,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
         if shared.switchover.get().is_some() && shared.may_run_there() && !never {
             // It may have the packaged state, and have paused the migration with its VM running.
-            return Err(hold(shared, self.redial, self.events, cause, self.notice));
+            return self.hold(cause);
         }
         Err(reason)
     }
@@ -198,7 +203,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             return Err(shared.interrupted(&error, never));
         }
         if shared.may_run_there() && !never && self.has_return_path() && !self.main_eof {
-            return Err(hold(shared, self.redial, self.events, error, self.notice));
+            return self.hold(error);
         }
         Err(RelayError::Ended(error))
     }
@@ -233,7 +238,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 return Err(RelayError::LeftInDoubt);
             }
             // STILL_OPEN was sent at this very moment.
-            return Err(hold(shared, self.redial, self.events, Arc::new(error()), self.notice));
+            return self.hold(Arc::new(error()));
         }
         Err(error().into())
     }

@@ -1,10 +1,13 @@
 //! The end of a source relay in doubt: whether QEMU is in postcopy for good, the last messages from
 //! the return path, and the wait for the peer or a person to say where the VM runs (W23, W28).
 
-use super::shared::{Event, Shared};
+use super::shared::{Event, Shared, FAREWELL};
 use crate::error::RelayError;
+use crate::return_path::SHUT_LOADED;
+use crate::sockets::is_open;
 use rustix::net::{recv, RecvFlags};
 use session::{Redial, SessionError, Verdict};
+use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
@@ -108,14 +111,17 @@ pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords
 }
 
 /// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a
-/// person closes them, or the peer answers that it will never start the VM.
+/// person closes them, or the peer answers that it will never start the VM, or that it runs it.
+///
+/// # Errors
+/// Every end but one: the peer runs the VM, and the source QEMU has been told.
 pub(super) fn hold(
     shared: &Shared,
     redial: &Redial,
     events: &Receiver<Event>,
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
-) -> RelayError {
+) -> Result<(), RelayError> {
     let doubt = RelayError::InDoubt { cause: cause.clone() };
     notice(&doubt.to_string());
     // Only `look_for_switch` may read on in QEMU's main connection.
@@ -123,14 +129,14 @@ pub(super) fn hold(
     let mut asked = Some(Instant::now());
     loop {
         if shared.has_switched() {
-            return shared.interrupted(&cause, false);
+            return Err(shared.interrupted(&cause, false));
         }
         match events.recv_timeout(LOOK) {
             Ok(Event::Stop(_)) | Err(RecvTimeoutError::Disconnected) => {
-                return RelayError::LeftInDoubt
+                return Err(RelayError::LeftInDoubt)
             }
             // The readers have ended with the session, so QEMU's socket is checked here.
-            _ if !shared.main_is_open() => return doubt,
+            _ if !shared.main_is_open() => return Err(doubt),
             _ => shared.look_for_switch(),
         }
         if !shared.has_switched() && asked.is_some_and(|last| last.elapsed() >= ASK) {
@@ -138,9 +144,13 @@ pub(super) fn hold(
                 Ok(Verdict { committed: false, .. }) => {
                     shared.look_for_switch();
                     if shared.has_switched() {
-                        return shared.interrupted(&cause, true);
+                        return Err(shared.interrupted(&cause, true));
                     }
-                    return RelayError::NeverCommitted;
+                    return Err(RelayError::NeverCommitted);
+                }
+                Ok(Verdict { confirmed: true, .. }) if is_loss(&cause) && shared.hand_success() => {
+                    notice("the peer is back: its QEMU has confirmed and runs the VM");
+                    return Ok(());
                 }
                 Ok(Verdict { confirmed, .. }) => {
                     notice(if confirmed {
@@ -153,5 +163,48 @@ pub(super) fn hold(
                 Err(_) => Some(Instant::now()),
             };
         }
+    }
+}
+
+/// Whether the session ended only because the links were lost. After any other end, such as hashes
+/// that differ, a person has to look at the destination.
+fn is_loss(cause: &SessionError) -> bool {
+    matches!(
+        cause,
+        SessionError::NotResumed { .. }
+            | SessionError::LinkLost { .. }
+            | SessionError::Silent { .. }
+            | SessionError::Over { .. }
+    )
+}
+
+impl Shared {
+    /// The destination QEMU has confirmed, and the links were lost before its SHUT(0) came: gives
+    /// the source QEMU that SHUT(0). False when the source QEMU cannot have it.
+    fn hand_success(&self) -> bool {
+        // In postcopy other messages matter too. A message of which a part was written cannot be
+        // completed, and a thread that still writes must not be interrupted.
+        if self.switchover.get().is_some()
+            || self.has_switched()
+            || self.return_paths.load(Ordering::Acquire) > 0
+            || !self.between_messages.load(Ordering::Acquire)
+        {
+            return false;
+        }
+        let streams = self.streams();
+        let Some(main) = streams.iter().find(|stream| stream.kind == Kind::Main) else {
+            return false;
+        };
+        self.handing_shut.store(true, Ordering::Release);
+        let mut socket = main.socket();
+        if socket.write_all(&SHUT_LOADED).is_err() {
+            return false;
+        }
+        // QEMU closes when it has read it. If this end closes first, nothing is lost either.
+        let deadline = Instant::now() + FAREWELL;
+        while is_open(socket) && Instant::now() < deadline {
+            std::thread::sleep(LOOK / 10);
+        }
+        true
     }
 }

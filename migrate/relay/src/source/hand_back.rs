@@ -35,14 +35,21 @@ fn hand_back(
                 let slot = chunk?;
                 let bytes = &slot[..header.plain_len as usize];
                 let receipt = inbox.check(&header, bytes)?;
+                let is_main = stream.kind.is_main();
                 match sniffer.feed(bytes) {
                     Some((code, before)) => {
                         let (bytes, shut) = bytes.split_at(before);
                         shut_ok |= code == 0;
                         hand_shut(shared, stream, code, bytes, shut)?;
                     }
-                    // The reader notices when the source has closed.
-                    None => drop({ stream.socket() }.write_all(bytes)),
+                    None => {
+                        // The reader notices when the source has closed.
+                        let written = { stream.socket() }.write_all(bytes).is_ok();
+                        if is_main {
+                            let between = written && sniffer.is_between_messages();
+                            shared.between_messages.store(between, Ordering::Release);
+                        }
+                    }
                 }
                 receipt
             }
@@ -72,6 +79,10 @@ fn hand_shut(
     let session = &shared.session;
     let mut socket = stream.socket();
     let written = socket.write_all(before);
+    // Empty if SHUT came in pieces: then a part of it may have been written.
+    if !before.is_empty() {
+        shared.between_messages.store(written.is_ok(), Ordering::Release);
+    }
     let patience = LAST_ACKS + session.resume_timeout();
     if code == 0 && !session.credits().drained(Instant::now() + patience) {
         let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \

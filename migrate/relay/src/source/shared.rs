@@ -135,6 +135,8 @@ pub(super) struct Shared {
     /// Without a return path: the stream was read to its end, and EOF sent.
     pub(super) ended_whole: AtomicBool,
     pub(super) return_path: AtomicBool,
+    /// What was written to the source QEMU's main connection ends with a whole message.
+    pub(super) between_messages: AtomicBool,
     /// The main stream has announced that it may switch to postcopy, or is a recovered one.
     pub(super) postcopy: AtomicBool,
     /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed

@@ -291,25 +291,102 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
 }
 
 #[test]
-fn a_source_in_doubt_is_told_what_a_peer_that_committed_knows() {
+fn a_source_in_doubt_is_told_that_a_peer_that_committed_does_not_know() {
     bounded(|| {
-        for (confirmed, words) in [(true, "runs the VM. Quit"), (false, "cannot say")] {
-            let rig = rig(<[u8]>::len, [SHORT, AMPLE]);
+        let rig = rig(<[u8]>::len, [SHORT, AMPLE]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "Look at the destination");
+        let error = rig.receiving.result().unwrap_err();
+        assert!(!matches!(error, RelayError::Unheard { .. }), "{error}");
+        rig.cutter.release();
+        noticed(&rig.sending, "cannot say");
+        assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed");
+        assert!(rig.sending.is_running());
+        drop(rig.source);
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+    });
+}
+
+/// Waits until the receiver has said this.
+fn receiver_notices(receiving: &Receiving, words: &str) {
+    let until = Instant::now() + WATCHDOG;
+    while !receiving.host.notices.lock().unwrap().join("\n").contains(words) {
+        assert!(Instant::now() < until, "it does not say: {words}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The source in doubt hears that the destination has confirmed, and tells its QEMU.
+fn confirmed_by_the_answer(rig: Rig) {
+    rig.cutter.release();
+    assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
+    drop((rig.source, rig.destination));
+    let end = rig.sending.result().unwrap();
+    assert!(end.return_path && end.peer_report.is_empty());
+    assert!(rig.receiving.result().unwrap().confirmed);
+}
+
+#[test]
+fn a_source_in_doubt_succeeds_by_the_answer_of_a_peer_that_has_confirmed() {
+    bounded(|| {
+        // The source gives up first: its question ends the other end's session. Or the destination
+        // does, and waits for a question.
+        for [source, destination] in [[SHORT, RESUME], [AMPLE, SHORT]] {
+            let rig = rig(<[u8]>::len, [source, destination]);
             rig.cutter.hold();
-            if confirmed {
-                (&rig.destination).write_all(&SHUT_OK).unwrap();
-            }
+            (&rig.destination).write_all(&SHUT_OK).unwrap();
             noticed(&rig.sending, "Look at the destination");
-            let error = rig.receiving.result().unwrap_err();
-            assert_eq!(matches!(error, RelayError::Unheard { .. }), confirmed, "{error}");
-            rig.cutter.release();
-            noticed(&rig.sending, words);
-            assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed");
-            assert!(rig.sending.is_running());
-            drop(rig.source);
-            let error = rig.sending.result().unwrap_err();
-            assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+            if destination == SHORT {
+                receiver_notices(&rig.receiving, "answering for up to");
+            }
+            confirmed_by_the_answer(rig);
         }
+    });
+}
+
+#[test]
+fn a_link_that_is_back_when_a_confirmed_destination_has_given_up_is_an_answer_too() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME, SHORT]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        receiver_notices(&rig.receiving, "answering for up to");
+        confirmed_by_the_answer(rig);
+    });
+}
+
+#[test]
+fn a_source_that_was_given_a_part_of_a_message_is_left_to_a_person() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [SHORT, RESUME]);
+        (&rig.destination).write_all(&SHUT_OK[..3]).unwrap();
+        assert_eq!(read_exactly(&rig.source, 3), SHUT_OK[..3]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK[3..]).unwrap();
+        noticed(&rig.sending, "Look at the destination");
+        rig.cutter.release();
+        noticed(&rig.sending, "runs the VM. Quit");
+        assert!(!readable(&rig.source, A_WHILE), "it got more of the message");
+        drop(rig.source);
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+        assert!(rig.receiving.result().unwrap().confirmed);
+    });
+}
+
+#[test]
+fn a_receiver_that_is_stopped_does_not_wait_for_a_question() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME, SHORT]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        receiver_notices(&rig.receiving, "answering for up to");
+        rig.receiving.server.stop();
+        let error = rig.receiving.result().unwrap_err();
+        assert!(matches!(error, RelayError::Unheard { .. }), "{error}");
+        drop(rig.source);
+        rig.sending.result().unwrap_err();
     });
 }
 
@@ -325,11 +402,8 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
         std::thread::sleep(A_WHILE);
         (&rig.destination).write_all(&SHUT_OK).unwrap();
         noticed(&rig.sending, "Look at the destination");
-        rig.receiving.result().unwrap_err();
-        rig.cutter.release();
-        noticed(&rig.sending, "runs the VM. Quit");
-        drop(rig.source);
-        rig.sending.result().unwrap_err();
+        receiver_notices(&rig.receiving, "answering for up to");
+        confirmed_by_the_answer(rig);
     });
 }
 

@@ -4,13 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use serde_json::json;
 use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
-use crate::stage::{destination_ends, names_the_cause, source_goes_on, Stage, LOAD, NOTICE, STAYS};
+use crate::stage::{
+    destination_ends, names_the_cause, settles, source_goes_on, Stage, LOAD, NOTICE, STAYS,
+};
 use crate::Scenario;
 
 /// The QEMUs.
@@ -153,14 +155,14 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             // Idle: the rest at the VM's stop fits the socket of a QEMU that does not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
-            flight.settles(stage)?;
+            settles(&stage.lab, &mut flight.relay)?;
             flight.destination.process.signal(Signal::STOP)?;
             let crossed = stage.lab.net.crossed()?;
             flight.switch_over()?;
             flight.waits_for(&["device"])?;
             // Device state and its description have at least this many bytes, compressed.
             flight.wait_crossed(stage, crossed + (6 << 10))?;
-            flight.settles(stage)?;
+            settles(&stage.lab, &mut flight.relay)?;
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "device", "with the destination stopped the source is {status}");
         }
@@ -194,22 +196,6 @@ impl Flight {
     pub(crate) fn switch_over(&mut self) -> Result<()> {
         let arguments = json!({"state": "pre-switchover"});
         self.vm.monitor.execute("migrate-continue", arguments).map(|_| ())
-    }
-
-    /// Waits until only heartbeats cross the link.
-    fn settles(&mut self, stage: &Stage) -> Result<()> {
-        let mut quiet = 0;
-        let deadline = Instant::now() + NOTICE;
-        while Instant::now() < deadline {
-            let before = stage.lab.net.crossed()?;
-            std::thread::sleep(Duration::from_millis(150));
-            quiet = if stage.lab.net.crossed()? - before < 4096 { quiet + 1 } else { 0 };
-            // Longer than a process with work waits for the CPU on a busy machine.
-            if quiet == 8 {
-                return Ok(());
-            }
-        }
-        bail!("the link does not come to rest; {}", self.relay.process.tail())
     }
 
     fn wait_crossed(&mut self, stage: &Stage, mark: u64) -> Result<()> {

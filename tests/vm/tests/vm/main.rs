@@ -14,6 +14,7 @@ mod bare;
 mod cancel;
 mod choice;
 mod course;
+mod doubt;
 mod guest;
 mod kill;
 mod matrix;
@@ -88,6 +89,7 @@ fn run() -> anyhow::Result<u32> {
         versions::scenarios(),
         course::scenarios(),
         matrix::scenarios(),
+        doubt::scenarios(),
         saved::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;

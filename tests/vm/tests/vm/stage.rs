@@ -154,6 +154,22 @@ pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<(
     Ok(())
 }
 
+/// Waits until only heartbeats cross the link.
+pub(crate) fn settles(lab: &Lab, mover: &mut Platen) -> Result<()> {
+    let mut quiet = 0;
+    let deadline = Instant::now() + NOTICE;
+    while Instant::now() < deadline {
+        let before = lab.net.crossed()?;
+        std::thread::sleep(Duration::from_millis(150));
+        quiet = if lab.net.crossed()? - before < 4096 { quiet + 1 } else { 0 };
+        // Longer than a process with work waits for the CPU on a busy machine.
+        if quiet == 8 {
+            return Ok(());
+        }
+    }
+    bail!("the link does not come to rest; {}", mover.process.tail())
+}
+
 /// A migration in progress.
 pub(crate) struct HalfWay {
     pub(crate) vm: Vm,
