@@ -43,7 +43,7 @@ mod writer;
 pub use damage::Damage;
 pub use extents::{Content, Extent};
 pub use index::{Block, Index, UnitEntry};
-pub use layout::{Shape, HEADER_LEN, MAX_UNIT, MIN_UNIT, TRAILER_LEN, VERSION};
+pub use layout::{Shape, HEADER_LEN, MAX_STATE, MAX_UNIT, MIN_UNIT, TRAILER_LEN, VERSION};
 pub use map::RamBlock;
 pub use reader::{Image, Units};
 pub use state::State;

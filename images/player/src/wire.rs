@@ -54,7 +54,7 @@ pub(crate) fn discard(out: &mut Vec<u8>, name: &str, len: u64) {
 
 /// Appends PACKAGED: QEMU reads all of `elements` before it loads any of them.
 pub(crate) fn packaged(out: &mut Vec<u8>, elements: &[u8]) {
-    let len = u32::try_from(elements.len()).expect("a state has at most 512 MiB");
+    let len = u32::try_from(elements.len()).expect("shorter than MAX_STATE");
     command(out, PACKAGED, &len.to_be_bytes());
     out.extend_from_slice(elements);
 }
@@ -111,7 +111,7 @@ pub(crate) fn end_of_stream(out: &mut Vec<u8>, description: &[u8]) {
     out.push(END_OF_STREAM);
     if !description.is_empty() {
         out.push(DESCRIPTION);
-        out.extend(u32::try_from(description.len()).expect("at most 512 MiB").to_be_bytes());
+        out.extend(u32::try_from(description.len()).expect("shorter than MAX_STATE").to_be_bytes());
         out.extend_from_slice(description);
     }
 }
