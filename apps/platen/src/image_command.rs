@@ -7,7 +7,7 @@ use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
 use codec::Codec;
 use image::{verify, Content, Image, Options, State, Writer};
-use player::{plain, PlainOptions};
+use player::{plain, PlainOptions, Reader};
 use recorder::{record, Ending};
 use serde_json::{json, Value};
 use std::fs::File;
@@ -178,7 +178,7 @@ fn run_verify(path: &Path) -> anyhow::Result<ExitCode> {
 
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
-    let how = PlainOptions { threads: Options::default().threads, return_path: false };
+    let how = PlainOptions { threads: Options::default().threads, reader: Reader::Any };
     let to = |file: File| -> anyhow::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;

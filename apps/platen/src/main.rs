@@ -27,6 +27,7 @@ mod relay_command;
 mod report;
 mod restore;
 mod restore_fit;
+mod restore_load;
 mod restore_player;
 mod save;
 mod save_intake;

@@ -2,21 +2,20 @@
 
 use crate::image_command::open;
 use crate::monitor::OLDEST;
-use crate::restore_fit::{machine_differs, why_not_instant};
-use crate::restore_player::{connect, ended, Player};
+use crate::restore_fit::{is_preallocated, machine_differs, why_not_instant};
+use crate::restore_load::load;
+use crate::restore_player::{ended, Player};
 use crate::saved_vm::{refuse_in_progress, write_json, Before, PLAIN};
 use crate::say::say;
 use crate::size::Size;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
 use image::{Image, Options};
-use player::{plain, Message, PlainOptions, PlayError, PlayOptions, ReturnPath};
+use player::{PlainOptions, PlayOptions, Reader};
 use qmp::Qmp;
 use relay::UnixAddress;
 use serde_json::{json, Value};
 use std::collections::VecDeque;
-use std::io::Read;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -116,20 +115,20 @@ fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
     }
     let mut before = Before::default();
     before.set(&mut qmp, &PLAIN)?;
-    let mut reason = None;
-    if !args.load {
-        reason = why_not_instant(&mut qmp, image)?;
-        if reason.is_none() {
-            // QEMU itself checks whether its host and its RAM permit postcopy.
-            let set = before.set(&mut qmp, &[("postcopy-ram", true)]);
-            reason = set.err().map(|error| format!("{error:#}"));
-        }
-        if let Some(reason) = &reason {
-            say(&format!("everything is loaded before the VM runs, because {reason}"));
-        }
+    let mut reason = why_not_instant(&mut qmp, image)?;
+    if reason.is_none() {
+        // QEMU itself checks whether its host and its RAM permit postcopy.
+        let set = before.set(&mut qmp, &[("postcopy-ram", true)]);
+        reason = set.err().map(|error| format!("{error:#}"));
     }
     let report = if args.load || reason.is_some() {
-        load(image, &mut qmp, &dir, threads, reason.as_deref())?
+        if let (Some(reason), false) = (&reason, args.load) {
+            say(&format!("everything is loaded before the VM runs, because {reason}"));
+        }
+        let empty = reason.is_none() && !is_preallocated(&mut qmp)?;
+        let reader = if empty { Reader::EmptyQemu } else { Reader::Qemu };
+        let fallback = reason.filter(|_| !args.load);
+        load(image, &mut qmp, &dir, PlainOptions { threads, reader }, fallback.as_deref())?
     } else {
         let mut instant = Supervisor::new(args, &mut qmp, dir, threads);
         instant.listen()?;
@@ -139,60 +138,8 @@ fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
     Ok(report)
 }
 
-/// Sends the whole VM, and waits until QEMU has loaded it.
-fn load(
-    image: &Arc<Image>,
-    qmp: &mut Qmp,
-    dir: &tempfile::TempDir,
-    threads: usize,
-    reason: Option<&str>,
-) -> anyhow::Result<Value> {
-    let path = dir.path().join("load.sock");
-    qmp.migrate_incoming(&format!("unix:{}", path.display()))?;
-    let mut stream = connect(&path)?;
-    let begin = Instant::now();
-    let how = PlainOptions { threads, return_path: true };
-    let sent = plain(image, &mut stream, how);
-    let bytes = match sent {
-        Ok(bytes) => bytes,
-        Err(PlayError::Closed) => bail!("{}; its log has the reason", PlayError::Closed),
-        Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
-    };
-    wait_for_shut(&mut stream)?;
-    let loaded = begin.elapsed();
-    let vm = wait_started(qmp)?;
-    say(&format!("loaded in {:.2} s: the VM is '{vm}'", loaded.as_secs_f64()));
-    if vm == "paused" {
-        say("it was paused when it was saved, or its QEMU was started with -S: cont lets it go on");
-    }
-    Ok(json!({
-        "status": "completed", "mode": "load", "fallback": reason, "vm": vm,
-        "loaded-ms": loaded.as_secs_f64() * 1e3, "bytes": bytes,
-        "cpu-s": crate::report::process_cpu(),
-    }))
-}
-
-/// Reads the return path up to SHUT.
-fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
-    let mut back = ReturnPath::default();
-    let mut chunk = [0; 4096];
-    loop {
-        while let Some(message) = back.message()? {
-            match message {
-                Message::Shut(0) => return Ok(()),
-                Message::Shut(value) => return Err(PlayError::Refused(value).into()),
-                _ => {}
-            }
-        }
-        match stream.read(&mut chunk).context("cannot read QEMU's return path")? {
-            0 => return Err(PlayError::Closed).context("its log has the reason"),
-            len => back.push(&chunk[..len]),
-        }
-    }
-}
-
 /// Waits until the VM leaves `inmigrate`; returns its run state.
-fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
+pub(crate) fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
     let until = Instant::now() + SETTLES;
     loop {
         let vm = qmp.query_status()?.status;

@@ -10,8 +10,7 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
     let kind = get(qmp, "/machine", "type")?;
     let kind = kind.as_str().unwrap_or_default();
     let here = kind.strip_suffix("-machine").unwrap_or(kind);
-    // QEMU's own rule: the saved name may be longer.
-    Ok((!here.is_empty() && !saved.starts_with(here)).then(|| here.to_owned()))
+    Ok((!here.is_empty() && saved != here).then(|| here.to_owned()))
 }
 
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
@@ -41,6 +40,13 @@ pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
         }
     }
     Ok(None)
+}
+
+/// Whether QEMU has allocated RAM in advance, and discarding it would undo that.
+pub(crate) fn is_preallocated(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    let backends = qmp.execute("query-memdev", None)?;
+    let backends = backends.as_array();
+    Ok(backends.is_none_or(|all| all.iter().any(|backend| backend["prealloc"] != false)))
 }
 
 /// Reads a property of a QOM object; null if QEMU refuses.

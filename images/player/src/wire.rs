@@ -2,6 +2,9 @@
 
 use image::Image;
 
+/// The only page size of guest and host that postcopy is supported with, bytes.
+pub(crate) const PAGE_SIZE: u64 = 4096;
+
 // Section types (`QEMU_VM_*`).
 const START: u8 = 0x01;
 const PART: u8 = 0x02;
@@ -14,7 +17,7 @@ const END_OF_STREAM: u8 = 0x00;
 // Commands (`MIG_CMD_*`).
 pub(crate) const OPEN_RETURN_PATH: u16 = 1;
 pub(crate) const PING: u16 = 2;
-pub(crate) const ADVISE: u16 = 3;
+const ADVISE: u16 = 3;
 pub(crate) const LISTEN: u16 = 4;
 pub(crate) const RUN: u16 = 5;
 const RAM_DISCARD: u16 = 6;
@@ -40,6 +43,12 @@ pub(crate) fn command(out: &mut Vec<u8>, command: u16, body: &[u8]) {
 /// Appends a PING; QEMU returns its number in a PONG.
 pub(crate) fn ping(out: &mut Vec<u8>, number: u32) {
     command(out, PING, &number.to_be_bytes());
+}
+
+/// Appends ADVISE with the page sizes of all blocks (their bitwise OR) and of the guest: QEMU
+/// prepares for postcopy, and discards all of its RAM.
+pub(crate) fn advise(out: &mut Vec<u8>) {
+    command(out, ADVISE, &[PAGE_SIZE.to_be_bytes(), PAGE_SIZE.to_be_bytes()].concat());
 }
 
 /// Appends RAM_DISCARD: the destination discards the first `len` bytes of a block.

@@ -51,7 +51,7 @@ const SWITCHOVER_START: u16 = 11;
 
 /// Maximum length of all device sections and the description, bytes. The rest of an image's state is
 /// for its other records.
-const MAX_SECTIONS: usize = MAX_STATE as usize - (1 << 20);
+const MAX_SECTIONS: u64 = MAX_STATE - (1 << 20);
 /// Maximum number of words in a virtio-mem bitmap: 2^32 blocks.
 const MAX_BITMAP_WORDS: u64 = 1 << 26;
 
@@ -97,7 +97,7 @@ pub fn record<R: Read, S: Sink>(
                 None => return Err(RecordError::Ends { at: source.at(), during: source.during }),
             },
         }
-        if this.state.early.len() + tail.len() > MAX_SECTIONS {
+        if (this.state.early.len() + tail.len()) as u64 > MAX_SECTIONS {
             return Err(too_much_state());
         }
     };
@@ -220,7 +220,7 @@ impl Recording {
         early.extend(fixed);
         for _ in 0..words {
             early.extend(source.array::<8, E>()?);
-            if early.len() > MAX_SECTIONS {
+            if early.len() as u64 > MAX_SECTIONS {
                 return Err(too_much_state());
             }
         }
