@@ -1,8 +1,11 @@
 //! `platen restore`: loads a saved VM into a QEMU that waits with -incoming defer.
 
 use crate::image_command::open;
+use crate::image_lock::ImageLock;
 use crate::monitor::OLDEST;
-use crate::restore_fit::{is_preallocated, machine_differs, why_not_instant};
+use crate::restore_fit::{
+    is_preallocated, machine_differs, refuse_another_image, socket_name, why_not_instant,
+};
 use crate::restore_load::load;
 use crate::restore_player::{ended, Player};
 use crate::saved_vm::{refuse_in_progress, write_json, Before, PLAIN};
@@ -10,7 +13,7 @@ use crate::say::say;
 use crate::size::Size;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
-use image::{Image, Options};
+use image::{check_units, Image, Options};
 use player::{PlainOptions, PlayOptions, Reader};
 use qmp::Qmp;
 use relay::UnixAddress;
@@ -31,18 +34,24 @@ pub(crate) struct RestoreArgs {
     /// -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "unix:PATH")]
     qmp: UnixAddress,
-    /// Another copy of the image, to go on from when IMAGE turns out to be damaged while the VM runs.
-    /// Repeatable
+    /// Another copy of the image, used if IMAGE is damaged. Repeatable
     #[arg(long, value_name = "IMAGE")]
     copy: Vec<PathBuf>,
     /// Load everything before the VM runs. Without this option the VM runs at once, where its QEMU
     /// can do that, and its RAM is loaded while it runs
     #[arg(long)]
     load: bool,
-    /// Go on with a VM that runs at this QEMU already and lacks pages, because `platen restore` was
-    /// killed or its image damaged. IMAGE is the same image, or a copy
+    /// Continue with a VM that runs at this QEMU already and lacks pages, because `platen restore`
+    /// was killed or its image damaged. IMAGE is the same image, or a copy
     #[arg(long, conflicts_with = "load")]
     recover: bool,
+    /// Compare the checksums of all units of IMAGE and its copies before QEMU is touched
+    #[arg(long)]
+    verify: bool,
+    /// Permit other restores of this image that have --shared, too. Each VM needs its own disks, MAC
+    /// addresses and UUID
+    #[arg(long)]
+    shared: bool,
     /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     decompress_threads: Option<u16>,
@@ -66,35 +75,85 @@ const NOTICED: Duration = Duration::from_secs(2);
 const PAUSED: &str = "postcopy-paused";
 
 pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
-    let image = open(&args.image)?;
-    for copy in &args.copy {
-        let same = open(copy)?.hash() == image.hash();
-        ensure!(same, "{} is no copy of {}", copy.display(), args.image.display());
-    }
-    let result = restore(args, &image).with_context(|| format!("monitor {}", args.qmp));
+    let monitor = || format!("monitor {}", args.qmp);
+    let images = sources(args)?;
+    let mut before = Before::default();
+    let mut qmp = connect_monitor(args).with_context(monitor)?;
+    let result = restore(args, images, &mut qmp, &mut before).with_context(monitor);
+    let put_back = before.put_back(&mut qmp).with_context(monitor);
     let report = match &result {
         Ok(report) => report.clone(),
         Err(error) => json!({ "status": "failed", "error": format!("{error:#}") }),
     };
     write_json(args.json.as_deref(), &report);
-    result.map(|_| ExitCode::SUCCESS)
+    // After a failure QEMU may have ended, or may refuse, since its migration is not over.
+    result.and(put_back).map(|()| ExitCode::SUCCESS)
 }
 
-fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
+/// An image that the VM can be restored from.
+struct Source<'a> {
+    path: &'a Path,
+    image: Arc<Image>,
+    lock: ImageLock,
+}
+
+/// Opens and locks the image and its copies, and with `--verify` compares their checksums.
+fn sources(args: &RestoreArgs) -> anyhow::Result<VecDeque<Source<'_>>> {
+    let mut sources = VecDeque::new();
+    for path in std::iter::once(&args.image).chain(&args.copy) {
+        let (image, lock) = (open(path)?, ImageLock::take(path, args.shared)?);
+        sources.push_back(Source { path, image, lock });
+    }
+    let hash = sources[0].image.hash();
+    for copy in sources.iter().skip(1) {
+        let (copied, path) = (copy.image.hash(), copy.path.display());
+        ensure!(copied == hash, "{path} is no copy of {}", args.image.display());
+    }
+    if args.verify {
+        let mut damaged = None;
+        sources.retain(|source| {
+            let Err(error) = check_units(&source.image, threads(args)) else { return true };
+            say(&format!("image {}: {error}", source.path.display()));
+            damaged = Some(error);
+            false
+        });
+        if let (Some(error), true) = (damaged, sources.is_empty()) {
+            let context = format!("image {}: no copy of it is sound", args.image.display());
+            return Err(error).context(context);
+        }
+    }
+    Ok(sources)
+}
+
+fn threads(args: &RestoreArgs) -> usize {
+    args.decompress_threads.map_or(Options::default().threads, usize::from)
+}
+
+fn connect_monitor(args: &RestoreArgs) -> anyhow::Result<Qmp> {
     // Out of band from the beginning: a QEMU whose main loop waits for a page cannot negotiate it
     // later.
-    let mut qmp = Qmp::connect_out_of_band(args.qmp.path(), MONITOR)?;
+    let qmp = Qmp::connect_out_of_band(args.qmp.path(), MONITOR)?;
     let version = qmp.version();
     if (version.major, version.minor) < OLDEST {
         bail!("this is QEMU {version}; platen knows QEMU 7.2 and later: upgrade QEMU");
     }
-    let threads = args.decompress_threads.map_or(Options::default().threads, usize::from);
+    Ok(qmp)
+}
+
+fn restore(
+    args: &RestoreArgs,
+    images: VecDeque<Source<'_>>,
+    qmp: &mut Qmp,
+    before: &mut Before,
+) -> anyhow::Result<Value> {
+    let image = &Arc::clone(&images[0].image);
     let dir = tempfile::Builder::new()
         .prefix("platen-")
         .tempdir()
         .context("cannot make a private directory")?;
     if args.recover {
-        let mut instant = Supervisor::new(args, &mut qmp, dir, threads);
+        refuse_another_image(qmp, image)?;
+        let mut instant = Supervisor::new(args, images, qmp, dir);
         instant.deaths = 1;
         instant.recover()?;
         return instant.supervise(true);
@@ -105,37 +164,35 @@ fn restore(args: &RestoreArgs, image: &Arc<Image>) -> anyhow::Result<Value> {
         "the VM is '{}', and a saved VM needs a QEMU that waits for one: start it with -incoming defer",
         vm.status
     );
-    refuse_in_progress(&mut qmp)?;
-    if let Some(other) = machine_differs(&mut qmp, image)? {
+    refuse_in_progress(qmp)?;
+    if let Some(other) = machine_differs(qmp, image)? {
         bail!(
             "the VM was saved from machine type {}, and this QEMU has {other}: start it with -machine {}",
             image.state().machine().unwrap_or_default(),
             image.state().machine().unwrap_or_default(),
         );
     }
-    let mut before = Before::default();
-    before.set(&mut qmp, &PLAIN)?;
-    let mut reason = why_not_instant(&mut qmp, image)?;
+    before.set(qmp, &PLAIN)?;
+    let mut reason = why_not_instant(qmp, image)?;
     if reason.is_none() {
         // QEMU itself checks whether its host and its RAM permit postcopy.
-        let set = before.set(&mut qmp, &[("postcopy-ram", true)]);
+        let set = before.set(qmp, &[("postcopy-ram", true)]);
         reason = set.err().map(|error| format!("{error:#}"));
     }
-    let report = if args.load || reason.is_some() {
+    if args.load || reason.is_some() {
         if let (Some(reason), false) = (&reason, args.load) {
             say(&format!("everything is loaded before the VM runs, because {reason}"));
         }
-        let empty = reason.is_none() && !is_preallocated(&mut qmp)?;
+        let empty = reason.is_none() && !is_preallocated(qmp)?;
         let reader = if empty { Reader::EmptyQemu } else { Reader::Qemu };
         let fallback = reason.filter(|_| !args.load);
-        load(image, &mut qmp, &dir, PlainOptions { threads, reader }, fallback.as_deref())?
+        let how = PlainOptions { threads: threads(args), reader };
+        load(image, qmp, &dir, how, fallback.as_deref())
     } else {
-        let mut instant = Supervisor::new(args, &mut qmp, dir, threads);
+        let mut instant = Supervisor::new(args, images, qmp, dir);
         instant.listen()?;
-        instant.supervise(false)?
-    };
-    before.put_back(&mut qmp)?;
-    Ok(report)
+        instant.supervise(false)
+    }
 }
 
 /// Waits until the VM leaves `inmigrate`; returns its run state.
@@ -158,7 +215,7 @@ struct Supervisor<'a> {
     options: PlayOptions,
     socket: PathBuf,
     /// The image and its copies; the first one is in use.
-    images: VecDeque<&'a Path>,
+    images: VecDeque<Source<'a>>,
     /// Number of players that have died.
     deaths: u32,
 }
@@ -166,15 +223,13 @@ struct Supervisor<'a> {
 impl<'a> Supervisor<'a> {
     fn new(
         args: &'a RestoreArgs,
+        images: VecDeque<Source<'a>>,
         qmp: &'a mut Qmp,
         dir: tempfile::TempDir,
-        threads: usize,
     ) -> Self {
-        let socket = dir.path().join("in.sock");
+        let socket = dir.path().join(socket_name(&images[0].image, 0));
         let rate = Some(args.push_rate.0).filter(|&rate| rate > 0);
-        let options = PlayOptions { threads, rate };
-        let images = std::iter::once(&args.image).chain(&args.copy);
-        let images = images.map(PathBuf::as_path).collect();
+        let options = PlayOptions { threads: threads(args), rate };
         Self { args, qmp, dir, options, socket, images, deaths: 0 }
     }
 
@@ -185,7 +240,7 @@ impl<'a> Supervisor<'a> {
     /// Makes QEMU listen for the next player. QEMU accepts that once it has noticed that the last
     /// one is gone.
     fn recover(&mut self) -> anyhow::Result<()> {
-        self.socket = self.dir.path().join(format!("in{}.sock", self.deaths));
+        self.socket = self.dir.path().join(socket_name(&self.images[0].image, self.deaths));
         let uri = format!("unix:{}", self.socket.display());
         let until = Instant::now() + SETTLES;
         loop {
@@ -220,7 +275,8 @@ impl<'a> Supervisor<'a> {
         let begin = Instant::now();
         let mut running_ms = None;
         loop {
-            let mut player = Player::start(self.images[0], &self.socket, self.options, resume)?;
+            let Source { path, image, lock } = &self.images[0];
+            let mut player = Player::start(path, image, lock, &self.socket, self.options, resume)?;
             say(&format!("player {} begins", player.pid()));
             let (mut done, mut failed) = (None, None);
             while let Some(event) = player.event() {
@@ -266,7 +322,7 @@ impl<'a> Supervisor<'a> {
             let copy = (damaged && self.images.len() > 1).then(|| self.images.pop_front());
             let goes_on = failed.is_none() || copy.is_some();
             let asked = if goes_on {
-                say(&format!("{why}; another goes on from {}", self.images[0].display()));
+                say(&format!("{why}; another goes on from {}", self.images[0].path.display()));
                 self.recover()
             } else {
                 Ok(())
