@@ -31,6 +31,8 @@ mod restore;
 mod restore_fit;
 mod restore_load;
 mod restore_player;
+mod restore_source;
+mod restore_supervisor;
 mod save;
 mod save_intake;
 mod saved_vm;

@@ -1,7 +1,7 @@
 //! A restore that loads everything before the VM runs.
 
-use crate::restore::wait_started;
 use crate::restore_player::connect;
+use crate::saved_vm::wait_started;
 use crate::say::say;
 use anyhow::{bail, Context};
 use image::Image;

@@ -7,10 +7,14 @@ use relay::UnixAddress;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Migration states in which QEMU accepts no other migration.
 const IN_PROGRESS: [&str; 8] =
     ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo", "wait-unplug"];
+
+/// Time limit for a VM that is loaded to leave `inmigrate`.
+const STARTS: Duration = Duration::from_secs(60);
 
 /// Capability settings that a plain stream requires, where QEMU has the capability.
 pub(crate) const PLAIN: [(&str, bool); 12] = [
@@ -131,6 +135,18 @@ impl Before {
         if let Some(keeper) = self.keeper {
             keeper.dismiss();
         }
+    }
+}
+
+/// Waits until the VM leaves `inmigrate`; returns its run state.
+pub(crate) fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
+    let until = Instant::now() + STARTS;
+    loop {
+        let vm = qmp.query_status()?.status;
+        if vm != "inmigrate" || Instant::now() > until {
+            return Ok(vm);
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -420,10 +420,10 @@ impl Restore {
 
     /// Process id of the last player.
     fn player(&self) -> i32 {
-        let begun = self.text.lines().filter_map(|line| {
+        let mut begun = self.text.lines().filter_map(|line| {
             line.strip_prefix("platen: player ")?.strip_suffix(" begins")?.parse().ok()
         });
-        begun.last().unwrap()
+        begun.next_back().unwrap()
     }
 }
 
