@@ -227,7 +227,11 @@ impl Saving<'_> {
             if let Ok(info) = self.qmp.query_migrate() {
                 if info.is_over() {
                     let why = info.error_desc.clone().unwrap_or_default();
-                    bail!("QEMU ended the migration ({}) {why}", info.status());
+                    let ended = format!("QEMU ended the migration ({}) {why}", info.status());
+                    // The cause may lie here, such as a full disk: the intake closes its socket
+                    // before its outcome arrives. QEMU has closed its own, so the intake ends.
+                    let recorded = intake.recorded(VERDICT).context(ended.clone())?;
+                    return recorded.context(ended);
                 }
             }
         }
