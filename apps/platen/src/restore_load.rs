@@ -7,6 +7,7 @@ use anyhow::{bail, Context};
 use image::Image;
 use player::{plain, Message, PlainOptions, PlayError, ReturnPath};
 use qmp::Qmp;
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 use serde_json::{json, Value};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Time limit for a QEMU that reads nothing of the stream, or is silent at its end.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Send buffer of the socket, bytes. The kernel permits less to users that are not root.
+/// Send buffer of the socket, bytes. Without CAP_NET_ADMIN net.core.wmem_max limits it.
 const SEND_BUFFER: usize = 1 << 20;
 
 /// Sends the whole VM, and waits until QEMU has loaded it. `fallback`: the reason why the VM does
@@ -34,7 +35,8 @@ pub(crate) fn load(
     let set = stream.set_write_timeout(Some(SILENCE));
     set.and_then(|()| stream.set_read_timeout(Some(SILENCE))).context("QEMU's socket")?;
     // QEMU reads in pieces of 32 KiB: with room for many of them the two processes switch less.
-    rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER)
+    set_socket_send_buffer_size_force(&stream, SEND_BUFFER)
+        .or_else(|_| set_socket_send_buffer_size(&stream, SEND_BUFFER))
         .context("QEMU's socket")?;
     let begin = Instant::now();
     let bytes = match plain(image, &mut stream, how) {

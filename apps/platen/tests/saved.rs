@@ -542,6 +542,47 @@ fn block(image: &str, name: &str) -> Vec<u8> {
     (0..block.pages).flat_map(bytes).collect()
 }
 
+/// RAM that is saved, restored into a QEMU with -S and saved again is the same, in memory of each
+/// kind, restored at once and loaded first.
+#[test]
+fn ram_that_is_restored_and_saved_again_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    for (kind, backend) in [
+        ("ram", "memory-backend-ram"),
+        ("memfd", "memory-backend-memfd,share=off"),
+        ("shared", "memory-backend-memfd,share=on"),
+    ] {
+        let object = format!("{backend},id=pc.ram,size=16M");
+        let machine = ["-machine", "pc,memory-backend=pc.ram", "-object", &object];
+        let Some(source) = Qemu::start(folder, kind, &machine) else { return };
+        // Any state will do; after a while the firmware has written more of it.
+        thread::sleep(Duration::from_millis(300));
+        let image = folder.join(format!("{kind}.image")).display().to_string();
+        works(folder, &["save", &image, "--qmp", &source.address(), "--then", "quit"]);
+        drop(source);
+        for (mode, flags) in [("instant", &[][..]), ("load", &["--load"])] {
+            let name = format!("{kind}-{mode}");
+            let waiting =
+                Qemu::start(folder, &name, &[&machine[..], &WAITS, &["-S"]].concat()).unwrap();
+            let words = ["restore", &image, "--qmp", &waiting.address()];
+            let (_, report) = works(folder, &[&words[..], flags].concat());
+            assert_eq!(
+                (&report["mode"], &report["vm"]),
+                (&json!(mode), &json!("paused")),
+                "{kind}"
+            );
+            let again = folder.join(format!("{name}.image")).display().to_string();
+            works(folder, &["save", &again, "--qmp", &waiting.address(), "--then", "quit"]);
+            let saved = image::Image::open(Path::new(&image)).unwrap();
+            for block_of in &saved.index().blocks {
+                let name = &block_of.name;
+                assert!(block(&image, name) == block(&again, name), "{kind}, {mode}: {name}");
+            }
+        }
+    }
+}
+
 /// Zero pages replace what QEMU itself has put into a ROM, whether they are sent or QEMU discards
 /// its RAM first.
 #[test]
