@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use image::{Content, Image, Units};
 use libfuzzer_sys::fuzz_target;
-use player::{plain, PlainOptions};
+use player::{plain, PlainOptions, Reader};
 
 fn sealed(input: &[u8]) -> Option<Vec<u8>> {
     let (head, rest) = input.split_first_chunk::<4>()?;
@@ -62,7 +62,7 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(next, block.pages);
     }
     if image.ram_bytes() < 1 << 24 {
-        let how = PlainOptions { threads: 1, return_path: true };
+        let how = PlainOptions { threads: 1, reader: Reader::Qemu };
         let _ = plain(&Arc::new(image), &mut std::io::sink(), how);
     }
 });

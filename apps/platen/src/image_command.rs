@@ -1,18 +1,18 @@
 //! `platen image`: shows and verifies an image, and converts it from and to a plain stream.
 
-use crate::save::options;
+use crate::compression::CompressionArgs;
 use crate::saved_vm::bytes;
 use crate::say::{printable, say, show};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
-use codec::Codec;
 use image::{verify, Content, Image, Options, State, Writer};
-use player::{plain, PlainOptions};
+use player::{plain, PlainOptions, Reader};
 use recorder::{record, Ending};
 use serde_json::{json, Value};
 use std::fs::File;
 use std::io::BufWriter;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ struct ExportArgs {
     /// Image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// File to write; - is standard output. An existing file is not replaced
+    /// File to write, with mode 0600; - is standard output. An existing file is not replaced
     #[arg(value_name = "STREAM")]
     stream: PathBuf,
 }
@@ -71,15 +71,8 @@ struct ImportArgs {
     /// Image to write. A file of this name must not exist
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Codec: none, lz4, zlib, zstd or qatzip
-    #[arg(long, default_value = "zstd")]
-    codec: Codec,
-    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
-    #[arg(long, allow_negative_numbers = true)]
-    level: Option<i32>,
-    /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
-    compress_threads: Option<u16>,
+    #[command(flatten)]
+    compression: CompressionArgs,
 }
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
@@ -178,7 +171,7 @@ fn run_verify(path: &Path) -> anyhow::Result<ExitCode> {
 
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
-    let how = PlainOptions { threads: Options::default().threads, return_path: false };
+    let how = PlainOptions { threads: Options::default().threads, reader: Reader::Any };
     let to = |file: File| -> anyhow::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;
@@ -189,7 +182,12 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
             rustix::stdio::stdout().as_fd().try_clone_to_owned().context("standard output")?;
         return to(File::from(out));
     }
-    let file = File::create_new(&args.stream)
+    // The stream holds the guest's memory, as the image does.
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&args.stream)
         .with_context(|| format!("cannot create {}", args.stream.display()))?;
     to(file).inspect_err(|_| {
         // A partial stream is useless.
@@ -198,7 +196,7 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
 }
 
 fn import(args: &ImportArgs) -> anyhow::Result<()> {
-    let options = options(args.codec, args.level, args.compress_threads)?;
+    let options = args.compression.options()?;
     let from = args.stream.display();
     let file = if args.stream == Path::new("-") {
         File::from(rustix::stdio::stdin().as_fd().try_clone_to_owned().context("standard input")?)

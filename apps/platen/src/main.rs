@@ -10,9 +10,11 @@
 mod args;
 mod auto;
 mod cert;
+mod compression;
 mod cpus;
 mod device;
 mod image_command;
+mod image_lock;
 mod keeper;
 mod migrate;
 mod monitor;
@@ -27,11 +29,15 @@ mod relay_command;
 mod report;
 mod restore;
 mod restore_fit;
+mod restore_load;
 mod restore_player;
+mod restore_source;
+mod restore_supervisor;
 mod save;
 mod save_intake;
 mod saved_vm;
 mod say;
+mod settings_keeper;
 mod size;
 mod source_end;
 
@@ -79,9 +85,12 @@ enum Command {
     /// Helper process of `migrate` and `relay`: see `relay::keep`
     #[command(hide = true)]
     Keep,
-    /// What `restore` starts beside itself
+    /// Helper process of `restore` that serves the image
     #[command(hide = true)]
     Play(restore_player::PlayArgs),
+    /// Helper process of `save` that restores QEMU's settings
+    #[command(hide = true)]
+    KeepSettings(settings_keeper::KeepSettingsArgs),
 }
 
 /// Makes a write beyond the file size limit (`ulimit -f`) return an error. The signal would end the
@@ -105,6 +114,7 @@ fn main() -> ExitCode {
         Command::Save(args) => save::run(&args),
         Command::Restore(args) => restore::run(&args),
         Command::Image(args) => return finish(image_command::run(&args)),
+        Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Play(args) => return finish(restore_player::run(&args)),
         Command::Device(args) => return finish(device::run(args)),
         Command::Qat(args) => return finish(qat_command::run(args)),

@@ -1,8 +1,10 @@
 //! Checks whether an image fits the QEMU that waits for it, before anything is changed.
 
+use anyhow::bail;
 use image::Image;
 use qmp::{Qmp, QmpError};
 use serde_json::{json, Value};
+use std::path::Path;
 
 /// QEMU's machine type, if it differs from the image's.
 pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
@@ -10,8 +12,7 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
     let kind = get(qmp, "/machine", "type")?;
     let kind = kind.as_str().unwrap_or_default();
     let here = kind.strip_suffix("-machine").unwrap_or(kind);
-    // QEMU's own rule: the saved name may be longer.
-    Ok((!here.is_empty() && !saved.starts_with(here)).then(|| here.to_owned()))
+    Ok((!here.is_empty() && saved != here).then(|| here.to_owned()))
 }
 
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
@@ -41,6 +42,42 @@ pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
         }
     }
     Ok(None)
+}
+
+/// Whether QEMU has allocated RAM in advance, and discarding it would undo that.
+pub(crate) fn is_preallocated(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    let backends = qmp.execute("query-memdev", None)?;
+    let backends = backends.as_array();
+    Ok(backends.is_none_or(|all| all.iter().any(|backend| backend["prealloc"] != false)))
+}
+
+/// Name of the socket to which QEMU listens for player number `nth` of this image. QEMU reports the
+/// sockets on which it has listened, so that `restore --recover` can tell the image of its VM.
+pub(crate) fn socket_name(image: &Image, nth: u32) -> String {
+    format!("{}{nth}.sock", socket_prefix(image))
+}
+
+fn socket_prefix(image: &Image) -> String {
+    format!("{:016x}-", image.hash() >> 64)
+}
+
+/// Refuses to continue a VM that was restored from another image: it would get wrong pages.
+pub(crate) fn refuse_another_image(qmp: &mut Qmp, image: &Image) -> anyhow::Result<()> {
+    let info = qmp.execute("query-migrate", None)?;
+    let sockets = info["socket-address"].as_array();
+    let mut names = sockets
+        .into_iter()
+        .flatten()
+        .filter_map(|address| Path::new(address["path"].as_str()?).file_name()?.to_str());
+    let prefix = socket_prefix(image);
+    if names.any(|name| name.starts_with(&prefix)) {
+        return Ok(());
+    }
+    bail!(
+        "the VM at this QEMU was not restored from this image by platen (QEMU has listened on {}): give the image \
+         that it was restored from, or a copy",
+        info["socket-address"]
+    )
 }
 
 /// Reads a property of a QOM object; null if QEMU refuses.

@@ -2,9 +2,11 @@
 //! dies.
 
 use crate::image_command::open;
+use crate::image_lock::ImageLock;
 use crate::say::show;
 use anyhow::Context;
 use clap::Args;
+use image::Image;
 use player::{play, resume, Event, PlayError, PlayOptions, Played};
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -19,6 +21,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct PlayArgs {
     /// Image
     image: PathBuf,
+    /// Hash of the image, hexadecimal
+    hash: String,
     /// Socket on which QEMU listens
     socket: PathBuf,
     /// Decompression threads
@@ -41,6 +45,11 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
         Ok(image) => image,
         Err(error) => return fail(true, &format!("{error:#}")),
     };
+    if hash_of(&image) != args.hash {
+        // Its pages would be wrong ones.
+        let text = format!("image {} was replaced by another one", args.image.display());
+        return fail(true, &text);
+    }
     let socket = match connect(&args.socket) {
         Ok(socket) => socket,
         Err(error) => return fail(false, &format!("{error:#}")),
@@ -60,6 +69,10 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
         }
         Err(error) => fail(matches!(error, PlayError::Image(_)), &format!("{:#}", Chain(error))),
     }
+}
+
+fn hash_of(image: &Image) -> String {
+    format!("{:032x}", image.hash())
 }
 
 /// Reports the error that ends the player. `damaged`: a copy of the image may be sound.
@@ -120,15 +133,18 @@ pub(crate) struct Player {
 }
 
 impl Player {
-    /// Starts a player from this executable.
+    /// Starts a player from this executable. It holds `lock` until it ends.
     pub(crate) fn start(
-        image: &Path,
+        path: &Path,
+        image: &Image,
+        lock: &ImageLock,
         socket: &Path,
         options: PlayOptions,
         resume: bool,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("platen").arg("play").args([image, socket]).arg(options.threads.to_string());
+        command.arg0("platen").arg("play").arg(path).arg(hash_of(image));
+        command.arg(socket).arg(options.threads.to_string());
         if let Some(rate) = options.rate {
             command.args(["--rate", &rate.to_string()]);
         }
@@ -138,7 +154,7 @@ impl Player {
         // An interrupt at the terminal is for `restore` only. The player continues alone, since the
         // guest would stop without it.
         command.process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stdin(lock.handle()?).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start the process that plays the image")?;
         let lines = BufReader::new(child.stdout.take().context("it has no standard output")?);
         Ok(Self { child, lines })

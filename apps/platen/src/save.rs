@@ -1,13 +1,13 @@
 //! `platen save`: makes a QEMU migrate into an image.
 
+use crate::compression::CompressionArgs;
 use crate::monitor::open_monitor;
 use crate::save_intake::Intake;
 use crate::saved_vm::{bytes, capabilities, refuse_in_progress, write_json, Before, PLAIN};
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
-use codec::{Codec, Settings};
-use image::{Finished, Options, State, Summary, Writer};
+use image::{Finished, State, Summary, Writer};
 use qmp::{Qmp, QmpError, RunStatus};
 use recorder::Recorded;
 use relay::UnixAddress;
@@ -33,22 +33,14 @@ pub(crate) struct SaveArgs {
     /// Let the VM run while its RAM is saved, and stop it for the rest. This is the default
     #[arg(long)]
     live: bool,
-    /// Seconds after which a VM that writes faster than it is saved is stopped all the same, 0 to
-    /// 3600
+    /// Seconds after which a VM is stopped that dirties pages faster than they are saved, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     live_limit: u64,
-    /// What becomes of the VM once it is saved
+    /// State of the VM after the save
     #[arg(long, value_enum, default_value = "continue")]
     then: Then,
-    /// Codec: none, lz4, zlib, zstd or qatzip
-    #[arg(long, default_value = "zstd")]
-    codec: Codec,
-    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
-    #[arg(long, allow_negative_numbers = true)]
-    level: Option<i32>,
-    /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
-    compress_threads: Option<u16>,
+    #[command(flatten)]
+    compression: CompressionArgs,
     /// Write the report to this file as one line of JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -57,11 +49,11 @@ pub(crate) struct SaveArgs {
 /// The state of a VM after it is saved.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// It goes on. A VM that was paused stays paused.
+    /// It continues. A VM that was paused stays paused.
     Continue,
-    /// It stays paused, as after a migration: `cont` lets it go on.
+    /// It stays paused, as after a migration: `cont` resumes it.
     Pause,
-    /// Its QEMU ends, once the image is whole and on disk.
+    /// Its QEMU exits once the image is complete and on disk.
     Quit,
 }
 
@@ -72,19 +64,8 @@ const VERDICT: Duration = Duration::from_secs(120);
 /// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
 const STOP_NOW: u64 = 2_000_000;
 
-/// Options of an image from command line arguments.
-pub(crate) fn options(
-    codec: Codec,
-    level: Option<i32>,
-    threads: Option<u16>,
-) -> anyhow::Result<Options> {
-    let default = Options::default();
-    let settings = Settings::new(codec, level)?;
-    Ok(Options { settings, threads: threads.map_or(default.threads, usize::from), ..default })
-}
-
 pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
-    let options = options(args.codec, args.level, args.compress_threads)?;
+    let options = args.compression.options()?;
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
     let before = check(&mut qmp).with_context(monitor)?;
@@ -93,12 +74,15 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Release))
         .context("cannot handle signals")?;
-    let mut settings = Before::default();
+    let mut settings = Before::kept(&args.qmp)?;
     let begin = Instant::now();
     let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running: before.running };
     let result = saving.save(writer, &mut settings).with_context(monitor);
     let put_back = match &result {
-        Ok(_) if args.then == Then::Quit => Ok(()),
+        Ok(_) if args.then == Then::Quit => {
+            settings.forget();
+            Ok(())
+        }
         _ => settings.put_back(&mut qmp).with_context(monitor),
     };
     let report = match &result {
@@ -113,7 +97,9 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     write_json(args.json.as_deref(), &report);
     let (summary, vm) = result.map_err(|error| {
         let vm = qmp.query_status().map_or("unknown".into(), |vm| vm.status);
-        error.context(format!("no image was made; the VM is '{vm}'"))
+        // There was no such file before.
+        let image = if args.image.exists() { "the image is complete" } else { "no image was made" };
+        error.context(format!("{image}; the VM is '{vm}'"))
     })?;
     say(&format!(
         "saved in {:.2} s: {} pages in {} ({} of them superseded), {} zero, {} filled; the VM is {vm}",
@@ -241,7 +227,11 @@ impl Saving<'_> {
             if let Ok(info) = self.qmp.query_migrate() {
                 if info.is_over() {
                     let why = info.error_desc.clone().unwrap_or_default();
-                    bail!("QEMU ended the migration ({}) {why}", info.status());
+                    let ended = format!("QEMU ended the migration ({}) {why}", info.status());
+                    // The cause may lie here, such as a full disk: the intake closes its socket
+                    // before its outcome arrives. QEMU has closed its own, so the intake ends.
+                    let recorded = intake.recorded(VERDICT).context(ended.clone())?;
+                    return recorded.context(ended);
                 }
             }
         }
@@ -281,7 +271,7 @@ impl Saving<'_> {
             return Err(self.undo(intake, error));
         }
         if self.args.then == Then::Quit {
-            self.qmp.execute("quit", None).context("the image is whole, and QEMU does not end")?;
+            self.qmp.execute("quit", None).context("QEMU does not end")?;
             return Ok((summary, "gone: its QEMU has ended"));
         }
         Ok((summary, "paused"))

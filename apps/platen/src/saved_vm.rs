@@ -1,13 +1,20 @@
 //! Shared by `save` and `restore`: changes QEMU's migration settings and restores them afterwards.
 
+use crate::settings_keeper::SettingsKeeper;
 use anyhow::{bail, Context};
 use qmp::Qmp;
+use relay::UnixAddress;
+use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Migration states in which QEMU accepts no other migration.
 const IN_PROGRESS: [&str; 8] =
     ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo", "wait-unplug"];
+
+/// Time limit for a VM that is loaded to leave `inmigrate`.
+const STARTS: Duration = Duration::from_secs(60);
 
 /// Capability settings that a plain stream requires, where QEMU has the capability.
 pub(crate) const PLAIN: [(&str, bool); 12] = [
@@ -34,11 +41,36 @@ pub(crate) fn refuse_in_progress(qmp: &mut Qmp) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The settings before platen changed them.
-#[derive(Debug, Default)]
-pub(crate) struct Before {
+/// Migration settings of a QEMU before platen changed them.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Former {
     capabilities: Vec<(String, bool)>,
     parameters: Map<String, Value>,
+}
+
+impl Former {
+    /// Restores the settings. An error names those that could not be restored.
+    pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        let list: Vec<_> =
+            self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
+        let mut capabilities = Ok(());
+        if !list.is_empty() {
+            capabilities = qmp.set_capabilities(&list);
+        }
+        if !self.parameters.is_empty() {
+            qmp.set_parameters(Value::Object(self.parameters.clone()))
+                .context("QEMU's migration parameters are not as they were before")?;
+        }
+        capabilities.context("QEMU's migration capabilities are not as they were before")
+    }
+}
+
+/// Changes settings, and restores the former ones at the end.
+#[derive(Debug, Default)]
+pub(crate) struct Before {
+    former: Former,
+    /// The process that restores them if this one is killed.
+    keeper: Option<SettingsKeeper>,
 }
 
 /// Queries the capabilities, by name.
@@ -50,18 +82,24 @@ pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, boo
 }
 
 impl Before {
+    /// Starts the process that restores the settings if this one is killed.
+    pub(crate) fn kept(qmp: &UnixAddress) -> anyhow::Result<Self> {
+        Ok(Self { keeper: Some(SettingsKeeper::start(qmp)?), ..Self::default() })
+    }
+
     /// Sets capabilities, all or none, and records those that change.
     pub(crate) fn set(&mut self, qmp: &mut Qmp, wanted: &[(&str, bool)]) -> anyhow::Result<()> {
         let now = capabilities(qmp)?;
         let change: Vec<_> =
             wanted.iter().copied().filter(|&(name, on)| now.get(name) != Some(&on)).collect();
-        qmp.set_capabilities(&change)?;
-        for (name, on) in change {
-            if now.contains_key(name) && !self.capabilities.iter().any(|(noted, _)| noted == name) {
-                self.capabilities.push((name.to_owned(), !on));
+        let noted = &mut self.former.capabilities;
+        for &(name, on) in &change {
+            if now.contains_key(name) && !noted.iter().any(|(noted, _)| noted == name) {
+                noted.push((name.to_owned(), !on));
             }
         }
-        Ok(())
+        self.tell()?;
+        Ok(qmp.set_capabilities(&change)?)
     }
 
     /// Sets a parameter, and records its previous value.
@@ -71,25 +109,44 @@ impl Before {
         name: &str,
         value: Value,
     ) -> anyhow::Result<()> {
-        if !self.parameters.contains_key(name) {
+        if !self.former.parameters.contains_key(name) {
             let now = qmp.query_parameters()?;
             let was = now.get(name).with_context(|| format!("QEMU has no parameter {name}"))?;
-            self.parameters.insert(name.to_owned(), was.clone());
+            self.former.parameters.insert(name.to_owned(), was.clone());
         }
-        qmp.set_parameters(json!({ name: value }))?;
+        self.tell()?;
+        Ok(qmp.set_parameters(json!({ name: value }))?)
+    }
+
+    /// Tells the keeper the former settings. It has to have them before they change.
+    fn tell(&mut self) -> anyhow::Result<()> {
+        self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))
+    }
+
+    /// Restores all settings. If that fails, the keeper tries it again once this process has ended.
+    pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        self.former.restore(qmp)?;
+        self.forget();
         Ok(())
     }
 
-    /// Restores all settings. An error names the settings that could not be restored.
-    pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
-        let list: Vec<_> =
-            self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
-        let capabilities = qmp.set_capabilities(&list);
-        if !self.parameters.is_empty() {
-            qmp.set_parameters(Value::Object(self.parameters))
-                .context("QEMU's migration parameters are not as they were before")?;
+    /// Restores nothing: QEMU ends.
+    pub(crate) fn forget(self) {
+        if let Some(keeper) = self.keeper {
+            keeper.dismiss();
         }
-        capabilities.context("QEMU's migration capabilities are not as they were before")
+    }
+}
+
+/// Waits until the VM leaves `inmigrate`; returns its run state.
+pub(crate) fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
+    let until = Instant::now() + STARTS;
+    loop {
+        let vm = qmp.query_status()?.status;
+        if vm != "inmigrate" || Instant::now() > until {
+            return Ok(vm);
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -139,6 +139,9 @@ fn an_image_is_shown_verified_exported_and_imported() {
     assert!(works(folder, &["image", "verify", &image]).0.contains("sound"));
     let stream = folder.join("stream");
     works(folder, &["image", "export", &image, stream.to_str().unwrap()]);
+    // The stream holds the guest's memory.
+    let mode = fs::metadata(&stream).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
     fails(folder, &["image", "export", &image, stream.to_str().unwrap()], "cannot create");
     // An export to standard output is the same stream.
     let (output, _) = platen(folder, &["image", "export", &image, "-"]);
@@ -272,13 +275,35 @@ fn comes_to(source: &Qemu, states: &[&str]) -> String {
     }
 }
 
-/// Whenever the save is killed, a VM with `--then continue` runs on, and a file at the image's path
+/// QEMU's migration capabilities and parameters. The monitor is free again when this returns.
+fn settings(qemu: &Qemu) -> (Value, Value) {
+    let mut monitor = qemu.monitor();
+    let capabilities = monitor.execute("query-migrate-capabilities", None).unwrap();
+    (capabilities, monitor.query_parameters().unwrap())
+}
+
+/// Waits until QEMU's settings are as they were. The process that restores them needs the monitor.
+#[track_caller]
+fn settings_come_back(qemu: &Qemu, before: &(Value, Value)) {
+    let deadline = Instant::now() + LONG;
+    while settings(qemu) != *before {
+        assert!(Instant::now() < deadline, "the settings are not as they were before");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whenever the save is killed, QEMU's settings come back. A VM with `--then continue` runs on, and a file at the image's path
 /// is complete. A VM with `--then pause` is paused only if its image exists.
 #[test]
 fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let mut monitor = source.monitor();
+    monitor.set_capabilities(&[("multifd", true), ("xbzrle", true)]).unwrap();
+    monitor.set_parameters(json!({ "max-bandwidth": 1 << 30, "downtime-limit": 123 })).unwrap();
+    drop(monitor);
+    let before = settings(&source);
     let (mut whole, mut none) = (0, 0);
     for step in 0..50 {
         let then = if step % 2 == 0 { "continue" } else { "pause" };
@@ -286,6 +311,7 @@ fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
         save_killed_after(folder, &source, &image, then, Duration::from_micros(step * 600));
         let states = if then == "pause" { &["running", "postmigrate"][..] } else { &["running"] };
         let vm = comes_to(&source, states);
+        settings_come_back(&source, &before);
         if Path::new(&image).exists() {
             works(folder, &["image", "verify", &image]);
             whole += 1;
@@ -350,4 +376,255 @@ fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
         }
     }
     println!("{replaced} replaced, {not_run} before the VM ran, {late} killed too late");
+}
+
+/// A restore that has not ended.
+struct Restore {
+    child: Child,
+    lines: std::io::BufReader<std::process::ChildStderr>,
+    text: String,
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Restore {
+    /// Starts a restore whose background is so slow that it does not end by itself, and waits until
+    /// the VM runs.
+    fn held(image: &str, qemu: &Qemu, flags: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["restore", image, "--qmp", &qemu.address(), "--push-rate", "1"])
+            .args(flags)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut this = Self { child, lines, text: String::new() };
+        this.wait_for("the VM runs");
+        this
+    }
+
+    /// Waits until it has printed `words`.
+    #[track_caller]
+    fn wait_for(&mut self, words: &str) {
+        while !self.text.contains(words) {
+            let read = std::io::BufRead::read_line(&mut self.lines, &mut self.text).unwrap();
+            assert!(read > 0, "no '{words}': {}", self.text);
+        }
+    }
+
+    /// Process id of the last player.
+    fn player(&self) -> i32 {
+        let mut begun = self.text.lines().filter_map(|line| {
+            line.strip_prefix("platen: player ")?.strip_suffix(" begins")?.parse().ok()
+        });
+        begun.next_back().unwrap()
+    }
+}
+
+/// Kills a process, and waits until it has no open files.
+fn kill(pid: i32) {
+    let process = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let deadline = Instant::now() + LONG;
+    while fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|mut open| open.next().is_some()) {
+        assert!(Instant::now() < deadline, "process {pid} does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let waits = |name| Qemu::start(folder, name, &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let (first, second) = (waits("first"), waits("second"));
+    let mut restore = Restore::held(&image, &first, &[]);
+    let player = restore.player();
+    let words = ["restore", &image, "--qmp", &second.address()];
+    let named = format!("image {image} is in use by process");
+    fails(folder, &words, &named);
+    fails(folder, &words, &format!("{player} (platen)"));
+    fails(folder, &[&words[..], &["--shared"]].concat(), &named);
+    fails(folder, &["restore", &image, "--qmp", &first.address(), "--recover"], &named);
+    // The player continues alone, and holds the image.
+    restore.child.kill().unwrap();
+    restore.child.wait().unwrap();
+    fails(folder, &words, &format!("in use by process {player} (platen)"));
+    assert_eq!(second.monitor().query_status().unwrap().status, "inmigrate");
+    kill(player);
+    drop(first);
+    let sharing = Restore::held(&image, &second, &["--shared"]);
+    let third = waits("third");
+    let words = ["restore", &image, "--qmp", &third.address()];
+    fails(folder, &words, &named);
+    works(folder, &[&words[..], &["--shared"]].concat());
+    drop(sharing);
+}
+
+/// A VM gets pages of its own image only: not of another one of the same VM, given to `--recover` or
+/// put in the image's place.
+#[test]
+fn a_vm_that_runs_gets_no_page_of_another_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    let other = folder.join("other").display().to_string();
+    works(folder, &["save", &other, "--qmp", &source.address()]);
+    drop(source);
+    let copy = folder.join("copy").display().to_string();
+    fs::copy(&image, &copy).unwrap();
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let mut restore = Restore::held(&image, &waiting, &["--copy", &copy]);
+    fs::rename(&image, folder.join("kept")).unwrap();
+    fs::copy(&other, &image).unwrap();
+    kill(restore.player());
+    restore.wait_for(&format!(
+        "image {image} was replaced by another one; another goes on from {copy}"
+    ));
+    restore.wait_for("the VM goes on");
+    let player = restore.player();
+    restore.child.kill().unwrap();
+    restore.child.wait().unwrap();
+    kill(player);
+    let words =
+        |image| ["restore", image, "--qmp", &waiting.address(), "--recover"].map(str::to_owned);
+    let refused = "was not restored from this image";
+    fails(folder, &words(&other).each_ref().map(String::as_str), refused);
+    works(folder, &words(&copy).each_ref().map(String::as_str));
+    assert_eq!(comes_to(&waiting, &["running"]), "running");
+}
+
+#[test]
+fn a_damaged_unit_is_found_before_qemu_is_touched_if_told_to_verify() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let copy = folder.join("copy").display().to_string();
+    fs::copy(&image, &copy).unwrap();
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 1000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let before = settings(&waiting);
+    let words = ["restore", &image, "--qmp", &waiting.address(), "--verify"];
+    fails(folder, &words, "unit 0 (bytes 64 to");
+    assert!(settings(&waiting) == before);
+    let (output, report) = platen(folder, &[&words[..], &["--copy", &copy]].concat());
+    assert!(output.status.success() && said(&output).contains("unit 0"), "{}", said(&output));
+    assert_eq!((&report["mode"], &report["deaths"]), (&json!("instant"), &json!(0)));
+}
+
+/// The bytes of a RAM block in an image.
+fn block(image: &str, name: &str) -> Vec<u8> {
+    let image = image::Image::open(Path::new(image)).unwrap();
+    let block = image.index().blocks.iter().find(|block| block.name == name).unwrap();
+    let (size, pages) = (image.shape().page_size(), image.shape().unit_pages());
+    let mut plain = vec![0; image.shape().unit_bytes()];
+    let bytes = |page| match block.content(page).unwrap() {
+        image::Content::Zero => vec![0; size],
+        image::Content::Filled(word) => word.repeat(size / 8),
+        image::Content::Slot(slot) => {
+            image::Units::new().read(&image, slot / pages, &mut plain).unwrap();
+            let at = usize::try_from(slot % pages).unwrap() * size;
+            plain[at..at + size].to_vec()
+        }
+    };
+    (0..block.pages).flat_map(bytes).collect()
+}
+
+/// RAM that is saved, restored into a QEMU with -S and saved again is the same, in memory of each
+/// kind, restored at once and loaded first.
+#[test]
+fn ram_that_is_restored_and_saved_again_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    for (kind, backend) in [
+        ("ram", "memory-backend-ram"),
+        ("memfd", "memory-backend-memfd,share=off"),
+        ("shared", "memory-backend-memfd,share=on"),
+    ] {
+        let object = format!("{backend},id=pc.ram,size=16M");
+        let machine = ["-machine", "pc,memory-backend=pc.ram", "-object", &object];
+        let Some(source) = Qemu::start(folder, kind, &machine) else { return };
+        // Any state will do; after a while the firmware has written more of it.
+        thread::sleep(Duration::from_millis(300));
+        let image = folder.join(format!("{kind}.image")).display().to_string();
+        works(folder, &["save", &image, "--qmp", &source.address(), "--then", "quit"]);
+        drop(source);
+        for (mode, flags) in [("instant", &[][..]), ("load", &["--load"])] {
+            let name = format!("{kind}-{mode}");
+            let waiting =
+                Qemu::start(folder, &name, &[&machine[..], &WAITS, &["-S"]].concat()).unwrap();
+            let words = ["restore", &image, "--qmp", &waiting.address()];
+            let (_, report) = works(folder, &[&words[..], flags].concat());
+            assert_eq!(
+                (&report["mode"], &report["vm"]),
+                (&json!(mode), &json!("paused")),
+                "{kind}"
+            );
+            let again = folder.join(format!("{name}.image")).display().to_string();
+            works(folder, &["save", &again, "--qmp", &waiting.address(), "--then", "quit"]);
+            let saved = image::Image::open(Path::new(&image)).unwrap();
+            for block_of in &saved.index().blocks {
+                let name = &block_of.name;
+                assert!(block(&image, name) == block(&again, name), "{kind}, {mode}: {name}");
+            }
+        }
+    }
+}
+
+/// Zero pages replace what QEMU itself has put into a ROM, whether they are sent or QEMU discards
+/// its RAM first.
+#[test]
+fn what_qemu_has_loaded_into_its_roms_does_not_survive_a_load() {
+    const ROM: &str = "0000:00:02.0/e1000.rom";
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let rom = |name: &str, byte: u8| {
+        let path = folder.join(name);
+        let mut bytes = vec![byte; 64 << 10];
+        bytes[5000..5100].fill(7);
+        fs::write(&path, bytes).unwrap();
+        format!("e1000,addr=2,romfile={}", path.display())
+    };
+    let ram = |prealloc: &str| format!("memory-backend-ram,id=pc.ram,size=16M,prealloc={prealloc}");
+    let flags = |object: &str, device: &str| {
+        ["-machine", "pc,memory-backend=pc.ram", "-object", object, "-device", device]
+            .map(str::to_owned)
+    };
+    let start = |name: &str, flags: &[String], more: &[&str]| {
+        let flags: Vec<&str> =
+            flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        Qemu::start(folder, name, &flags)
+    };
+    let Some(source) = start("source", &flags(&ram("off"), &rom("zeros", 0)), &[]) else { return };
+    let image = folder.join("image").display().to_string();
+    works(folder, &["save", &image, "--qmp", &source.address(), "--then", "quit"]);
+    drop(source);
+    let expected = block(&image, ROM);
+    assert!(expected[..4096].iter().all(|&byte| byte == 0) && expected[5000] == 7);
+    let mut sent = Vec::new();
+    for prealloc in ["off", "on"] {
+        let flags = flags(&ram(prealloc), &rom("others", 0xee));
+        let waiting = start(prealloc, &flags, &WAITS).unwrap();
+        let words = ["restore", &image, "--qmp", &waiting.address(), "--load"];
+        let (_, report) = works(folder, &words);
+        assert_eq!((&report["mode"], &report["fallback"]), (&json!("load"), &Value::Null));
+        sent.push(report["bytes"].as_u64().unwrap());
+        let again = folder.join(prealloc).display().to_string();
+        works(folder, &["save", &again, "--qmp", &waiting.address(), "--then", "quit"]);
+        assert!(block(&again, ROM) == expected, "preallocated: {prealloc}");
+    }
+    // The VM has thousands of zero pages.
+    assert!(sent[0] + 10_000 < sent[1], "{sent:?}");
 }

@@ -17,8 +17,8 @@ pub const MAX_UNIT: usize = 512 << 10;
 
 const MAGIC: &[u8; 8] = b"PLATENVM";
 const END_MAGIC: &[u8; 8] = b"PLATENVE";
-/// Maximum length of the state: QEMU's limit for device state that is sent at once.
-pub(crate) const MAX_STATE: u64 = 512 << 20;
+/// Maximum length of the state, bytes.
+pub const MAX_STATE: u64 = 512 << 20;
 /// Maximum length of the index.
 pub(crate) const MAX_INDEX: u64 = 1 << 30;
 /// Maximum size of RAM, bytes.

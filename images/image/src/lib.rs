@@ -8,7 +8,7 @@
 //!            └─ finish(State) ─► state, index, trailer ──────────────────────────────┘
 //!
 //!  Image::open ─► trailer, header, state, index ─► Units::read(number) ─► plain bytes of its pages
-//!  verify ─► reads every byte, names each damaged part
+//!  verify ─► reads every byte, names each damaged part   check_units ─► checksums of all units
 //! ```
 //!
 //! A [`Writer`] accepts pages in any order and any number of times; the last version of a page
@@ -43,9 +43,9 @@ mod writer;
 pub use damage::Damage;
 pub use extents::{Content, Extent};
 pub use index::{Block, Index, UnitEntry};
-pub use layout::{Shape, HEADER_LEN, MAX_UNIT, MIN_UNIT, TRAILER_LEN, VERSION};
+pub use layout::{Shape, HEADER_LEN, MAX_STATE, MAX_UNIT, MIN_UNIT, TRAILER_LEN, VERSION};
 pub use map::RamBlock;
 pub use reader::{Image, Units};
 pub use state::State;
-pub use verify::{verify, Finding, Report};
+pub use verify::{check_units, verify, Finding, Report};
 pub use writer::{Finished, Options, Summary, WriteError, Writer};

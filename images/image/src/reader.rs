@@ -139,16 +139,17 @@ impl Units {
         Self { decoder: Decoder::new(), stored: Vec::new() }
     }
 
-    /// Decodes unit `unit` to the front of `out` and returns the number of plain bytes. Rule I7.
+    /// Reads the stored bytes of unit `unit` and compares their checksum; returns their offset in
+    /// the file.
     ///
     /// # Errors
     ///
-    /// [`Damage`] names the unit and its defect. The bytes in `out` are then unspecified.
+    /// [`Damage`] names the unit.
     ///
     /// # Panics
     ///
-    /// If there is no such unit, or `out` is shorter than a unit.
-    pub fn read(&mut self, image: &Image, unit: u64, out: &mut [u8]) -> Result<usize, Damage> {
+    /// If there is no such unit.
+    pub fn check(&mut self, image: &Image, unit: u64) -> Result<u64, Damage> {
         let entry = image.index.units[usize::try_from(unit).expect("a number below the count")];
         self.stored.resize(entry.len as usize, 0);
         let (offset, what) = (entry.offset, format_args!("unit {unit}"));
@@ -161,6 +162,20 @@ impl Units {
             let end = offset + u64::from(entry.len) - 1;
             return Err(Damage::Unit { unit, offset, end });
         }
+        Ok(offset)
+    }
+
+    /// Decodes unit `unit` to the front of `out` and returns the number of plain bytes. Rule I7.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage`] names the unit and its defect. The bytes in `out` are then unspecified.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such unit, or `out` is shorter than a unit.
+    pub fn read(&mut self, image: &Image, unit: u64, out: &mut [u8]) -> Result<usize, Damage> {
+        let offset = self.check(image, unit)?;
         let bad = |error| Damage::UnitDecode { unit, offset, error };
         let header = UnitHeader::from_bytes(&self.stored).map_err(|error| bad(error.into()))?;
         let expected = image.index.unit_pages(image.shape, unit) * image.shape.page_size() as u64;

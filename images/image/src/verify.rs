@@ -1,6 +1,7 @@
 //! Verifies every byte of an image.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -77,6 +78,40 @@ pub fn verify(path: &Path) -> Report {
         }
     }
     report
+}
+
+/// Compares the checksums of the stored bytes of all units, on `threads` threads. Unlike [`verify`]
+/// it decodes nothing, and ends at the first damaged unit.
+///
+/// # Errors
+///
+/// [`Damage`] names a damaged unit.
+pub fn check_units(image: &Image, threads: usize) -> Result<(), Damage> {
+    let next = AtomicU64::new(0);
+    let end = image.index().units.len() as u64;
+    let check = || {
+        let mut units = Units::new();
+        loop {
+            // Relaxed: the number is all that the threads share.
+            let unit = next.fetch_add(1, Ordering::Relaxed);
+            if unit >= end {
+                return Ok(());
+            }
+            if let Err(damage) = units.check(image, unit) {
+                // The other threads end after the units at which they are.
+                next.store(end, Ordering::Relaxed);
+                return Err(damage);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(check)).collect();
+        let mut result = check();
+        for other in others {
+            result = result.and(other.join().expect("checking does not panic"));
+        }
+        result
+    })
 }
 
 /// Compares the hash over the file.

@@ -8,7 +8,8 @@ use std::process::Command;
 
 use codec::{Codec, Settings};
 use image::{
-    verify, Content, Damage, Finished, Image, Options, RamBlock, State, Units, WriteError, Writer,
+    check_units, verify, Content, Damage, Finished, Image, Options, RamBlock, State, Units,
+    WriteError, Writer,
 };
 use proptest::prelude::*;
 
@@ -229,6 +230,36 @@ fn a_unit_in_the_place_of_another_is_found() {
     for unit in 0..2 {
         let damage = Units::new().read(&image, unit, &mut plain).unwrap_err();
         assert!(matches!(damage, Damage::Unit { unit: hit, .. } if hit == unit), "{damage}");
+    }
+}
+
+/// Each unit is damaged in turn, and any number of threads finds it.
+#[test]
+fn one_damaged_unit_is_found_without_decoding() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("i");
+    let mut writer = Writer::create(&path, options(Codec::Zstd)).unwrap();
+    writer.blocks(PAGE, &blocks(&[100])).unwrap();
+    for at in 0..100 {
+        writer.page(0, at, &page(at)).unwrap();
+    }
+    writer.finish(&state()).unwrap().link().unwrap();
+    let image = Image::open(&path).unwrap();
+    for threads in [1, 2, 20] {
+        assert_eq!(check_units(&image, threads), Ok(()));
+    }
+    let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    for (at, unit) in image.index().units.iter().enumerate() {
+        let last = unit.offset + u64::from(unit.len) - 1;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, last).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], last).unwrap();
+        for threads in [1, 2, 20] {
+            let damage = check_units(&image, threads).unwrap_err();
+            let is_it = matches!(damage, Damage::Unit { unit: hit, .. } if hit == at as u64);
+            assert!(is_it, "unit {at}, {threads} threads: {damage}");
+        }
+        file.write_all_at(&byte, last).unwrap();
     }
 }
 

@@ -22,6 +22,14 @@ pub enum PlayError {
     /// QEMU closed its socket before it had everything.
     #[error("QEMU closed its socket before it had everything")]
     Closed,
+    /// QEMU did not do what the restore waits for.
+    #[error("QEMU has not sent {what} for {seconds} s: see its log and its monitor")]
+    Silent {
+        /// The awaited message.
+        what: &'static str,
+        /// The time limit.
+        seconds: u64,
+    },
     /// QEMU failed to load the VM and sent SHUT with this value.
     #[error("QEMU could not load the VM (it says SHUT {0}): its log has the reason")]
     Refused(u32),

@@ -51,5 +51,5 @@ mod wire;
 
 pub use back::{Message, ReturnPath};
 pub use error::PlayError;
-pub use plain::{plain, PlainOptions};
+pub use plain::{plain, PlainOptions, Reader};
 pub use source::{play, resume, Event, PlayOptions, Played};

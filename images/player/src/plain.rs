@@ -7,6 +7,7 @@ use image::{Content, Extent, Image};
 
 use crate::lanes::Ahead;
 use crate::runs::Runs;
+use crate::source::can_play;
 use crate::{wire, PlayError};
 
 /// How a plain stream is written.
@@ -14,30 +15,52 @@ use crate::{wire, PlayError};
 pub struct PlainOptions {
     /// Decompression threads.
     pub threads: usize,
-    /// Begin with OPEN_RETURN_PATH: QEMU then says at the end whether it took the VM.
-    pub return_path: bool,
+    /// The reader of the stream.
+    pub reader: Reader,
 }
 
-/// Zero and filled pages of one section: about as many bytes as a unit has.
+/// The reader of a plain stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Any program or QEMU, from a file or a pipe.
+    Any,
+    /// A QEMU at a socket. It reports at the end whether it loaded the VM.
+    Qemu,
+    /// A QEMU at a socket that has capability `postcopy-ram` on. It discards all of its RAM first,
+    /// so that zero pages need not be sent. As [`play`](crate::play), this requires pages of 4096
+    /// bytes in the guest and on the host.
+    EmptyQemu,
+}
+
+/// Maximum number of same-filled pages in a section: about as many bytes as a unit has.
 const FILLED_PAGES: u64 = 32;
+/// Maximum number of zero pages in a section.
 const ZERO_PAGES: u64 = 16384;
 
-/// Writes all of `image` to `out`; how many bytes. Units are checked before any byte of theirs is
-/// written, and the device state, without which QEMU runs nothing, comes last.
+/// Writes all of `image` to `out`; returns the number of bytes. Each unit is checked before any of
+/// its bytes are written, and the device state, without which QEMU runs nothing, comes last.
 ///
 /// # Errors
 ///
-/// A unit that is not sound; what `out` says.
+/// A damaged unit, an error of `out`, or an image that [`Reader::EmptyQemu`] cannot load.
 pub fn plain(
     image: &Arc<Image>,
     out: &mut impl Write,
     how: PlainOptions,
 ) -> Result<u64, PlayError> {
+    if how.reader == Reader::EmptyQemu {
+        can_play(image)?;
+    }
     let mut out = Counted { out, bytes: 0 };
     let state = image.state();
     let mut buffer = state.configuration.clone();
-    if how.return_path {
+    if how.reader != Reader::Any {
         wire::command(&mut buffer, wire::OPEN_RETURN_PATH, &[]);
+    }
+    if how.reader == Reader::EmptyQemu {
+        // QEMU prepares for postcopy by discarding every block, ROMs included. It then loads in
+        // precopy, since no LISTEN follows.
+        wire::advise(&mut buffer);
     }
     wire::start_of_ram(&mut buffer, image, false);
     buffer.extend_from_slice(&state.early);
@@ -63,7 +86,9 @@ pub fn plain(
     }
     for block in &image.index().blocks {
         for extent in &block.extents {
-            filled(image, &block.name, *extent, &mut buffer, &mut out)?;
+            if extent.content != Content::Zero || how.reader != Reader::EmptyQemu {
+                filled(image, &block.name, *extent, &mut buffer, &mut out)?;
+            }
         }
     }
     wire::end_of_ram(&mut buffer, state.ram_section);
@@ -74,7 +99,7 @@ pub fn plain(
     Ok(out.bytes)
 }
 
-/// Pages that have no slot.
+/// Writes the pages of `extent` if they have no slots.
 fn filled<W: Write>(
     image: &Image,
     name: &str,

@@ -12,9 +12,38 @@ use crate::back::{Message, ReturnPath};
 use crate::PlayError;
 
 /// Maximum number of queued messages. A QEMU has one request for each thread that waits for a page.
-const MOST: usize = 1 << 16;
+pub(crate) const MOST: usize = 1 << 16;
 /// Length of a read, bytes.
 const CHUNK: usize = 64 << 10;
+
+/// Total time limit of a [`Wait`]. QEMU needs milliseconds on a host that is not overloaded.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A wait for a step of QEMU without which nothing can continue.
+pub(crate) struct Wait {
+    what: &'static str,
+    until: Instant,
+}
+
+impl Wait {
+    /// Begins to wait for `what`.
+    pub(crate) fn begin(what: &'static str) -> Self {
+        Self { what, until: Instant::now() + PATIENCE }
+    }
+
+    /// Fails once the time is over.
+    pub(crate) fn check(&self) -> Result<(), PlayError> {
+        self.left().map(|_| ())
+    }
+
+    fn left(&self) -> Result<Duration, PlayError> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(PlayError::Silent { what: self.what, seconds: PATIENCE.as_secs() });
+        }
+        Ok(left)
+    }
+}
 
 /// Both directions of the connection.
 pub(crate) struct Socket {
@@ -70,14 +99,15 @@ impl Socket {
         self.read()
     }
 
-    /// Waits for a message.
-    pub(crate) fn next(&mut self) -> Result<Message, PlayError> {
+    /// Waits for a message, as long as `wait` permits.
+    pub(crate) fn next(&mut self, wait: &Wait) -> Result<Message, PlayError> {
         loop {
             if let Some((message, _)) = self.message() {
+                // Messages of another kind must not extend the wait.
+                wait.check()?;
                 return Ok(message);
             }
-            self.poll(PollFlags::IN, None)?;
-            self.read()?;
+            self.wait(wait.left()?)?;
         }
     }
 
@@ -105,5 +135,23 @@ impl Socket {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(PlayError::read(errno.into())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other messages do not extend a wait.
+    #[test]
+    fn a_wait_that_is_over_ends_whatever_else_arrives() {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let mut socket = Socket::new(here).unwrap();
+        there.write_all(&[0, 2, 0, 4, 0, 0, 0, 9].repeat(2)).unwrap();
+        let wait = Wait::begin("PONG 1");
+        assert_eq!(socket.next(&wait).unwrap(), Message::Pong(9));
+        let over = Wait { what: "PONG 1", until: Instant::now() };
+        let said = socket.next(&over).unwrap_err().to_string();
+        assert!(said.contains("has not sent PONG 1 for 600 s"), "{said}");
     }
 }

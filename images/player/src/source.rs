@@ -9,11 +9,10 @@ use image::Image;
 use crate::back::Message;
 use crate::lanes::Ahead;
 use crate::serve::Server;
-use crate::socket::Socket;
+use crate::socket::{Socket, Wait, MOST};
+use crate::wire::PAGE_SIZE;
 use crate::{wire, PlayError};
 
-/// The only page size that is supported.
-const PAGE: u64 = 4096;
 /// Number of the PING in the package. Its PONG means that the devices are loaded.
 const DEVICES_LOADED: u32 = 3;
 /// Longest wait for a decoded unit before the return path is read again.
@@ -76,12 +75,9 @@ pub fn play(
     options: PlayOptions,
     on: &mut dyn FnMut(Event),
 ) -> Result<Played, PlayError> {
-    can_play(image)?;
-    let begin = Instant::now();
-    let mut socket = Socket::new(socket)?;
-    let (server, ahead) = (Server::new(image), Ahead::new(image, options.threads)?);
-    socket.send(&opening(image))?;
-    Playing { image, server, ahead, socket, begin, running: None, rate: options.rate }.run(on)
+    let mut playing = Playing::new(image, socket, options)?;
+    playing.socket.send(&opening(image))?;
+    playing.run(on)
 }
 
 /// Continues a restore whose player has died. The QEMU at the other end of `socket` is in
@@ -96,62 +92,25 @@ pub fn resume(
     options: PlayOptions,
     on: &mut dyn FnMut(Event),
 ) -> Result<Played, PlayError> {
-    can_play(image)?;
-    let begin = Instant::now();
-    let mut socket = Socket::new(socket)?;
-    let mut server = Server::new(image);
-    let ahead = Ahead::new(image, options.threads)?;
-    let mut out = Vec::new();
-    for (number, block) in image.index().blocks.iter().enumerate() {
-        socket.back.expect_bitmap(block.pages);
-        out.clear();
-        wire::ask_received(&mut out, &block.name);
-        socket.send(&out)?;
-        let bits = loop {
-            match socket.next()? {
-                Message::Received { block: of, bits } if of == block.name => break bits,
-                Message::Received { block: of, .. } => {
-                    let text =
-                        format!("bitmap of '{}', asked for '{}'", of.escape_default(), block.name);
-                    return Err(PlayError::Back(text));
-                }
-                // QEMU requests its missing pages again after RESUME.
-                _ => {}
-            }
-        };
-        server.pending.take_all(number, &bits);
-    }
-    out.clear();
-    wire::command(&mut out, wire::RESUME, &[]);
-    socket.send(&out)?;
-    let mut early = Vec::new();
-    loop {
-        match socket.next()? {
-            Message::Resumed(1) => break,
-            Message::Resumed(value) => {
-                return Err(PlayError::Back(format!("it does not go on (RESUME_ACK {value})")));
-            }
-            request @ Message::Pages { .. } => early.push(request),
-            _ => {}
-        }
-    }
-    for request in early {
-        server.answer(&request, Instant::now(), &mut socket)?;
+    let mut playing = Playing::new(image, socket, options)?;
+    playing.ask_received()?;
+    for request in playing.ask_resume()? {
+        playing.server.answer(&request, Instant::now(), &mut playing.socket)?;
     }
     on(Event::Running);
-    let running = Some(begin.elapsed());
-    Playing { image, server, ahead, socket, begin, running, rate: options.rate }.run(on)
+    playing.running = Some(playing.begin.elapsed());
+    playing.run(on)
 }
 
 /// Refuses an image that cannot be played, with the reason.
-fn can_play(image: &Image) -> Result<(), PlayError> {
+pub(crate) fn can_play(image: &Image) -> Result<(), PlayError> {
     let size = image.shape().page_size() as u64;
-    if size != PAGE {
+    if size != PAGE_SIZE {
         return Err(PlayError::Unfit(format!(
-            "the guest has pages of {size} bytes, and only those of {PAGE} can be sent on demand"
+            "the guest has pages of {size} bytes, and only those of {PAGE_SIZE} can be sent on demand"
         )));
     }
-    match image.index().blocks.iter().find(|block| block.host_page > PAGE) {
+    match image.index().blocks.iter().find(|block| block.host_page > PAGE_SIZE) {
         Some(block) => Err(PlayError::Unfit(format!(
             "RAM block '{}' was saved from huge pages of {} bytes, which cannot be sent on demand",
             block.name.escape_default(),
@@ -167,12 +126,11 @@ fn opening(image: &Image) -> Vec<u8> {
     let mut out = state.configuration.clone();
     wire::command(&mut out, wire::OPEN_RETURN_PATH, &[]);
     wire::ping(&mut out, 1);
-    let sizes = [PAGE.to_be_bytes(), PAGE.to_be_bytes()].concat();
-    wire::command(&mut out, wire::ADVISE, &sizes);
+    wire::advise(&mut out);
     wire::start_of_ram(&mut out, image, true);
     out.extend_from_slice(&state.early);
     for block in image.index().blocks.iter().filter(|block| block.pages > 0) {
-        wire::discard(&mut out, &block.name, block.pages * PAGE);
+        wire::discard(&mut out, &block.name, block.pages * PAGE_SIZE);
     }
     wire::ping(&mut out, 2);
     let mut elements = Vec::new();
@@ -196,8 +154,71 @@ struct Playing<'a> {
     rate: Option<u64>,
 }
 
-impl Playing<'_> {
+impl<'a> Playing<'a> {
+    fn new(
+        image: &'a Arc<Image>,
+        socket: UnixStream,
+        options: PlayOptions,
+    ) -> Result<Self, PlayError> {
+        can_play(image)?;
+        let begin = Instant::now();
+        let (socket, server) = (Socket::new(socket)?, Server::new(image));
+        let ahead = Ahead::new(image, options.threads)?;
+        Ok(Self { image, server, ahead, socket, begin, running: None, rate: options.rate })
+    }
+
+    /// Asks QEMU for the received bitmap of each block.
+    fn ask_received(&mut self) -> Result<(), PlayError> {
+        let wait = Wait::begin("the bitmap of the pages that it has");
+        let mut out = Vec::new();
+        for (number, block) in self.image.index().blocks.iter().enumerate() {
+            self.socket.back.expect_bitmap(block.pages);
+            out.clear();
+            wire::ask_received(&mut out, &block.name);
+            self.socket.send(&out)?;
+            let bits = loop {
+                match self.socket.next(&wait)? {
+                    Message::Received { block: of, bits } if of == block.name => break bits,
+                    Message::Received { block: of, .. } => {
+                        let (of, name) = (of.escape_default(), block.name.escape_default());
+                        let text = format!("bitmap of '{of}', asked for '{name}'");
+                        return Err(PlayError::Back(text));
+                    }
+                    // QEMU requests its missing pages again after RESUME.
+                    _ => {}
+                }
+            };
+            self.server.pending.take_all(number, &bits);
+        }
+        Ok(())
+    }
+
+    /// Makes QEMU continue; returns its requests up to its answer.
+    fn ask_resume(&mut self) -> Result<Vec<Message>, PlayError> {
+        let wait = Wait::begin("its answer to RESUME");
+        let mut out = Vec::new();
+        wire::command(&mut out, wire::RESUME, &[]);
+        self.socket.send(&out)?;
+        let mut early = Vec::new();
+        loop {
+            match self.socket.next(&wait)? {
+                Message::Resumed(1) => return Ok(early),
+                Message::Resumed(value) => {
+                    let text = format!("it does not continue (RESUME_ACK {value})");
+                    return Err(PlayError::Back(text));
+                }
+                request @ Message::Pages { .. } if early.len() < MOST => early.push(request),
+                Message::Pages { .. } => {
+                    let text = format!("more than {MOST} requests before it continues");
+                    return Err(PlayError::Back(text));
+                }
+                _ => {}
+            }
+        }
+    }
+
     fn run(mut self, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
+        let devices = Wait::begin("PONG 3, which follows its devices,");
         // The time from which the next background unit may be sent.
         let mut due = Instant::now();
         loop {
@@ -207,6 +228,7 @@ impl Playing<'_> {
             }
             // The devices first: background pages would compete with them.
             if self.running.is_none() {
+                devices.check()?;
                 self.socket.wait(QUIET)?;
                 continue;
             }
@@ -267,8 +289,9 @@ impl Playing<'_> {
         wire::end_of_ram(&mut out, self.image.state().ram_section);
         wire::end_of_stream(&mut out, &[]);
         self.socket.send(&out)?;
+        let wait = Wait::begin("its SHUT at the end");
         loop {
-            match self.socket.next()? {
+            match self.socket.next(&wait)? {
                 Message::Shut(0) => break,
                 Message::Shut(value) => return Err(PlayError::Refused(value)),
                 // A request that crossed with the last page, or one for a zero page, which QEMU has

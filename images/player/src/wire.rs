@@ -2,6 +2,9 @@
 
 use image::Image;
 
+/// The only page size of guest and host that postcopy is supported with, bytes.
+pub(crate) const PAGE_SIZE: u64 = 4096;
+
 // Section types (`QEMU_VM_*`).
 const START: u8 = 0x01;
 const PART: u8 = 0x02;
@@ -14,7 +17,7 @@ const END_OF_STREAM: u8 = 0x00;
 // Commands (`MIG_CMD_*`).
 pub(crate) const OPEN_RETURN_PATH: u16 = 1;
 pub(crate) const PING: u16 = 2;
-pub(crate) const ADVISE: u16 = 3;
+const ADVISE: u16 = 3;
 pub(crate) const LISTEN: u16 = 4;
 pub(crate) const RUN: u16 = 5;
 const RAM_DISCARD: u16 = 6;
@@ -42,6 +45,12 @@ pub(crate) fn ping(out: &mut Vec<u8>, number: u32) {
     command(out, PING, &number.to_be_bytes());
 }
 
+/// Appends ADVISE with the page sizes of all blocks (their bitwise OR) and of the guest: QEMU
+/// prepares for postcopy, and discards all of its RAM.
+pub(crate) fn advise(out: &mut Vec<u8>) {
+    command(out, ADVISE, &[PAGE_SIZE.to_be_bytes(), PAGE_SIZE.to_be_bytes()].concat());
+}
+
 /// Appends RAM_DISCARD: the destination discards the first `len` bytes of a block.
 pub(crate) fn discard(out: &mut Vec<u8>, name: &str, len: u64) {
     let mut body = vec![0];
@@ -54,7 +63,7 @@ pub(crate) fn discard(out: &mut Vec<u8>, name: &str, len: u64) {
 
 /// Appends PACKAGED: QEMU reads all of `elements` before it loads any of them.
 pub(crate) fn packaged(out: &mut Vec<u8>, elements: &[u8]) {
-    let len = u32::try_from(elements.len()).expect("a state has at most 512 MiB");
+    let len = u32::try_from(elements.len()).expect("shorter than MAX_STATE");
     command(out, PACKAGED, &len.to_be_bytes());
     out.extend_from_slice(elements);
 }
@@ -111,7 +120,7 @@ pub(crate) fn end_of_stream(out: &mut Vec<u8>, description: &[u8]) {
     out.push(END_OF_STREAM);
     if !description.is_empty() {
         out.push(DESCRIPTION);
-        out.extend(u32::try_from(description.len()).expect("at most 512 MiB").to_be_bytes());
+        out.extend(u32::try_from(description.len()).expect("shorter than MAX_STATE").to_be_bytes());
         out.extend_from_slice(description);
     }
 }

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use image::{Image, Options, RamBlock, Writer};
-use player::{plain, PlainOptions, PlayError};
+use player::{plain, PlainOptions, PlayError, Reader};
 use recorder::{record, Ending, Sink};
 use stream::synth::{Configuration, MainStream, Section};
 
 const PAGE: usize = 4096;
-const HOW: PlainOptions = PlainOptions { threads: 2, return_path: true };
+const HOW: PlainOptions = PlainOptions { threads: 2, reader: Reader::Qemu };
 
 #[derive(Default)]
 struct Memory {
@@ -97,6 +97,34 @@ fn every_page_and_the_state_come_out_again() {
     for (place, bytes) in &before.pages {
         assert!(after.pages[place] == *bytes, "page {place:?}");
     }
+}
+
+/// A QEMU that has discarded its RAM first reads every page as from the stream with zero pages.
+#[test]
+fn zero_pages_are_left_out_only_after_the_order_to_discard() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = saved(&folder.path().join("i"), &save());
+    let stream = |reader| {
+        let (mut out, mut memory) = (Vec::new(), Memory::default());
+        plain(&image, &mut out, PlainOptions { reader, ..HOW }).unwrap();
+        let recorded = record(&out[..], &mut memory, Ending::Closed).unwrap();
+        // ADVISE with two page sizes of 4096, before the RAM section begins.
+        let advise = b"\x08\0\x03\0\x10\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\x10\0\x01";
+        let advised = out.windows(advise.len()).any(|bytes| bytes == advise);
+        (memory, recorded, advised)
+    };
+    let (all, of_all, advised) = stream(Reader::Qemu);
+    assert!(!advised && of_all.zeros == 14);
+    let (some, of_some, advised) = stream(Reader::EmptyQemu);
+    assert!(advised && of_some.zeros == 0);
+    assert_eq!((of_some.pages, of_some.state), (of_all.pages, of_all.state));
+    assert_eq!(some.blocks, all.blocks);
+    for (place, bytes) in &all.pages {
+        let zero = vec![0; PAGE];
+        assert!(some.pages.get(place).unwrap_or(&zero) == bytes, "page {place:?}");
+    }
+    let (any, ..) = stream(Reader::Any);
+    assert!(any.pages == all.pages);
 }
 
 #[test]

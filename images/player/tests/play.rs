@@ -335,6 +335,28 @@ fn a_destination_that_lies_or_floods_ends_the_restore() {
     }
 }
 
+/// A destination that requests pages without end instead of continuing.
+#[test]
+fn a_destination_that_floods_before_it_continues_ends_the_restore() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, _) = made(&folder.path().join("i"));
+    let (played, ..) = run(&image, OPTIONS, true, |end| {
+        for (name, pages) in [("pc.ram", 300_usize), ("pc.rom", 70)] {
+            end.bytes(5 + 1 + name.len());
+            end.say(5, &[&[6][..], name.as_bytes()].concat());
+            let bits = vec![0_u8; pages.div_ceil(64) * 8];
+            let len = (bits.len() as u64).to_be_bytes();
+            let mark = 0x0123_4567_89ab_cdef_u64.to_be_bytes();
+            end.stream.write_all(&[&len[..], &bits, &mark].concat()).unwrap();
+        }
+        let request = b"\0\x03\0\x13\0\0\0\0\0\0\0\0\0\0\x10\0\x06pc.ram";
+        // Until the player closes its end.
+        while end.stream.write_all(&request.repeat(1000)).is_ok() {}
+    });
+    let said = played.unwrap_err().to_string();
+    assert!(said.contains("more than 65536"), "{said}");
+}
+
 #[test]
 fn a_damaged_unit_ends_the_restore_and_nothing_of_it_is_sent() {
     let folder = tempfile::tempdir().unwrap();

@@ -21,7 +21,7 @@
 //!
 //! [`RecordError`] reports a defect of the stream with its offset, a feature that a save must not
 //! use with its remedy, or the sink's error. Nothing panics. The block table (see `image`) and the
-//! limit of 500 MiB of device state bound the memory.
+//! limit of 511 MiB of device state bound the memory.
 //!
 //! # Limits
 //!

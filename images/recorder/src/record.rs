@@ -2,11 +2,11 @@
 
 use std::io::Read;
 
-use image::State;
+use image::{State, MAX_STATE};
 
 use crate::ram::Ram;
 use crate::source::{refused, unknown, Source};
-use crate::tail::Collector;
+use crate::tail::{Collector, FOOTER};
 use crate::{configuration, RecordError, Sink};
 
 /// The mark of a stream's end.
@@ -41,7 +41,6 @@ const PART: u8 = 0x02;
 const END: u8 = 0x03;
 const FULL: u8 = 0x04;
 const COMMAND: u8 = 0x08;
-const FOOTER: u8 = 0x7e;
 
 // Commands (`MIG_CMD_*`).
 const OPEN_RETURN_PATH: u16 = 1;
@@ -50,8 +49,9 @@ const POSTCOPY_ADVISE: u16 = 3;
 const ENABLE_COLO: u16 = 8;
 const SWITCHOVER_START: u16 = 11;
 
-/// Maximum length of device state: QEMU's limit for what it loads at once.
-const MAX_STATE: usize = 500 << 20;
+/// Maximum length of all device sections and the description, bytes. The rest of an image's state is
+/// for its other records.
+const MAX_SECTIONS: u64 = MAX_STATE - (1 << 20);
 /// Maximum number of words in a virtio-mem bitmap: 2^32 blocks.
 const MAX_BITMAP_WORDS: u64 = 1 << 26;
 
@@ -97,10 +97,8 @@ pub fn record<R: Read, S: Sink>(
                 None => return Err(RecordError::Ends { at: source.at(), during: source.during }),
             },
         }
-        if tail.len() > MAX_STATE {
-            return Err(refused(format!(
-                "it has more than {MAX_STATE} bytes of device state, and QEMU takes no more at once"
-            )));
+        if (this.state.early.len() + tail.len()) as u64 > MAX_SECTIONS {
+            return Err(too_much_state());
         }
     };
     (this.state.devices, this.state.description) = (tail.devices, tail.description);
@@ -222,8 +220,8 @@ impl Recording {
         early.extend(fixed);
         for _ in 0..words {
             early.extend(source.array::<8, E>()?);
-            if early.len() > MAX_STATE {
-                return Err(refused("it has more device state than QEMU takes at once"));
+            if early.len() as u64 > MAX_SECTIONS {
+                return Err(too_much_state());
             }
         }
         footer(source, section)?;
@@ -252,6 +250,10 @@ fn footer<R: Read, E>(source: &mut Source<R>, section: u32) -> Result<(), Record
     } else {
         Err(unknown(at, format!("the footer of section {id} behind section {section}")))
     }
+}
+
+fn too_much_state<E>() -> RecordError<E> {
+    refused(format!("it has more than {MAX_SECTIONS} bytes of device state, an image's limit"))
 }
 
 /// Compares the counts of the grammar and of the tokeniser.

@@ -2,6 +2,9 @@
 
 use serde_json::Value;
 
+/// The byte before a section's id at the end of the section (`QEMU_VM_SECTION_FOOTER`).
+pub(crate) const FOOTER: u8 = 0x7e;
+
 /// Device sections and the vmdescription that follows them.
 #[derive(Debug)]
 pub(crate) struct Tail {
@@ -15,8 +18,18 @@ pub(crate) struct Collector {
     bytes: Vec<u8>,
     /// Bytes before this offset were searched for marks.
     searched: usize,
-    /// Marks that may still fit: their offset, and the end of the description that they announce.
-    marks: Vec<(usize, usize)>,
+    /// The last mark, if all bytes searched since then may belong to a description. An earlier mark
+    /// cannot be the right one: a mark begins with a zero byte, which no description contains.
+    mark: Option<Mark>,
+}
+
+/// The beginning of what may be a description.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    /// Offset of the mark.
+    at: usize,
+    /// End of the description that the mark announces.
+    end: usize,
 }
 
 /// A mark: `00 06`, the length in four bytes, and the opening brace of the JSON.
@@ -29,12 +42,14 @@ impl Collector {
             let at = self.searched;
             if let [0x00, 0x06, a, b, c, d, b'{'] = self.bytes[at..at + MARK_LEN] {
                 let len = u32::from_be_bytes([a, b, c, d]) as usize;
-                self.marks.push((at, (at + MARK_LEN - 1).saturating_add(len)));
+                self.mark = Some(Mark { at, end: (at + MARK_LEN - 1).saturating_add(len) });
+            } else if self.bytes[at] < b' ' {
+                // QEMU writes its JSON in one line, with control characters escaped. The mark's own
+                // bytes are no JSON yet.
+                self.mark = self.mark.filter(|mark| at < mark.at + MARK_LEN - 1);
             }
             self.searched += 1;
         }
-        let len = self.bytes.len();
-        self.marks.retain(|&(_, end)| end >= len);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -44,22 +59,22 @@ impl Collector {
     /// The device state, if it is complete. The description also covers `early`, the sections
     /// before the pages.
     pub(crate) fn whole(&self, early: &[u8]) -> Option<Tail> {
-        let ends = self.marks.iter().filter(|&&(_, end)| end == self.bytes.len());
-        ends.map(|&(at, _)| (&self.bytes[..at], &self.bytes[at + MARK_LEN - 1..]))
-            .find(|(devices, description)| describes(description, early, devices))
-            .map(|(devices, description)| Tail {
-                devices: devices.to_vec(),
-                description: description.to_vec(),
-            })
+        let Mark { at, .. } = self.mark.filter(|mark| mark.end == self.bytes.len())?;
+        let (devices, description) = (&self.bytes[..at], &self.bytes[at + MARK_LEN - 1..]);
+        describes(description, early, devices)
+            .then(|| Tail { devices: devices.to_vec(), description: description.to_vec() })
     }
 }
 
-/// Whether `description` is a vmdescription whose devices are all in the state, in order.
+/// Whether `description` is a vmdescription whose devices are all in the state, in order, and
+/// whether the state ends with the footer of the last one. A guest chooses some bytes of the state:
+/// a description among them has to be told from the real one.
 fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
     let Ok(value) = serde_json::from_slice::<Value>(description) else { return false };
     let Some(listed) = value["devices"].as_array() else { return false };
     let (mut early, mut rest) = (early, devices);
-    listed.iter().all(|device| {
+    let mut last = None;
+    let found = listed.iter().all(|device| {
         let (Some(name), Some(instance)) =
             (device["name"].as_str(), device["instance_id"].as_i64())
         else {
@@ -69,19 +84,25 @@ fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
         // Four bytes, as in the head of a section.
         let instance = &instance.to_be_bytes()[4..];
         let head = [&[len], name.as_bytes(), instance].concat();
-        skip_past(&mut early, &head) || skip_past(&mut rest, &head)
-    })
+        if skip_past(&mut early, &head).is_some() {
+            return true;
+        }
+        last = skip_past(&mut rest, &head);
+        last.is_some()
+    });
+    // A section's id precedes its name, and its footer repeats it.
+    let id = last.and_then(|before| before.last_chunk::<4>());
+    let footer = id.map(|id| [&[FOOTER], &id[..]].concat());
+    found && footer.is_some_and(|footer| devices.ends_with(&footer))
 }
 
-/// Advances `bytes` past the first occurrence of `head`; false if there is none.
-fn skip_past(bytes: &mut &[u8], head: &[u8]) -> bool {
-    match bytes.windows(head.len()).position(|window| window == head) {
-        Some(at) => {
-            *bytes = &bytes[at + head.len()..];
-            true
-        }
-        None => false,
-    }
+/// Advances `bytes` past the first occurrence of `head`, and returns the bytes before it; `None` if
+/// there is none.
+fn skip_past<'a>(bytes: &mut &'a [u8], head: &[u8]) -> Option<&'a [u8]> {
+    let at = bytes.windows(head.len()).position(|window| window == head)?;
+    let before = &bytes[..at];
+    *bytes = &bytes[at + head.len()..];
+    Some(before)
 }
 
 #[cfg(test)]
@@ -90,8 +111,8 @@ mod tests {
 
     fn section(name: &str, instance: u32, body: &[u8]) -> Vec<u8> {
         let len = u8::try_from(name.len()).unwrap();
-        [&[4, 0, 0, 0, 9, len], name.as_bytes(), &instance.to_be_bytes(), &[0, 0, 0, 1], body]
-            .concat()
+        let head = [&[4, 0, 0, 0, 9, len], name.as_bytes(), &instance.to_be_bytes()].concat();
+        [&head, &[0, 0, 0, 1][..], body, &[FOOTER, 0, 0, 0, 9]].concat()
     }
 
     fn description(text: &str) -> Vec<u8> {
@@ -131,5 +152,26 @@ mod tests {
         assert!(whole(&cpu, &early) && whole(&[&early[..], &cpu].concat(), b""));
         assert!(!whole(&cpu, b"") && !whole(&early, b"") && !whole(b"", &early));
         assert!(!whole(&section("cpu", 2, b"x"), &early));
+    }
+
+    #[test]
+    fn a_description_that_a_guest_made_is_none() {
+        let forged = [
+            r#"{"devices": []}"#,
+            r#"{"devices": [{"name": "timer", "instance_id": 0}]}"#,
+            r#"{"devices": [{"name": "timer", "instance_id": 0}, {"name": "gpu", "instance_id": 0}]}"#,
+        ];
+        let mut collector = Collector::default();
+        collector.push(&section("timer", 0, b"x"));
+        collector.push(b"\x04\0\0\0\x0a\x03gpu\0\0\0\0\0\0\0\x01");
+        for text in forged {
+            collector.push(&description(text));
+            assert!(collector.whole(b"").is_none(), "{text}");
+        }
+        // Marks of descriptions that are longer than what follows.
+        collector.push(&b"\0\x06\0\0\xff\xff{".repeat(1000));
+        collector.push(&[FOOTER, 0, 0, 0, 10]);
+        collector.push(&description(forged[2]));
+        assert!(collector.whole(b"").is_some());
     }
 }

@@ -238,12 +238,14 @@ impl MainStream {
 
     /// Device state of about `len` bytes, the end tag, and a description.
     pub fn device_tail(&mut self, len: usize) -> &mut Self {
-        for (i, name) in ["timer", "cpu_common", "cpu", "pckbd"].into_iter().enumerate() {
+        let names = ["timer", "cpu_common", "cpu", "pckbd"];
+        for (i, name) in names.into_iter().enumerate() {
             self.named_section(0x04, len32(i), name, 0, 2);
             let state: Vec<u8> = (0..len / 4).map(|i| (i * i / 7).to_le_bytes()[0]).collect();
             self.raw(&state).footer();
         }
-        let json = r#"{"page_size": 4096, "devices": []}"#;
+        let listed = names.map(|name| format!(r#"{{"name": "{name}", "instance_id": 0}}"#));
+        let json = format!(r#"{{"page_size": 4096, "devices": [{}]}}"#, listed.join(", "));
         self.raw(&[0x00, 0x06]).u32(len32(json.len())).raw(json.as_bytes())
     }
 

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde_json::{json, Value};
 use vm_tests::platen::Platen;
 use vm_tests::table::{render, to_f64};
@@ -34,10 +34,13 @@ struct Options {
     /// Data in the guest, in MiB (at most 800).
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=800))]
     data: u64,
+    /// Measure only these ways. Repeatable.
+    #[arg(long, value_enum)]
+    only: Vec<Way>,
 }
 
 /// A method of saving and restoring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
     /// `platen save`, `platen restore`.
     Platen,
@@ -103,6 +106,8 @@ fn bench(options: &Options) -> Result<()> {
     if ten {
         ways.extend([Way::MappedRam, Way::MappedRam2]);
     }
+    ways.retain(|way| options.only.is_empty() || options.only.contains(way));
+    ensure!(!ways.is_empty(), "QEMU {} has none of these ways", options.qemu);
     let mut vm = lab.boot(&spec, options.data)?;
     let mut saves: Vec<Vec<Cost>> = vec![Vec::new(); ways.len()];
     let mut restores = saves.clone();

@@ -2,12 +2,12 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use vm_tests::platen::Platen;
-use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_10, MACHINE_7_2};
+use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 
 use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
 use crate::Scenario;
@@ -23,6 +23,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2),
         ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
         ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10),
+        ("10_to_11", Qemu::Ten, Qemu::Eleven, MACHINE_10),
+        ("11_to_11", Qemu::Eleven, Qemu::Eleven, MACHINE_11),
     ];
     let mut all = Vec::new();
     for (name, from, to, machine) in pairs {
@@ -42,7 +44,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             }));
         }
     }
-    for (name, qemu, machine) in [("7", Qemu::System, MACHINE_7_2), ("10", Qemu::Ten, MACHINE_10)] {
+    for (name, qemu, machine) in [
+        ("7", Qemu::System, MACHINE_7_2),
+        ("10", Qemu::Ten, MACHINE_10),
+        ("11", Qemu::Eleven, MACHINE_11),
+    ] {
         let spec = VmSpec::tiny(qemu, machine);
         type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
         let kinds: [(&str, Run); 5] = [
@@ -163,7 +169,7 @@ fn plain_stream(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
 
 /// Process id of the `nth` player that this restore has started.
 fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
-    let deadline = std::time::Instant::now() + NOTICE;
+    let deadline = Instant::now() + NOTICE;
     loop {
         let output = restore.process.output();
         let begun: Vec<&str> = output
@@ -173,7 +179,7 @@ fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
         if let Some(pid) = begun.get(nth) {
             return pid.parse().context("the player's number");
         }
-        ensure!(std::time::Instant::now() < deadline, "no player {nth}: {output}");
+        ensure!(Instant::now() < deadline, "no player {nth}: {output}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -198,9 +204,17 @@ fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     // A vCPU that waits for a page may hold a lock that QEMU's monitors need to accept a new
     // client.
     destination.monitor.execute("stop", serde_json::json!({}))?;
+    let last = player(&mut restore, 2)?;
     restore.process.signal(Signal::KILL)?;
     restore.process.wait(NOTICE)?;
-    kill(player(&mut restore, 2)?)?;
+    kill(last)?;
+    // The player holds the image's lock until its files are closed.
+    let files = format!("/proc/{last}/fd");
+    let deadline = Instant::now() + NOTICE;
+    while std::fs::read_dir(&files).is_ok_and(|mut open| open.next().is_some()) {
+        ensure!(Instant::now() < deadline, "player {last} does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let mut second = start_restore(stage, &destination, &image, &["--recover"])?;
     second.succeed(LIMIT)?;
     let report = second.report()?;
@@ -284,23 +298,29 @@ fn goes_on(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// Starts a save and slows it down, so that it stays in progress.
-fn slow_save(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf, Platen)> {
+/// A save is slowed down, so that it stays in progress, and killed. Its VM continues, and QEMU gets
+/// its former settings back.
+fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let mut vm = stage.vm_of(spec)?;
     vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    vm.monitor.set_capabilities(&[("multifd", true), ("xbzrle", false)])?;
+    let before = settings(&mut vm)?;
     let image = stage.lab.scratch("image");
     let mut save = start_save(stage, &vm, &image, &[])?;
     vm.wait_active(&mut save.process)?;
     vm.hold_migration(1)?;
-    Ok((vm, image, save))
-}
-
-fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
-    let (mut vm, image, mut save) = slow_save(stage, spec)?;
     save.process.signal(Signal::KILL)?;
     save.process.wait(NOTICE)?;
     vm.wait_back(&["failed", "cancelled"], NOTICE)?;
     ensure!(!image.exists(), "a save that was killed left an image");
+    // `hold_migration` has changed this one, and the save has not.
+    let downtime = serde_json::json!({ "downtime-limit": before[1]["downtime-limit"] });
+    vm.monitor.execute("migrate-set-parameters", downtime)?;
+    let deadline = Instant::now() + LIMIT;
+    while settings(&mut vm)? != before {
+        ensure!(Instant::now() < deadline, "the settings are not as before");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     vm.let_migrate()?;
     is_whole(stage, vm)
 }

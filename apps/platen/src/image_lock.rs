@@ -1,0 +1,93 @@
+//! The lock of an image that is being restored: two VMs from one image would share disks, MAC
+//! addresses and UUID.
+//!
+//! The lock is advisory (flock) and belongs to the open file. The player gets that file as its
+//! standard input, so the lock lasts until `restore` and its player have ended.
+
+use crate::say::say;
+use anyhow::{bail, Context};
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// A locked image.
+#[derive(Debug)]
+pub(crate) struct ImageLock {
+    file: File,
+}
+
+impl ImageLock {
+    /// Locks the image at `path`. `shared`: other restores may hold it too, if all of them share
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// Names the image, and the processes that hold it.
+    pub(crate) fn take(path: &Path, shared: bool) -> anyhow::Result<Self> {
+        let name = || format!("image {}", path.display());
+        let operation = if shared {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        let mut file = File::open(path).with_context(name)?;
+        let mut locked = flock(&file, operation);
+        if locked == Err(Errno::BADF) {
+            // NFS locks a file exclusively only if it is open for writing.
+            file = File::options().read(true).write(true).open(path).with_context(name)?;
+            locked = flock(&file, operation);
+        }
+        match locked {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => bail!(
+                "image {} is in use by {}: a second VM from it would have the same disks, MAC addresses and UUID. \
+                 Wait for that process, or give each VM its own and start both with --shared",
+                path.display(),
+                holders(&file),
+            ),
+            Err(errno) => say(&format!(
+                "image {} cannot be locked ({errno}): nothing prevents a second restore of it",
+                path.display()
+            )),
+        }
+        Ok(Self { file })
+    }
+
+    /// Another handle of the open file. The lock lasts until all of them are closed.
+    pub(crate) fn handle(&self) -> anyhow::Result<File> {
+        self.file.try_clone().context("cannot hand the image's lock to another process")
+    }
+}
+
+/// The processes that hold a lock of this file, as far as this user may look.
+fn holders(file: &File) -> String {
+    let found = file.metadata().map(|of| processes(of.dev(), of.ino())).unwrap_or_default();
+    match &found[..] {
+        [] => "another process".into(),
+        [one] => format!("process {one}"),
+        more => format!("processes {}", more.join(", ")),
+    }
+}
+
+/// Processes with a locked descriptor of this file, by number and name.
+fn processes(dev: u64, ino: u64) -> Vec<String> {
+    let list = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let holds = |process: &Path| {
+        list(&process.join("fd")).any(|descriptor| {
+            let is_it = descriptor
+                .path()
+                .metadata()
+                .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (dev, ino));
+            let info = process.join("fdinfo").join(descriptor.file_name());
+            is_it && std::fs::read_to_string(info).is_ok_and(|text| text.contains("FLOCK"))
+        })
+    };
+    let name = |process: &Path| {
+        let pid = process.file_name()?.to_str()?.parse::<u32>().ok()?;
+        let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+        holds(process).then(|| format!("{pid} ({})", name.trim_end()))
+    };
+    list(Path::new("/proc")).filter_map(|entry| name(&entry.path())).collect()
+}

@@ -1,0 +1,87 @@
+//! A restore that loads everything before the VM runs.
+
+use crate::restore_player::connect;
+use crate::saved_vm::wait_started;
+use crate::say::say;
+use anyhow::{bail, Context};
+use image::Image;
+use player::{plain, Message, PlainOptions, PlayError, ReturnPath};
+use qmp::Qmp;
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
+use serde_json::{json, Value};
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time limit for a QEMU that reads nothing of the stream, or is silent at its end.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// Send buffer of the socket, bytes. Without CAP_NET_ADMIN net.core.wmem_max limits it.
+const SEND_BUFFER: usize = 1 << 20;
+
+/// Sends the whole VM, and waits until QEMU has loaded it. `fallback`: the reason why the VM does
+/// not run at once, for the report.
+pub(crate) fn load(
+    image: &Arc<Image>,
+    qmp: &mut Qmp,
+    dir: &tempfile::TempDir,
+    how: PlainOptions,
+    fallback: Option<&str>,
+) -> anyhow::Result<Value> {
+    let path = dir.path().join("load.sock");
+    qmp.migrate_incoming(&format!("unix:{}", path.display()))?;
+    let mut stream = connect(&path)?;
+    let set = stream.set_write_timeout(Some(SILENCE));
+    set.and_then(|()| stream.set_read_timeout(Some(SILENCE))).context("QEMU's socket")?;
+    // QEMU reads in pieces of 32 KiB: with room for many of them the two processes switch less.
+    set_socket_send_buffer_size_force(&stream, SEND_BUFFER)
+        .or_else(|_| set_socket_send_buffer_size(&stream, SEND_BUFFER))
+        .context("QEMU's socket")?;
+    let begin = Instant::now();
+    let bytes = match plain(image, &mut stream, how) {
+        Ok(bytes) => bytes,
+        Err(PlayError::Closed) => bail!("{}; its log has the reason", PlayError::Closed),
+        Err(PlayError::Io { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
+            bail!("QEMU has read nothing for {} s: see its log and its monitor", SILENCE.as_secs());
+        }
+        Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
+    };
+    wait_for_shut(&mut stream)?;
+    let loaded = begin.elapsed();
+    let vm = wait_started(qmp)?;
+    say(&format!("loaded in {:.2} s: the VM is '{vm}'", loaded.as_secs_f64()));
+    if vm == "paused" {
+        say("it was paused when it was saved, or its QEMU was started with -S: cont resumes it");
+    }
+    Ok(json!({
+        "status": "completed", "mode": "load", "fallback": fallback, "vm": vm,
+        "loaded-ms": loaded.as_secs_f64() * 1e3, "bytes": bytes,
+        "cpu-s": crate::report::process_cpu(),
+    }))
+}
+
+/// Reads the return path up to SHUT.
+fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
+    let mut back = ReturnPath::default();
+    let mut chunk = [0; 4096];
+    loop {
+        while let Some(message) = back.message()? {
+            match message {
+                Message::Shut(0) => return Ok(()),
+                Message::Shut(value) => return Err(PlayError::Refused(value).into()),
+                _ => {}
+            }
+        }
+        match stream.read(&mut chunk) {
+            Ok(0) => return Err(PlayError::Closed).context("its log has the reason"),
+            Ok(len) => back.push(&chunk[..len]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let seconds = SILENCE.as_secs();
+                return Err(PlayError::Silent { what: "its SHUT at the end", seconds }.into());
+            }
+            Err(error) => return Err(error).context("cannot read QEMU's return path"),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The image and the copies of it that a VM is restored from.
+
+use crate::image_command::open;
+use crate::image_lock::ImageLock;
+use crate::say::say;
+use anyhow::ensure;
+use image::{check_units, Image};
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An image that the VM can be restored from.
+pub(crate) struct Source<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) image: Arc<Image>,
+    pub(crate) lock: ImageLock,
+}
+
+impl<'a> Source<'a> {
+    /// Opens and locks an image and its copies.
+    pub(crate) fn all(
+        path: &'a Path,
+        copies: &'a [PathBuf],
+        shared: bool,
+    ) -> anyhow::Result<VecDeque<Self>> {
+        let mut sources = VecDeque::new();
+        for path in std::iter::once(path).chain(copies.iter().map(PathBuf::as_path)) {
+            let (image, lock) = (open(path)?, ImageLock::take(path, shared)?);
+            sources.push_back(Self { path, image, lock });
+        }
+        let hash = sources[0].image.hash();
+        for copy in sources.iter().skip(1) {
+            let copied = copy.image.hash();
+            ensure!(copied == hash, "{} is no copy of {}", copy.path.display(), path.display());
+        }
+        Ok(sources)
+    }
+
+    /// Compares the checksums of all units, and leaves out damaged images.
+    pub(crate) fn verify(sources: &mut VecDeque<Self>, threads: usize) -> anyhow::Result<()> {
+        let mut damaged = None;
+        sources.retain(|source| {
+            let Err(error) = check_units(&source.image, threads) else { return true };
+            let error =
+                anyhow::Error::from(error).context(format!("image {}", source.path.display()));
+            say(&format!("{error:#}"));
+            damaged = Some(error);
+            false
+        });
+        match damaged {
+            Some(error) if sources.is_empty() => {
+                Err(error.context("no sound image to restore from"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Supervises the players of a restore in which the VM runs while its RAM is loaded.
+
+use crate::restore_fit::socket_name;
+use crate::restore_player::{ended, Player};
+use crate::restore_source::Source;
+use crate::saved_vm::wait_started;
+use crate::say::say;
+use anyhow::{bail, Context};
+use player::PlayOptions;
+use qmp::Qmp;
+use relay::UnixAddress;
+use serde_json::{json, Value};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Time limit for QEMU to reach [`PAUSED`] after a player has died.
+const SETTLES: Duration = Duration::from_secs(60);
+/// Longest time that an ending QEMU keeps its monitor open after it has closed its other sockets.
+const NOTICED: Duration = Duration::from_secs(2);
+/// QEMU's migration status for a postcopy that has lost its source.
+const PAUSED: &str = "postcopy-paused";
+
+/// A restore in which the VM runs while its RAM is loaded; replaces players that die.
+pub(crate) struct Supervisor<'a> {
+    /// The monitor's address, for messages.
+    address: &'a UnixAddress,
+    qmp: &'a mut Qmp,
+    dir: tempfile::TempDir,
+    options: PlayOptions,
+    socket: PathBuf,
+    /// The image and its copies; the first one is in use.
+    images: VecDeque<Source<'a>>,
+    /// Number of players that have died.
+    deaths: u32,
+}
+
+impl<'a> Supervisor<'a> {
+    pub(crate) fn new(
+        address: &'a UnixAddress,
+        qmp: &'a mut Qmp,
+        images: VecDeque<Source<'a>>,
+        options: PlayOptions,
+        dir: tempfile::TempDir,
+    ) -> Self {
+        let socket = dir.path().join(socket_name(&images[0].image, 0));
+        Self { address, qmp, dir, options, socket, images, deaths: 0 }
+    }
+
+    /// Restores the VM; returns the report.
+    pub(crate) fn begin(mut self) -> anyhow::Result<Value> {
+        self.qmp.migrate_incoming(&format!("unix:{}", self.socket.display()))?;
+        self.supervise(false)
+    }
+
+    /// Continues a restore whose player has died; returns the report.
+    pub(crate) fn go_on(mut self) -> anyhow::Result<Value> {
+        self.deaths = 1;
+        self.recover()?;
+        self.supervise(true)
+    }
+
+    /// Makes QEMU listen for the next player. QEMU accepts that once it has noticed that the last
+    /// one is gone.
+    fn recover(&mut self) -> anyhow::Result<()> {
+        self.socket = self.dir.path().join(socket_name(&self.images[0].image, self.deaths));
+        let uri = format!("unix:{}", self.socket.display());
+        let until = Instant::now() + SETTLES;
+        loop {
+            let asked =
+                self.qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })));
+            match asked {
+                Ok(_) => return Ok(()),
+                Err(error @ qmp::QmpError::Refused { .. }) if Instant::now() > until => {
+                    return Err(error).context(format!(
+                        "QEMU does not come to {PAUSED}: has its VM everything, or is a player at work still?"
+                    ));
+                }
+                Err(qmp::QmpError::Refused { .. }) => std::thread::sleep(Duration::from_millis(20)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether QEMU's monitor stays open for [`NOTICED`].
+    fn qemu_lives(&mut self) -> bool {
+        // Queued events precede the end of file.
+        while let Ok(event) = self.qmp.poll_event(NOTICED) {
+            if event.is_none() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Starts players until one has sent QEMU everything.
+    fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
+        let begin = Instant::now();
+        let mut running_ms = None;
+        loop {
+            let Source { path, image, lock } = &self.images[0];
+            let mut player = Player::start(path, image, lock, &self.socket, self.options, resume)?;
+            say(&format!("player {} begins", player.pid()));
+            let (mut done, mut failed) = (None, None);
+            while let Some(event) = player.event() {
+                match event["event"].as_str() {
+                    Some("running") if running_ms.is_none() && !resume => {
+                        running_ms = Some(begin.elapsed().as_secs_f64() * 1e3);
+                        say("the VM runs; its RAM is loaded while it does");
+                    }
+                    Some("running") => say("the VM goes on"),
+                    Some("loaded") => say("everything is loaded: the image is not needed any more"),
+                    Some("done") => done = Some(event),
+                    Some("failed") => failed = Some(event),
+                    _ => {}
+                }
+            }
+            let status = player.end()?;
+            if let Some(mut report) = done {
+                report["status"] = "completed".into();
+                report["mode"] = "instant".into();
+                report["deaths"] = self.deaths.into();
+                report["started-ms"] = running_ms.into();
+                report["vm"] = wait_started(self.qmp)?.into();
+                if let Some(report) = report.as_object_mut() {
+                    report.remove("event");
+                }
+                return Ok(report);
+            }
+            let why = match &failed {
+                Some(event) => event["error"].as_str().unwrap_or_default().to_owned(),
+                None => ended(status),
+            };
+            let started = running_ms.is_some() || resume;
+            self.deaths += 1;
+            if !started {
+                bail!(
+                    "{why}, before the VM ran; the image is as good as before. End this QEMU (by SIGKILL if it does not \
+                     end by itself) and start it again"
+                );
+            }
+            let again = format!("platen restore COPY --qmp {} --recover", self.address);
+            let damaged = failed.as_ref().is_some_and(|event| event["damaged"] == true);
+            // The last image stays in the queue, for a player that is killed later.
+            let copy = (damaged && self.images.len() > 1).then(|| self.images.pop_front());
+            let goes_on = failed.is_none() || copy.is_some();
+            let asked = if goes_on {
+                say(&format!("{why}; another goes on from {}", self.images[0].path.display()));
+                self.recover()
+            } else {
+                Ok(())
+            };
+            // This check comes last, since it takes NOTICED while the guest waits.
+            if (!goes_on || asked.is_err()) && !self.qemu_lives() {
+                bail!(
+                    "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \
+                     those of the image any more"
+                );
+            }
+            asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
+            if !goes_on {
+                bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
+            }
+            resume = true;
+        }
+    }
+}

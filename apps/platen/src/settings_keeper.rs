@@ -1,0 +1,117 @@
+//! The helper process of `save` that restores QEMU's migration settings if `save` is killed.
+//!
+//! `save` tells it, through a pipe, the former settings before it changes any. The end of the pipe
+//! without the word that all is restored means that `save` has died: the helper then connects to
+//! the monitor, which is free, waits until QEMU's migration has ended, and restores the settings.
+
+use crate::saved_vm::Former;
+use crate::say::say;
+use anyhow::{ensure, Context};
+use clap::Args;
+use qmp::Qmp;
+use relay::UnixAddress;
+use std::io::{BufRead, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Arguments of the helper's process.
+#[derive(Args, Debug)]
+pub(crate) struct KeepSettingsArgs {
+    /// Monitor socket
+    qmp: UnixAddress,
+}
+
+/// The line that makes the helper end without touching QEMU.
+const DONE: &str = "done";
+/// Time limit for an answer of the monitor.
+const MONITOR: Duration = Duration::from_secs(10);
+/// Time limit for the monitor to become free and for QEMU's migration to end.
+const SETTLES: Duration = Duration::from_secs(300);
+
+/// A running helper.
+#[derive(Debug)]
+pub(crate) struct SettingsKeeper {
+    child: Child,
+    pipe: ChildStdin,
+}
+
+impl SettingsKeeper {
+    /// Starts the helper from this executable.
+    pub(crate) fn start(qmp: &UnixAddress) -> anyhow::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("platen").arg("keep-settings").arg(qmp.to_string());
+        // A signal to the terminal's processes, or to the group of `save`, is not for the helper.
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = command.spawn().context("cannot start the process that keeps settings")?;
+        let pipe = child.stdin.take().context("it has no standard input")?;
+        Ok(Self { child, pipe })
+    }
+
+    /// Tells the helper the former settings. They replace those told before.
+    pub(crate) fn tell(&mut self, former: &Former) -> anyhow::Result<()> {
+        let line = format!("{}\n", serde_json::to_string(former)?);
+        self.pipe.write_all(line.as_bytes()).context("the process that keeps settings has ended")
+    }
+
+    /// Ends the helper: the settings are restored, or QEMU ends.
+    pub(crate) fn dismiss(mut self) {
+        // If the helper has died already, nothing is left to do.
+        let _ = self.pipe.write_all(format!("{DONE}\n").as_bytes());
+        drop(self.pipe);
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs as the helper.
+pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
+    let _ = rustix::thread::set_name(c"platen");
+    let mut last = None;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("standard input")?;
+        if line == DONE {
+            return Ok(());
+        }
+        last = Some(line);
+    }
+    // The last line is whole: a write of so few bytes to a pipe is not cut.
+    let Some(last) = last else { return Ok(()) };
+    let former: Former =
+        serde_json::from_str(&last).context("this command is for platen itself")?;
+    let until = Instant::now() + SETTLES;
+    let restored = connect(args, until).and_then(|mut qmp| restore(&mut qmp, &former, until));
+    restored.with_context(|| {
+        format!(
+            "monitor {}: `platen save` has died, and QEMU's migration settings are not as they were before: {last}",
+            args.qmp
+        )
+    })?;
+    say(&format!(
+        "monitor {}: `platen save` has died; QEMU's migration settings are as they were before",
+        args.qmp
+    ));
+    Ok(())
+}
+
+/// Connects to the monitor, which serves one client at a time.
+fn connect(args: &KeepSettingsArgs, until: Instant) -> anyhow::Result<Qmp> {
+    loop {
+        match Qmp::connect(args.qmp.path(), MONITOR) {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Restores the settings as soon as QEMU accepts them: not while a migration is in progress.
+fn restore(qmp: &mut Qmp, former: &Former, until: Instant) -> anyhow::Result<()> {
+    loop {
+        let info = qmp.query_migrate()?;
+        if info.is_over() || info.status() == "none" {
+            return former.restore(qmp);
+        }
+        let status = info.status();
+        ensure!(Instant::now() < until, "QEMU's migration stays '{status}'");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
