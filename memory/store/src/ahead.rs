@@ -50,6 +50,11 @@ impl Ahead {
         self.map.layout().pages
     }
 
+    /// The most pages that the store can grow to.
+    pub fn capacity(&self) -> u64 {
+        self.map.layout().capacity
+    }
+
     /// Whether the store can be taken over with these options.
     ///
     /// # Errors
@@ -73,6 +78,10 @@ impl Ahead {
             let number = u32::try_from(region).expect("regions have such numbers");
             let Some(at) = self.map.next_data(layout.region(number)) else { break };
             region = (at - layout.regions_at) / REGION;
+            if region >= self.tables.len() {
+                // The store has grown since it was mapped. Its server has other stand-by servers.
+                break;
+            }
             let number = u32::try_from(region).expect("regions have such numbers");
             // A head without memory: the region is not in use yet, or not any more. A read would
             // give it memory that the store does not count.
