@@ -208,7 +208,7 @@ mod writeback;
 
 #[cfg(not(loom))]
 pub use {
-    ahead::Ahead,
+    ahead::{sizes, Ahead},
     backing::format_backing,
     backing_device::{BackingStats, Stopped},
     backing_header::BackingError,

@@ -118,7 +118,7 @@ fn run(ops: Vec<Op>) {
     let mut worker = store.worker().unwrap();
     let (mut oracle, mut pages) = (Held::new(), PAGES);
     for (number, op) in ops.into_iter().enumerate() {
-        let index = |at: u16| u64::from(at) * pages >> 16;
+        let index = |at: u16| (u64::from(at) * pages) >> 16;
         match op {
             Op::Put(at, len) => {
                 let bytes = bytes(number, len);
