@@ -14,13 +14,13 @@ use store::{GroupBuffer, Options, Page, Seen, Store, DICTIONARY_TAG, MAX_DICTION
 
 const PAGES: u64 = 128;
 
-/// Offset and length of the parts of such a file. For the regions, 2 MiB each, only the heads of
-/// the first ones.
+/// Offset and length of the parts of such a file, which has room for 16 times the pages. For the
+/// regions, 2 MiB each, only the heads of the first ones.
 const PARTS: [(u64, u64); 7] = [
     (0, 5120),
     (4096, 1024),
-    (8192, 4096),
-    (12_288, 2 * 16_384),
+    (20_480, 4096),
+    (36_864, 2 * 16_384),
     (2 << 20, 4096),
     (4 << 20, 4096),
     (6 << 20, 4096),

@@ -43,7 +43,8 @@ impl Nbd {
         stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0")?;
         let mut export = [0; 10];
         stream.read_exact(&mut export)?;
-        assert_eq!(export[..8], (PAGES * PAGE as u64).to_be_bytes());
+        let size = u64::from_be_bytes(*export.first_chunk().unwrap());
+        assert!(size >= PAGES * PAGE as u64 && size.is_multiple_of(PAGE as u64), "{size}");
         Ok(stream)
     }
 
@@ -195,11 +196,15 @@ fn ublk() -> bool {
 
 impl Served {
     fn start(options: &[&str], kill_at: Option<&str>) -> Self {
+        Self::start_by(options, kill_at, ublk())
+    }
+
+    fn start_by(options: &[&str], kill_at: Option<&str>, ublk: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = platen();
         command.args(["device", "serve", "--size", "8M", "--name", "renewed", "--run-dir"]);
         command.arg(folder.path().join("run")).args(options);
-        if ublk() {
+        if ublk {
             command.arg("--ublk");
         } else {
             command.arg("--nbd").arg(format!("unix:{}", folder.path().join("nbd").display()));
@@ -237,7 +242,7 @@ impl Served {
     }
 
     fn disk(&self) -> Disk {
-        if !ublk() {
+        if self.path("nbd").exists() {
             return Disk::Nbd(Nbd { path: self.path("nbd"), stream: None });
         }
         let stat = self.stat().unwrap();
@@ -378,8 +383,9 @@ fn settings_take_effect_and_stay_or_are_refused_and_nothing_changes() {
     for (words, why) in [
         (&["set", "--mem-limit", "4K"][..], "superblock and slot table alone need"),
         (&["set", "--level", "50"], "zstd has no level 50"),
-        (&["set", "--size", "16M"], "the store has its table of pages from its start"),
-        (&["set", "--size", "4M"], "the store has its table of pages from its start"),
+        (&["set", "--size", "4M"], "has 8388608 bytes, and 4194304 are fewer"),
+        (&["set", "--size", "129M"], "room for 134217728 bytes, not for 135266304"),
+        (&["set", "--size", "16M", "--mem-limit", "32K"], "superblock and slot table alone need"),
         (&["set", "--policy", broken.to_str().unwrap()], "period"),
         (&["set", "--policy", backing.to_str().unwrap()], "backing_dev: a device has its"),
         (&["set", "--policy", "/nowhere"], "No such file"),
@@ -400,6 +406,80 @@ fn settings_take_effect_and_stay_or_are_refused_and_nothing_changes() {
     assert_eq!(shown(), before.1);
     drop(load.end());
     served.end();
+}
+
+/// By NBD, whose clients see the size of the device when they connect.
+#[test]
+fn a_device_grows_in_use_and_keeps_its_size() {
+    let served = Served::start_by(&["--mem-limit", "64M"], None, false);
+    let own = Path::new(env!("CARGO_BIN_EXE_platen"));
+    let mib = || served.stat().unwrap()["disksize"].as_u64().unwrap() >> 20;
+    let load = Load::start(served.disk(), nothing_written());
+    for (size, expected) in [("16M", 16), ("16M", 16), ("128M", 128)] {
+        load.goes_on();
+        let (done, said) = served.ask(own, &["set", "--size", size]);
+        assert!(done, "{said}");
+        load.goes_on();
+        assert_eq!(mib(), expected);
+    }
+    drop(load.end());
+    // The new pages, which another server takes over.
+    let (mut disk, last) = (served.disk(), (128 << 8) - 1);
+    for page in [PAGES, last] {
+        disk.write(page, &mut content(page, 1));
+    }
+    let there = |disk: &mut Disk| {
+        for page in [PAGES, last] {
+            let mut got = vec![0; PAGE];
+            disk.read(page, &mut got);
+            assert!(got == content(page, 1), "page {page} is not what was written");
+        }
+    };
+    let pid = served.stat().unwrap()["pid"].clone();
+    let number = i32::try_from(pid.as_i64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
+    wait("no other server", || served.stat().is_some_and(|stat| stat["pid"] != pid));
+    assert_eq!(mib(), 128);
+    there(&mut disk);
+    let (done, said) = served.ask(&served.copy(), &["upgrade"]);
+    assert!(done, "{said}");
+    assert_eq!(mib(), 128);
+    there(&mut disk);
+    for (size, why) in [("64M", "are fewer"), ("129M", "room for 134217728 bytes")] {
+        let (done, said) = served.ask(own, &["set", "--size", size]);
+        assert!(!done && said.contains(why), "{size}: {said}");
+    }
+    served.end();
+}
+
+#[test]
+fn a_server_killed_while_its_device_grows_leaves_one_of_both_sizes_and_every_page() {
+    // A release build has no steps to be killed at.
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let own = Path::new(env!("CARGO_BIN_EXE_platen"));
+    for (step, expected) in [
+        ("successor stands by", 8),
+        ("successor goes", 8),
+        ("successor alone", 8),
+        ("store grown", 16),
+    ] {
+        let served = Served::start_by(&[], Some(step), false);
+        let load = Load::start(served.disk(), nothing_written());
+        load.goes_on();
+        let mib = || Some(served.stat()?["disksize"].as_u64().unwrap() >> 20);
+        let (done, said) = served.ask(own, &["set", "--size", "16M"]);
+        assert!(!done && served.path("killed").exists(), "{step}: {said}");
+        load.goes_on();
+        assert_eq!(mib(), Some(expected), "{step}");
+        let (done, said) = served.ask(own, &["set", "--size", "16M"]);
+        assert!(done, "{step}: {said}");
+        load.goes_on();
+        assert_eq!(mib(), Some(16), "{step}");
+        drop(load.end());
+        served.end();
+    }
 }
 
 /// This test makes the request itself; its program is not platen.

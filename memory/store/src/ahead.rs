@@ -6,10 +6,12 @@
 //! that are new. It reads a word in each page of the slot table, and a word in the head of each
 //! region in use. Both have memory already; a page table covers one region.
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
 
 use crate::error::StoreError;
-use crate::layout::{PAGE, REGION};
+use crate::layout::{Layout, PAGE, REGION};
 use crate::map::{self, Map};
 use crate::options::{limit_pages, Options};
 use crate::superblock::{self, Foreign};
@@ -31,15 +33,7 @@ impl Ahead {
     /// [`StoreError::Foreign`] for a file that is not a store of this version with its sizes;
     /// errors of the kernel. The file is not changed.
     pub fn map(fd: BorrowedFd<'_>) -> Result<Self, StoreError> {
-        let file = map::open(fd).map_err(StoreError::io("open"))?;
-        let (len, sealed) = map::size(fd).map_err(StoreError::io("examine"))?;
-        let mut page = [0; PAGE];
-        let read = std::os::unix::fs::FileExt::read_at(&file, &mut page, 0)
-            .map_err(StoreError::io("read"))?;
-        let layout = superblock::read(&page[..read], len)?;
-        if !sealed {
-            return Err(Foreign::Unsealed.into());
-        }
+        let (file, layout) = examine(fd)?;
         let shared = fd.try_clone_to_owned().map_err(StoreError::io("copy"))?;
         let map = Map::new(file, shared, layout).map_err(StoreError::io("map"))?;
         Ok(Self { map, tables: vec![false; layout.regions as usize].into_boxed_slice() })
@@ -48,6 +42,11 @@ impl Ahead {
     /// Pages of the store.
     pub fn pages(&self) -> u64 {
         self.map.layout().pages
+    }
+
+    /// The most pages that the store can grow to.
+    pub fn capacity(&self) -> u64 {
+        self.map.layout().capacity
     }
 
     /// Whether the store can be taken over with these options.
@@ -73,6 +72,10 @@ impl Ahead {
             let number = u32::try_from(region).expect("regions have such numbers");
             let Some(at) = self.map.next_data(layout.region(number)) else { break };
             region = (at - layout.regions_at) / REGION;
+            if region >= self.tables.len() {
+                // The store has grown since it was mapped. Its server has other stand-by servers.
+                break;
+            }
             let number = u32::try_from(region).expect("regions have such numbers");
             // A head without memory: the region is not in use yet, or not any more. A read would
             // give it memory that the store does not count.
@@ -84,6 +87,29 @@ impl Ahead {
             region += 1;
         }
         made
+    }
+}
+
+/// Pages of the store in `fd`, and the most that it can grow to.
+///
+/// # Errors
+///
+/// Those of [`Ahead::map`].
+pub fn sizes(fd: BorrowedFd<'_>) -> Result<(u64, u64), StoreError> {
+    examine(fd).map(|(_, layout)| (layout.pages, layout.capacity))
+}
+
+/// Opens a store's file once more, and reads its superblock.
+fn examine(fd: BorrowedFd<'_>) -> Result<(File, Layout), StoreError> {
+    let file = map::open(fd).map_err(StoreError::io("open"))?;
+    let (len, sealed) = map::size(fd).map_err(StoreError::io("examine"))?;
+    let mut page = [0; PAGE];
+    let read = file.read_at(&mut page, 0).map_err(StoreError::io("read"))?;
+    let layout = superblock::read(&page[..read], len)?;
+    if sealed {
+        Ok((file, layout))
+    } else {
+        Err(Foreign::Unsealed.into())
     }
 }
 

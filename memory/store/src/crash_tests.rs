@@ -372,7 +372,7 @@ fn back(disk: &OwnedFd) -> FileDisk {
 }
 
 /// Runs `child` in a process of its own; returns its signal, if one killed it.
-fn killed(child: impl FnOnce()) -> Option<i32> {
+pub(crate) fn killed(child: impl FnOnce()) -> Option<i32> {
     // SAFETY: the child uses only what the forking thread owns, and the C library's allocator,
     // which may be used after a fork; it exits by `_exit`.
     let pid = unsafe { libc::fork() };

@@ -1,8 +1,8 @@
-//! Errors of making a store, and the largest number of pages.
+//! Errors of making a store.
 
 use std::io;
 
-use crate::layout::Layout;
+use crate::layout::max_pages;
 use crate::superblock::Foreign;
 
 /// Why a store could not be made or taken over.
@@ -37,19 +37,4 @@ pub enum StoreError {
         /// The kernel's error.
         source: io::Error,
     },
-}
-
-/// The most pages that a store can have, somewhat more than 409 GiB: an entry of the slot table can
-/// name no more regions.
-pub fn max_pages() -> u64 {
-    let (mut low, mut high) = (1, 1 << 40);
-    while low < high {
-        let middle = u64::midpoint(low, high + 1);
-        if Layout::of(middle).is_some() {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    low
 }

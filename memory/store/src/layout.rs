@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0      superblock: magic, version, sizes, fingerprint of the classes, id, checksum; generation; blocks being written
-//!  4096   slot table: 8 bytes a page
+//!  4096   slot table: 8 bytes a page, with room for the pages that the store may grow to
 //!  ...    records of groups: 64 bytes each, one for every 8 pages, sparse
 //!  ...    dictionaries: 4 places of 16 KiB, sparse (`dictionary.rs`)
 //!  ...    (up to a multiple of 2 MiB)
@@ -37,6 +37,10 @@ const REGION_PAGES: usize = REGION / PAGE;
 
 /// The store has one record of a group for this many pages.
 const PAGES_A_RECORD: u64 = 8;
+
+/// A store can grow to this many times the pages that it was created with. Only the file and the
+/// mapping are longer for it: they take no memory there.
+const ROOM: u64 = 16;
 
 /// Records in a page.
 pub(crate) const RECORDS_A_PAGE: usize = PAGE / RECORD;
@@ -74,11 +78,14 @@ const fn cuts() -> [Cut; LENGTHS] {
     cuts
 }
 
-/// Sizes that follow from the number of pages.
+/// Sizes that follow from the number of pages, and places that follow from the most pages that the
+/// store can grow to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Slots in the table.
     pub(crate) pages: u64,
+    /// The most slots that the table has room for.
+    pub(crate) capacity: u64,
     /// Records of groups; a multiple of what a page holds.
     pub(crate) records: usize,
     /// Where the records begin.
@@ -94,22 +101,45 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The layout of a store of `pages` pages; `None` if that is 0 or more than entries can
+    /// The layout of a new store of `pages` pages; `None` if that is 0 or more than entries can
     /// address.
-    pub(crate) fn of(pages: u64) -> Option<Self> {
-        // A quarter more than the uncompressed pages, for slabs that are not full, and three
-        // regions for each slab length.
-        let regions = pages.checked_mul(5)? / 4 / REGION_PAGES as u64 + 3 * u64::from(MAX_PAGES);
-        let regions = u32::try_from(regions).ok().filter(|&n| n <= MAX_REGIONS && pages > 0)?;
-        let table = usize::try_from(pages).ok()?.checked_mul(8)?;
+    pub(crate) fn new(pages: u64) -> Option<Self> {
+        Self::with_room(pages, pages.checked_mul(ROOM)?.min(max_pages()).max(pages))
+    }
+
+    /// The layout of a store of `pages` pages with room for `capacity` pages; `None` if `pages` is
+    /// 0 or more than `capacity`, or `capacity` more than entries can address.
+    pub(crate) fn with_room(pages: u64, capacity: u64) -> Option<Self> {
+        if pages == 0 || pages > capacity {
+            return None;
+        }
+        let table = usize::try_from(capacity).ok()?.checked_mul(8)?;
         let records_at = (TABLE + table).next_multiple_of(PAGE);
-        let records = usize::try_from(pages.div_ceil(PAGES_A_RECORD)).ok()?;
-        let records = records.next_multiple_of(RECORDS_A_PAGE);
-        let dictionaries_at = records_at + records * RECORD;
+        let dictionaries_at = records_at + records(capacity)? * RECORD;
         let regions_at =
             (dictionaries_at + DICTIONARIES * PLACE_PAGES * PAGE).next_multiple_of(REGION);
-        let len = regions_at + regions as usize * REGION;
-        Some(Self { pages, records, records_at, dictionaries_at, regions, regions_at, len })
+        let len = regions_at + regions(capacity)? as usize * REGION;
+        let (records, regions) = (records(pages)?, regions(pages)?);
+        Some(Self {
+            pages,
+            capacity,
+            records,
+            records_at,
+            dictionaries_at,
+            regions,
+            regions_at,
+            len,
+        })
+    }
+
+    /// The layout of the same store with `pages` pages; `None` if it has no room for them.
+    pub(crate) fn resized(&self, pages: u64) -> Option<Self> {
+        Self::with_room(pages, self.capacity)
+    }
+
+    /// Regions of the store once it has grown to its capacity.
+    pub(crate) fn most_regions(&self) -> u64 {
+        ((self.len - self.regions_at) / REGION) as u64
     }
 
     /// Pages of all records.
@@ -129,14 +159,20 @@ impl Layout {
         self.dictionaries_at + place * PLACE_PAGES * PAGE
     }
 
-    /// The page number in the checksum of an object of a group.
+    /// The page number in the checksum of an object of a group: beyond those of pages, and the same
+    /// after the store has grown.
     pub(crate) fn piece_index(&self, group: u32, piece: usize) -> u64 {
-        self.pages + u64::from(group) * PIECES as u64 + piece as u64
+        self.capacity + u64::from(group) * PIECES as u64 + piece as u64
     }
 
     /// Pages of superblock and table: what an empty store needs.
     pub(crate) fn fixed_pages(&self) -> u64 {
         1 + (self.pages * 8).div_ceil(PAGE as u64)
+    }
+
+    /// Pages of the file behind the present table that only a larger table uses.
+    pub(crate) fn spare_table_pages(&self) -> usize {
+        self.records_at / PAGE - usize::try_from(self.fixed_pages()).expect("they are mapped")
     }
 
     /// Where a region begins.
@@ -181,6 +217,27 @@ impl Layout {
     }
 }
 
+/// Records of groups of a store of `pages` pages.
+fn records(pages: u64) -> Option<usize> {
+    let records = usize::try_from(pages.div_ceil(PAGES_A_RECORD)).ok()?;
+    Some(records.next_multiple_of(RECORDS_A_PAGE))
+}
+
+/// Regions of a store of `pages` pages: a quarter more than the uncompressed pages, for slabs that
+/// are not full, and three regions for each slab length. `None` for more than entries can address.
+fn regions(pages: u64) -> Option<u32> {
+    let regions = pages.checked_mul(5)? / 4 / REGION_PAGES as u64 + 3 * u64::from(MAX_PAGES);
+    u32::try_from(regions).ok().filter(|&regions| regions <= MAX_REGIONS)
+}
+
+/// The most pages that a store can have, somewhat more than 409 GiB: an entry of the slot table can
+/// name no more regions.
+pub fn max_pages() -> u64 {
+    let regions = u64::from(MAX_REGIONS - 3 * MAX_PAGES);
+    // The largest number whose quotient is still that one.
+    ((regions + 1) * 4 * REGION_PAGES as u64 - 1) / 5
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,7 +258,7 @@ mod tests {
 
     #[test]
     fn no_two_places_overlap() {
-        let layout = Layout::of(1000).unwrap();
+        let layout = Layout::new(1000).unwrap();
         for (class, of) in class::TABLE.iter().enumerate() {
             let mut end = 0;
             for number in 0..CUTS[of.pages as usize].slabs {
@@ -224,15 +281,18 @@ mod tests {
 
     #[test]
     fn sizes_have_ends() {
-        assert_eq!(Layout::of(0), None);
-        assert_eq!(Layout::of(u64::MAX), None);
-        assert_eq!(Layout::of(1 << 40), None);
-        let largest = Layout::of(100_000_000).unwrap();
-        assert!(largest.regions <= MAX_REGIONS);
-        assert_eq!(Layout::of(512).unwrap().fixed_pages(), 2);
-        assert_eq!(Layout::of(513).unwrap().fixed_pages(), 3);
+        assert_eq!(Layout::new(0), None);
+        assert_eq!(Layout::new(u64::MAX), None);
+        assert_eq!(Layout::new(1 << 40), None);
+        let largest = Layout::new(max_pages()).unwrap();
+        assert_eq!((largest.regions, largest.capacity), (MAX_REGIONS, max_pages()));
+        assert_eq!(Layout::new(max_pages() + 1), None);
+        assert_eq!(Layout::with_room(10, 9), None);
+        assert_eq!(Layout::with_room(10, max_pages() + 1), None);
+        assert_eq!(Layout::new(512).unwrap().fixed_pages(), 2);
+        assert_eq!(Layout::new(513).unwrap().fixed_pages(), 3);
         for pages in [1, 511, 512, 513, 100_000, 100_000_000] {
-            let layout = Layout::of(pages).unwrap();
+            let layout = Layout::new(pages).unwrap();
             let table = TABLE + usize::try_from(pages).unwrap() * 8;
             let records_end = layout.records_at + layout.records * RECORD;
             assert!(layout.records_at >= table && records_end <= layout.dictionary(0), "{pages}");
@@ -240,6 +300,25 @@ mod tests {
             assert_eq!(layout.dictionary(0) % PAGE, 0);
             assert!(layout.records as u64 * PAGES_A_RECORD >= pages, "{pages}");
             assert_eq!(layout.records_at % PAGE, 0);
+        }
+    }
+
+    #[test]
+    fn a_store_that_grows_keeps_its_places() {
+        let small = Layout::new(600).unwrap();
+        assert_eq!(small.capacity, 9600);
+        assert_eq!(small.resized(9601), None);
+        assert_eq!(Layout::with_room(9600, 9600).unwrap().spare_table_pages(), 0);
+        for pages in [600, 601, 1024, 9600] {
+            let larger = small.resized(pages).unwrap();
+            let places = |of: &Layout| (of.records_at, of.dictionaries_at, of.regions_at, of.len);
+            assert_eq!(places(&larger), places(&small));
+            assert_eq!(larger.piece_index(3, 1), small.piece_index(3, 1));
+            assert!(larger.piece_index(0, 0) >= larger.pages);
+            assert!(larger.regions >= small.regions && larger.records >= small.records);
+            assert!(u64::from(larger.regions) <= larger.most_regions());
+            let fixed = usize::try_from(larger.fixed_pages()).unwrap();
+            assert_eq!((fixed + larger.spare_table_pages()) * PAGE, larger.records_at);
         }
     }
 }

@@ -73,6 +73,7 @@
 //! | allocating or freeing memory | memory in which nothing is stored: freed |
 //! | taking over | the same table: taking over starts again |
 //! | installing a dictionary | before it is counted: memory that is freed; later: it is there |
+//! | growing | before the number of pages is stored: memory that is freed; later: the new pages |
 //! | making the store | a file without its magic number: refused |
 //!
 //! [`Store::attach`] rebuilds everything else from the table. It refuses a file that another server
@@ -81,6 +82,15 @@
 //! Damage is not a crash: a page whose entry cannot be right is *lost*, and an object with a wrong
 //! checksum fails to be read. Either costs that one page, or all of a group, until the page is
 //! written again.
+//!
+//! # Growing
+//!
+//! A store can grow to 16 times the pages that it was created with ([`Ahead::capacity`]), when a
+//! server takes it over ([`Options::grow_to`]). The file and its mapping have room for the largest
+//! table, whose other parts are holes. The order is: memory for the new part of the table; the
+//! number of pages in the superblock, by one store; then the caller tells clients. A server whose
+//! predecessor lives gets the memory first ([`Ahead::grow`]), because nobody serves while it takes
+//! over. A store does not shrink, and one of format version 5 does not grow.
 //!
 //! # Memory
 //!
@@ -116,8 +126,8 @@
 //! `tests/oracle.rs`: operation lists, with takeovers, against a map. `tests/concurrent.rs`: the
 //! same on several threads. `tests/loom.rs` with `scripts/loom`: slots and slabs in every
 //! interleaving, and again with each ordering weakened. `src/crash_tests.rs`: killed at every step;
-//! `tests/kill.rs`: killed under load. `tests/writeback.rs`: real, full, failing and foreign
-//! backing devices. `tests/attach.rs`: refusals and damage; fuzz targets `store_ops`,
+//! `tests/kill.rs`: killed under load. `tests/writeback`: real, full, failing and foreign
+//! backing devices. `tests/attach.rs`: refusals and damage; `tests/grow.rs`: stores that grow; fuzz targets `store_ops`,
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
 
 #[cfg(not(loom))]
@@ -153,6 +163,8 @@ mod error;
 mod group;
 #[cfg(not(loom))]
 mod groups;
+#[cfg(not(loom))]
+mod grow;
 #[cfg(not(loom))]
 mod heap;
 #[cfg(not(loom))]
@@ -196,7 +208,7 @@ mod writeback;
 
 #[cfg(not(loom))]
 pub use {
-    ahead::Ahead,
+    ahead::{sizes, Ahead},
     backing::format_backing,
     backing_device::{BackingStats, Stopped},
     backing_header::BackingError,
@@ -204,10 +216,11 @@ pub use {
     compact::Compacted,
     dictionary::{stored_len, DictionaryError, Installed, MAX_DICTIONARY},
     disk::{Block, Disk, DiskError, FileDisk},
-    error::{max_pages, StoreError},
+    error::StoreError,
     group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
+    grow::GrowError,
     keeper::Keeper,
-    layout::DICTIONARIES,
+    layout::{max_pages, DICTIONARIES},
     modify::{Change, ModifyError},
     object::{dictionary_of, DICTIONARY_TAG},
     options::Options,

@@ -19,7 +19,7 @@ use crate::layout::{Layout, PAGE, TABLE};
 use crate::record::Record;
 use crate::slab::Slab;
 use crate::slot::Slot;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Creates a file for `layout`, sealed so that no process can change its size.
 pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
@@ -122,6 +122,26 @@ impl Map {
     pub(crate) fn take(&mut self) -> Result<(), Taken> {
         self.file = take(self.shared.as_fd())?;
         Ok(())
+    }
+
+    /// Changes the number of pages: another server has changed it, or the table has memory for
+    /// them.
+    ///
+    /// # Panics
+    ///
+    /// If places or the file's length differ.
+    pub(crate) fn resize(&mut self, layout: Layout) {
+        assert!(layout.len == self.layout.len && layout.capacity == self.layout.capacity);
+        self.layout = layout;
+    }
+
+    /// A copy of the superblock.
+    pub(crate) fn superblock_bytes(&self) -> [u8; PAGE] {
+        let mut page = [0; PAGE];
+        for (bytes, word) in page.chunks_exact_mut(8).zip(self.superblock()) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        page
     }
 
     /// The offset of the next page with memory, from `at` on.

@@ -10,6 +10,9 @@ use crate::layout::{Layout, PAGE};
 pub struct Options {
     /// Limit of the file's memory in bytes, table included; 0 for none.
     pub mem_limit: u64,
+    /// Pages to which a store grows when it is taken over, if it has fewer; 0 for those that it
+    /// has. A store that cannot grow is taken over with the pages that it has.
+    pub grow_to: u64,
     /// Bytes that a [`Keeper`](crate::Keeper) allocates ahead of need. The default covers a fifth
     /// of a second at 300 MB/s; a server under memory pressure wants 64 MiB to 256 MiB.
     pub reserve: u64,
@@ -24,7 +27,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mem_limit: 0, reserve: 64 << 20, patience: Duration::from_secs(1), whole_part: 0 }
+        Self {
+            mem_limit: 0,
+            grow_to: 0,
+            reserve: 64 << 20,
+            patience: Duration::from_secs(1),
+            whole_part: 0,
+        }
     }
 }
 

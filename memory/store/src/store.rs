@@ -10,6 +10,7 @@ use crate::ahead::Ahead;
 use crate::backing_device::Backing;
 use crate::editing::Editing;
 use crate::error::StoreError;
+use crate::grow;
 use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
@@ -68,7 +69,7 @@ impl Store {
     ///
     /// [`StoreError::Pages`], [`StoreError::Limit`], and the kernel's.
     pub fn create(pages: u64, options: Options) -> Result<Arc<Self>, StoreError> {
-        let layout = Layout::of(pages).ok_or(StoreError::Pages { pages })?;
+        let layout = Layout::new(pages).ok_or(StoreError::Pages { pages })?;
         let limit = limit_pages(&layout, &options)?;
         let fd = map::create(&layout).map_err(StoreError::io("create"))?;
         let file = map::take(fd.as_fd())?;
@@ -85,9 +86,9 @@ impl Store {
     /// # Errors
     ///
     /// [`StoreError::InUse`] while another server has it (the lock of a killed one goes once it has
-    /// been waited for), [`StoreError::Foreign`] for a file that is not a store of this version
-    /// with its sizes; the limit and the kernel as for [`create`](Self::create). Then the file is
-    /// not changed.
+    /// been waited for), [`StoreError::Foreign`] for a file that is not a store of a version that
+    /// this program serves, with its sizes; the limit and the kernel as for
+    /// [`create`](Self::create). Then the file is not changed.
     pub fn attach(fd: BorrowedFd<'_>, options: Options) -> Result<Arc<Self>, StoreError> {
         Self::attach_ahead(Ahead::map(fd)?, options)
     }
@@ -100,8 +101,10 @@ impl Store {
     pub fn attach_ahead(ahead: Ahead, options: Options) -> Result<Arc<Self>, StoreError> {
         let Ahead { mut map, .. } = ahead;
         map.take()?;
+        grow::look_again(&mut map)?;
         let limit = limit_pages(map.layout(), &options)?;
         populate_table(&map)?;
+        grow::grow(&mut map, &options)?;
         superblock::next_generation(map.superblock());
         inject::step();
         let heap = Heap::new(map, limit, options.patience);
@@ -146,6 +149,11 @@ impl Store {
     /// Pages of 4096 bytes.
     pub fn pages(&self) -> u64 {
         self.heap.map.layout().pages
+    }
+
+    /// The most pages that the store can grow to.
+    pub fn capacity(&self) -> u64 {
+        self.heap.map.layout().capacity
     }
 
     /// How many servers the file has had, this one included.

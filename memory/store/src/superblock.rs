@@ -13,7 +13,11 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"platenST");
 
 /// Increases with any change that another version would misread.
-pub(crate) const VERSION: u64 = 5;
+pub(crate) const VERSION: u64 = 6;
+
+/// The oldest version that is read. Its stores have no room to grow: their fixed fields have the
+/// number of pages where later ones have the capacity.
+const OLDEST: u64 = 5;
 
 /// 64-bit fields that never change after creation; their checksum follows them.
 const FIXED: usize = 8;
@@ -31,6 +35,9 @@ const WRITTEN: usize = 12;
 /// a lost value does not pass for 0.
 const DICTIONARIES_AT: usize = 13;
 
+/// The number of pages, with its complement in the upper half. A store of version 5 has none.
+const PAGES_AT: usize = 14;
+
 /// Runs of blocks of the backing device that are being written, or were when a server was killed:
 /// first block, and length in the upper half; 0 for none. Each server uses the first free field.
 const RUNS: Range<usize> = 16..272;
@@ -47,7 +54,21 @@ pub(crate) fn write(words: &[AtomicU64], layout: &Layout) {
     words[FIXED].store(sum(&fixed), Ordering::Relaxed);
     words[GENERATION].store(1, Ordering::Relaxed);
     set_dictionaries(words, 0);
+    set_pages(words, layout.pages);
     words[0].store(MAGIC, Ordering::Release);
+}
+
+/// Writes a superblock of format version 5, for tests of stores made by an earlier program.
+#[cfg(test)]
+pub(crate) fn write_version_5(words: &[AtomicU64], layout: &Layout) {
+    write(words, layout);
+    let mut fixed = fixed(layout, 5);
+    (fixed[1], fixed[3]) = (OLDEST, layout.pages);
+    for (word, value) in words.iter().zip(fixed) {
+        word.store(value, Ordering::Relaxed);
+    }
+    words[FIXED].store(sum(&fixed), Ordering::Relaxed);
+    words[PAGES_AT].store(0, Ordering::Relaxed);
 }
 
 /// Reads a superblock in a file of `file_len` bytes.
@@ -60,15 +81,20 @@ pub(crate) fn read(page: &[u8], file_len: u64) -> Result<Layout, Foreign> {
     if word(0) != MAGIC {
         return Err(Foreign::Magic { got: word(0) });
     }
-    if word(1) != VERSION {
-        return Err(Foreign::Version { got: word(1), expected: VERSION });
+    let version = word(1);
+    if !(OLDEST..=VERSION).contains(&version) {
+        return Err(Foreign::Version { got: version, oldest: OLDEST, expected: VERSION });
     }
     let got: [u64; FIXED] = std::array::from_fn(word);
     if sum(&got) != word(FIXED) {
         return Err(Foreign::Checksum { got: word(FIXED), expected: sum(&got) });
     }
-    let pages = word(3);
-    let layout = Layout::of(pages).ok_or(Foreign::Pages { pages })?;
+    let capacity = word(3);
+    let pages = match version {
+        OLDEST => capacity,
+        _ => once(word(PAGES_AT)).unwrap_or(0),
+    };
+    let layout = Layout::with_room(pages, capacity).ok_or(Foreign::Pages { pages, capacity })?;
     let expected = fixed(&layout, word(7));
     for (at, name) in [(2, "page size"), (4, "regions"), (5, "start of regions"), (6, "classes")] {
         if got[at] != expected[at] {
@@ -104,23 +130,31 @@ pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
 /// The number of installed dictionaries. If the field is damaged, the most there can be: then no
 /// place is taken to be free.
 pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
-    let word = words[DICTIONARIES_AT].load(Ordering::Acquire);
-    let low = usize::try_from(word & 0xffff_ffff).expect("32 bits");
-    if low <= DICTIONARIES && word == twice(low) {
-        low
-    } else {
-        DICTIONARIES
-    }
+    let count = once(words[DICTIONARIES_AT].load(Ordering::Acquire));
+    let count = count.and_then(|count| usize::try_from(count).ok());
+    count.filter(|&count| count <= DICTIONARIES).unwrap_or(DICTIONARIES)
 }
 
 /// Sets that number, after the last dictionary is completely written.
 pub(crate) fn set_dictionaries(words: &[AtomicU64], count: usize) {
-    words[DICTIONARIES_AT].store(twice(count), Ordering::Release);
+    words[DICTIONARIES_AT].store(twice(count as u64), Ordering::Release);
 }
 
-fn twice(count: usize) -> u64 {
-    let count = count as u64;
-    count | (!count & 0xffff_ffff) << 32
+/// Sets the number of pages, after the table has memory for them.
+pub(crate) fn set_pages(words: &[AtomicU64], pages: u64) {
+    words[PAGES_AT].store(twice(pages), Ordering::Release);
+}
+
+/// A number below 2^32 with its complement in the upper half.
+fn twice(number: u64) -> u64 {
+    debug_assert!(number < 1 << 32);
+    number | (!number & 0xffff_ffff) << 32
+}
+
+/// The number in a word of [`twice`]; `None` if the word is damaged.
+fn once(word: u64) -> Option<u64> {
+    let number = word & 0xffff_ffff;
+    (word == twice(number)).then_some(number)
 }
 
 /// Blocks written to the backing device on `day`, by any server. The clock may be set back and
@@ -187,8 +221,8 @@ fn fixed(layout: &Layout, id: u64) -> [u64; FIXED] {
         MAGIC,
         VERSION,
         PAGE as u64,
-        layout.pages,
-        u64::from(layout.regions),
+        layout.capacity,
+        layout.most_regions(),
         layout.regions_at as u64,
         fingerprint(),
         id,
@@ -212,10 +246,12 @@ pub enum Foreign {
         got: u64,
     },
     /// Made by another version.
-    #[error("store of format version {got}, this program serves version {expected}")]
+    #[error("store of format version {got}, this program serves versions {oldest} to {expected}")]
     Version {
         /// The version found.
         got: u64,
+        /// The oldest version served.
+        oldest: u64,
         /// This version.
         expected: u64,
     },
@@ -228,10 +264,12 @@ pub enum Foreign {
         expected: u64,
     },
     /// An impossible number of pages.
-    #[error("store of {pages} pages is none that can be served")]
+    #[error("store of {pages} pages with room for {capacity} is none that can be served")]
     Pages {
-        /// The number.
+        /// The number; 0 if it is damaged.
         pages: u64,
+        /// The most pages that the store has room for.
+        capacity: u64,
     },
     /// Another geometry.
     #[error("store with {name} {got}, this program has {expected}")]

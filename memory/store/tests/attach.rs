@@ -82,7 +82,12 @@ fn foreign_files_are_refused_with_a_reason() {
     for (fd, message) in [
         (copied(0, true, |_| {}), "not a store: its first word is 0000000000000000"),
         (copied(len, true, put(0, 7)), "not a store: its first word is 0000000000000007"),
-        (copied(len, true, put(1, 9)), "store of format version 9, this program serves version 5"),
+        (
+            copied(len, true, put(1, 9)),
+            "store of format version 9, this program serves versions 5 to 6",
+        ),
+        (copied(len, true, put(14, 3)), "store of 0 pages with room for 32000 is none"),
+        (copied(len, true, put(14, 32_001 | (!32_001 << 32))), "store of 32001 pages with room"),
         (copied(len, true, put(3, 3)), "superblock checksum is"),
         (copied(len, true, |page| page[8 * 8] ^= 1), "superblock checksum is"),
         (copied(4096, true, |_| {}), "store file of 4096 bytes, its superblock says"),
@@ -95,7 +100,10 @@ fn foreign_files_are_refused_with_a_reason() {
         assert!(error.to_string().contains(message), "{error}, expected {message}");
     }
     let fd = copied(len, true, put(1, 9));
-    assert!(matches!(refusal(&fd), StoreError::Foreign(Foreign::Version { got: 9, expected: 5 })));
+    assert!(matches!(
+        refusal(&fd),
+        StoreError::Foreign(Foreign::Version { got: 9, oldest: 5, expected: 6 })
+    ));
     // Unchanged it is accepted, although all its objects are missing: no page was stored.
     let store = Store::attach(copied(len, true, |_| {}).as_fd(), options()).unwrap();
     assert_eq!(store.stats().orig_data_size, 0);
@@ -220,8 +228,8 @@ fn a_damaged_object_fails_its_page_and_compaction_does_not_hide_it() {
     assert_eq!(worker.check(0..PAGES).damaged, 0);
 }
 
-/// Where records of groups begin, and bytes of one.
-const RECORDS: u64 = (4096 + PAGES * 8).next_multiple_of(4096);
+/// Where records of groups begin, behind a table with room for 16 times the pages, and bytes of one.
+const RECORDS: u64 = (4096 + 16 * PAGES * 8).next_multiple_of(4096);
 const RECORD: u64 = 64;
 
 /// Pages of a store that has groups.

@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 /// Maximum pages of an area: the header has 32 bits for the number of the last page.
 const MOST_PAGES: u64 = u32::MAX as u64;
 
-/// Maximum areas of a disk. The kernel has room for 23 to 29 in all.
+/// Maximum areas of a disk at the start. The kernel has room for 23 to 29 in all.
 const MOST_AREAS: u64 = 8;
 
 /// Minimum size of an area in bytes. A smaller one costs more than it saves: each CPU fills its own
@@ -111,6 +111,109 @@ fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
         }
     }
     Ok(areas.len())
+}
+
+/// Creates swap areas behind the last one of a disk that has grown, and starts swapping to them;
+/// returns their number: 0 for a disk that is not swapped to, or whose areas reach its end. They are
+/// about as large as the present ones; each has a priority lower by one than the area before it, 0
+/// at least.
+///
+/// # Errors
+///
+/// [`can_extend`] refuses; an error of the kernel. Areas added before it remain.
+pub fn extend(disk: &Path) -> io::Result<usize> {
+    if beyond(disk)? == 0 {
+        return Ok(0);
+    }
+    can_extend(disk)?;
+    let areas = areas_of(disk)?;
+    let file = File::options().read(true).write(true).open(disk)?;
+    // Remove the partitions of a helper that was killed before it swapped to them.
+    partition::remove_all(&file);
+    let (size, partitions) = partition::of(disk)?;
+    let lowest = areas.iter().map(|(_, used)| used.priority).min().unwrap_or(0);
+    let mut added = 0;
+    for (number, start, len) in additions(size, &partitions) {
+        partition::add(&file, number, start, len)?;
+        let area = partition::path(disk, number);
+        write_header(&File::options().read(true).write(true).open(&area)?, len)?;
+        added += 1;
+        on(&area, lowest - added)?;
+    }
+    Ok(usize::try_from(added).unwrap_or(0))
+}
+
+/// Whether [`extend`] can add an area to this disk, to which the kernel swaps.
+///
+/// # Errors
+///
+/// The whole disk is one area, or has as many as it can have.
+pub fn can_extend(disk: &Path) -> io::Result<()> {
+    let disk = fs::canonicalize(disk)?;
+    let areas = areas_of(&disk)?;
+    if areas.iter().any(|(area, _)| *area == disk) {
+        return Err(io::Error::other(format!(
+            "{} is a single swap area, whose size its header fixes",
+            disk.display()
+        )));
+    }
+    if areas.len() >= partition::LAST as usize {
+        let most = partition::LAST;
+        return Err(io::Error::other(format!("{} has {most} swap areas already", disk.display())));
+    }
+    Ok(())
+}
+
+/// The size of a disk in bytes, according to the kernel.
+///
+/// # Errors
+///
+/// There is no such disk.
+pub fn size(disk: &Path) -> io::Result<u64> {
+    partition::of(disk).map(|(size, _)| size)
+}
+
+/// Bytes behind the last swap area of a disk; 0 for a disk that is not swapped to, and for less
+/// than an area needs.
+///
+/// # Errors
+///
+/// The kernel does not say.
+pub fn beyond(disk: &Path) -> io::Result<u64> {
+    let disk = fs::canonicalize(disk)?;
+    let areas = areas_of(&disk)?;
+    let (size, mut partitions) = partition::of(&disk)?;
+    partitions.retain(|one| {
+        let path = partition::path(&disk, one.number);
+        areas.iter().any(|(area, _)| *area == path)
+    });
+    let whole = areas.iter().filter(|(area, _)| *area == disk).map(|(_, used)| used.size_kib << 10);
+    let end = partitions.iter().map(partition::Partition::end).chain(whole).max();
+    // The size of an area is said without its header.
+    let rest = size.saturating_sub(end.unwrap_or(size));
+    Ok(if rest < ALIGNMENT { 0 } else { rest })
+}
+
+/// Number, start and length in bytes of the partitions to add behind these ones of a disk of `size`
+/// bytes.
+fn additions(size: u64, partitions: &[partition::Partition]) -> Vec<(u32, u64, u64)> {
+    let (Some(end), Some(number), Some(usual)) = (
+        partitions.iter().map(partition::Partition::end).max(),
+        partitions.iter().map(|one| one.number).max(),
+        partitions.iter().map(|one| one.len).max(),
+    ) else {
+        return Vec::new();
+    };
+    let rest = size.saturating_sub(end);
+    let room = u64::from(partition::LAST.saturating_sub(number));
+    let count = (rest / usual.max(LEAST_AREA)).clamp(1, room.max(1)).min(room);
+    if count == 0 || rest < ALIGNMENT {
+        return Vec::new();
+    }
+    (number + 1..)
+        .zip(ranges(rest, count))
+        .map(|(at, (start, len))| (at, end + start, len))
+        .collect()
 }
 
 /// Starts swapping to an area that has a header.
@@ -285,6 +388,40 @@ mod tests {
             }
             assert_eq!((end, count), (size, number));
         }
+    }
+
+    #[test]
+    fn areas_are_added_behind_the_last_one_up_to_the_disk_s_end() {
+        use partition::Partition;
+        let eight = |each: u64| -> Vec<Partition> {
+            (1..=8)
+                .map(|number| Partition { number, start: u64::from(number - 1) * each, len: each })
+                .collect()
+        };
+        for (each, size, expected) in [
+            (64 << 20, 512 << 20, 0),
+            (64 << 20, (512 << 20) + 4096, 0),
+            (64 << 20, (512 << 20) + (1 << 20), 1),
+            (64 << 20, 768 << 20, 4),
+            (64 << 20, (576 << 20) + 8192, 1),
+            (64 << 20, 1 << 30, 8),
+            // As many as there may be: larger ones.
+            (64 << 20, 8 << 30, 8),
+        ] {
+            let before = eight(each);
+            let added = additions(size, &before);
+            assert_eq!(added.len(), expected, "{size}");
+            let mut end = 8 * each;
+            for (nth, &(number, start, len)) in added.iter().enumerate() {
+                assert_eq!((number as usize, start), (9 + nth, end));
+                assert!(number <= partition::LAST && len >= ALIGNMENT);
+                end += len;
+            }
+            assert!(expected == 0 || end == size);
+        }
+        let full = vec![Partition { number: partition::LAST, start: 0, len: 32 << 20 }];
+        assert_eq!(additions(1 << 30, &full), []);
+        assert_eq!(additions(1 << 30, &[]), []);
     }
 
     #[test]

@@ -1,14 +1,64 @@
 //! Partitions of a disk that exist only in the kernel: nothing is written to the disk (`BLKPG` of
 //! `linux/blkpg.h`).
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::sys;
 
 /// The highest number of a partition here.
-const LAST: u32 = 16;
+pub(crate) const LAST: u32 = 16;
+
+/// A partition of a disk; start and length in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Partition {
+    pub(crate) number: u32,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+impl Partition {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.len
+    }
+}
+
+/// The size of a disk in bytes, and its partitions.
+///
+/// # Errors
+///
+/// There is no such disk.
+pub(crate) fn of(disk: &Path) -> io::Result<(u64, Vec<Partition>)> {
+    let name = disk.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    read(&Path::new("/sys/class/block").join(name))
+}
+
+/// The same, from the disk's folder in sysfs.
+fn read(folder: &Path) -> io::Result<(u64, Vec<Partition>)> {
+    const SECTOR: u64 = 512;
+    let number = |path: &Path| -> io::Result<u64> {
+        let text = fs::read_to_string(path)?;
+        text.trim()
+            .parse()
+            .map_err(|_| io::Error::other(format!("{} has {text:?}", path.display())))
+    };
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let folder = entry?.path();
+        // Only partitions have this file.
+        if !folder.join("partition").exists() {
+            continue;
+        }
+        all.push(Partition {
+            number: u32::try_from(number(&folder.join("partition"))?).unwrap_or(u32::MAX),
+            start: number(&folder.join("start"))?.saturating_mul(SECTOR),
+            len: number(&folder.join("size"))?.saturating_mul(SECTOR),
+        });
+    }
+    all.sort_unstable_by_key(|one| one.start);
+    Ok((number(&folder.join("size"))?.saturating_mul(SECTOR), all))
+}
 
 /// Adds partition `number`, `len` bytes from byte `start` on.
 ///
@@ -53,6 +103,31 @@ fn separator(disk: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn partitions_and_sizes_are_read_in_sectors() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path();
+        let put = |name: &str, text: &str| {
+            let path = disk.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("size", "4096\n");
+        put("queue/rotational", "0\n");
+        for (number, start, len) in [("2", "2048", "1024"), ("1", "0", "2048")] {
+            put(&format!("p{number}/partition"), number);
+            put(&format!("p{number}/start"), start);
+            put(&format!("p{number}/size"), len);
+        }
+        let (size, all) = read(disk).unwrap();
+        let [one, two] = all[..] else { panic!("{all:?}") };
+        assert_eq!((size, two.number, two.end()), (2 << 20, 2, 3072 * 512));
+        assert_eq!(one, Partition { number: 1, start: 0, len: 1 << 20 });
+        put("p2/size", "x");
+        assert!(read(disk).unwrap_err().to_string().contains("p2/size has \"x\""));
+        assert!(of(Path::new("/dev/no-such-disk")).is_err());
+    }
 
     #[test]
     fn partitions_are_named_as_the_kernel_names_them() {

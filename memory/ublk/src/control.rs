@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -215,6 +216,39 @@ impl Control {
         let mut payload = payload_of_parameters(&parameters);
         self.run(Command::SetParameters, "setting its size", id.into(), 64, &mut payload, 0)
             .map(drop)
+    }
+
+    /// Whether the driver can change the size of a disk, as Linux 6.16 and later can.
+    pub fn changes_sizes(&self) -> bool {
+        self.features & sys::UPDATE_SIZE != 0
+    }
+
+    /// The size of a disk in bytes.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn size(&mut self, id: u32) -> Result<u64, ControlError> {
+        // The length of the buffer's struct goes in with it.
+        let asked = Parameters { len: 64, ..Parameters::default() };
+        let mut payload = payload_of_parameters(&asked);
+        self.run(Command::GetParameters, "asking for its size", id.into(), 64, &mut payload, 0)?;
+        Ok(sectors_of_payload(&payload).saturating_mul(sys::SECTOR))
+    }
+
+    /// Changes the size of a disk that is started.
+    ///
+    /// # Errors
+    ///
+    /// The driver's; [`io::ErrorKind::Unsupported`] from one that cannot.
+    pub fn set_size(&mut self, id: u32, size: u64) -> Result<(), ControlError> {
+        const ACTION: &str = "changing its size";
+        if !self.changes_sizes() {
+            let source = io::ErrorKind::Unsupported.into();
+            return Err(ControlError::Refused { id: id.into(), action: ACTION, source });
+        }
+        let payload = &mut Payload([0; 64]);
+        self.run(Command::UpdateSize, ACTION, id.into(), 0, payload, size / sys::SECTOR).map(drop)
     }
 
     /// The driver's description of a device.
@@ -477,6 +511,12 @@ fn payload_of_parameters(p: &Parameters) -> Payload {
     out.bytes
 }
 
+fn sectors_of_payload(payload: &Payload) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&payload.0[offset_of!(Parameters, sectors)..][..8]);
+    u64::from_ne_bytes(bytes)
+}
+
 struct Fields {
     bytes: Payload,
     at: usize,
@@ -498,7 +538,6 @@ impl Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
 
     #[test]
     fn a_device_s_description_stands_where_the_struct_has_it() {
@@ -530,6 +569,7 @@ mod tests {
         assert_eq!(at(offset_of!(Parameters, discard_granularity)), 4096);
         assert_eq!(at(offset_of!(Parameters, max_write_zeroes_sectors)), 1 << 19);
         assert_eq!(bytes[offset_of!(Parameters, max_discard_segments)], 1);
+        assert_eq!(sectors_of_payload(&Payload(bytes)), 1 << 21);
     }
 
     #[test]

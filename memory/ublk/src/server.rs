@@ -110,6 +110,8 @@ impl Options {
 pub struct Server {
     control: Control,
     id: u32,
+    /// The backend's size in bytes.
+    size: u64,
     threads: Vec<JoinHandle<()>>,
     ends: Receiver<(u16, Result<(), QueueError>)>,
     counters: Arc<Counters>,
@@ -146,7 +148,7 @@ impl Server {
         match begun {
             Ok(queues) => {
                 notice_deaths(id);
-                Ok(queues.into_server(control, id))
+                Ok(queues.into_server(control, id, wanted.size))
             }
             Err(error) => {
                 // Best effort: the first error is the more useful one.
@@ -186,7 +188,20 @@ impl Server {
         let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
         let ended = control.end_recovery(id);
         queues.or_first_end(id, ended)?;
-        Ok(queues.into_server(control, id))
+        Ok(queues.into_server(control, id, wanted.size))
+    }
+
+    /// Makes the disk as large as the backend, if it is smaller: the backend has grown since an
+    /// earlier server started the disk. Requests flow meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, as [`Control::set_size`]: then the disk has its former size, and is served.
+    pub fn grow(&mut self) -> Result<(), ControlError> {
+        if self.control.size(self.id)? < self.size {
+            self.control.set_size(self.id, self.size)?;
+        }
+        Ok(())
     }
 
     /// The device's number.
@@ -305,9 +320,9 @@ impl Queues {
         }
     }
 
-    fn into_server(self, control: Control, id: u32) -> Server {
+    fn into_server(self, control: Control, id: u32, size: u64) -> Server {
         let Self { threads, ends, counters } = self;
-        Server { control, id, threads, ends, counters }
+        Server { control, id, size, threads, ends, counters }
     }
 }
 

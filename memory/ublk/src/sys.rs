@@ -33,20 +33,24 @@ pub(crate) enum Command {
     Stop = 0x07,
     /// Set size and limits, before the start.
     SetParameters = 0x08,
+    /// Get size and limits.
+    GetParameters = 0x09,
     /// Announce a new server.
     StartRecovery = 0x10,
     /// End recovery: the new server has fetched all tags, and requests flow again.
     EndRecovery = 0x11,
     /// Get the driver's feature flags (6.5).
     Features = 0x13,
+    /// Change the size of a disk, in sectors (6.16).
+    UpdateSize = 0x15,
 }
 
 impl Command {
     /// The number in ioctl encoding, which Linux 6.4 and later want.
     pub(crate) const fn ioctl(self) -> u32 {
-        // The two commands that only read have only that direction bit.
+        // The commands that only read have only that direction bit.
         let direction = match self {
-            Self::DeviceInfo | Self::Features => READ,
+            Self::DeviceInfo | Self::GetParameters | Self::Features => READ,
             _ => READ | WRITE,
         };
         ioctl(direction, self as u8, size_of::<ControlCommand>())
@@ -82,6 +86,9 @@ pub(crate) const USER_RECOVERY: u64 = 1 << 3;
 pub(crate) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 /// Device flag, set by the driver: commands are encoded as ioctls (6.4).
 pub(crate) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+
+/// Feature of the driver: it has [`Command::UpdateSize`] (6.16).
+pub(crate) const UPDATE_SIZE: u64 = 1 << 10;
 
 /// Device state: neither disk nor server.
 pub(crate) const DEAD: u16 = 0;
@@ -233,6 +240,8 @@ const _: () = {
     assert!(size_of::<IoDescriptor>() == 24 && offset_of!(IoDescriptor, start) == 8);
     assert!(size_of::<IoCommand>() == 16 && offset_of!(IoCommand, addr) == 8);
     assert!(Command::Add.ioctl() == 0xc020_7504 && Command::DeviceInfo.ioctl() == 0x8020_7502);
+    assert!(Command::GetParameters.ioctl() == 0x8020_7509);
+    assert!(Command::UpdateSize.ioctl() == 0xc020_7515);
     assert!(io_ioctl(FETCH) == 0xc010_7520 && io_ioctl(COMMIT_AND_FETCH) == 0xc010_7521);
 };
 
@@ -269,6 +278,7 @@ mod tests {
             Command::Start as u64,
             Command::Stop as u64,
             Command::SetParameters as u64,
+            Command::GetParameters as u64,
             Command::StartRecovery as u64,
             Command::EndRecovery as u64,
             u64::from(FETCH),
@@ -315,7 +325,8 @@ mod tests {
 #define O(s, m) P(offsetof(struct s, m))
 int main(void) {
   P(UBLK_CMD_GET_DEV_INFO) P(UBLK_CMD_ADD_DEV) P(UBLK_CMD_DEL_DEV) P(UBLK_CMD_START_DEV)
-  P(UBLK_CMD_STOP_DEV) P(UBLK_CMD_SET_PARAMS) P(UBLK_CMD_START_USER_RECOVERY)
+  P(UBLK_CMD_STOP_DEV) P(UBLK_CMD_SET_PARAMS) P(UBLK_CMD_GET_PARAMS)
+  P(UBLK_CMD_START_USER_RECOVERY)
   P(UBLK_CMD_END_USER_RECOVERY) P(UBLK_IO_FETCH_REQ) P(UBLK_IO_COMMIT_AND_FETCH_REQ) P(19)
   P(UBLK_MAX_QUEUE_DEPTH) P(UBLK_F_USER_RECOVERY) P(UBLK_F_USER_RECOVERY_REISSUE)
   P(UBLK_S_DEV_DEAD) P(UBLK_S_DEV_LIVE) P(UBLK_S_DEV_QUIESCED) P(UBLK_IO_OP_READ)

@@ -196,7 +196,9 @@ pub(crate) struct SetArgs {
     /// TOML file with a section `[policy]`. Its backing device has to be the present one
     #[arg(id = "settings", long = "policy", value_name = "FILE")]
     pub(crate) policy: Option<PathBuf>,
-    /// Size of the block device in bytes: refused unless it is the present one, with the reason
+    /// Size of the block device in bytes, at least the present one and at most 16 times the first
+    /// one. A ublk disk grows from Linux 6.16 on, and further swap areas are added to it; the disk
+    /// of the kernel's NBD client does not grow while the host swaps to it
     #[arg(long)]
     pub(crate) size: Option<Size>,
     #[command(flatten)]
@@ -259,6 +261,8 @@ pub(crate) enum SwapTask {
     On,
     /// Reconnect the kernel's NBD client to a new server.
     Again,
+    /// Swap to the rest of a disk that has grown.
+    Grow,
     /// Stop swapping.
     Off,
 }
@@ -269,6 +273,7 @@ impl SwapTask {
         match self {
             Self::On => "on",
             Self::Again => "again",
+            Self::Grow => "grow",
             Self::Off => "off",
         }
     }

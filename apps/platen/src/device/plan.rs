@@ -90,6 +90,7 @@ impl<'a> Plan<'a> {
             (None, true) => options.mem_limit = default_limit(memory()),
             (None, false) => {}
         }
+        options.grow_to = self.pages;
         if self.args.swap && self.policy.backing_dev.is_none() {
             options.whole_part = WHOLE_PART;
         }

@@ -139,8 +139,8 @@ impl Serving {
     /// Builds and checks the settings that `set` requests.
     fn settings(&self, asked: &Changes, policy: Option<OwnedFd>) -> anyhow::Result<Settings> {
         let present = self.plan.args;
-        if let Some(size) = asked.size.filter(|size| *size != present.size) {
-            self.refuse_size(size)?;
+        if let Some(size) = asked.size {
+            self.check_size(size)?;
         }
         let changes = self.changes.then(asked);
         let mut args = present.clone();
@@ -167,19 +167,60 @@ impl Serving {
         Ok(Settings { changes, plan, former: None, policy })
     }
 
-    fn refuse_size(&self, size: Size) -> anyhow::Result<()> {
-        let Size(present) = self.plan.args.size;
-        let Size(wanted) = size;
+    /// Refuses a size that the device cannot change to. What only the kernel knows, the new server
+    /// checks.
+    fn check_size(&self, Size(wanted): Size) -> anyhow::Result<()> {
+        let (pages, capacity) = store::sizes(self.store.as_fd())?;
+        let [present, most] = [pages, capacity].map(|pages| pages * device::PAGE as u64);
         ensure!(
-            !self.plan.args.swap,
-            "--size: the kernel fixes the size of a swap area when it begins to swap to it, and \
-             this one has {present} bytes, not {wanted}: serve another device beside it, or end it \
-             and start it with --size {wanted}"
+            wanted >= present,
+            "--size: the device has {present} bytes, and {wanted} are fewer: a device does not \
+             shrink; end it and start it with --size {wanted}"
         );
-        anyhow::bail!(
-            "--size: the store has its table of pages from its start, and its clients have its \
-             size, {present} bytes, not {wanted}: end it and start it with --size {wanted}"
-        )
+        ensure!(
+            wanted <= most,
+            "--size: the store was made with room for {most} bytes, not for {wanted}: end the \
+             device and start it with --size {wanted}"
+        );
+        if wanted == present || !self.plan.args.swap {
+            return Ok(());
+        }
+        ensure!(
+            self.disk.is_none(),
+            "--size: the kernel stops all requests of an NBD disk while its size changes, and \
+             reconnects no server meanwhile: not while it swaps to it; serve another device beside \
+             this one, or end it and start it with --size {wanted}"
+        );
+        let disk = self.disk().context("it has no disk yet")?;
+        swap::area::can_extend(&disk).context("--size")
+    }
+
+    /// What a server that was to make the device as large as its arguments say has not done.
+    fn smaller_than_asked(&self) -> Option<String> {
+        let wanted = self.plan.pages;
+        let pages = store::sizes(self.store.as_fd()).map_or(wanted, |(pages, _)| pages);
+        if pages < wanted {
+            return Some(format!(
+                "--size: there was no memory for the table: the device still has {} bytes",
+                pages * device::PAGE as u64
+            ));
+        }
+        let disk = self.device.map(ublk::disk)?;
+        let (wanted, size) = (wanted * device::PAGE as u64, swap::area::size(&disk).unwrap_or(0));
+        if size < wanted {
+            return Some(format!(
+                "--size: {} still has {size} bytes: the device's log says why",
+                disk.display()
+            ));
+        }
+        let beyond = swap::area::beyond(&disk).unwrap_or(0);
+        if self.plan.args.swap && beyond > 0 {
+            return Some(format!(
+                "--size: the device has its new size, and the kernel does not swap to the last \
+                 {beyond} bytes of it: its log says why"
+            ));
+        }
+        None
     }
 
     /// Switches to the new server's settings, or executes its program, before "go" is sent.
@@ -236,6 +277,13 @@ impl Serving {
     pub(super) fn answer_renewal(&mut self, outcome: Result<(), String>) {
         let Some(renewal) = self.renewal.take() else { return };
         match (outcome, renewal.settings) {
+            // `settings` has the former changes by now.
+            (Ok(()), Some(former)) if former.changes.size != self.changes.size => {
+                match self.smaller_than_asked() {
+                    None => renewal.client.say(DONE),
+                    Some(why) => renewal.client.refuse(&why),
+                }
+            }
             (Ok(()), _) => renewal.client.say(DONE),
             (Err(why), Some(Settings { former: Some(former), changes, policy, .. })) => {
                 self.plan = former;

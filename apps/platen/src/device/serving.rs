@@ -141,7 +141,7 @@ impl Serving {
         })
     }
 
-    fn disk(&self) -> Option<PathBuf> {
+    pub(super) fn disk(&self) -> Option<PathBuf> {
         self.device.map(ublk::disk).or_else(|| self.disk.clone())
     }
 
@@ -239,9 +239,13 @@ impl Service for Serving {
             new.keep();
         }
         let disk = self.disk().filter(|_| self.plan.args.swap)?;
+        if replaces && self.disk.is_some() {
+            return Some(self.helper(SwapTask::Again, disk));
+        }
         if replaces {
-            // The kernel still has the ublk disk; its NBD client has to be reconnected.
-            return self.disk.is_some().then(|| self.helper(SwapTask::Again, disk));
+            // The kernel still has the ublk disk, which may be larger than before.
+            let grown = swap::area::beyond(&disk).is_ok_and(|bytes| bytes > 0);
+            return grown.then(|| self.helper(SwapTask::Grow, disk));
         }
         let mut command = self.helper(SwapTask::On, disk);
         command.args(["--priority", &self.plan.args.swap_priority.to_string()]);

@@ -20,6 +20,10 @@ pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
             swap::nbd::reconnect(socket, disk, args.connections)
                 .with_context(|| format!("cannot connect {} again", disk.display()))
         }
+        SwapTask::Grow => {
+            grow(disk);
+            Ok(())
+        }
         SwapTask::Off => off(args, disk),
     }
 }
@@ -55,6 +59,14 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
         say(&item.to_string());
     }
     Ok(())
+}
+
+/// A failure is reported and not retried: the areas that there are remain in use.
+fn grow(disk: &Path) {
+    match area::extend(disk) {
+        Ok(areas) => say(&format!("swapping to {} in {areas} areas more", disk.display())),
+        Err(error) => say(&format!("no further swap area on {}: {error}", disk.display())),
+    }
 }
 
 fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {

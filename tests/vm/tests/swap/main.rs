@@ -91,6 +91,10 @@ const SCENARIOS: &[Scenario] = &[
         run: renew::from_an_earlier_commit,
     },
     Scenario {
+        name: "a ublk disk that is swapped to grows, or is refused by a kernel that cannot do it",
+        run: renew::grows,
+    },
+    Scenario {
         name: "a supervisor killed at each step of a hand-over: the disk is served on, by one server",
         run: renew::supervisor_killed,
     },

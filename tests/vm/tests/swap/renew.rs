@@ -89,6 +89,11 @@ fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
         timed(&mut guest, &format!("{next} device set platen0 --codec lz4 --mem-limit 300M"))?;
     ensure!(guest.stat("mem_limit")? == 300 << 20, "the limit is another");
     ensure!(guest.check()? != checked, "the same processes before and after");
+    if way != "--ublk" {
+        let larger = format!("{next} device set platen0 --size 1G");
+        let (status, said) = guest.vm.try_sh(&larger, SHORT)?;
+        ensure!(status == 1 && said.contains("of an NBD disk while its size"), "{said}");
+    }
     let replaced = guest.kill_server()?;
     ensure!(guest.stat("mem_limit")? == 300 << 20, "the limit is another after a death");
     guest.vm.sh("platen device stat --json | grep -q '\"codec\": \"lz4\"'", SHORT)?;
@@ -104,6 +109,56 @@ fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
     guest.finish("serve", LONG)?;
     ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
     Ok(())
+}
+
+/// A ublk disk that is swapped to grows with Linux 6.16 or later, under pressure, and keeps its size
+/// when its server is killed. An older kernel's disk stays as it is.
+pub(crate) fn grows(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("grows", 320)?;
+    guest.serve("--size 96M --ublk --swap", "page-cluster")?;
+    guest.check()?;
+    // A second server has room beside it, or the request is refused.
+    let eat = guest.available_mib()?;
+    guest.background("eat", &format!("guest swap eat mib={eat} until=/tmp/enough"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+    let before = (guest.stat("generation")?, guest.stat("disksize")?);
+    let (status, said) = guest.vm.try_sh("platen device set platen0 --size 512M", LONG)?;
+    let kernel = guest.vm.sh("uname -r", SHORT)?;
+    let after = (guest.stat("generation")?, guest.stat("disksize")?);
+    if older_than(&kernel, (6, 16)) {
+        ensure!(status == 1 && said.contains("Linux 6.16 or later"), "{status}: {said}");
+        ensure!(after == before, "{after:?} after a refusal, {before:?} before");
+    } else {
+        ensure!(status == 0, "{said}: {}", guest.log("serve")?);
+        ensure!(after == (before.0 + 1, 512 << 20), "{after:?} after {before:?}");
+        // The areas' headers take a page each.
+        let size = guest.vm.sh("awk 'NR > 1 {sum += $3} END {print sum}' /proc/swaps", SHORT)?;
+        ensure!(size.trim().parse::<u64>()? > 511 << 10, "swap of {size} KiB");
+        guest.background("more", "guest swap eat mib=100 seed=3 until=/tmp/enough")?;
+        guest.wait_for("more", "filled pages", LONG)?;
+        let used = guest.swapped_kib()?;
+        ensure!(used > 96 << 10, "only {used} KiB are swapped out");
+        let took = guest.kill_server()?;
+        ensure!(guest.stat("disksize")? == 512 << 20, "another size after a death");
+        println!("  {used} KiB swapped to a disk that had 98304, a server replaced in {took} ms");
+    }
+    guest.check()?;
+    guest.vm.sh("touch /tmp/enough", SHORT)?;
+    for name in ["eat", "more"].into_iter().take(1 + usize::from(after != before)) {
+        let log = guest.finish(name, LONG)?;
+        ensure!(log.contains("ok pages="), "{log}");
+    }
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG)?;
+    ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
+    Ok(())
+}
+
+/// Whether a kernel's release is older than this version.
+fn older_than(release: &str, version: (u32, u32)) -> bool {
+    let mut numbers = release.split(['.', '-', '+']).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < version
 }
 
 /// Runs a command; returns its duration in milliseconds of the guest's clock.

@@ -20,6 +20,7 @@ use super::claims::Left;
 use super::inherited::Inherited;
 use super::plan::Plan;
 use crate::say::say;
+use crate::size::Size;
 use anyhow::Context;
 use policy::{Policy, Trainer};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -113,7 +114,7 @@ fn announcement(plan: &Plan<'_>, opened: &Opened) -> String {
     format!(
         "device {} of {} on {}, codec {}{}",
         args.name,
-        args.size,
+        Size(opened.store.pages() * device::PAGE as u64),
         served_on.into_iter().flatten().collect::<Vec<_>>().join(" and "),
         codec.codec(),
         if codec.level() == 0 { String::new() } else { format!(" level {}", codec.level()) },

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use store::{Ahead, FileDisk, Keeper, Store};
+use swap::supervisor::step;
 
 /// An open device. Fields drop in the reverse order of opening.
 pub(super) struct Opened {
@@ -49,11 +50,15 @@ impl Opened {
     ) -> anyhow::Result<Self> {
         let args = plan.args;
         let options = plan.store_options();
+        let mapped = ahead.as_ref().map(Ahead::pages);
         let store = match (ahead, supervisor.is_there()) {
             (Some(ahead), _) => Store::attach_ahead(ahead, options)?,
             (None, true) => Store::attach(descriptor(inherited.store)?.as_fd(), options)?,
             (None, false) => Store::create(plan.pages, options)?,
         };
+        if mapped.is_some_and(|pages| pages < store.pages()) {
+            step("store grown");
+        }
         let disk_left = supervisor.is_there().then_some(disk_left);
         let (refused, new_backing) = backing::attach(&plan.policy, &store, disk_left, args.swap)?;
         // A debug build exits if this thread allocates, as for threads that serve requests.

@@ -40,12 +40,6 @@ impl Succession {
             return Ok(None);
         };
         let store = store.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
-        ensure!(
-            store.pages() == plan.pages,
-            "--size: the store has {} pages, and these arguments mean {}",
-            store.pages(),
-            plan.pages
-        );
         store.check(&plan.store_options())?;
         if let Some(Err(error)) = backing {
             anyhow::bail!("{error:#}");
@@ -61,6 +55,20 @@ impl Succession {
                 u64::try_from(found).is_ok_and(|found| found >= wanted),
                 "the buffers of the ublk disk have {found} bytes, this program takes {wanted}"
             );
+        }
+        // The arguments may mean fewer pages than the store has: a server that grew it died before
+        // it served.
+        if plan.pages > store.pages() {
+            if plan.args.ublk {
+                ensure!(
+                    ublk::Control::open(plan.ublk_options().timeout)?.changes_sizes(),
+                    "--size: this kernel cannot change the size of a ublk disk, Linux 6.16 or \
+                     later can: end the device and start it with --size {}",
+                    plan.args.size
+                );
+            }
+            // Last, because the memory stays with the store until its next server.
+            store.grow(&plan.store_options()).context("--size")?;
         }
         let pulse = inherited.pulse.context("the supervisor has left no signs of life")?;
         let pulse = Pulse::open(&descriptor(pulse)?).context("signs of life")?;

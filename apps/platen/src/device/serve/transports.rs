@@ -24,14 +24,20 @@ pub(super) fn disk(
     device: &Device,
     supervisor: &Supervisor,
 ) -> anyhow::Result<ublk::Server> {
-    let options = plan.ublk_options();
+    let mut options = plan.ublk_options();
+    // The arguments may mean fewer pages than the store has: see `Options::grow_to`.
+    options.geometry.size = device.store().pages() * device::PAGE as u64;
     let buffers = inherited.buffers.map(descriptor).transpose()?;
     let told = |id: u32| supervisor.tell(&format!("device {id}"));
-    let server = match inherited.device {
-        None => ublk::Server::create(device, buffers, &options, told),
-        Some(id) => ublk::Server::recover(id, device, buffers, &options, told),
+    let Some(id) = inherited.device else {
+        return Ok(ublk::Server::create(device, buffers, &options, told)?);
     };
-    Ok(server?)
+    let mut server = ublk::Server::recover(id, device, buffers, &options, told)?;
+    if let Err(error) = server.grow() {
+        let name = server.disk().display().to_string();
+        say(&format!("{name} keeps its size: {:#}", anyhow::Error::from(error)));
+    }
+    Ok(server)
 }
 
 /// Serves NBD, the ublk disk or both until `stopping` is set or a transport fails.

@@ -1,0 +1,39 @@
+//! Sizes of a connection's buffers, and how much may be in flight.
+
+use device::PAGE;
+
+use crate::wire::{CHUNK, DATA_CHUNK, REQUEST};
+
+/// Bytes of a slice of a large request.
+pub(super) const SLICE: usize = 256 << 10;
+/// Slices in flight at a time.
+pub(super) const SLICES: usize = 8;
+/// Slices for reads. The others are for writes, which need only workers to complete and must never
+/// wait for reads.
+pub(super) const READS: usize = SLICES - 2;
+/// Reads that may wait for a slice. The kernel's client has 128 requests in flight on a connection.
+pub(super) const WAITING: usize = 512;
+/// Large requests at a time: those with slices in flight, and one of each kind between two slices.
+pub(super) const LARGES: usize = SLICES + 2;
+/// Requests up to this length need no slice.
+pub(super) const SMALL: usize = 32 << 10;
+pub(super) const INPUT: usize = 128 << 10;
+pub(super) const OUTPUT: usize = 256 << 10;
+/// Space in `output` reserved for reply headers of large requests in flight and of waiting reads,
+/// all of which may fail at once.
+pub(super) const RESERVE: usize = (2 * SLICES + WAITING) * DATA_CHUNK;
+/// Extents in one reply of block status.
+pub(super) const EXTENTS: usize = 512;
+/// Pages examined for one reply of block status.
+pub(super) const LOOKED_AT: u64 = 1 << 18;
+/// The tag of a request that the thread waits for.
+pub(super) const NOW: u64 = u64::MAX;
+
+pub(super) static ZEROS: [u8; PAGE] = [0; PAGE];
+
+/// Memory of a connection in bytes, without its queue.
+pub const CONNECTION_MEMORY: usize =
+    INPUT + OUTPUT + SLICES * (SLICE + 2 * PAGE) + SMALL + 2 * PAGE + (64 << 10);
+
+const _: () = assert!(INPUT >= 2 * (REQUEST + SMALL) && INPUT > 2 * crate::handshake::INPUT);
+const _: () = assert!(OUTPUT >= RESERVE + DATA_CHUNK + SMALL + CHUNK + 8 * EXTENTS);

@@ -1,0 +1,167 @@
+use super::*;
+use codec::Settings;
+use device::{Device, DeviceOptions};
+use std::net::Shutdown;
+use store::{Options, Store};
+
+/// The contents of page 3 after a client has sent a write of it, of `length` bytes, and shut
+/// its socket down as in `way`, all before the server looked.
+fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>) {
+    let store = Store::create(256, Options::default()).unwrap();
+    let options = DeviceOptions {
+        settings: Settings::default(),
+        workers: 0,
+        depth: 4,
+        ..DeviceOptions::default()
+    };
+    let device = Device::new(&store, &options).unwrap();
+    let mut queue = device.queue().unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+    request.extend([0, 0, 0, 1]);
+    request.extend(7_u64.to_be_bytes());
+    request.extend((3 * PAGE as u64).to_be_bytes());
+    request.extend(u32::try_from(length).unwrap().to_be_bytes());
+    request.extend((0..length).map(|at| (at / 5).to_le_bytes()[0]));
+    theirs.write_all(&request).unwrap();
+    theirs.shutdown(way).unwrap();
+    let session = Session { size: 1 << 20, structured: false, allocation: false };
+    let given_up = || crate::server::hung_up(&ours, Duration::ZERO);
+    let (served, _) = serve(&ours, &mut queue, session, &[], &given_up, &|| false);
+    let mut page = vec![0; PAGE];
+    queue.read_now(3, &mut page).unwrap();
+    (served, page)
+}
+
+/// A queue whose pages from [`BAD`] on need a wait, and then fail.
+struct Failing(device::DeviceQueue);
+
+const BAD: u64 = 128;
+
+impl Queue for Failing {
+    fn submit(&mut self, tag: u64, request: device::Request) -> Option<Result<(), Errno>> {
+        match request.op {
+            Op::Read if request.page >= BAD => Some(Err(Errno::Io)),
+            _ => self.0.submit(tag, request),
+        }
+    }
+
+    fn read_at_once(&mut self, request: device::Request) -> Option<Result<(), Errno>> {
+        if request.page >= BAD {
+            return None;
+        }
+        self.0.read_at_once(request)
+    }
+
+    fn reap(&mut self, each: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
+        self.0.reap(each)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.0.arm()
+    }
+
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.fd()
+    }
+
+    fn patch(&mut self, page: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+        self.0.patch(page, at, bytes)
+    }
+
+    fn extent(&mut self, page: u64, most: u64) -> Result<device::Extent, Errno> {
+        self.0.extent(page, most)
+    }
+}
+
+/// All reads that may wait fail, while the output has as many immediate replies as it can hold.
+#[test]
+fn there_is_room_for_the_answers_of_all_that_fail_at_once() {
+    let store = Store::create(256, Options::default()).unwrap();
+    let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
+    let device = Device::new(&store, &options).unwrap();
+    for structured in [false, true] {
+        let head = if structured { DATA_CHUNK } else { simple_reply(0, None).len() };
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut asked = Vec::new();
+        let mut ask = |offset: u64, length: usize| {
+            asked.extend([&0x2560_9513_u32.to_be_bytes()[..], &[0; 4], &[0; 8]].concat());
+            asked.extend(offset.to_be_bytes());
+            asked.extend(u32::try_from(length).unwrap().to_be_bytes());
+        };
+        let fails = WAITING + READS - 1;
+        (0..fails).for_each(|_| ask(BAD * PAGE as u64, PAGE));
+        // The last one has exactly the space that it needs.
+        let mut answers = 0;
+        let spare = OUTPUT - (RESERVE + DATA_CHUNK + SMALL);
+        let mut left = spare;
+        while left > head {
+            let length = (left - head).min(SMALL);
+            ask(0, length);
+            answers += head + length;
+            left -= head + length;
+        }
+        ask(0, SMALL);
+        answers += head + SMALL;
+        let failed = if structured { error_chunk(0, Error::Io).len() } else { head };
+        theirs.write_all(&asked).unwrap();
+        theirs.shutdown(Shutdown::Write).unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            theirs.read_to_end(&mut all).map(|_| all.len())
+        });
+        let session = Session { size: 1 << 20, structured, allocation: false };
+        let mut queue = Failing(device.queue().unwrap());
+        serve(&ours, &mut queue, session, &[], &|| false, &|| false).0.unwrap();
+        drop(ours);
+        assert_eq!(reader.join().unwrap().unwrap(), answers + fails * failed);
+    }
+}
+
+/// One chunk exactly, or an error: also for a read that starts in the middle of a page.
+#[test]
+fn a_read_that_may_not_be_in_parts_is_not() {
+    let store = Store::create(256, Options::default()).unwrap();
+    let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
+    let device = Device::new(&store, &options).unwrap();
+    for (offset, length, one) in
+        [(0, SLICE, true), (512, SLICE, false), (512, SLICE - 512, true), (0, SLICE + 512, false)]
+    {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut asked = 0x2560_9513_u32.to_be_bytes().to_vec();
+        // A read with the flag DF.
+        asked.extend([0, 4, 0, 0]);
+        asked.extend(7_u64.to_be_bytes());
+        asked.extend(u64::try_from(offset).unwrap().to_be_bytes());
+        asked.extend(u32::try_from(length).unwrap().to_be_bytes());
+        theirs.write_all(&asked).unwrap();
+        theirs.shutdown(Shutdown::Write).unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            theirs.read_to_end(&mut all).map(|_| all)
+        });
+        let session = Session { size: 1 << 20, structured: true, allocation: false };
+        let mut queue = device.queue().unwrap();
+        serve(&ours, &mut queue, session, &[], &|| false, &|| false).0.unwrap();
+        drop(ours);
+        let answer = reader.join().unwrap().unwrap();
+        let chunks = if one { DATA_CHUNK + length } else { error_chunk(7, Error::Overflow).len() };
+        assert_eq!(answer.len(), chunks, "{length} bytes from {offset}");
+    }
+}
+
+#[test]
+fn what_lies_in_a_connection_that_was_given_up_is_not_done() {
+    for length in [PAGE, 16 * PAGE] {
+        let (served, page) = after(length, Shutdown::Both);
+        assert!(matches!(served, Err(ConnectionError::Cut)), "{length}: {served:?}");
+        assert!(page == vec![0; PAGE], "{length}");
+        // A client that only closed its sending side still wants the write.
+        let (served, page) = after(length, Shutdown::Write);
+        assert!(served.is_ok() && page[5] == 1, "{length}: {served:?}");
+    }
+}

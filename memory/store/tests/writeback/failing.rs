@@ -1,0 +1,299 @@
+//! Devices that fail, now and then or for good, and that answer nobody.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use store::{Batch, Block, Disk, GetError, Seen, Stopped, Store, MAX_OBJECT};
+
+use super::shelf::Shelf;
+use super::{bytes, given, options, read, write_back};
+
+#[test]
+fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
+    const PAGES: u64 = 20;
+    let disk = Shelf::new(60);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..10).unwrap().pages, 10);
+    let fd = store.fd().try_clone_to_owned().unwrap();
+    drop((worker, store));
+    for foreign in [false, true] {
+        let store = Store::attach(fd.as_fd(), options()).unwrap();
+        disk.0.fail_reads.store(5, Ordering::Relaxed);
+        store.take_backing(disk.boxed(), "shelf").unwrap();
+        let stopped = || store.backing_stats().unwrap().stopped;
+        assert_eq!(stopped(), Some(Stopped::Unread { errno: None }));
+        assert_eq!(store.lost_pages(), 0);
+        let mut worker = store.worker().unwrap();
+        // Nothing is written to what may be another owner's.
+        assert!(write_back(&mut worker, 10..PAGES).is_err());
+        store.resume_backing();
+        assert_eq!(stopped(), Some(Stopped::Unread { errno: Some(5) }));
+        assert!(write_back(&mut worker, 10..PAGES).is_err());
+        disk.0.fail_reads.store(0, Ordering::Relaxed);
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
+        }
+        let header = disk.0.blocks.lock().unwrap()[0].clone();
+        if foreign {
+            disk.0.blocks.lock().unwrap()[0].0[33] ^= 1;
+        }
+        assert_eq!(store.retry_backing().is_err(), foreign);
+        assert_eq!(stopped(), foreign.then_some(Stopped::Foreign));
+        if foreign {
+            assert!(write_back(&mut worker, 10..PAGES).is_err());
+            disk.0.blocks.lock().unwrap()[0] = header;
+            // A device that was truncated meanwhile: reads of its last pages fail, and their
+            // entries stay.
+            let fd = store.fd().try_clone_to_owned().unwrap();
+            drop((worker, store));
+            disk.0.blocks.lock().unwrap().truncate(5);
+            let store = Store::attach(fd.as_fd(), options()).unwrap();
+            store.take_backing(disk.boxed(), "shelf").unwrap();
+            let said = store.retry_backing().unwrap_err().to_string();
+            assert_eq!(said, "shelf has 5 blocks of 4096 bytes, its header says 60");
+            assert_eq!((store.lost_pages(), store.stats().bd_count), (0, PAGES));
+            let worker = store.worker().unwrap();
+            assert_eq!(read(&worker, 0).unwrap(), Some(bytes(0, 1, MAX_OBJECT)));
+            assert!(matches!(read(&worker, 9), Err(GetError::Backing { errno: 0, .. })));
+        } else {
+            assert_eq!(write_back(&mut worker, 10..PAGES).unwrap().pages, 10);
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_is_tried_again_before_the_page_is_given_up() {
+    let disk = Shelf::new(60);
+    let store = given(4, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    worker.put(0, 1, &bytes(0, 1, MAX_OBJECT)).unwrap();
+    assert_eq!(write_back(&mut worker, 0..1).unwrap().pages, 1);
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while store.backing_stats().unwrap().failed_reads < 2 {
+                std::thread::yield_now();
+            }
+            disk.0.fail_reads.store(0, Ordering::Relaxed);
+        });
+        assert_eq!(read(&worker, 0).unwrap(), Some(bytes(0, 1, MAX_OBJECT)));
+    });
+}
+
+#[test]
+fn a_device_that_answers_nobody_is_not_waited_for_by_each_reader_anew() {
+    let disk = Shelf::new(60);
+    let store = given(4, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..3 {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..3).unwrap().pages, 3);
+    let failed = || store.backing_stats().unwrap().failed_reads;
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    read(&worker, 0).unwrap_err();
+    let first = failed();
+    assert!(first > 1, "it was not tried again");
+    read(&worker, 1).unwrap_err();
+    assert_eq!(failed(), first + 1);
+    // One success resets the failures.
+    disk.0.fail_reads.store(0, Ordering::Relaxed);
+    assert_eq!(read(&worker, 2).unwrap(), Some(bytes(2, 1, MAX_OBJECT)));
+    disk.0.fail_reads.store(5, Ordering::Relaxed);
+    read(&worker, 0).unwrap_err();
+    assert!(failed() > first + 2, "it was not tried again");
+}
+
+#[test]
+fn a_write_that_fails_leaves_every_page_in_memory_and_stops_writing() {
+    const PAGES: u64 = 64;
+    for good in [0, 1, 7, 20] {
+        let disk = Shelf::new(60);
+        let store = given(PAGES, &disk);
+        store.set_backing(disk.boxed(), "shelf").unwrap();
+        let mut worker = store.worker().unwrap();
+        for index in 0..PAGES {
+            worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+        }
+        disk.0.good_writes.store(good, Ordering::Relaxed);
+        disk.0.fail_writes.store(28, Ordering::Relaxed);
+        let stopped = write_back(&mut worker, 0..PAGES).unwrap_err();
+        assert!(stopped.to_string().contains("No space left on device"), "{stopped}");
+        assert!(stopped.to_string().ends_with(": make room there, and ask again"), "{stopped}");
+        let stats = store.backing_stats().unwrap();
+        assert_eq!(stats.failed_writes, 1);
+        assert!(matches!(stats.stopped, Some(Stopped::Write { errno: 28, .. })), "{stats:?}");
+        // Whole batches are written; of the failed one, nothing is.
+        assert_eq!(store.stats().bd_count, good / 16 * 16);
+        assert_eq!(stats.blocks - stats.free, good / 16 * 16);
+        // It is not retried until it is resumed.
+        disk.0.fail_writes.store(0, Ordering::Relaxed);
+        assert_eq!(write_back(&mut worker, 0..PAGES).unwrap_err(), stopped);
+        assert_eq!(store.backing_stats().unwrap().failed_writes, 1);
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
+        }
+        store.resume_backing();
+        let done = write_back(&mut worker, 0..PAGES).unwrap();
+        assert_eq!((done.pages, done.left), (59 - good / 16 * 16, 5));
+        for index in 0..PAGES {
+            assert_eq!(read(&worker, index).unwrap(), Some(bytes(index, 1, MAX_OBJECT)));
+        }
+    }
+}
+
+/// A disk whose first read pauses before and after it copies the block's bytes, on command.
+#[derive(Clone, Debug)]
+struct Halting(Shelf, Arc<(AtomicBool, Barrier)>);
+
+impl Disk for Halting {
+    fn blocks(&self) -> std::io::Result<u64> {
+        self.0.blocks()
+    }
+
+    fn read(&self, block: u32, out: &mut Block) -> std::io::Result<()> {
+        let (halts, barrier) = &*self.1;
+        if !halts.swap(false, Ordering::Relaxed) {
+            return self.0.read(block, out);
+        }
+        // Here it is; on; the bytes are taken; on.
+        barrier.wait();
+        barrier.wait();
+        let read = self.0.read(block, out);
+        barrier.wait();
+        barrier.wait();
+        read
+    }
+
+    fn write(&self, block: u32, blocks: &[Block]) -> std::io::Result<()> {
+        self.0.write(block, blocks)
+    }
+
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_direct(&self) -> bool {
+        true
+    }
+}
+
+/// While a block is read, its page is overwritten, the block goes to another page, and then comes
+/// back with the same bytes: the entry is unchanged afterwards, but the bytes read are wrong.
+#[test]
+fn a_block_that_went_and_came_back_during_one_read_is_read_again() {
+    let disk = Halting(Shelf::new(2), Arc::new((AtomicBool::new(false), Barrier::new(2))));
+    let store = given(8, &disk);
+    store.set_backing(Box::new(disk.clone()), "shelf").unwrap();
+    let (first, second) = (bytes(1, 1, 4096), bytes(2, 1, 4096));
+    let mut worker = store.worker().unwrap();
+    let mut put_out = |index: u64, bytes: &[u8]| {
+        worker.put(index, 0, bytes).unwrap();
+        let mut batch = Batch::new(1);
+        batch.add(&Seen { index, tag: 0, bytes });
+        assert_eq!(worker.write_back(&mut batch).unwrap().pages, 1);
+    };
+    put_out(1, &first);
+    disk.1 .0.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&store.worker().unwrap(), 1));
+        disk.1 .1.wait();
+        let mut other = store.worker().unwrap();
+        other.put(1, 0, &first).unwrap();
+        put_out(2, &second);
+        disk.1 .1.wait();
+        disk.1 .1.wait();
+        other.discard(2..3);
+        put_out(1, &first);
+        disk.1 .1.wait();
+        assert_eq!(reader.join().unwrap().unwrap().as_ref(), Some(&first));
+    });
+    assert_eq!(store.backing_stats().unwrap().failed_reads, 0);
+}
+
+#[test]
+fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
+    const PAGES: u64 = 40;
+    let disk = Shelf::new(60);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..20).unwrap().pages, 20);
+    // A read of a medium that has lost the data is not retried.
+    disk.0.fail_reads.store(61, Ordering::Relaxed);
+    for index in 0..PAGES {
+        match read(&worker, index) {
+            Err(GetError::Backing { index: page, block, errno: 61 }) if index < 20 => {
+                assert_eq!((page, u64::from(block)), (index, index + 1));
+            }
+            Ok(Some(page)) if index >= 20 => assert_eq!(page, bytes(index, 1, MAX_OBJECT)),
+            other => panic!("page {index}: {other:?}"),
+        }
+    }
+    disk.0.fail_reads.store(0, Ordering::Relaxed);
+    // A block with other bytes, one of another page, and a truncated device.
+    {
+        let mut blocks = disk.0.blocks.lock().unwrap();
+        blocks[3].0[4000] ^= 1;
+        blocks[5] = blocks[6].clone();
+        blocks.truncate(18);
+    }
+    for index in 0..20 {
+        let found = read(&worker, index);
+        match index {
+            2 | 4 => assert!(matches!(found, Err(GetError::BackedChecksum { .. })), "{found:?}"),
+            17.. => assert!(matches!(found, Err(GetError::Backing { errno: 0, .. })), "{found:?}"),
+            _ => assert_eq!(found.unwrap(), Some(bytes(index, 1, MAX_OBJECT))),
+        }
+    }
+    assert_eq!(store.backing_stats().unwrap().failed_reads, 20 + 5);
+    let checked = worker.check(0..PAGES);
+    assert_eq!((checked.sound, checked.damaged), (35, 5));
+    // A write ends the damage.
+    worker.put(2, 1, &bytes(2, 2, 50)).unwrap();
+    assert_eq!(read(&worker, 2).unwrap(), Some(bytes(2, 2, 50)));
+}
+
+#[test]
+fn directories_that_say_anything_are_no_more_than_a_failed_read() {
+    const PAGES: u64 = 30;
+    let disk = Shelf::new(60);
+    let store = given(PAGES, &disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..PAGES {
+        worker.put(index, 1, &bytes(index, 1, 100)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..PAGES).unwrap().blocks, 1);
+    let sound = disk.0.blocks.lock().unwrap()[1].clone();
+    let mut random = 1_u64;
+    let mut wrong = 0;
+    for _ in 0..3000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let mut block = sound.clone();
+        // In the header and the directory.
+        let at = usize::try_from(random >> 40).unwrap() % 500;
+        block.0[at] ^= random.to_le_bytes()[3] | 1;
+        disk.0.blocks.lock().unwrap()[1] = block;
+        for index in 0..PAGES {
+            match read(&worker, index) {
+                Ok(page) => assert_eq!(page, Some(bytes(index, 1, 100))),
+                Err(GetError::BackedChecksum { .. }) => wrong += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+    assert!(wrong > 3000 / 2, "{wrong}");
+}
