@@ -362,9 +362,9 @@ impl Inner {
         let limits = self.limits();
         let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
         let mut mix = best(&hulls, &self.weights, &limits);
-        let known = self.flow.link.is_some();
+        let known = self.flow.is_known();
         if !known {
-            // No delivery has been seen yet: that takes a round trip, and a tick after some 10 ms.
+            // A delivery takes a round trip, and the first look comes after some 10 ms.
             mix.pairs = Class::ALL.map(|class| {
                 let start = self.start(class);
                 Pair { low: start, high: start, share: 0.0 }
@@ -462,7 +462,7 @@ impl Inner {
                 time(a).total_cmp(&time(b))
             });
             // Before anything is known of the link, the start candidate stays.
-            let soonest = soonest.filter(|_| self.flow.link.is_some());
+            let soonest = soonest.filter(|_| self.flow.is_known());
             let candidate =
                 soonest.map_or(self.start(Class::ALL[class]), |(candidate, _)| candidate);
             pairs[class] = Pair { low: candidate, high: candidate, share: 0.0 };

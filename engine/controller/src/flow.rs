@@ -93,6 +93,8 @@ pub(crate) struct Flow {
     rise: f64,
     /// The link was the bottleneck once.
     pub(crate) measured: bool,
+    /// The codec threads were the bottleneck once, or a QEMU for [`SURE`] looks.
+    outrun: bool,
     pub(crate) bottleneck: Bottleneck,
     /// Capacity of the link, bytes a ns; `None` until it was seen to deliver anything.
     pub(crate) link: Option<f64>,
@@ -135,6 +137,7 @@ impl Flow {
             link_looks: 0.0,
             rise: RISE.0,
             measured: false,
+            outrun: false,
             bottleneck: Bottleneck::Unknown,
             link: None,
             supply: threads,
@@ -155,6 +158,13 @@ impl Flow {
     /// Cores that the plan may use.
     pub(crate) fn cores(&self) -> f64 {
         self.supply.min(self.allowed)
+    }
+
+    /// Whether to plan with the estimate of the link. In the first looks buffers fill, and a QEMU
+    /// that seems to be the bottleneck says nothing of the link: as if the link were fast, chunks
+    /// would go raw until it is full.
+    pub(crate) fn is_known(&self) -> bool {
+        self.link.is_some() && (self.measured || self.outrun)
     }
 
     pub(crate) fn worked(&mut self, worked: Worked) {
@@ -280,6 +290,7 @@ impl Flow {
         // With short pauses the link still seems to be the bottleneck.
         let waits = held || self.bottleneck == Bottleneck::Link && link_busy < NEARLY;
         self.held += 0.2 * (f64::from(u8::from(waits)) - self.held);
+        self.outrun |= self.bottleneck == Bottleneck::Workers || self.slow >= SURE;
         self.floor = if self.slow < SURE {
             0.0
         } else {

@@ -19,6 +19,9 @@
 //!
 //! The caches hold plain pages: compressed ones would hold 2.6 times as many, for 2 us a page.
 //!
+//! A page must be stored the first time it is sent, which is for nothing if it is never sent again.
+//! A [`Budget`] bounds that cost: beyond it, only pages sent again are stored.
+//!
 //! # Limits
 //! A cache allocates memory as its slots are used, in segments of 256 pages. Where an allocation
 //! fails, the sender sends the page itself; the receiver, which has no choice, returns an error.
@@ -27,11 +30,13 @@
 //! slot: a caller whose addresses are in several RAM blocks must combine the two. A table has at
 //! most [`TABLE_ROOM`] bytes: pages beyond that go as they are and do not change the caches.
 
+mod budget;
 mod cache;
 mod receiver;
 mod sender;
 mod table;
 
+pub use budget::Budget;
 pub use receiver::{Receiver, TableError};
 pub use sender::{Pass, Sender};
 
@@ -44,7 +49,7 @@ pub const RECORD_HEAD: usize = 8;
 /// Counts of the pages in a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pages put into the cache: all of them.
+    /// Pages put into the cache.
     pub stored: u64,
     /// Pages that were sent as a difference.
     pub deltas: u64,

@@ -16,6 +16,11 @@ pub struct Sender {
     cache: Cache,
     /// The page number in each slot, plus 1: a zeroed vector takes no memory until it is used.
     owners: Vec<u64>,
+    /// Whether pages are stored that were not sent before.
+    stores_new: bool,
+    /// One more than the highest page number so far. QEMU sends all pages in ascending order first:
+    /// a lower number is a page that is sent again, whether or not it is in the cache.
+    highest: u64,
 }
 
 impl Sender {
@@ -23,7 +28,28 @@ impl Sender {
     pub fn new(bytes: u64, page_size: usize) -> Self {
         let cache = Cache::new(bytes, page_size);
         let owners = vec![0; cache.slots()];
-        Self { cache, owners }
+        Self { cache, owners, stores_new: true, highest: 0 }
+    }
+
+    /// Whether to store pages that were not sent before; at first they are. Pages sent again are
+    /// stored in any case.
+    pub fn store_new(&mut self, wanted: bool) {
+        self.stores_new = wanted;
+    }
+
+    /// Whether page `number` was sent before, as far as slot and order tell.
+    fn is_known(&self, number: u64, slot: usize) -> bool {
+        number < self.highest || self.owners[slot] == number + 1
+    }
+
+    /// How many of the `n` pages from `number` and `slot` on are all stored, or all not; and which.
+    fn alike(&self, number: u64, slot: usize, n: usize) -> (usize, bool) {
+        if self.stores_new {
+            return (n, true);
+        }
+        let known = self.is_known(number, slot);
+        let alike = (number..).zip(slot..slot + n);
+        (alike.take_while(|&(number, slot)| self.is_known(number, slot) == known).count(), known)
     }
 
     /// Begins with the first `len` bytes of `chunk`; the table is written behind them, as far as
@@ -57,17 +83,27 @@ impl Pass<'_> {
     /// Adds `count` records from byte `at` on. Each is [`RECORD_HEAD`] bytes and a page; the pages
     /// have consecutive addresses from `address` on. Records come in the order of the chunk.
     pub fn records(&mut self, at: usize, address: u64, count: usize) {
+        let number = address / self.sender.cache.page_size() as u64;
+        self.runs(at, number, count);
+        self.sender.highest = self.sender.highest.max(number.saturating_add(count as u64));
+    }
+
+    /// Adds the pages that are to be stored, from number `address` on.
+    fn runs(&mut self, at: usize, address: u64, count: usize) {
         let page = self.sender.cache.page_size();
         let slots = self.sender.cache.slots();
         if slots == 0 {
             return;
         }
-        let (mut at, mut address, mut left) = (at, address / page as u64, count);
+        let (mut at, mut address, mut left) = (at, address, count);
         while left > 0 {
             // Consecutive pages have consecutive slots, up to the last slot.
             let slot = usize::try_from(address % slots as u64).unwrap_or(0);
             let n = left.min(slots - slot).min((TABLE_ROOM - RUN_HEAD) * 8);
-            if self.table.room() < RUN_HEAD + n.div_ceil(8) || !self.run(at, address, slot, n) {
+            let (n, stored) = self.sender.alike(address, slot, n);
+            if stored
+                && (self.table.room() < RUN_HEAD + n.div_ceil(8) || !self.run(at, address, slot, n))
+            {
                 return;
             }
             at += n * (RECORD_HEAD + page);

@@ -70,17 +70,19 @@ proptest! {
     fn both_ends_agree_on_every_chunk(
         // Some chunks go without a table, as while the sender makes none.
         chunks in proptest::collection::vec(
-            (proptest::collection::vec(part(), 0..8), proptest::bool::weighted(0.7)), 1..12),
+            (proptest::collection::vec(part(), 0..8), proptest::bool::weighted(0.7), any::<bool>()),
+            1..12),
         slots in 0_u64..70,
         room in 0_usize..TABLE_ROOM,
     ) {
         let mut sender = Sender::new(slots * PAGE as u64, PAGE);
         let mut receiver = Receiver::new(slots * PAGE as u64, PAGE);
-        for (version, (parts, wanted)) in (0_u8..).zip(&chunks) {
+        for (version, (parts, wanted, new)) in (0_u8..).zip(&chunks) {
             let (plain, runs) = build(parts, version);
             if !wanted {
                 continue;
             }
+            sender.store_new(*new);
             let mut chunk = plain.clone();
             chunk.resize(plain.len() + room, 0xee);
             let (table_len, sent) = send(&mut sender, &mut chunk, plain.len(), &runs);
@@ -139,6 +141,28 @@ fn a_page_that_lost_its_slot_goes_as_it_is() {
         send(&mut sender, &mut chunk, len, &runs).1.deltas
     };
     assert_eq!([go(2), go(2), go(18), go(2), go(2)], [0, 1, 0, 0, 1]);
+}
+
+#[test]
+fn without_new_pages_those_sent_again_are_stored() {
+    let mut sender = Sender::new(64 * PAGE as u64, PAGE);
+    let mut go = |new, first, count| {
+        sender.store_new(new);
+        let (mut chunk, runs) = pages(first, count, 3);
+        let len = chunk.len();
+        chunk.resize(len + TABLE_ROOM, 0);
+        let (table, counts) = send(&mut sender, &mut chunk, len, &runs);
+        assert_eq!(table > 0, counts.stored > 0);
+        (counts.stored, counts.deltas)
+    };
+    assert_eq!(go(true, 0, 4), (4, 0), "pages 0 to 3");
+    assert_eq!(go(false, 4, 20), (0, 0), "pages 4 to 23 are new");
+    assert_eq!(go(false, 24, 8), (0, 0), "24 to 31 as well");
+    assert_eq!(go(false, 2, 4), (4, 2), "all were sent, and 2 and 3 stored");
+    assert_eq!(go(false, 30, 4), (2, 0), "30 and 31 were sent, 32 and 33 not");
+    assert_eq!(go(false, 0, 34), (34, 8), "0 to 5, 30 and 31 are stored, and all known");
+    assert_eq!(go(false, 0, 34), (34, 34));
+    assert_eq!(go(true, 34, 2), (2, 0));
 }
 
 #[test]

@@ -427,11 +427,11 @@ pub(crate) struct Begun {
     at: Instant,
 }
 
-fn thread_cpu() -> Duration {
+pub(crate) fn thread_cpu() -> Duration {
     cpu_time(ClockId::ThreadCPUTime)
 }
 
-fn process_cpu() -> Duration {
+pub(crate) fn process_cpu() -> Duration {
     cpu_time(ClockId::ProcessCPUTime)
 }
 

@@ -3,6 +3,8 @@
 use crate::model::{Slow, World};
 use crate::{check, DATA};
 
+const KINDS: [&str; 3] = ["text", "guest", "mixed"];
+
 /// Period and length of the slow times in ms, and the rate then, bytes per ns.
 const SLOW: [(f64, f64, f64); 6] = [
     (60.0, 20.0, 0.0),
@@ -13,11 +15,11 @@ const SLOW: [(f64, f64, f64); 6] = [
     (1500.0, 500.0, 0.06),
 ];
 
-/// The slow times say nothing of the rate afterwards. Where the plan took them for it, 64 of these
-/// scenes took more than 1.05 of the best fixed choice's time, and some 1.2.
+/// The slow times say nothing of the rate afterwards. Where the plan took them for it, every third
+/// of these scenes took more than 1.05 of the best fixed choice's time, and some 1.2.
 fn with_pauses(at_source: bool) {
     let mut failed = Vec::new();
-    for (data_name, data) in DATA {
+    for (data_name, data) in DATA.into_iter().filter(|(name, _)| KINDS.contains(name)) {
         for (period, length, rate) in SLOW {
             // In pauses longer than its 15 ms the window runs dry each time. Chunks that went raw
             // have shown the path's least latency to it, so it holds less than a fixed choice's.

@@ -70,6 +70,41 @@ fn until_something_was_delivered_the_start_stands() {
     }
 }
 
+/// The first looks at a destination that has just begun say nothing of the link.
+#[test]
+fn a_destination_that_is_slow_at_first_does_not_make_chunks_go_raw() {
+    let auto = Controller::new(Config::new(2));
+    let start = auto.choose(Class::Plain).candidate();
+    let mut signals = Signals::default();
+    let mut looks = 0;
+    loop {
+        auto.tick(Duration::from_millis(25 * looks), &signals);
+        signals.plain_bytes += 4 << 20;
+        signals.wire_bytes += 2 << 20;
+        signals.credit_wait += Duration::from_millis(20);
+        looks += 1;
+        let choice = std::iter::repeat_with(|| auto.choose(Class::Plain))
+            .find(|choice| !choice.explore())
+            .expect("most do not");
+        if choice.candidate() != start {
+            break;
+        }
+        assert!(looks < 20, "the start stands for ever");
+        for _ in 0..8 {
+            let choice = auto.choose(Class::Plain);
+            auto.observe(&Observation {
+                choice,
+                plain: 1 << 19,
+                encoded: 1 << 18,
+                cpu_ns: 500_000,
+                wall_ns: 500_000,
+            });
+        }
+    }
+    // The first tick only begins a look. Three others show a destination that is slow.
+    assert_eq!(looks, 4, "{}", auto.current());
+}
+
 #[test]
 fn noise_on_what_is_observed_does_little_harm() {
     let mut failed = Vec::new();

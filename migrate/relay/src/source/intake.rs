@@ -4,6 +4,7 @@ use super::chunk::{self, take_differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
 use super::packaged::PackagedEnd;
 use super::shared::{Shared, SourceStream, UNACCEPTED};
+use crate::auto::{process_cpu, thread_cpu};
 use crate::postcopy::Switchover;
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
@@ -47,6 +48,7 @@ struct Intake<'a> {
     kind: Kind,
     tokeniser: Tokeniser,
     deltas: Option<delta::Sender>,
+    delta_budget: delta::Budget,
     /// The most plain bytes of a chunk.
     most: usize,
     /// Pages already counted: normal, duplicate.
@@ -70,6 +72,7 @@ impl<'a> Intake<'a> {
             kind,
             tokeniser: Tokeniser::new(kind, shared.page_size),
             deltas,
+            delta_budget: delta::Budget::default(),
             most: shared.session.grants().chunk_bytes - room,
             counted: (0, 0),
             patient: true,
@@ -230,8 +233,13 @@ impl<'a> Intake<'a> {
         }
         let wanted = page_size == shared.page_size && shared.wants_deltas();
         if let Some(sender) = self.deltas.as_mut().filter(|_| wanted) {
+            sender.store_new(self.delta_budget.allows(process_cpu()));
+            let begun = thread_cpu();
             let known = (&tokens[..], self.tokeniser.blocks());
             let (table_len, counts) = take_differences(sender, &mut chunk, len, known, page_size);
+            if counts.deltas == 0 {
+                self.delta_budget.spend(thread_cpu().saturating_sub(begun));
+            }
             header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
             shared.counters.deltas(counts);
             if counts.deltas > 0 {
