@@ -74,7 +74,11 @@ fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
             }
         }
         match stream.read(&mut chunk) {
-            Ok(0) => return Err(PlayError::Closed).context("its log has the reason"),
+            Ok(0) => bail!("{}; its log has the reason", PlayError::Closed),
+            // QEMU has closed its socket before it had read everything.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                bail!("{}; its log has the reason", PlayError::Closed);
+            }
             Ok(len) => back.push(&chunk[..len]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {

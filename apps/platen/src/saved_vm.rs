@@ -17,7 +17,7 @@ const IN_PROGRESS: [&str; 8] =
 const STARTS: Duration = Duration::from_secs(60);
 
 /// Capability settings that a plain stream requires, where QEMU has the capability.
-pub(crate) const PLAIN: [(&str, bool); 12] = [
+pub(crate) const PLAIN: [(&str, bool); 14] = [
     ("events", true),
     ("return-path", true),
     ("multifd", false),
@@ -30,6 +30,10 @@ pub(crate) const PLAIN: [(&str, bool); 12] = [
     ("background-snapshot", false),
     ("pause-before-switchover", false),
     ("switchover-ack", false),
+    // `save` refuses these two. A destination with one of them on reads another block table, or
+    // waits for a second VM.
+    ("x-ignore-shared", false),
+    ("x-colo", false),
 ];
 
 /// Refuses a QEMU that has a migration in progress.

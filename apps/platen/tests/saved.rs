@@ -184,6 +184,8 @@ fn what_cannot_be_loaded_while_the_vm_runs_is_loaded_first_with_the_reason() {
     drop(source);
     let waiting = Qemu::start(folder, "waits", &[&flags[..], &WAITS].concat()).unwrap();
     let mut monitor = waiting.monitor();
+    // With x-ignore-shared QEMU would read another block table.
+    monitor.set_capabilities(&[("x-ignore-shared", true), ("multifd", true)]).unwrap();
     let before = monitor.execute("query-migrate-capabilities", None).unwrap();
     drop(monitor);
     let (_, report) = works(folder, &["restore", &image_of_file, "--qmp", &waiting.address()]);

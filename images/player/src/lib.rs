@@ -8,6 +8,8 @@
 //! ```
 //!
 //! [`plain()`] writes the stream of a precopy migration: the guest runs once all of it is loaded.
+//! With [`Reader::EmptyQemu`] it sends ADVISE before the RAM section, on which QEMU discards all of
+//! its RAM, and no zero pages.
 //! [`play`] acts as the source of a postcopy migration: the guest runs at once. When it touches a
 //! missing page, QEMU requests that page over the return path, and it is sent next. The others
 //! follow in the background. [`resume`] continues after a player has died.
