@@ -28,9 +28,16 @@
 //! window. A worker waits while a ring of results is full, and so do all jobs queued behind it.
 //! Give [`Results`] room for everything that its submitter may have in flight, or pop the results
 //! on another thread.
+//!
+//! # Proof
+//!
+//! `tests/lanes.rs` runs the threads. `src/models.rs` with `scripts/loom` explores each interleaving
+//! of idle workers, of closing and of results, and requires a failure with each ordering weakened.
 
 mod job;
 mod lanes;
+#[cfg(all(test, loom))]
+mod models;
 mod reorder;
 mod results;
 mod submitter;

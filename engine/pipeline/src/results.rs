@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ring::{EventCount, Fenced, Ring};
 
-use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded};
+use crate::sync::{strong, AtomicBool, AtomicU64, Ordering, Padded, Site};
 
 /// One submitter's results, in the order in which the workers finished them.
 ///
@@ -115,7 +115,7 @@ impl<T> Results<T> {
     /// A concurrent push may still succeed after a pop has returned `Closed`; its item is dropped
     /// with the ring. Close when no results are under way, or none are wanted.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.closed.store(true, strong(Site::CloseRelease, Ordering::Release));
         self.items.notify_all();
         self.room.notify_all();
     }
@@ -141,7 +141,7 @@ impl<T> Results<T> {
     }
 
     fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(strong(Site::CloseAcquire, Ordering::Acquire))
     }
 
     /// Counts a job with these results that is about to be queued.
@@ -155,7 +155,7 @@ impl<T> Results<T> {
     #[inline]
     pub(crate) fn finish_one(&self, output: T) {
         let pushed = self.put(output).is_ok();
-        self.done.0.fetch_add(1, Ordering::Release);
+        self.done.0.fetch_add(1, strong(Site::DoneRelease, Ordering::Release));
         let fence = Fenced::new();
         if pushed {
             self.items.notify_one_after(&fence);
@@ -165,7 +165,7 @@ impl<T> Results<T> {
 
     /// A counted job could not be queued after all.
     pub(crate) fn give_up_one(&self) {
-        self.done.0.fetch_add(1, Ordering::Release);
+        self.done.0.fetch_add(1, strong(Site::DoneRelease, Ordering::Release));
         self.finished.notify_all();
     }
 
@@ -174,7 +174,7 @@ impl<T> Results<T> {
         self.finished.wait_until(None, || {
             // `done` first: it never exceeds `queued`, so if the two are equal, no job was under
             // way at the moment of this first read. Pairs with the Release in `finish_one`.
-            let done = self.done.0.load(Ordering::Acquire);
+            let done = self.done.0.load(strong(Site::DoneAcquire, Ordering::Acquire));
             (done == self.queued.0.load(Ordering::Relaxed)).then_some(())
         });
     }

@@ -12,7 +12,10 @@ use rustix::time::{clock_gettime, ClockId};
 
 use crate::job::{Job, Ticket};
 use crate::results::Results;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Padded};
+use crate::sync::{
+    fence, fence_behind, step, strong, yield_now, AtomicBool, AtomicU32, AtomicU64, AtomicUsize,
+    BeforeFence, Ordering, Padded, Site,
+};
 
 /// The workers and all that their submitters share with them.
 pub(crate) struct Workers<J: Job> {
@@ -81,14 +84,13 @@ impl<J: Job> Workers<J> {
 
     /// Gives `job` to a worker with room; gives it back when none has, or they are closed.
     pub(crate) fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
-        // Acquire and Release: everything inside the gate happens before `close` sees the gate
-        // empty.
-        if self.gate.0.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
-            self.gate.0.fetch_sub(1, Ordering::Release);
-            return Err(job);
-        }
-        let submitted = self.place(job, results);
-        self.gate.0.fetch_sub(1, Ordering::Release);
+        // Relaxed: either this comes before `close` in the order of changes to the gate, and `close`
+        // waits for the decrement, or it sees that the gate is closed.
+        let open = self.gate.0.fetch_add(1, Ordering::Relaxed) & CLOSED == 0;
+        let submitted = if open { self.place(job, results) } else { Err(job) };
+        // Behind the fence that `place` executes after the push, so that `close`, which reads the gate
+        // with Acquire and finds it empty, sees the job in its ring.
+        self.gate.0.fetch_sub(1, Ordering::Relaxed);
         submitted
     }
 
@@ -104,15 +106,54 @@ impl<J: Job> Workers<J> {
         job.map_or(Ok(()), Err)
     }
 
+    /// Puts a job into the ring of worker `number`, which does not run yet.
+    #[cfg(all(test, loom))]
+    pub(crate) fn queue(&self, number: usize, job: J, results: &Arc<Results<J::Output>>) {
+        results.expect_one();
+        let task = Task { job, results: Arc::clone(results) };
+        assert!(self.workers[number].ring.push(task).is_ok(), "it has no room");
+    }
+
+    /// The main loop of worker `number` without results: fewer steps for a model to explore.
+    #[cfg(all(test, loom))]
+    pub(crate) fn work_only(&self, number: usize, mut context: J::Context) {
+        let busy = &self.workers[number].state.0.busy;
+        while let Some(task) = self.next_task(number) {
+            self.has_taken_one();
+            busy.store(true, Ordering::Relaxed);
+            task.job.run(&mut context);
+            busy.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// A job for worker `number`, which the model plays.
+    #[cfg(all(test, loom))]
+    pub(crate) fn take(&self, number: usize) -> Option<J> {
+        self.waiting_task(number).map(|task| task.job)
+    }
+
+    /// Worker `number`, which the model plays, is idle.
+    #[cfg(all(test, loom))]
+    pub(crate) fn mark_idle(&self, number: usize) {
+        self.workers[number].state.0.idle.store(true, Ordering::Relaxed);
+    }
+
+    /// The next search for room starts at worker `number`.
+    #[cfg(all(test, loom))]
+    pub(crate) fn start_at(&self, number: usize) {
+        self.next.0.store(number, Ordering::Relaxed);
+    }
+
     /// Accepts no more jobs. The workers finish the queued jobs, then end.
     pub(crate) fn close(&self) {
         self.gate.0.fetch_or(CLOSED, Ordering::Relaxed);
         // Submitters never sleep inside the gate, so this takes a few instructions, or one time
-        // slice when a submitter was preempted. Pairs with the Release in `try_submit`.
-        while self.gate.0.load(Ordering::Acquire) & !CLOSED != 0 {
-            thread::yield_now();
+        // slice when a submitter was preempted. Pairs with the fence in `place`.
+        while self.gate.0.load(strong(Site::GateAcquire, Ordering::Acquire)) & !CLOSED != 0 {
+            yield_now();
         }
-        self.sealed.store(true, Ordering::Release);
+        // Pairs with the Acquire in `idle_wait`.
+        self.sealed.store(true, strong(Site::SealRelease, Ordering::Release));
         self.room.notify_all();
         for worker in &self.workers {
             worker.work.notify_all();
@@ -166,10 +207,11 @@ impl<J: Job> Workers<J> {
                 results.expect_one();
                 job.take().map(|job| Task { job, results: Arc::clone(results) })
             });
+            let before = BeforeFence::new(Site::PlaceFence);
             match worker.ring.push(next.expect("the job is here or in its task")) {
                 Ok(()) => {
                     self.next.0.store(number + 1, Ordering::Relaxed);
-                    let fence = Fenced::new();
+                    let fence = fence_behind(Site::PlaceFence, before);
                     worker.work.notify_one_after(&fence);
                     // Either the push above comes first, or the worker's store to `idle` before its
                     // last look into all rings. In the first case that look finds the job, in the
@@ -177,14 +219,23 @@ impl<J: Job> Workers<J> {
                     match idle {
                         // The chosen worker may have found another job meanwhile, and is then busy.
                         Some(chosen) if chosen == number => {
-                            if worker.state.0.busy.load(Ordering::Relaxed) {
-                                self.wake_idle(&fence);
+                            if worker.state.0.busy.load(Ordering::Relaxed) && step(Site::ChecksBusy)
+                            {
+                                self.wake_idle();
                             }
                         }
                         // The chosen worker had no room after all. It looks into all rings and
                         // marks itself idle again.
-                        Some(chosen) => self.workers[chosen].work.notify_one_after(&fence),
-                        None => self.wake_idle(&fence),
+                        Some(chosen) => {
+                            if step(Site::ReturnsChoice) {
+                                self.workers[chosen].work.notify_one_after(&fence);
+                            }
+                        }
+                        None => {
+                            if step(Site::WakesIdle) {
+                                self.wake_idle();
+                            }
+                        }
                     }
                     return Ok(());
                 }
@@ -204,11 +255,15 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// Wakes an idle worker, if there is one. It looks into all rings and finds the job that was
-    /// pushed before the fence.
-    fn wake_idle(&self, fence: &Fenced) {
+    /// Wakes an idle worker, if there is one. It looks into all rings, and finds a job that was pushed
+    /// before the caller's last fence.
+    fn wake_idle(&self) {
+        let before = BeforeFence::new(Site::WakeFence);
         if let Some(worker) = self.workers.iter().find(|worker| worker.state.0.claim()) {
-            worker.work.notify_one_after(fence);
+            // Another fence, behind the claim: either the worker is seen to sleep, or it sees that
+            // it was claimed and marks itself idle again. Otherwise it would sleep unmarked, and
+            // no later job would wake it.
+            worker.work.notify_one_after(&fence_behind(Site::WakeFence, before));
         }
     }
 
@@ -231,12 +286,7 @@ impl<J: Job> Workers<J> {
             };
             let idle = task.is_none();
             if let Some(Task { job, results }) = task {
-                // When several workers count at the same moment, each may miss the jobs that the
-                // others took, and none notifies. Then more jobs follow, and `next_task` notifies
-                // at the last.
-                if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
-                    self.room.notify_one();
-                }
+                self.has_taken_one();
                 state.busy.store(true, Ordering::Relaxed);
                 let finished = job.start(&mut context, Ticket(results));
                 if J::kept(&context) == 0 {
@@ -267,6 +317,15 @@ impl<J: Job> Workers<J> {
         state.tid.store(0, Ordering::Relaxed);
     }
 
+    /// A worker has taken a job: wakes a submitter that waits for room when few jobs are left.
+    fn has_taken_one(&self) {
+        // When several workers count at the same moment, each may miss the jobs that the others
+        // took, and none notifies. Then more jobs follow, and `next_task` notifies at the last.
+        if self.room.has_sleepers_after(&Fenced::new()) && self.waiting() <= self.low {
+            self.room.notify_one();
+        }
+    }
+
     /// A waiting job: from the ring of worker `number`, or else from another's.
     fn waiting_task(&self, number: usize) -> Option<Task<J>> {
         let (before, from) = self.workers.split_at(number);
@@ -292,26 +351,35 @@ impl<J: Job> Workers<J> {
                 // for.
                 state.idle.store(true, Ordering::Relaxed);
                 // Pairs with the fence in `place`.
-                let _ = Fenced::new();
+                fence(Site::IdleFence);
             }
-            // Read before looking: sealed rings that are empty stay empty.
-            let sealed = self.sealed.load(Ordering::Acquire);
+            // Read before looking: sealed rings that are empty stay empty. Pairs with the Release
+            // in `close`.
+            let sealed = self.sealed.load(strong(Site::SealAcquire, Ordering::Acquire));
             match self.waiting_task(number) {
                 Some(task) => Some(Some(task)),
                 None => sealed.then_some(None),
             }
         });
-        if !state.claim() && next.is_some() {
-            // A submitter has chosen this worker, and its job may be another one than the job
-            // found.
-            state.busy.store(true, Ordering::Relaxed);
-            // Either the submitter sees `busy` set above, or the job is seen here.
-            let fence = Fenced::new();
-            if !worker.ring.is_empty() {
-                self.wake_idle(&fence);
-            }
+        if next.is_some() {
+            self.has_found_one(number);
         }
         next.flatten()
+    }
+
+    /// An idle worker has found a job.
+    pub(crate) fn has_found_one(&self, number: usize) {
+        let Worker { ring, state: Padded(state), .. } = &self.workers[number];
+        if state.claim() {
+            return;
+        }
+        // A submitter has chosen this worker, and its job may be another one than the job found.
+        state.busy.store(true, Ordering::Relaxed);
+        // Either the submitter sees `busy` set above, or the job is seen here.
+        fence(Site::BusyFence);
+        if step(Site::PassesChoice) && !ring.is_empty() {
+            self.wake_idle();
+        }
     }
 
     /// How many jobs wait in the rings: a snapshot.
