@@ -208,10 +208,10 @@ fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     restore.process.signal(Signal::KILL)?;
     restore.process.wait(NOTICE)?;
     kill(last)?;
-    // The player holds the image's lock until its files are closed.
-    let files = format!("/proc/{last}/fd");
+    // The player holds the image's lock until its files are closed: it is then a zombie, or gone.
+    let stat = format!("/proc/{last}/stat");
     let deadline = Instant::now() + NOTICE;
-    while std::fs::read_dir(&files).is_ok_and(|mut open| open.next().is_some()) {
+    while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
         ensure!(Instant::now() < deadline, "player {last} does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
