@@ -11,6 +11,10 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Time limit for a killed process, which shows no open files any more, to give up its lock.
+const ENDS: Duration = Duration::from_secs(5);
 
 /// A locked image.
 #[derive(Debug)]
@@ -39,18 +43,25 @@ impl ImageLock {
             file = File::options().read(true).write(true).open(path).with_context(name)?;
             locked = flock(&file, operation);
         }
-        match locked {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => bail!(
-                "image {} is in use by {}: a second VM from it would have the same disks, MAC addresses and UUID. \
-                 Wait for that process, or give each VM its own and start both with --shared",
-                path.display(),
-                holders(&file),
-            ),
-            Err(errno) => say(&format!(
+        let until = Instant::now() + ENDS;
+        while locked == Err(Errno::WOULDBLOCK) {
+            let holders = holders(&file);
+            if !holders.is_empty() || Instant::now() > until {
+                bail!(
+                    "image {} is in use by {}: a second VM from it would have the same disks, MAC addresses and UUID. \
+                     Wait for that process, or give each VM its own and start both with --shared",
+                    path.display(),
+                    if holders.is_empty() { "another process".into() } else { holders.join(", ") },
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            locked = flock(&file, operation);
+        }
+        if let Err(errno) = locked {
+            say(&format!(
                 "image {} cannot be locked ({errno}): nothing prevents a second restore of it",
                 path.display()
-            )),
+            ));
         }
         Ok(Self { file })
     }
@@ -62,13 +73,8 @@ impl ImageLock {
 }
 
 /// The processes that hold a lock of this file, as far as this user may look.
-fn holders(file: &File) -> String {
-    let found = file.metadata().map(|of| processes(of.dev(), of.ino())).unwrap_or_default();
-    match &found[..] {
-        [] => "another process".into(),
-        [one] => format!("process {one}"),
-        more => format!("processes {}", more.join(", ")),
-    }
+fn holders(file: &File) -> Vec<String> {
+    file.metadata().map(|of| processes(of.dev(), of.ino())).unwrap_or_default()
 }
 
 /// Processes with a locked descriptor of this file, by number and name.
@@ -87,7 +93,7 @@ fn processes(dev: u64, ino: u64) -> Vec<String> {
     let name = |process: &Path| {
         let pid = process.file_name()?.to_str()?.parse::<u32>().ok()?;
         let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
-        holds(process).then(|| format!("{pid} ({})", name.trim_end()))
+        holds(process).then(|| format!("process {pid} ({})", name.trim_end()))
     };
     list(Path::new("/proc")).filter_map(|entry| name(&entry.path())).collect()
 }

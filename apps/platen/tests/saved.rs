@@ -429,12 +429,13 @@ impl Restore {
     }
 }
 
-/// Kills a process, and waits until it has no open files.
-fn kill(pid: i32) {
+/// Kills a process, and waits until the kernel has released its lock of the image.
+fn kill(pid: i32, image: &str) {
     let process = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let file = File::open(image).unwrap();
     let deadline = Instant::now() + LONG;
-    while fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|mut open| open.next().is_some()) {
+    while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
         assert!(Instant::now() < deadline, "process {pid} does not end");
         thread::sleep(Duration::from_millis(5));
     }
@@ -461,7 +462,7 @@ fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
     restore.child.wait().unwrap();
     fails(folder, &words, &format!("in use by process {player} (platen)"));
     assert_eq!(second.monitor().query_status().unwrap().status, "inmigrate");
-    kill(player);
+    kill(player, &image);
     drop(first);
     let sharing = Restore::held(&image, &second, &["--shared"]);
     let third = waits("third");
@@ -487,7 +488,8 @@ fn a_vm_that_runs_gets_no_page_of_another_image() {
     let mut restore = Restore::held(&image, &waiting, &["--copy", &copy]);
     fs::rename(&image, folder.join("kept")).unwrap();
     fs::copy(&other, &image).unwrap();
-    kill(restore.player());
+    let player = rustix::process::Pid::from_raw(restore.player()).unwrap();
+    rustix::process::kill_process(player, rustix::process::Signal::KILL).unwrap();
     restore.wait_for(&format!(
         "image {image} was replaced by another one; another goes on from {copy}"
     ));
@@ -495,7 +497,7 @@ fn a_vm_that_runs_gets_no_page_of_another_image() {
     let player = restore.player();
     restore.child.kill().unwrap();
     restore.child.wait().unwrap();
-    kill(player);
+    kill(player, &copy);
     let words =
         |image| ["restore", image, "--qmp", &waiting.address(), "--recover"].map(str::to_owned);
     let refused = "was not restored from this image";

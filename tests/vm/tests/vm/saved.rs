@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
+use rustix::fs::{flock, FlockOperation};
 use serde_json::Value;
 use vm_tests::platen::Platen;
 use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
@@ -208,13 +209,14 @@ fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     restore.process.signal(Signal::KILL)?;
     restore.process.wait(NOTICE)?;
     kill(last)?;
-    // The player holds the image's lock until its files are closed.
-    let files = format!("/proc/{last}/fd");
+    // The kernel releases the player's lock of the image last.
+    let file = std::fs::File::open(&image)?;
     let deadline = Instant::now() + NOTICE;
-    while std::fs::read_dir(&files).is_ok_and(|mut open| open.next().is_some()) {
+    while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         ensure!(Instant::now() < deadline, "player {last} does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
+    drop(file);
     let mut second = start_restore(stage, &destination, &image, &["--recover"])?;
     second.succeed(LIMIT)?;
     let report = second.report()?;
