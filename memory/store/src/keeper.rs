@@ -7,8 +7,10 @@
 //! goes back at once). It also looks once a second, and then runs compaction if that frees enough.
 //!
 //! While the machine is short of memory, ready pages that nobody uses are taken from the processes
-//! whose pages this store holds. The reserve then shrinks to what writes took in the last half
-//! second, and [`LEAST`] at least. It grows back when memory is free again.
+//! whose pages this store holds. The reserve then shrinks, by half in a second, to what writes took
+//! in the last half second, and [`LEAST`] at least. Not at once: the first writes come when memory
+//! runs out, from all CPUs and of all lengths, and the kernel has nothing to give at that moment. It
+//! grows back when memory is free again.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -41,6 +43,13 @@ const ROOMY: u64 = 1024;
 /// How often the keeper asks the kernel whether memory is short.
 const ASK: Duration = Duration::from_millis(200);
 
+/// The reserve that remains while memory is short and nothing is written, after `passed`: an eighth
+/// less each [`ASK`].
+fn decayed(reserve: u64, passed: Duration) -> u64 {
+    let steps = (passed.as_millis() / ASK.as_millis()).min(100);
+    (0..steps).fold(reserve, |reserve, _| reserve - reserve.div_ceil(8))
+}
+
 /// Table entries that compaction handles before the keeper looks at its other work.
 const STEP: u64 = 8192;
 
@@ -69,6 +78,24 @@ struct Memory {
     /// Asks the kernel how much memory there is.
     available: Available,
     asked: Instant,
+    /// The reserve in pages without the demand of writes: less and less while memory is short.
+    reserve: u64,
+}
+
+impl Memory {
+    fn new(store: &Store, available: Available) -> Self {
+        Self {
+            demand: [0; LENGTHS],
+            freed: 0,
+            compacting: false,
+            looked: Instant::now(),
+            stuck: false,
+            warm: Some(0),
+            available,
+            asked: Instant::now(),
+            reserve: store.options.reserve / PAGE as u64,
+        }
+    }
 }
 
 impl Keeper {
@@ -103,16 +130,7 @@ impl Keeper {
         available: Available,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut memory = Memory {
-            demand: [0; LENGTHS],
-            freed: 0,
-            compacting: false,
-            looked: Instant::now(),
-            stuck: false,
-            warm: Some(0),
-            available,
-            asked: Instant::now(),
-        };
+        let mut memory = Memory::new(store, available);
         store.look(&mut memory);
         store.stock(&memory.demand);
         let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
@@ -179,9 +197,15 @@ impl Store {
     }
 
     fn look(&self, memory: &mut Memory) {
+        let passed = memory.asked.elapsed();
         memory.asked = Instant::now();
+        let was_short = self.is_short();
         let short = |(total, free)| free < total / 16 + self.options.reserve;
         self.heap.short.store(memory.available.look().is_some_and(short), Ordering::Relaxed);
+        memory.reserve = match (was_short, self.is_short()) {
+            (true, true) => decayed(memory.reserve, passed),
+            _ => self.options.reserve / PAGE as u64,
+        };
         self.set_reserve(memory);
     }
 
@@ -192,7 +216,7 @@ impl Store {
             // `demand` covers about four seconds.
             let pages = |(pages, demand): (u64, &u32)| pages * u64::from(*demand);
             let taken: u64 = (0..).zip(&memory.demand).map(pages).sum();
-            whole.min(LEAST.max(taken / 8))
+            whole.min(LEAST.max(taken / 8).max(memory.reserve))
         } else {
             whole
         };
@@ -341,6 +365,33 @@ mod tests {
             assert!(Instant::now() < deadline, "never: {what}");
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Its first writes need it, and the kernel has no memory then.
+    #[test]
+    fn the_reserve_does_not_go_at_once_when_memory_gets_short() {
+        assert_eq!(decayed(3277, Duration::ZERO), 3277);
+        assert_eq!(decayed(3277, ASK), 2867);
+        let second = decayed(3277, Duration::from_secs(1));
+        assert!((1600..1700).contains(&second), "{second}");
+        assert_eq!(decayed(3277, Duration::from_secs(100)), 0);
+        let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        let reserve = 16 << 20;
+        say(&file, 8 << 10);
+        let store = Store::create(20_000, Options { reserve, ..Options::default() }).unwrap();
+        let mut memory = Memory::new(&store, Available::of(file));
+        store.look(&mut memory);
+        store.stock(&memory.demand);
+        assert!(store.is_short());
+        assert_eq!(store.heap.reserve.load(Ordering::Relaxed), 4096);
+        // Without demand yet, a slab of each length.
+        assert!(store.stats().mem_ready > 0, "nothing is ready for the first writes");
+        memory.reserve = 0;
+        store.set_reserve(&memory);
+        assert_eq!(store.heap.reserve.load(Ordering::Relaxed), LEAST);
+        assert!(store.release_surplus(&memory.demand));
+        assert_eq!(store.stats().mem_ready, 0);
     }
 
     #[test]
