@@ -7,8 +7,10 @@
 //! goes back at once). It also looks once a second, and then runs compaction if that frees enough.
 //!
 //! While the machine is short of memory, ready pages that nobody uses are taken from the processes
-//! whose pages this store holds. The reserve then shrinks to what writes took in the last half
-//! second, and [`LEAST`] at least. It grows back when memory is free again.
+//! whose pages this store holds. The reserve then shrinks, by half in a second, to what writes took
+//! in the last half second, and [`LEAST`] at least. Not at once: the first writes come when memory
+//! runs out, from all CPUs and of all lengths, and the kernel has nothing to give at that moment. It
+//! grows back when memory is free again.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -41,6 +43,13 @@ const ROOMY: u64 = 1024;
 /// How often the keeper asks the kernel whether memory is short.
 const ASK: Duration = Duration::from_millis(200);
 
+/// The reserve that remains while memory is short and nothing is written, after `passed`: an eighth
+/// less each [`ASK`].
+fn decayed(reserve: u64, passed: Duration) -> u64 {
+    let steps = (passed.as_millis() / ASK.as_millis()).min(100);
+    (0..steps).fold(reserve, |reserve, _| reserve - reserve.div_ceil(8))
+}
+
 /// Table entries that compaction handles before the keeper looks at its other work.
 const STEP: u64 = 8192;
 
@@ -69,6 +78,24 @@ struct Memory {
     /// Asks the kernel how much memory there is.
     available: Available,
     asked: Instant,
+    /// The reserve in pages without the demand of writes: less and less while memory is short.
+    reserve: u64,
+}
+
+impl Memory {
+    fn new(store: &Store, available: Available) -> Self {
+        Self {
+            demand: [0; LENGTHS],
+            freed: 0,
+            compacting: false,
+            looked: Instant::now(),
+            stuck: false,
+            warm: Some(0),
+            available,
+            asked: Instant::now(),
+            reserve: store.options.reserve / PAGE as u64,
+        }
+    }
 }
 
 impl Keeper {
@@ -103,16 +130,7 @@ impl Keeper {
         available: Available,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut memory = Memory {
-            demand: [0; LENGTHS],
-            freed: 0,
-            compacting: false,
-            looked: Instant::now(),
-            stuck: false,
-            warm: Some(0),
-            available,
-            asked: Instant::now(),
-        };
+        let mut memory = Memory::new(store, available);
         store.look(&mut memory);
         store.stock(&memory.demand);
         let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
@@ -179,9 +197,16 @@ impl Store {
     }
 
     fn look(&self, memory: &mut Memory) {
+        let passed = memory.asked.elapsed();
         memory.asked = Instant::now();
+        let was_short = self.is_short();
         let short = |(total, free)| free < total / 16 + self.options.reserve;
         self.heap.short.store(memory.available.look().is_some_and(short), Ordering::Relaxed);
+        self.allow_refusals();
+        memory.reserve = match (was_short, self.is_short()) {
+            (true, true) => decayed(memory.reserve, passed),
+            _ => self.options.reserve / PAGE as u64,
+        };
         self.set_reserve(memory);
     }
 
@@ -192,7 +217,7 @@ impl Store {
             // `demand` covers about four seconds.
             let pages = |(pages, demand): (u64, &u32)| pages * u64::from(*demand);
             let taken: u64 = (0..).zip(&memory.demand).map(pages).sum();
-            whole.min(LEAST.max(taken / 8))
+            whole.min(LEAST.max(taken / 8).max(memory.reserve))
         } else {
             whole
         };
@@ -343,6 +368,33 @@ mod tests {
         }
     }
 
+    /// Its first writes need it, and the kernel has no memory then.
+    #[test]
+    fn the_reserve_does_not_go_at_once_when_memory_gets_short() {
+        assert_eq!(decayed(3277, Duration::ZERO), 3277);
+        assert_eq!(decayed(3277, ASK), 2867);
+        let second = decayed(3277, Duration::from_secs(1));
+        assert!((1600..1700).contains(&second), "{second}");
+        assert_eq!(decayed(3277, Duration::from_secs(100)), 0);
+        let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        let reserve = 16 << 20;
+        say(&file, 8 << 10);
+        let store = Store::create(20_000, Options { reserve, ..Options::default() }).unwrap();
+        let mut memory = Memory::new(&store, Available::of(file));
+        store.look(&mut memory);
+        store.stock(&memory.demand);
+        assert!(store.is_short());
+        assert_eq!(store.heap.reserve.load(Ordering::Relaxed), 4096);
+        // Without demand yet, a slab of each length.
+        assert!(store.stats().mem_ready > 0, "nothing is ready for the first writes");
+        memory.reserve = 0;
+        store.set_reserve(&memory);
+        assert_eq!(store.heap.reserve.load(Ordering::Relaxed), LEAST);
+        assert!(store.release_surplus(&memory.demand));
+        assert_eq!(store.stats().mem_ready, 0);
+    }
+
     #[test]
     fn the_reserve_shrinks_while_memory_is_short_and_comes_back() {
         let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -401,21 +453,26 @@ mod tests {
         worker.put(1, 1, &[7; 4000]).unwrap();
         worker.discard(0..600);
         worker.put(0, 0, &[8; PAGE]).unwrap();
-        for index in 600..800 {
-            worker.put(index - 500, 0, &[8; PAGE]).or_else(refused).unwrap();
-        }
-        assert!(matches!(worker.put(300, 0, &[8; PAGE]), Err(PutError::Full { .. })));
+        // Beside others that compress they are refused again, however many are tried.
+        let (mut turn, mut refused) = (0, 0);
+        wait_until("refusals", || {
+            turn += 1;
+            for index in 0..20 {
+                worker.put(4000 + (turn * 20 + index) % 4000, 1, &[7; 900]).unwrap();
+            }
+            let whole = worker.put(100 + turn % 500, 0, &[8; PAGE]);
+            refused += u32::from(matches!(whole, Err(PutError::Full { .. })));
+            refused >= 300
+        });
+        // Without such others they are stored: the client has nothing better.
+        let mut stored = 0;
+        wait_until("pages that are stored as they are", || {
+            stored += u32::from(worker.put(300, 0, &[8; PAGE]).is_ok());
+            stored >= 300
+        });
         say(&file, 200 << 10);
         wait_until("memory is there", || !store.is_short());
         worker.put(300, 0, &[8; PAGE]).unwrap();
         drop(keeper);
-    }
-
-    fn refused(error: PutError) -> Result<(), PutError> {
-        if matches!(error, PutError::Full { .. }) {
-            Ok(())
-        } else {
-            Err(error)
-        }
     }
 }

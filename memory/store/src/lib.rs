@@ -187,6 +187,8 @@ mod record;
 #[cfg(not(loom))]
 mod recover;
 #[cfg(not(loom))]
+mod refusals;
+#[cfg(not(loom))]
 mod regions;
 #[cfg(not(loom))]
 mod rings;

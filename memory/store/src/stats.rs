@@ -55,6 +55,8 @@ pub(crate) struct Counters {
     pub(crate) dictionary: [AtomicU64; DICTIONARIES],
     /// Objects freed; tells the keeper whether compaction can gain anything.
     pub(crate) freed: AtomicU64,
+    /// Pages written that take less than a page.
+    pub(crate) stored: AtomicU64,
 }
 
 /// Adds to a counter that only this thread writes.

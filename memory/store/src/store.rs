@@ -17,6 +17,7 @@ use crate::layout::{Layout, PAGE};
 use crate::map::{self, Map, Taken};
 use crate::options::{in_pages, limit_pages, Options};
 use crate::recover;
+use crate::refusals::Refusals;
 use crate::slot::MAX_PINS;
 use crate::stats::{self, sum, Counters, Stats};
 use crate::superblock;
@@ -56,6 +57,7 @@ pub struct Store {
     /// Set before there are workers, or never.
     pub(crate) backing: OnceLock<Backing>,
     pub(crate) lost: AtomicU64,
+    pub(crate) refusals: Refusals,
     /// Held while a dictionary is installed.
     pub(crate) installing: Mutex<()>,
     pub(crate) beside: OnceLock<Arc<dyn Any + Send + Sync>>,
@@ -135,6 +137,7 @@ impl Store {
             options,
             backing: OnceLock::new(),
             lost: AtomicU64::new(lost),
+            refusals: Refusals::default(),
             installing: Mutex::new(()),
             beside: OnceLock::new(),
         })
@@ -170,15 +173,6 @@ impl Store {
     /// written or discarded. A killed server never leaves one.
     pub fn lost_pages(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
-    }
-
-    /// Whether another page that is stored as it is has no place now: see [`Options::whole_part`].
-    pub(crate) fn refuses_whole(&self) -> bool {
-        let limit = self.heap.regions.limit();
-        self.options.whole_part > 0
-            && limit < u64::MAX
-            && self.is_short()
-            && sum(&self.counters, |c| &c.huge) >= limit / self.options.whole_part
     }
 
     /// Changes the limit; 0 for none. Below the memory in use, it refuses further memory until less

@@ -13,7 +13,7 @@ use crate::page::{GetError, Page, PutError};
 use crate::regions::Full;
 use crate::slab::NIL;
 use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE, TAGS};
-use crate::stats::Counters;
+use crate::stats::{add, Counters};
 use crate::store::{Store, MAX_WORKERS};
 use crate::sync::Ordering;
 
@@ -86,6 +86,7 @@ impl Worker {
         inject::step();
         self.forget(old);
         self.count_word(new);
+        add(&self.counters().stored, 1);
         Ok(())
     }
 
@@ -99,6 +100,7 @@ impl Worker {
         inject::step();
         self.forget(old);
         self.count_word(word);
+        add(&self.counters().stored, u64::from(bytes.len() < PAGE));
         Ok(())
     }
 

@@ -44,6 +44,36 @@ pub(crate) fn device_full(stage: &Stage) -> Result<()> {
     guest.finish("serve", LONG).map(drop)
 }
 
+/// With the default memory limit, and pages that do not compress. What fits into memory stays there
+/// and is whole. With more than that the kernel ends the program, in time and no other, as it does
+/// with zram; the server serves on.
+pub(crate) fn incompressible(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot("incompressible", 256)?;
+    guest.serve("--size 512M --ublk --swap", "page-cluster")?;
+    guest.eat("calm", "mib=24 seed=5 until=/tmp/enough touch=0")?;
+    let (fits, generation) = (guest.available_mib()? - 8, guest.stat("generation")?);
+    guest.background("fits", &format!("guest swap eat mib={fits} seed=9 random=1 seconds=5"))?;
+    let log = guest.finish("fits", LONG)?;
+    ensure!(log.contains("ok pages=") && guest.vmstat("oom_kill")? == 0, "{log}");
+
+    let beyond = guest.available_mib()? + 60;
+    guest.background("beyond", &format!("guest swap eat mib={beyond} seed=9 random=1"))?;
+    wait_for_end(&mut guest, "beyond")?;
+    let log = guest.log("beyond")?;
+    ensure!(!log.contains("WRONG") && !log.contains("status 0"), "it cannot have fitted: {log}");
+    ensure!(guest.vmstat("oom_kill")? == 1, "not only that program was ended");
+    ensure!(guest.stat("generation")? == generation, "{}", guest.log("serve")?);
+    let (refused, used) = (guest.stat("failed_writes")?, guest.stat("mem_used_max")?);
+    ensure!(refused > 0, "no page was refused");
+    ensure!(used <= guest.stat("mem_limit")?, "the store had {used} bytes");
+    guest.vm.sh("touch /tmp/enough", SHORT)?;
+    guest.finish("calm", LONG)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    println!("  {beyond} MiB: {refused} pages refused, {} MiB of store at most", used >> 20);
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG).map(drop)
+}
+
 /// Waits for an end, successful or not.
 fn wait_for_end(guest: &mut vm_tests::swap::Guest, name: &str) -> Result<()> {
     let deadline = std::time::Instant::now() + LONG;

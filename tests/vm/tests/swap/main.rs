@@ -105,6 +105,10 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "a memory limit that is reached costs no byte", run: limits::memory_limit },
     Scenario { name: "a full swap device costs no byte", run: limits::device_full },
     Scenario {
+        name: "pages that do not compress, with the default limit: one program is ended, the rest is whole",
+        run: limits::incompressible,
+    },
+    Scenario {
         name: "redis beyond memory: every value comes back, with platen and with zram",
         run: redis::beyond_memory,
     },

@@ -56,11 +56,21 @@ pub(crate) fn fill_named(seed: u64, index: u64, page: &mut Page) {
     }
 }
 
-/// The offset at which `page` differs from the result of [`fill`]; `None` if it is right.
+/// Writes random contents, which do not compress. A pure function, like [`fill`].
+pub(crate) fn fill_random(seed: u64, index: u64, version: u64, page: &mut Page) {
+    let mut state = mix(seed, index, version) | 1;
+    for word in page.chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        word.copy_from_slice(&state.to_le_bytes());
+    }
+}
+
+/// The offset at which `page` differs from the result of `fill`; `None` if it is right.
 pub(crate) fn wrong(
-    seed: u64,
-    index: u64,
-    version: u64,
+    fill: impl Fn(u64, u64, u64, &mut Page),
+    (seed, index, version): (u64, u64, u64),
     page: &Page,
     scratch: &mut Page,
 ) -> Option<String> {
@@ -183,10 +193,10 @@ mod tests {
         let (mut page, mut scratch) = ([0; PAGE], [0; PAGE]);
         for index in 0..64 {
             fill(1, index, 5, &mut page);
-            assert_eq!(wrong(1, index, 5, &page, &mut scratch), None);
-            assert!(wrong(1, index + 1, 5, &page, &mut scratch).is_some());
-            assert!(wrong(1, index, 6, &page, &mut scratch).is_some());
-            assert!(wrong(2, index, 5, &page, &mut scratch).is_some());
+            assert_eq!(wrong(fill, (1, index, 5), &page, &mut scratch), None);
+            assert!(wrong(fill, (1, index + 1, 5), &page, &mut scratch).is_some());
+            assert!(wrong(fill, (1, index, 6), &page, &mut scratch).is_some());
+            assert!(wrong(fill, (2, index, 5), &page, &mut scratch).is_some());
         }
         fill_named(1, 3, &mut page);
         fill_named(1, 4, &mut scratch);
@@ -195,7 +205,7 @@ mod tests {
         assert!(page[4000..] != scratch[4000..]);
         fill(1, 3, 0, &mut page);
         page[4000] ^= 1;
-        let said = wrong(1, 3, 0, &page, &mut scratch).unwrap();
+        let said = wrong(fill, (1, 3, 0), &page, &mut scratch).unwrap();
         assert!(said.contains("1 bytes, the first at 4000"), "{said}");
     }
 }

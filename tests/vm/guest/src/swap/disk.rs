@@ -131,7 +131,7 @@ fn check(
     scratch: &mut content::Page,
 ) -> Result<(), Failure> {
     if version > 0 {
-        return content::wrong(seed, index, version, page, scratch)
+        return content::wrong(content::fill, (seed, index, version), page, scratch)
             .map_or(Ok(()), |what| Err(Failure::Wrong(what)));
     }
     match page.iter().position(|&byte| byte != 0) {

@@ -1,10 +1,11 @@
-//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P]`: allocates and fills N MiB,
-//! and for T seconds and until FILE exists reads and rewrites random pages, each compared with its
-//! expected contents; at the end compares all of them. Between filling and touching it waits,
-//! without touching its memory, until the file of `after` exists.
+//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P] [random=1]`: allocates and
+//! fills N MiB, and for T seconds and until FILE exists reads and rewrites random pages, each
+//! compared with its expected contents; at the end compares all of them. Between filling and
+//! touching it waits, without touching its memory, until the file of `after` exists.
 //!
-//! Of the touched pages P per cent are rewritten (default 30). Reports its progress every second
-//! (`beat`), which shows a test that it is not waiting for memory.
+//! Of the touched pages P per cent are rewritten (default 30). With `random=1` no page compresses.
+//! Reports its progress every second (`beat`), which shows a test that it is not waiting for
+//! memory.
 
 use super::content::{self, Page};
 use super::{option, Failure};
@@ -19,6 +20,7 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let pages = option(words, "mib", 64)? * 256;
     let limit = Duration::from_secs(option(words, "seconds", 0)?);
     let percent = option(words, "touch", 30)?;
+    let fill = if option(words, "random", 0)? == 0 { content::fill } else { content::fill_random };
     let file = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)).map(Path::new);
     let (after, until) = (file("after="), file("until="));
     let count = usize::try_from(pages).map_err(|e| Failure::Cannot(e.to_string()))?;
@@ -30,7 +32,7 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let mut versions = vec![0_u32; count];
     let mut scratch: Page = [0; PAGE];
     for index in 0..pages {
-        content::fill(seed, index, 0, &mut scratch);
+        fill(seed, index, 0, &mut scratch);
         memory.push(scratch);
         beat.tick("filled", index);
     }
@@ -46,23 +48,21 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
         let at = content::low(draw, count);
         let index = at as u64;
         let version = &mut versions[at];
-        if let Some(what) =
-            content::wrong(seed, index, u64::from(*version), &memory[at], &mut scratch)
-        {
+        let page = (seed, index, u64::from(*version));
+        if let Some(what) = content::wrong(fill, page, &memory[at], &mut scratch) {
             return Err(Failure::Wrong(what));
         }
         if draw >> 40 & 127 < percent * 128 / 100 {
             *version += 1;
-            content::fill(seed, index, u64::from(*version), &mut memory[at]);
+            fill(seed, index, u64::from(*version), &mut memory[at]);
         }
         touched += 1;
         beat.tick("touched", touched);
     }
     for index in 0..pages {
         let at = usize::try_from(index).map_err(|e| Failure::Cannot(e.to_string()))?;
-        if let Some(what) =
-            content::wrong(seed, index, u64::from(versions[at]), &memory[at], &mut scratch)
-        {
+        let page = (seed, index, u64::from(versions[at]));
+        if let Some(what) = content::wrong(fill, page, &memory[at], &mut scratch) {
             return Err(Failure::Wrong(what));
         }
         beat.tick("verified", index);

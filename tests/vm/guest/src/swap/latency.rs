@@ -71,7 +71,9 @@ fn read(pages: &[Page], seed: u64, first: u64) -> Result<Vec<u64>, Failure> {
         std::hint::black_box(pages[at][PAGE / 2]);
         times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let index = first + at as u64;
-        if let Some(what) = content::wrong(seed, index, 0, &pages[at], &mut expected) {
+        if let Some(what) =
+            content::wrong(content::fill, (seed, index, 0), &pages[at], &mut expected)
+        {
             return Err(Failure::Wrong(what));
         }
     }
