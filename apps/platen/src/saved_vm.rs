@@ -1,11 +1,10 @@
 //! Shared by `save` and `restore`: changes QEMU's migration settings and restores them afterwards.
 
-use crate::settings_keeper::SettingsKeeper;
+use crate::settings_keeper::{Former, SettingsKeeper};
 use anyhow::{bail, Context};
 use qmp::Qmp;
 use relay::UnixAddress;
-use serde::{Deserialize, Serialize};
-use serde_json::{json, Map, Value};
+use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -43,30 +42,6 @@ pub(crate) fn refuse_in_progress(qmp: &mut Qmp) -> anyhow::Result<()> {
         bail!("this QEMU has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
     }
     Ok(())
-}
-
-/// Migration settings of a QEMU before platen changed them.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Former {
-    capabilities: Vec<(String, bool)>,
-    parameters: Map<String, Value>,
-}
-
-impl Former {
-    /// Restores the settings. An error names those that could not be restored.
-    pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
-        let list: Vec<_> =
-            self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
-        let mut capabilities = Ok(());
-        if !list.is_empty() {
-            capabilities = qmp.set_capabilities(&list);
-        }
-        if !self.parameters.is_empty() {
-            qmp.set_parameters(Value::Object(self.parameters.clone()))
-                .context("QEMU's migration parameters are not as they were before")?;
-        }
-        capabilities.context("QEMU's migration capabilities are not as they were before")
-    }
 }
 
 /// Changes settings, and restores the former ones at the end.

@@ -4,12 +4,13 @@
 //! without the word that all is restored means that `save` has died: the helper then connects to
 //! the monitor, which is free, waits until QEMU's migration has ended, and restores the settings.
 
-use crate::saved_vm::Former;
 use crate::say::say;
 use anyhow::{ensure, Context};
 use clap::Args;
 use qmp::Qmp;
 use relay::UnixAddress;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -28,6 +29,30 @@ const DONE: &str = "done";
 const MONITOR: Duration = Duration::from_secs(10);
 /// Time limit for the monitor to become free and for QEMU's migration to end.
 const SETTLES: Duration = Duration::from_secs(300);
+
+/// Migration settings of a QEMU before platen changed them.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Former {
+    pub(crate) capabilities: Vec<(String, bool)>,
+    pub(crate) parameters: Map<String, Value>,
+}
+
+impl Former {
+    /// Restores the settings. An error names those that could not be restored.
+    pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        let list: Vec<_> =
+            self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
+        let mut capabilities = Ok(());
+        if !list.is_empty() {
+            capabilities = qmp.set_capabilities(&list);
+        }
+        if !self.parameters.is_empty() {
+            qmp.set_parameters(Value::Object(self.parameters.clone()))
+                .context("QEMU's migration parameters are not as they were before")?;
+        }
+        capabilities.context("QEMU's migration capabilities are not as they were before")
+    }
+}
 
 /// A running helper.
 #[derive(Debug)]

@@ -196,13 +196,25 @@ impl Store {
         self.heap.short.load(Ordering::Relaxed)
     }
 
+    /// Whether a write of a page that does not compress is to fail: see
+    /// [`Options::whole_part`](crate::Options::whole_part).
+    pub(crate) fn refuses_whole(&self) -> bool {
+        let limit = self.heap.regions.limit();
+        let part = self.options.whole_part;
+        let beyond = part > 0
+            && limit < u64::MAX
+            && self.is_short()
+            && sum(&self.counters, |c| &c.huge) >= limit / part;
+        beyond && self.refusals.ask()
+    }
+
     fn look(&self, memory: &mut Memory) {
         let passed = memory.asked.elapsed();
         memory.asked = Instant::now();
         let was_short = self.is_short();
         let short = |(total, free)| free < total / 16 + self.options.reserve;
         self.heap.short.store(memory.available.look().is_some_and(short), Ordering::Relaxed);
-        self.allow_refusals();
+        self.refusals.allow(sum(&self.counters, |c| &c.stored));
         memory.reserve = match (was_short, self.is_short()) {
             (true, true) => decayed(memory.reserve, passed),
             _ => self.options.reserve / PAGE as u64,

@@ -6,8 +6,6 @@
 //! number of refusals follows the number of pages that are stored compressed; beyond it pages are
 //! stored as they are, until there is no memory for them and the kernel ends a program.
 
-use crate::stats::sum;
-use crate::store::Store;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Refusals for each page that was stored compressed since the last look.
@@ -20,30 +18,22 @@ const LEAST: u64 = 64;
 pub(crate) struct Refusals {
     /// Pages that had no place in the part of the limit for such pages.
     asked: AtomicU64,
-    /// Up to this value of `asked` they are refused.
+    /// While `asked` is less, they are refused.
     most: AtomicU64,
     /// Pages stored compressed until the last look.
     stored: AtomicU64,
 }
 
-impl Store {
-    /// Whether a write of a page that does not compress is to fail: see
-    /// [`Options::whole_part`](crate::Options::whole_part).
-    pub(crate) fn refuses_whole(&self) -> bool {
-        let limit = self.heap.regions.limit();
-        let beyond = self.options.whole_part > 0
-            && limit < u64::MAX
-            && self.is_short()
-            && sum(&self.counters, |c| &c.huge) >= limit / self.options.whole_part;
-        let Refusals { asked, most, .. } = &self.refusals;
-        beyond && asked.fetch_add(1, Ordering::Relaxed) < most.load(Ordering::Relaxed)
+impl Refusals {
+    /// Asks for a refusal: whether there are more of them to have.
+    pub(crate) fn ask(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) < self.most.load(Ordering::Relaxed)
     }
 
-    /// Allows refusals until the next call, which is the keeper's.
-    pub(crate) fn allow_refusals(&self) {
-        let Refusals { asked, most, stored } = &self.refusals;
-        let now = sum(&self.counters, |c| &c.stored);
-        let more = now.wrapping_sub(stored.swap(now, Ordering::Relaxed));
+    /// Allows refusals until the next call. `stored`: pages stored compressed so far.
+    pub(crate) fn allow(&self, stored: u64) {
+        let Self { asked, most, stored: before } = self;
+        let more = stored.wrapping_sub(before.swap(stored, Ordering::Relaxed));
         let allowed = LEAST + more.saturating_mul(EACH);
         most.store(asked.load(Ordering::Relaxed).saturating_add(allowed), Ordering::Relaxed);
     }

@@ -78,7 +78,9 @@ fn sources(folder: &Path) -> Result<BTreeMap<Module, String>> {
 fn code(text: &str) -> String {
     let is_tests =
         |at: &usize| text[*at..].lines().nth(1).is_some_and(|line| line.contains("mod tests {"));
-    let tests = text.match_indices("#[cfg(test)]").map(|(at, _)| at).find(is_tests);
+    let attributes = ["#[cfg(test)]", "#[cfg(all(test, not(loom)))]"];
+    let ats = attributes.iter().flat_map(|attribute| text.match_indices(attribute));
+    let tests = ats.map(|(at, _)| at).filter(is_tests).min();
     let end = tests.unwrap_or(text.len());
     let lines = text[..end].lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
