@@ -140,7 +140,7 @@ fn a_pass_that_comes_in_part_or_is_none_is_refused() {
         let acceptor = Acceptor::new(&credentials(&folder, "127.0.0.1"), &[]).unwrap();
         let receiving = Receiving::secured(&[None], Grants::default(), Some(acceptor));
         for (bytes, why) in
-            [(b"RELINK".repeat(1), "only 6 of"), (b"RELINK\r\r".repeat(8), "neither")]
+            [(b"RELINK".to_vec(), "only 6 of"), (b"RELINK\r\r".repeat(8), "neither")]
         {
             let mut stranger = TcpStream::connect(receiving.address).unwrap();
             stranger.write_all(&bytes).unwrap();
