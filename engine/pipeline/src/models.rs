@@ -98,7 +98,7 @@ fn finish(workers: &Workers<Work>, meeting: &Meeting, threads: Vec<JoinHandle<()
 
 #[test]
 fn a_job_waits_for_no_worker_that_runs_another() {
-    explore(2, || {
+    explore(1, || {
         let workers = Arc::new(Workers::new(2, 2));
         let results = Results::new(2);
         let (meeting, [one, other]) = meeting();
@@ -135,7 +135,7 @@ fn a_worker_whose_job_another_has_taken_gets_the_next_one() {
 /// The workers have emptied their rings, which the submitter does not see yet.
 #[test]
 fn a_job_for_which_the_chosen_worker_seems_to_have_no_room_is_run() {
-    explore(2, || {
+    explore(1, || {
         let workers = Arc::new(Workers::new(2, 2));
         let results = Results::new(2);
         let (meeting, [one, other]) = meeting();
@@ -193,7 +193,7 @@ fn a_submitter_that_waits_for_room_is_woken() {
 
 #[test]
 fn a_job_is_done_or_comes_back_when_the_workers_are_closed_meanwhile() {
-    explore(3, || {
+    explore(2, || {
         let workers = Arc::new(Workers::new(1, 2));
         let results = Results::new(2);
         let worker = {

@@ -3,7 +3,9 @@
 use crate::error::SessionError;
 use crate::frame::MAX_CHUNK_BYTES;
 use crate::hello::{lost, read_preamble, write_preamble, Hello, Welcome, HELLO_TIMEOUT};
+use crate::pass;
 use crate::transport::Link;
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tls::Connector;
@@ -68,6 +70,13 @@ pub(crate) fn dial_as(
     let mut link = match connector {
         None => Link::from(socket),
         Some(connector) => {
+            if let (true, Some(token)) = (hello.pass, &hello.token) {
+                let pass = pass::new(&hello.session, token);
+                // A new socket has room for it.
+                { &socket }
+                    .write_all(pass.as_ref().map_or(&[], |pass| &pass[..]))
+                    .map_err(|error| lost(peer, &error))?;
+            }
             let channel = connector.connect(&socket, peer, Instant::now() + attempt.handshake)?;
             Link::secured(socket, channel)
         }

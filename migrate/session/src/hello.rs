@@ -59,6 +59,9 @@ pub struct Hello {
     /// server's session got (W28).
     #[serde(default)]
     pub ask: bool,
+    /// The server takes a pass before TLS (W5a). Not sent.
+    #[serde(skip)]
+    pub pass: bool,
 }
 
 /// The server's half (W3).
@@ -83,6 +86,8 @@ pub struct Welcome {
     pub codecs: Vec<String>,
     /// Bytes of delta cache at either end, at most the client's request; 0 without deltas (W29).
     pub delta_cache: u64,
+    /// The server takes a pass before TLS from the session's further links (W5a).
+    pub pass: bool,
 }
 
 /// 128 random bits as 32 hex digits.
@@ -259,6 +264,7 @@ mod tests {
             codecs: vec!["zstd".into()],
             delta_cache: 0,
             ask: false,
+            pass: false,
         }
     }
 

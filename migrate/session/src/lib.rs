@@ -51,6 +51,7 @@ mod links;
 mod outbound;
 mod outgoing;
 mod pacing;
+mod pass;
 mod reader;
 mod redial;
 mod resume;
@@ -73,6 +74,7 @@ pub use hello::{
     Welcome, HELLO_TIMEOUT, MAX_LINKS, VERSION,
 };
 pub use outgoing::Outgoing;
+pub use pass::{Pass, PASS_BYTES};
 pub use reader::SILENCE;
 pub use redial::{Redial, Verdict};
 pub use session::Session;

@@ -84,6 +84,7 @@ impl Destination {
             confirmed: AtomicBool::new(false),
             begun: AtomicBool::new(false),
             asked: AtomicBool::new(false),
+            untold: AtomicBool::new(false),
             main_up: AtomicBool::new(false),
             main_event: EventCount::new(),
             streams: (0..MAX_STREAMS).map(|_| OnceLock::new()).collect(),
@@ -108,10 +109,12 @@ impl Destination {
         self.shared.begun.load(Ordering::Acquire)
     }
 
-    /// Whether the session ended because its links stayed lost: the source may still ask.
+    /// Whether the session ended without a link on which the source could be told: it may still
+    /// ask.
     pub(crate) fn was_lost(&self) -> bool {
         let failure = self.shared.session.failure();
         failure.is_some_and(|error| matches!(**error, SessionError::NotResumed { .. }))
+            || self.shared.untold.load(Ordering::Acquire)
     }
 
     /// How long the source of a lost session may take to ask about it.
@@ -150,7 +153,10 @@ impl Destination {
         match &result {
             Ok(_) => shared.session.send_finish(report()),
             Err(error) => {
-                shared.session.fail(SessionError::Local { reason: error_chain(error) });
+                let session = &shared.session;
+                let untold = !session.resume_timeout().is_zero() && !session.is_linked();
+                shared.untold.store(untold, Ordering::Release);
+                session.fail(SessionError::Local { reason: error_chain(error) });
             }
         }
         shared.over.store(true, Ordering::Release);

@@ -64,6 +64,8 @@ pub(super) struct Shared {
     pub(super) confirmed: AtomicBool,
     /// The source has opened its main stream.
     pub(super) begun: AtomicBool,
+    /// The migration has failed while no link was up.
+    pub(super) untold: AtomicBool,
     /// The source has asked about its lost session, and gets the answer.
     pub(super) asked: AtomicBool,
     pub(super) main_up: AtomicBool,

@@ -1,53 +1,35 @@
 //! The connections to the port: strangers, links of sessions, questions, and hellos that open a
 //! session.
 
-use super::state::{Active, Server, Waiting};
+use super::state::{Active, Server};
+use super::waiting::LastPass;
 use crate::destination::Destination;
 use crate::threads::spawn;
 use crate::unix::UnixAddress;
 use codec::Codec;
 use session::{
-    random_id, read_preamble, write_preamble, Hello, Link, SessionError, Welcome, HELLO_TIMEOUT,
-    MAX_LINKS, SILENCE,
+    random_id, read_preamble, write_preamble, Hello, Link, Pass, SessionError, Welcome,
+    HELLO_TIMEOUT, MAX_LINKS, PASS_BYTES, SILENCE,
 };
-use std::collections::VecDeque;
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::io::Read;
+use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tls::{Peer, TlsError};
 
-/// Connections that may be in their hello at once. At one more, one is closed ([`surplus`]): a peer
-/// finishes its hello long before, so idle connections lock no peer out.
-const MAX_HELLOS: usize = 64;
-
-/// The connection to close when too many wait: the oldest of the host that has the most. So a host
-/// that floods the port does not lock out the links of others.
-fn surplus(waiting: &VecDeque<Waiting>) -> Option<usize> {
-    let of = |host: Option<IpAddr>| waiting.iter().filter(|one| one.from == host).count();
-    let most = waiting.iter().map(|one| of(one.from)).max()?;
-    waiting.iter().position(|one| of(one.from) == most)
-}
+/// The shortest time-out of a socket: zero would be none.
+const A_MOMENT: Duration = Duration::from_millis(1);
 
 impl Server {
     fn said_hello(&self, number: u64) {
-        self.lock_hellos().retain(|waiting| waiting.number != number);
+        self.lock_waiting().remove(number);
     }
 
     pub(super) fn admit(self: &Arc<Self>, socket: TcpStream, peer: String) {
-        let Ok(kept) = socket.try_clone() else { return };
+        let socket = Arc::new(socket);
         let number = self.admitted.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut hellos = self.lock_hellos();
-            if hellos.len() >= MAX_HELLOS {
-                if let Some(surplus) = surplus(&hellos).and_then(|at| hellos.remove(at)) {
-                    // Its thread sees the end of the connection and ends.
-                    let _ = surplus.socket.shutdown(Shutdown::Both);
-                }
-            }
-            let from = kept.peer_addr().ok().map(|address| address.ip());
-            hellos.push_back(Waiting { number, from, socket: kept });
-        }
+        self.lock_waiting().add(number, socket.clone(), |pass| self.is_valid(pass));
         let server = self.clone();
         let started = spawn("hello", move || {
             let result = server.hello(socket, &peer, number);
@@ -72,7 +54,7 @@ impl Server {
     #[allow(clippy::type_complexity, reason = "passed only from here to `serve`")]
     fn hello(
         self: &Arc<Self>,
-        socket: TcpStream,
+        socket: Arc<TcpStream>,
         peer: &str,
         number: u64,
     ) -> Result<Option<(Option<String>, String, Arc<Active>)>, SessionError> {
@@ -84,8 +66,11 @@ impl Server {
         let secured = socket
             .set_nonblocking(false)
             .and_then(|()| socket.set_write_timeout(Some(HELLO_TIMEOUT)))
+            .and_then(|()| socket.try_clone())
             .map_err(failed)
-            .and_then(|()| self.secure(socket, peer, deadline));
+            .and_then(|own| self.take_pass(&own, peer, number, deadline).map(|()| own))
+            .and_then(|own| self.secure(own, peer, deadline));
+        drop(socket);
         let (mut link, hello) = match secured {
             Ok(mut link) => {
                 let left = deadline.saturating_duration_since(Instant::now());
@@ -137,6 +122,50 @@ impl Server {
             Err(reason) => {
                 refuse(&mut link, peer, &reason);
                 Err(SessionError::Hello { peer: peer.into(), detail: reason })
+            }
+        }
+    }
+
+    /// Reads the pass in front of a TLS handshake, if there is one (W5a). One that does not count
+    /// makes the connection a stranger's: its hello gets the answer.
+    fn take_pass(
+        &self,
+        socket: &TcpStream,
+        peer: &str,
+        number: u64,
+        deadline: Instant,
+    ) -> Result<(), SessionError> {
+        if self.config.acceptor.is_none() {
+            return Ok(());
+        }
+        let bad = |detail: String| SessionError::Hello { peer: peer.into(), detail };
+        let limit = || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            socket.set_read_timeout(Some(left.max(A_MOMENT)))
+        };
+        let mut bytes = [0; PASS_BYTES];
+        // Nothing, or another byte: the handshake finds out.
+        match limit().and_then(|()| socket.peek(&mut bytes[..1])) {
+            Ok(1) if Pass::may_begin_with(bytes[0]) => {}
+            _ => return Ok(()),
+        }
+        let mut done = 0;
+        while done < PASS_BYTES {
+            let got = limit().and_then(|()| { socket }.read(&mut bytes[done..]));
+            done += match got {
+                Ok(got @ 1..) if Instant::now() < deadline => got,
+                _ => {
+                    return Err(bad(format!(
+                        "only {done} of the {PASS_BYTES} bytes of its pass came in time"
+                    )))
+                }
+            };
+        }
+        match Pass::from_bytes(&bytes) {
+            None => Err(bad("it begins with neither a pass nor a handshake".into())),
+            Some(pass) => {
+                self.lock_waiting().show(number, pass, |pass| self.is_valid(pass));
+                Ok(())
             }
         }
     }
@@ -202,6 +231,7 @@ impl Server {
         let grants = self.config.grants;
         Welcome {
             token: token.to_string(),
+            pass: self.config.acceptor.is_some(),
             chunk_bytes: u32::try_from(grants.chunk_bytes).unwrap_or(u32::MAX),
             stream_frames: grants.stream_frames,
             shared_frames: grants.shared_frames,
@@ -300,8 +330,14 @@ impl Server {
         let token = random_id().map_err(|error| error.to_string())?;
         let welcome = Welcome { delta_cache, ..self.welcome(&token) };
         let joined = Mutex::new(vec![0]);
-        let active =
-            Active { token, owner: owner.cloned(), links: hello.links, joined, destination };
+        let active = Active {
+            token,
+            owner: owner.cloned(),
+            links: hello.links,
+            joined,
+            last_pass: LastPass::default(),
+            destination,
+        };
         let active = Arc::new(active);
         self.lock_sessions().insert(hello.session.clone(), active.clone());
         Ok((active, welcome))
@@ -314,30 +350,4 @@ fn refuse(link: &mut Link, peer: &str, reason: &str) {
     let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
     // The peer may have closed the connection.
     let _ = write_preamble(link, peer, &welcome);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::TcpListener;
-
-    /// A host that opens connections faster than peers finish their handshakes loses its own.
-    #[test]
-    fn the_host_that_floods_the_port_gives_way() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let mut waiting = VecDeque::new();
-        let hosts = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 1], [10, 0, 0, 1], [10, 0, 0, 3]];
-        for (number, host) in (0..).zip(hosts) {
-            let socket = TcpStream::connect(address).unwrap();
-            waiting.push_back(Waiting { number, from: Some(IpAddr::from(host)), socket });
-        }
-        for left in [0, 2] {
-            let at = surplus(&waiting).unwrap();
-            assert_eq!(waiting.remove(at).unwrap().number, left);
-        }
-        // Each host has one: the oldest is closed.
-        assert_eq!(waiting[surplus(&waiting).unwrap()].number, 1);
-        assert!(surplus(&VecDeque::new()).is_none());
-    }
 }

@@ -4,6 +4,7 @@ mod config;
 mod hello;
 mod run;
 mod state;
+mod waiting;
 
 pub use config::{Host, ServerConfig};
 pub use state::Server;

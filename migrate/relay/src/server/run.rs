@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+
 impl Server {
     /// Starts the codec threads.
     ///
@@ -44,7 +47,7 @@ impl Server {
             sessions: Mutex::new(HashMap::new()),
             ended: Mutex::new(VecDeque::new()),
             busy: Mutex::new(Vec::new()),
-            hellos: Mutex::new(VecDeque::new()),
+            waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
             served: AtomicU64::new(0),
@@ -68,6 +71,8 @@ impl Server {
         let failed =
             |source| RelayError::Resource { what: "the listening socket failed".into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
+        // The standard library's 128 are soon full while strangers flood the port.
+        rustix::net::listen(listener, BACKLOG).map_err(|error| failed(error.into()))?;
         let (mut told, mut short) = (false, false);
         loop {
             let stopped = self.stops.load(Ordering::Acquire) > 0;

@@ -1,11 +1,11 @@
 //! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
 use super::config::{Host, ServerConfig};
+use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination};
 use pipeline::Lanes;
-use session::Hello;
+use session::{Hello, Pass};
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ pub(super) struct Active {
     pub(super) owner: Option<Peer>,
     pub(super) links: u16,
     pub(super) joined: Mutex<Vec<u16>>,
+    pub(super) last_pass: LastPass,
     pub(super) destination: Arc<Destination>,
 }
 
@@ -41,17 +42,11 @@ pub(super) struct Ended {
     pub(super) session: String,
     pub(super) token: String,
     pub(super) owner: Option<Peer>,
+    pub(super) last_pass: LastPass,
     pub(super) committed: bool,
     pub(super) confirmed: bool,
     /// Set if the links were lost and the source has not asked yet: until when it may.
     pub(super) unasked_until: Option<Instant>,
-}
-
-/// A connection before its hello.
-pub(super) struct Waiting {
-    pub(super) number: u64,
-    pub(super) from: Option<IpAddr>,
-    pub(super) socket: TcpStream,
 }
 
 /// The receiver: accepts links and runs their sessions.
@@ -65,8 +60,8 @@ pub struct Server {
     /// The newest is last.
     pub(super) ended: Mutex<VecDeque<Ended>>,
     pub(super) busy: Mutex<Vec<Option<String>>>,
-    /// The oldest is first; removed as soon as the hello is read.
-    pub(super) hellos: Mutex<VecDeque<Waiting>>,
+    /// Connections whose hello was not read yet.
+    pub(super) waiting: Mutex<WaitingRoom>,
     pub(super) admitted: AtomicU64,
     /// Connections that did not speak the protocol.
     pub(super) strangers: AtomicU64,
@@ -89,8 +84,18 @@ impl Server {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn lock_hellos(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
-        self.hellos.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock_waiting(&self) -> MutexGuard<'_, WaitingRoom> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a pass was made by the client of a session here, and is newer than those before.
+    pub(super) fn is_valid(&self, pass: &Pass) -> bool {
+        if let Some(active) = self.lock_sessions().get(&pass.session) {
+            return active.last_pass.accepts(pass, &active.token);
+        }
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = ended.iter().find(|ended| ended.session == pass.session);
+        known.is_some_and(|ended| ended.last_pass.accepts(pass, &ended.token))
     }
 
     /// W28: how far a session got, for its own client. Ends the session if it still runs, as the
@@ -143,7 +148,8 @@ impl Server {
                     active.destination.session().end_and_close_commit("the session has ended");
                 let (lost, asked) = (active.destination.was_lost(), active.destination.was_asked());
                 let time = if asked { ANSWERED } else { active.destination.asking_time() };
-                if lost && !asked && !active.destination.is_confirmed() {
+                let told = asked || active.destination.is_confirmed();
+                if lost && !told && self.stops.load(Ordering::Acquire) == 0 {
                     let seconds = time.as_secs();
                     self.host.notice(&format!(
                         "answering for up to {seconds} s should the source ask where the VM is"
@@ -154,6 +160,7 @@ impl Server {
                     session: session.into(),
                     token: active.token.clone(),
                     owner: active.owner.clone(),
+                    last_pass: active.last_pass.clone(),
                     committed,
                     confirmed: active.destination.is_confirmed(),
                 });

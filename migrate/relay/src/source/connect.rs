@@ -48,7 +48,8 @@ impl Source {
         let candidates = Candidates::new(config, accelerator.is_some());
         let hello = hello(config, &candidates)?;
         let (first, welcome) = dial_patiently(config, &hello, notice)?;
-        let asking = Hello { token: Some(welcome.token.clone()), ..hello.clone() };
+        let (token, pass) = (Some(welcome.token.clone()), welcome.pass);
+        let asking = Hello { token, pass, ..hello.clone() };
         let redial =
             Redial::new(config.peer.clone(), &first, config.connector.clone(), asking.clone());
         let result = Self::with_first_link(
@@ -202,6 +203,7 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
         codecs: candidates.codecs(),
         delta_cache: config.delta_cache,
         ask: false,
+        pass: false,
     })
 }
 

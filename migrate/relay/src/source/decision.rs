@@ -62,7 +62,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             };
             let course = match event {
                 Ok(Event::SourceEof { is_main: true }) => self.source_eof()?,
-                Ok(Event::Shut(code)) => self.shut(code),
+                Ok(Event::Shut(code)) => self.shut(code)?,
                 Ok(Event::ShutRefused(0)) => return Err(RelayError::SourceGone),
                 Ok(Event::ShutRefused(_)) => return Err(RelayError::SourceEnded),
                 Ok(Event::DestinationEof) => self.destination_eof()?,
@@ -112,13 +112,13 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         self.shared.return_path.load(Ordering::Acquire)
     }
 
-    fn shut(&mut self, code: u32) -> Course {
+    fn shut(&mut self, code: u32) -> Result<Course, RelayError> {
         self.shut = Some(code);
         self.deadline = Some(Instant::now() + FAREWELL);
-        if self.main_eof && code == 0 {
-            Course::Well
-        } else {
-            Course::On
+        match (self.main_eof, code) {
+            (false, _) => Ok(Course::On),
+            (true, 0) => Ok(Course::Well),
+            (true, code) => Err(self.refused(code)),
         }
     }
 

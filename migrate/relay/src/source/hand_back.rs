@@ -90,7 +90,8 @@ fn hand_shut(
             .into();
         return Err(SessionError::Local { reason });
     }
-    shared.handing_shut.store(code == 0, Ordering::Release);
+    // Its event comes behind the write, and QEMU may close in between.
+    shared.handing_shut.store(true, Ordering::Release);
     let written = written.and_then(|()| socket.write_all(shut));
     let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused(code) };
     let _ = shared.events.send(handed);

@@ -148,8 +148,8 @@ pub(super) struct Shared {
     pub(super) keeper: OnceLock<Keeper>,
     /// The keeper has the socket, to hold it in any case.
     pub(super) keeper_has_socket: AtomicBool,
-    /// SHUT(0) is being written to the source QEMU, which may close its socket before the write is
-    /// recorded.
+    /// SHUT is being written to the source QEMU, which may close its socket before the event of the
+    /// write has come.
     pub(super) handing_shut: AtomicBool,
     /// Return paths still being written.
     pub(super) return_paths: AtomicUsize,

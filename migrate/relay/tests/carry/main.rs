@@ -11,6 +11,7 @@ mod barriers;
 mod commit;
 mod cutter;
 mod deltas;
+mod flood;
 mod harness;
 mod identity;
 mod lost_peer;

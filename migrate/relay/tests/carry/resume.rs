@@ -495,6 +495,7 @@ pub(crate) fn hello() -> Hello {
         delta_cache: 0,
         codecs: Vec::new(),
         ask: false,
+        pass: false,
     }
 }
 

@@ -56,7 +56,7 @@ impl Site {
     }
 }
 
-fn credentials(folder: &tempfile::TempDir, name: &str) -> Credentials {
+pub(crate) fn credentials(folder: &tempfile::TempDir, name: &str) -> Credentials {
     let dir = Authority::at(folder.path()).issue(&[name.into()], 9, true).unwrap().dir;
     load(&dir)
 }
@@ -78,6 +78,7 @@ fn hello() -> Hello {
         delta_cache: 0,
         codecs: vec!["zstd".into()],
         ask: false,
+        pass: false,
     }
 }
 

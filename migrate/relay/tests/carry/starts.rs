@@ -11,7 +11,7 @@ use relay::{Host, RelayError, Server, ServerConfig, Source, UnixAddress};
 use session::{dial, Grants, Hello, SessionError};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -162,6 +162,49 @@ fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
         let error = dial(&address.to_string(), None, &asking).unwrap_err();
         assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
         // The source was answered, and the receiver ends.
+        running.join().unwrap();
+    });
+}
+
+/// Runs a session to its end, and passes on what it says.
+struct Says(Mutex<mpsc::Sender<String>>);
+
+impl Host for Says {
+    fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn serve(&self, _: &Option<String>, destination: &relay::Destination) {
+        let _ = destination.run(Vec::new);
+    }
+
+    fn notice(&self, text: &str) {
+        let _ = self.0.lock().unwrap().send(text.into());
+    }
+}
+
+/// W28: the destination QEMU ends while no link is up, so that nobody can tell the source.
+#[test]
+fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
+    bounded(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (sender, notices) = mpsc::channel();
+        let host = Arc::new(Says(Mutex::new(sender)));
+        let (address, running) = once(host, folder.path(), RESUME);
+        let listener = std::os::unix::net::UnixListener::bind(folder.path().join("dst")).unwrap();
+        let greeting = Hello { codecs: vec!["zstd".into()], ..hello() };
+        let (link, welcome) = dial(&address.to_string(), None, &greeting).unwrap();
+        let main = b"QEVM\0\0\0\x03";
+        let link = send_main(link, main);
+        let (destination, _) = listener.accept().unwrap();
+        read_exactly(&destination, main.len());
+        drop(link);
+        while !notices.recv_timeout(WATCHDOG).unwrap().contains("waiting up to") {}
+        drop(destination);
+        while !notices.recv_timeout(WATCHDOG).unwrap().contains("answering for up to") {}
+        let asking = Hello { token: Some(welcome.token), ask: true, ..greeting };
+        let error = dial(&address.to_string(), None, &asking).unwrap_err();
+        assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
         running.join().unwrap();
     });
 }

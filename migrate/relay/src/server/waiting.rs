@@ -1,0 +1,209 @@
+//! The connections whose hello has not been read: how many may wait, and which gives way.
+//!
+//! Anybody can open connections, also from a peer's own address, and faster than an honest peer
+//! finishes its handshake. So a link of a session that exists begins with a pass (W5a), which is
+//! there as soon as the connection is, and gives it a place that strangers cannot take.
+
+use rustix::net::{recv, RecvFlags};
+use session::{Pass, PASS_BYTES};
+use std::collections::VecDeque;
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// The number of the newest pass of a session; 0 before the first.
+#[derive(Debug, Default)]
+pub(super) struct LastPass(AtomicU64);
+
+impl LastPass {
+    /// Whether the owner of `token` has made `pass`, and it is newer than those before.
+    pub(super) fn accepts(&self, pass: &Pass, token: &str) -> bool {
+        pass.is_of(token) && self.0.fetch_max(pass.number, Ordering::AcqRel) < pass.number
+    }
+}
+
+impl Clone for LastPass {
+    fn clone(&self) -> Self {
+        Self(AtomicU64::new(self.0.load(Ordering::Acquire)))
+    }
+}
+
+/// Connections without a pass that may wait. At one more, one is closed ([`surplus`]): a peer
+/// finishes its hello long before, so idle connections lock no peer out.
+const MAX_STRANGERS: usize = 64;
+/// Connections with a pass of one session that may wait: its client opens one at a time, and may
+/// open the next when it has given up the last.
+const MAX_OF_SESSION: usize = 4;
+
+/// A connection before its hello.
+struct Waiting {
+    number: u64,
+    from: Option<IpAddr>,
+    socket: Arc<TcpStream>,
+    /// The session whose pass it has shown.
+    session: Option<String>,
+}
+
+/// The waiting connections; the oldest is first.
+#[derive(Default)]
+pub(super) struct WaitingRoom(VecDeque<Waiting>);
+
+impl WaitingRoom {
+    /// Adds a connection; closes another one if there are too many. `verify`: whether a pass is
+    /// that of its session's client, and newer than those before.
+    pub(super) fn add(
+        &mut self,
+        number: u64,
+        socket: Arc<TcpStream>,
+        verify: impl Fn(&Pass) -> bool,
+    ) {
+        let from = socket.peer_addr().ok().map(|address| address.ip());
+        self.0.push_back(Waiting { number, from, socket, session: None });
+        while self.strangers().count() > MAX_STRANGERS {
+            let Some(at) = surplus(&self.0) else { return };
+            // Its thread may not have looked yet.
+            match pass_at_hand(&self.0[at].socket).filter(&verify) {
+                Some(pass) => self.let_in(at, pass.session),
+                None => self.close(at),
+            }
+        }
+    }
+
+    /// Connection `number` has shown this pass.
+    pub(super) fn show(&mut self, number: u64, pass: Pass, verify: impl Fn(&Pass) -> bool) {
+        let at = self.0.iter().position(|waiting| waiting.number == number);
+        if let Some(at) = at.filter(|at| self.0[*at].session.is_none()) {
+            if verify(&pass) {
+                self.let_in(at, pass.session);
+            }
+        }
+    }
+
+    /// Removes a connection whose hello was read, or will not be.
+    pub(super) fn remove(&mut self, number: u64) {
+        self.0.retain(|waiting| waiting.number != number);
+    }
+
+    fn strangers(&self) -> impl Iterator<Item = &Waiting> {
+        self.0.iter().filter(|waiting| waiting.session.is_none())
+    }
+
+    fn let_in(&mut self, at: usize, session: String) {
+        self.0[at].session = Some(session);
+        let session = &self.0[at].session;
+        let mut same = (0..self.0.len()).filter(|at| self.0[*at].session == *session);
+        if let (Some(oldest), MAX_OF_SESSION..) = (same.next(), same.count()) {
+            self.close(oldest);
+        }
+    }
+
+    fn close(&mut self, at: usize) {
+        if let Some(waiting) = self.0.remove(at) {
+            // Its thread sees the end of the connection and ends.
+            let _ = waiting.socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The connection to close when too many without a pass wait: the oldest of the host that has the
+/// most. So a host that floods the port does not lock out the new peers on others.
+fn surplus(waiting: &VecDeque<Waiting>) -> Option<usize> {
+    let strangers = || waiting.iter().filter(|one| one.session.is_none());
+    let of = |host: Option<IpAddr>| strangers().filter(|one| one.from == host).count();
+    let most = strangers().map(|one| of(one.from)).max()?;
+    waiting.iter().position(|one| one.session.is_none() && of(one.from) == most)
+}
+
+/// The pass with which a connection begins, if it has arrived.
+fn pass_at_hand(socket: &TcpStream) -> Option<Pass> {
+    let mut bytes = [0; PASS_BYTES];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    match recv(socket, &mut bytes[..], flags) {
+        Ok((_, PASS_BYTES)) => Pass::from_bytes(&bytes),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn room(connections: &[([u8; 4], Option<&str>)]) -> WaitingRoom {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let waiting = (0..).zip(connections).map(|(number, (host, session))| Waiting {
+            number,
+            from: Some(IpAddr::from(*host)),
+            socket: Arc::new(TcpStream::connect(address).unwrap()),
+            session: session.map(String::from),
+        });
+        WaitingRoom(waiting.collect())
+    }
+
+    fn numbers(room: &WaitingRoom) -> Vec<u64> {
+        room.0.iter().map(|waiting| waiting.number).collect()
+    }
+
+    /// A pass as W5a has it.
+    fn pass(number: u64, token: &str) -> Pass {
+        let named = [&b"RELINK\r\n"[..], &[0xab; 16], &number.to_be_bytes()].concat();
+        let bytes = [&named[..], &tls::mac(token.as_bytes(), &named)].concat();
+        Pass::from_bytes(bytes.first_chunk().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_pass_that_is_forged_or_was_used_before_does_not_count() {
+        let last = LastPass::default();
+        for (number, token, counts) in [
+            (5, "ours", true),
+            (5, "ours", false),
+            (4, "ours", false),
+            (9, "another", false),
+            (6, "ours", true),
+        ] {
+            assert_eq!(last.accepts(&pass(number, token), "ours"), counts, "{number} {token}");
+        }
+        let mut room = room(&[([10, 0, 0, 1], None); 2]);
+        room.show(0, pass(7, "another"), |pass| last.accepts(pass, "ours"));
+        room.show(1, pass(7, "ours"), |pass| last.accepts(pass, "ours"));
+        // The same once more: its place stays.
+        room.show(1, pass(7, "ours"), |pass| last.accepts(pass, "ours"));
+        let sessions: Vec<_> = room.0.iter().map(|waiting| waiting.session.clone()).collect();
+        assert_eq!(sessions, [None, Some("ab".repeat(16))]);
+    }
+
+    /// A host that opens connections faster than peers finish their handshakes loses its own.
+    #[test]
+    fn the_host_that_floods_the_port_gives_way() {
+        let [a, b, c] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]];
+        let mut room = room(&[(a, None), (b, None), (a, None), (a, None), (c, None)]);
+        for left in [0, 2] {
+            let at = surplus(&room.0).unwrap();
+            assert_eq!(room.0.remove(at).unwrap().number, left);
+        }
+        // Each host has one: the oldest is closed.
+        assert_eq!(room.0[surplus(&room.0).unwrap()].number, 1);
+        assert!(surplus(&VecDeque::new()).is_none());
+    }
+
+    #[test]
+    fn a_link_with_a_pass_gives_way_to_no_stranger() {
+        let host = [10, 0, 0, 1];
+        let room = room(&[(host, Some("s")), (host, None), (host, Some("s"))]);
+        assert_eq!(room.0[surplus(&room.0).unwrap()].number, 1);
+    }
+
+    #[test]
+    fn the_links_of_a_session_that_wait_are_bounded() {
+        let host = [10, 0, 0, 1];
+        let mut room = room(&[(host, None); 7]);
+        room.let_in(1, "other".into());
+        for at in 2..6 {
+            room.let_in(at, "s".into());
+        }
+        assert_eq!(numbers(&room), [0, 1, 2, 3, 4, 5, 6]);
+        room.let_in(6, "s".into());
+        assert_eq!(numbers(&room), [0, 1, 3, 4, 5, 6]);
+    }
+}
