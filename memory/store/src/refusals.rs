@@ -38,3 +38,26 @@ impl Refusals {
         most.store(asked.load(Ordering::Relaxed).saturating_add(allowed), Ordering::Relaxed);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_follow_the_pages_that_compress() {
+        let refusals = Refusals::default();
+        let refused = |asked: u64| (0..asked).filter(|_| refusals.ask()).count() as u64;
+        assert_eq!(refused(100), 0);
+        refusals.allow(0);
+        assert_eq!(refused(1000), LEAST);
+        // Nothing compresses: a few for each look, and the others are stored.
+        refusals.allow(0);
+        assert_eq!(refused(1000), LEAST);
+        refusals.allow(10);
+        assert_eq!(refused(1000), LEAST + 10 * EACH);
+        // A larger number of looks brings no more than the last one.
+        refusals.allow(20);
+        refusals.allow(20);
+        assert_eq!(refused(1000), LEAST);
+    }
+}
