@@ -80,7 +80,8 @@ impl Inventory {
                 found.extend([Place::Test, Place::Proof]);
             }
             let models = name.strip_prefix("scripts/loom ");
-            if models.is_some_and(|of| ["ring", "pipeline", "qat", "store", "device"].contains(&of)) {
+            if models.is_some_and(|of| ["ring", "pipeline", "qat", "store", "device"].contains(&of))
+            {
                 found.push(Place::Proof);
             }
         }

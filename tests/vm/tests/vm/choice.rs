@@ -16,7 +16,7 @@ const QUICK: &[&str] = &[
     "moves_dirtying_defaults",
     "moves_dirtying_2_channels_lz4",
     "moves_dirtying_8_channels_zstd",
-    "moves_dirtying_single_level_9_busy",
+    "moves_dirtying_single_level_15_busy",
     "moves_whatever_was_set_before",
     "moves_insecure_2_channels",
     "auto_is_told_a_level",
