@@ -65,6 +65,10 @@ fn verdict(without: &Run, zram: &Run, platen: &Run) -> String {
         (true, true) | (false, true) => {
             format!("platen stored all {} values: {gain}.", platen.stored)
         }
+        (true, false) if platen.stored >= zram.stored => format!(
+            "platen LOST: it stored all {} values, and not all of them could be read back.",
+            platen.stored
+        ),
         (true, false) => format!(
             "platen LOST: redis was killed at {} values, {} % of the {} that zram stored.",
             platen.stored,
@@ -101,6 +105,9 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Run> {
     let back = checked.contains("ok keys=");
     let ended = match (alive, back) {
         (true, true) => "all there, every byte compared".to_owned(),
+        (true, false) if !checked.contains("ended") => {
+            format!("not all read after {} s", limit.as_secs())
+        }
         (true, false) => format!("lost: {}", checked.lines().last().unwrap_or_default()),
         (false, _) if filled.contains("late: ") => format!("not done after {} s", limit.as_secs()),
         (false, _) => "killed for want of memory".to_owned(),
