@@ -56,9 +56,9 @@ impl Encoder {
         Ok(this)
     }
 
-    /// An encoder for `settings` and units of at most `largest` bytes. Longer ones stay as they
-    /// are. With zstd it has one context for all sizes, and so takes less memory; it allocates
-    /// nothing after this.
+    /// An encoder for `settings` and units of at most `largest` bytes; longer ones may remain
+    /// uncompressed. With zstd it has one context for all sizes, which takes
+    /// [`memory_with_limit`](Self::memory_with_limit), and allocates nothing later.
     ///
     /// # Errors
     ///
@@ -86,6 +86,17 @@ impl Encoder {
             this.with_dictionary = Some(WithDictionary::new(settings.level())?);
         }
         Ok(this)
+    }
+
+    /// The most heap memory, in bytes, of an encoder made [`with_limit`](Self::with_limit).
+    pub fn memory_with_limit(settings: Settings, largest: usize) -> usize {
+        match (settings.codec(), settings.level()) {
+            (Codec::Zstd, level) => Fixed::memory_for(level, largest),
+            (Codec::Zlib | Codec::DeflateQz, level) if level > 3 => 712 << 10,
+            (Codec::Zlib | Codec::DeflateQz, _) => 400 << 10,
+            (Codec::Lz4, _) => 48 << 10,
+            (Codec::Raw | Codec::SameFilled, _) => 0,
+        }
     }
 
     /// The settings for the next unit.

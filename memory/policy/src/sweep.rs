@@ -66,6 +66,13 @@ pub(crate) struct Sweep {
     counters: Arc<Counters>,
 }
 
+/// The most heap memory of a sweep, in bytes.
+pub(crate) fn memory(codec: codec::Settings, group: usize) -> usize {
+    let buffers = MAX_MEMBERS * (MAX_OBJECT + PAGE) + Encoder::roomy(MAX_MEMBERS * PAGE);
+    // Beside them a reader and a group's payload.
+    Encoder::memory_with_limit(codec, group * PAGE) + buffers + (384 << 10)
+}
+
 impl Sweep {
     /// Allocates all memory: also compresses once at each size that will occur, because codecs
     /// allocate at first use.
@@ -85,7 +92,7 @@ impl Sweep {
         let mut this = Self {
             reader: PageReader::new(worker.store()),
             worker,
-            encoder: Encoder::with_limit(codec, settings.group.max(1) * PAGE).map_err(wrong)?,
+            encoder: Encoder::with_limit(codec, settings.group * PAGE).map_err(wrong)?,
             group: GroupBuffer::new(),
             objects: boxed(),
             plain: boxed(),

@@ -57,6 +57,12 @@ pub struct Trainer {
     pub stop: Box<dyn FnMut() + Send>,
 }
 
+/// The most heap memory of training, in bytes, for new pages of these settings: what a thread for
+/// requests has, a decoder and samples.
+pub(crate) fn memory(new: codec::Settings) -> usize {
+    device::thread_heap(new) + Dictionary::context_memory(new.level()) + (320 << 10)
+}
+
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trainer").field("settings", &self.settings).finish_non_exhaustive()

@@ -89,7 +89,7 @@ impl WriteBack {
         let mut this = Self {
             worker: store.worker().ok_or(StartError::Full)?,
             reader: PageReader::new(store),
-            encoder: Encoder::new(settings.codec()?).map_err(wrong)?,
+            encoder: Encoder::with_limit(settings.codec()?, PAGE).map_err(wrong)?,
             batch: Batch::new(settings.writeback_batch_size as usize),
             plain: Box::new([0; PAGE]),
             coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),

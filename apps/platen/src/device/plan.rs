@@ -14,11 +14,6 @@ use std::time::Duration;
 /// Heap of a server, without its request threads and the policy.
 const BASE_HEAP: usize = 3 << 18;
 
-/// Heap of the policy: context of a stronger codec, buffers of a group, trial of a dictionary; 3.1
-/// MiB with the default settings (`malloc_stats`). A stand-by server has it in advance, because the
-/// policy frees memory when memory is short.
-const POLICY_HEAP: usize = 7 << 19;
-
 /// Heap for writeback: buffers of waiting requests, a batch.
 const BACKING_HEAP: usize = 3 << 20;
 
@@ -148,7 +143,8 @@ impl<'a> Plan<'a> {
             true => dictionary_heap(self.codec.level(), all),
             false => 0,
         };
-        let policy = if self.policy.enabled { POLICY_HEAP } else { 0 };
+        // It frees memory when memory is short.
+        let policy = self.policy.memory(self.trains().then_some(self.codec));
         BASE_HEAP + policy + requests + heap + dictionaries
     }
 
