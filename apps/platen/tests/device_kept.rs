@@ -307,8 +307,35 @@ fn processes_have_the_programs_name() {
     let server = format!("/proc/{}", served.server().as_raw_nonzero());
     assert_eq!(fs::read_to_string(format!("{server}/comm")).unwrap(), "platen\n");
     assert!(fs::read(format!("{server}/cmdline")).unwrap().starts_with(b"platen\0device\0serve\0"));
-    assert!(fs::read_link(format!("{server}/exe")).unwrap().ends_with("platen"));
+    assert!(fs::read_link(format!("{server}/exe")).unwrap().ends_with("platen-device"));
     served.end();
+}
+
+#[test]
+fn the_small_program_serves_only_if_it_has_this_version() {
+    let folder = tempfile::tempdir().unwrap();
+    let (own, beside) = (folder.path().join("platen"), folder.path().join("platen-device"));
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_platen")).arg(&own).status();
+    assert!(copied.unwrap().success());
+    let refused = || {
+        let words = ["device", "serve", "--size", "1", "--nbd", "unix:/dev/null/socket"];
+        let output = Command::new(&own).args(words).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let script = |said: &str| {
+        // Written by another process, as in `device_renew.rs`.
+        let made = format!("printf '#!/bin/sh\\necho {said}\\n' > $0; chmod +x $0");
+        let made = Command::new("sh").args(["-c", &made]).arg(&beside).status();
+        assert!(made.unwrap().success());
+    };
+    let (done, alone) = refused();
+    assert!(!done && alone.contains("1 bytes are not a number of pages"), "{alone}");
+    script("platen-device 99.0.0");
+    let (done, other) = refused();
+    let why = "platen-device is not used: its version is \"platen-device 99.0.0\", expected";
+    assert!(!done && other.contains(why) && other.ends_with(&alone), "{other}");
+    script(concat!("platen-device ", env!("CARGO_PKG_VERSION")));
+    assert_eq!(refused(), (true, String::new()));
 }
 
 #[test]

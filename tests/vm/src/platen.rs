@@ -1,6 +1,7 @@
 //! Starts the binary under test: `platen migrate`, `platen relay` and `platen receive`.
 //!
-//! The binary is the one beside this program (`target/release/platen`), or `PLATEN_BIN`.
+//! The binaries are those beside this program (`target/release/platen`, `platen-device`), or
+//! `PLATEN_BIN` and the one beside it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -39,14 +40,26 @@ const LISTENS: Duration = Duration::from_secs(60);
 /// # Errors
 /// When it has not been built.
 pub fn binary() -> Result<PathBuf> {
+    built("platen")
+}
+
+/// The small binary under test, which has the commands of a device only.
+///
+/// # Errors
+/// When it has not been built.
+pub fn device_binary() -> Result<PathBuf> {
+    built("platen-device")
+}
+
+fn built(name: &str) -> Result<PathBuf> {
     let path = match std::env::var_os("PLATEN_BIN") {
-        Some(path) => PathBuf::from(path),
+        Some(path) => PathBuf::from(path).with_file_name(name),
         None => {
             let me = std::env::current_exe()?;
             // target/release/demo, or target/release/deps/vm-0123456789abcdef.
             let folder = me.parent().context("this program lies in no folder")?;
             let folder = if folder.ends_with("deps") { folder.join("..") } else { folder.into() };
-            folder.join("platen")
+            folder.join(name)
         }
     };
     if !path.exists() {

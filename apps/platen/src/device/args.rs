@@ -80,7 +80,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less
-    /// 1]
+    /// 1; with --swap and less than 1 GiB of memory 0]
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..=32))]
     pub(crate) workers: Option<u16>,
     /// Serve NBD on this socket, with mode 0600

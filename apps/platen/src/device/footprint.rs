@@ -36,7 +36,11 @@ impl Footprint {
             server: private(server),
             stand_by: own.standby.iter().copied().map(private).sum(),
             heap: memfd(proc, first, "/memfd:platen-heap"),
-            text: size(proc, server, "RssFile:"),
+            // A supervisor maps nothing else; a program on a tmpfs is shared memory.
+            text: match own.supervisor {
+                Some(pid) => size(proc, pid, "RssFile:") + size(proc, pid, "RssShmem:"),
+                None => size(proc, server, "RssFile:"),
+            },
             buffers: memfd(proc, first, "/memfd:platen-buffers"),
             // 8 bytes for each page.
             tables: disksize / device::PAGE as u64 * 8,
@@ -93,7 +97,11 @@ mod tests {
         {
             let folder = proc.path().join(pid.to_string());
             fs::create_dir(&folder).unwrap();
-            let status = format!("PPid:\t{parent}\nRssAnon:\t    {anon} kB\nRssFile:\t 12000 kB\n");
+            let shared = if pid == 5 { 8 } else { 70_000 };
+            let status = format!(
+                "PPid:\t{parent}\nRssAnon:\t    {anon} kB\nRssFile:\t 12000 kB\n\
+                 RssShmem:\t {shared} kB\n"
+            );
             fs::write(folder.join("status"), status).unwrap();
             fs::write(folder.join("cmdline"), format!("platen\0{argument}\0")).unwrap();
             std::os::unix::fs::symlink("/bin/platen", folder.join("exe")).unwrap();
@@ -104,12 +112,12 @@ mod tests {
             server: 7000 << 10,
             stand_by: 5000 << 10,
             heap: 0,
-            text: 12_000 << 10,
+            text: 12_008 << 10,
             buffers: 0,
             tables: 2 << 20,
         };
         assert_eq!(found, expected);
-        assert_eq!(found.fields()[0].1, 24_900 << 10);
+        assert_eq!(found.fields()[0].1, 24_908 << 10);
         assert_eq!(Footprint::of(proc.path(), 77, 1), None);
         // A real memfd of this process.
         let name = format!("platen-buffers-{}", std::process::id());

@@ -17,6 +17,7 @@ mod metrics;
 mod offload;
 mod pending;
 mod plan;
+mod program;
 mod renew;
 mod renewal;
 mod requests;
@@ -33,6 +34,7 @@ mod writeback;
 use crate::say::{say, say_panics};
 pub(crate) use args::DeviceArgs;
 use args::DeviceCommand;
+pub(crate) use program::use_small_one;
 use std::process::ExitCode;
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ impl<'a> Plan<'a> {
         let codec = Settings::new(args.codec, args.level)?;
         offload::check(args)?;
         let policy = match policy {
+            None if small(args) => policy::Settings::small(),
             None => policy::Settings::default(),
             Some(text) => {
                 let name = args.policy.as_deref().unwrap_or(Path::new("policy")).display();
@@ -164,6 +165,10 @@ impl<'a> Plan<'a> {
         if let Some(workers) = args.workers {
             return workers.into();
         }
+        if small(args) {
+            // The queues' threads do all of a request.
+            return 0;
+        }
         let stranded = |_: &_| usize::from(args.connections) + nbd::STRANDED;
         let connections = args.nbd.as_ref().map_or(0, stranded);
         let others = self.queues() + connections + FETCHERS + self.qat_threads() + POLICY_WORKERS;
@@ -204,6 +209,13 @@ impl<'a> Plan<'a> {
         };
         self.workers() + self.queues() + connections + fetchers + self.qat_threads() + 1
     }
+}
+
+/// A machine that swaps to the device and has less memory than this gets defaults that take less.
+const SMALL: u64 = 1 << 30;
+
+fn small(args: &ServeArgs) -> bool {
+    args.swap && total_memory() < SMALL
 }
 
 fn pages(Size(size): Size) -> anyhow::Result<u64> {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// The command that rewrites the file.
-const REWRITE: &str = "UPDATE_REFERENCE=1 cargo test -p platen --bin platen reference";
+const REWRITE: &str = "UPDATE_REFERENCE=1 cargo test -p platen --lib reference";
 
 /// Sources of the structs that are JSON or TOML.
 const REPORT: &[&str] = &[include_str!("../report.rs"), include_str!("../auto.rs")];

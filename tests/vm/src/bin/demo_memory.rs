@@ -36,6 +36,9 @@ fn main() -> Result<()> {
         ["swap", "values", "MiB", "got back", "fill s", "get s", "CPU s", "major faults", "ended"];
     print!("{}", table::render(&head, &rows));
     let [without, zram, platen] = runs.as_slice() else { unreachable!("there were three") };
+    for footprint in runs.iter().filter_map(|run| run.footprint.as_ref()) {
+        println!("platen's memory beside its store, MiB: {footprint}");
+    }
     let said = verdict(without, zram, platen);
     println!("{said}");
     ensure!(platen.kept() >= zram.kept(), "platen stored less than zram");
@@ -48,6 +51,8 @@ struct Run {
     stored: u64,
     whole: bool,
     row: Vec<String>,
+    /// Of platen.
+    footprint: Option<String>,
 }
 
 impl Run {
@@ -123,7 +128,26 @@ fn run(stage: &Stage, name: &str, on: SwapOn) -> Result<Run> {
         guest.vmstat("pgmajfault")?.to_string(),
         ended,
     ];
-    Ok(Run { stored, whole: back, row })
+    let footprint = (on == SwapOn::Platen).then(|| footprint(&mut guest)).transpose()?;
+    Ok(Run { stored, whole: back, row, footprint })
+}
+
+/// `footprint` of `platen device stat`.
+fn footprint(guest: &mut Guest) -> Result<String> {
+    let mut parts = Vec::new();
+    for (part, name) in [
+        ("text", "program and libraries"),
+        ("heap", "heap"),
+        ("server", "server"),
+        ("stand_by", "stand-by server"),
+        ("supervisor", "supervisor"),
+        ("buffers", "buffers"),
+    ] {
+        parts.push((name, guest.stat(part)? as f64 / f64::from(1 << 20)));
+    }
+    let sum: f64 = parts.iter().map(|(_, mib)| mib).sum();
+    let parts: Vec<_> = parts.iter().map(|(name, mib)| format!("{name} {mib:.1}")).collect();
+    Ok(format!("{} = {sum:.1}", parts.join(", ")))
 }
 
 /// The last line of the client's output.

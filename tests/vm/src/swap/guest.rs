@@ -47,7 +47,8 @@ impl Stage {
         std::fs::create_dir_all(&folder)?;
         let ticket = register(Leftover::Folder(folder.clone()));
         let mut contents = Contents::default();
-        contents.program(&platen::binary()?, "platen")?;
+        // A guest has no disk: all of `platen` would take memory even while nobody runs it.
+        contents.program(&platen::device_binary()?, "platen")?;
         contents.redis()?;
         for (path, name) in programs {
             contents.program(path, name)?;

@@ -1,0 +1,161 @@
+//! platen: migrates VMs and stores memory at a fraction of its size.
+//!
+//! `args` defines the command line, each command has a module, and the crates hold everything else.
+//! Two binaries use it: `platen` has all commands, `platen-device` those of a device only. A swap
+//! device locks its whole program in memory, so `platen device serve` executes the small one.
+
+// These macros block while the reader of a pipe does not read, and panic without a reader: see
+// `say`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
+mod args;
+mod auto;
+mod cert;
+mod compression;
+mod cpus;
+mod device;
+mod image_command;
+mod image_lock;
+mod keeper;
+mod migrate;
+mod monitor;
+mod network;
+mod progress;
+mod qat_command;
+mod qat_status;
+mod receive;
+#[cfg(test)]
+mod reference;
+mod relay_command;
+mod report;
+mod restore;
+mod restore_fit;
+mod restore_load;
+mod restore_player;
+mod restore_source;
+mod restore_supervisor;
+mod save;
+mod save_intake;
+mod saved_vm;
+mod say;
+mod settings_keeper;
+mod size;
+mod source_end;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Aborts a debug build whose I/O threads allocate.
+#[cfg(debug_assertions)]
+#[global_allocator]
+static ALLOCATOR: ::device::guard::Allocator = ::device::guard::Allocator;
+
+#[derive(Parser)]
+#[command(
+    name = "platen",
+    version,
+    about = "Migrate and save running VMs of unmodified QEMUs, and serve compressed memory as a block device"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
+    Migrate(args::MigrateArgs),
+    /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
+    #[command(after_help = source_end::EXIT_STATUS)]
+    Relay(args::RelayArgs),
+    /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
+    #[command(after_help = source_end::EXIT_STATUS)]
+    Receive(args::ReceiveArgs),
+    /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file
+    Save(save::SaveArgs),
+    /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is loaded
+    Restore(restore::RestoreArgs),
+    /// Inspect, verify and convert images of saved VMs
+    Image(image_command::ImageArgs),
+    /// Serve and inspect block devices of compressed memory
+    Device(device::DeviceArgs),
+    /// Inspect Intel QAT on this host, or simulate a device
+    Qat(args::QatArgs),
+    /// Make certificates for the hosts that migrate VMs to each other
+    Cert(cert::CertArgs),
+    /// Helper process of `migrate` and `relay`: see `relay::keep`
+    #[command(hide = true)]
+    Keep,
+    /// Helper process of `restore` that serves the image
+    #[command(hide = true)]
+    Play(restore_player::PlayArgs),
+    /// Helper process of `save` that restores QEMU's settings
+    #[command(hide = true)]
+    KeepSettings(settings_keeper::KeepSettingsArgs),
+}
+
+/// Makes a write beyond the file size limit (`ulimit -f`) return an error. The signal would end the
+/// process, and any running migration with it.
+fn block_file_size_signal() {
+    let mut signals = nix::sys::signal::SigSet::empty();
+    signals.add(nix::sys::signal::Signal::SIGXFSZ);
+    // Threads and child processes inherit the mask.
+    let _ = signals.thread_block();
+}
+
+/// The program `platen`.
+pub fn platen() -> ExitCode {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Qat(_)) {
+        block_file_size_signal();
+    }
+    let result = match command {
+        Command::Migrate(args) => migrate::run(&args),
+        Command::Relay(args) => relay_command::run(&args),
+        Command::Receive(args) => receive::run(&args),
+        Command::Save(args) => save::run(&args),
+        Command::Restore(args) => restore::run(&args),
+        Command::Image(args) => return finish(image_command::run(&args)),
+        Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Play(args) => return finish(restore_player::run(&args)),
+        Command::Device(args) => {
+            device::use_small_one(&args);
+            return finish(device::run(args));
+        }
+        Command::Qat(args) => return finish(qat_command::run(args)),
+        Command::Cert(args) => cert::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Keep => keeper::run().map(|()| ExitCode::SUCCESS),
+    };
+    finish(result)
+}
+
+/// The command line of `platen-device`.
+#[derive(Parser)]
+#[command(name = "platen-device", version, about = "The part of platen that serves block devices")]
+struct DeviceCli {
+    #[command(subcommand)]
+    command: DeviceOnly,
+}
+
+#[derive(Subcommand)]
+enum DeviceOnly {
+    /// Serve and inspect block devices of compressed memory, as `platen device` does
+    Device(device::DeviceArgs),
+}
+
+/// The program `platen-device`.
+pub fn platen_device() -> ExitCode {
+    let DeviceOnly::Device(args) = DeviceCli::parse().command;
+    block_file_size_signal();
+    finish(device::run(args))
+}
+
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            say::say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
