@@ -2,6 +2,7 @@
 # make proof   everything there is, for a release (hours); make proof PART="vm swap" runs parts
 # make demo    a VM that writes, moved by platen and by QEMU's compressors (about two minutes)
 # make demo-memory  redis beyond its guest's memory: no swap, zram, platen (some minutes)
+# make memory-matrix  the same in guests of 128 to 512 MiB, beside zram (an hour; a part of proof)
 # make bench   the figures of docs/figures.md (about an hour and a half)
 # make check   formatting, lints and documentation, warnings as errors
 #
@@ -9,7 +10,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build setup test proof demo demo-memory bench check clean
+.PHONY: all build setup test proof demo demo-memory memory-matrix bench check clean
 
 all: build
 
@@ -33,6 +34,11 @@ demo-memory: setup build
 	@scripts/fetch-qemu 10
 	@scripts/fetch-linux612
 	@$(CARGO) run --release --quiet -p vm-tests --bin demo_memory
+
+memory-matrix: setup build
+	@scripts/fetch-qemu 10
+	@scripts/fetch-linux612
+	@$(CARGO) run --release --quiet -p vm-tests --bin swap_matrix
 
 bench: setup build
 	@scripts/bench

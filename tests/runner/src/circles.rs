@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_one_way_is_none() {
+    fn imports_in_one_direction_are_no_circle() {
         let text = "use crate::b;\n// crate::c\n#[cfg(test)]\nmod tests { use crate::c; }";
         assert_eq!(found(&[("a", text), ("b", "use std::c;"), ("c", "use crate::a;")]), [""; 0]);
     }

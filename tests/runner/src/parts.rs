@@ -11,8 +11,18 @@ use crate::outcome::{Format, Outcome};
 use crate::summary;
 
 /// The parts of `proof`, in the order of their execution.
-pub(crate) const PARTS: [&str; 9] =
-    ["check", "crates", "specification", "loom", "fuzz", "vm", "swap", "demo", "demo-memory"];
+pub(crate) const PARTS: [&str; 10] = [
+    "check",
+    "crates",
+    "specification",
+    "loom",
+    "fuzz",
+    "vm",
+    "swap",
+    "demo",
+    "demo-memory",
+    "memory-matrix",
+];
 
 /// The number of programs among which `make test` divides the whole-VM tests. Most scenarios wait
 /// most of the time, above all for timeouts.

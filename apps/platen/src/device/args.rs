@@ -94,7 +94,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", conflicts_with_all = ["ublk", "swap"])]
     pub(crate) fuse: Option<PathBuf>,
     /// Number of queues of the ublk device, 1 to 32, with a thread each [default: the number of
-    /// CPUs, at most 8]
+    /// CPUs, at most 8; with --swap and less than 1 GiB of memory at most 2]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
     /// Memory for the ublk device's requests in flight, in bytes [default: 1/128 of the host's

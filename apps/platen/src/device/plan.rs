@@ -75,7 +75,8 @@ impl<'a> Plan<'a> {
 
     /// Connections of the kernel's NBD client: one for each CPU that may submit requests at once.
     pub(super) fn swap_connections(&self) -> usize {
-        let cpus = available_parallelism().map_or(1, usize::from).min(4);
+        let most = if small(self.args) { 1 } else { 4 };
+        let cpus = available_parallelism().map_or(1, usize::from).min(most);
         cpus.min(usize::from(self.args.connections))
     }
 
@@ -125,7 +126,8 @@ impl<'a> Plan<'a> {
             Some(Size(budget)) => budget,
             None => share_of_memory(128, 1 << 20, 256 << 20),
         };
-        let mut options = ublk::Options::new(self.pages, self.args.queues, budget);
+        let queues = self.args.queues.or(small(self.args).then_some(2));
+        let mut options = ublk::Options::new(self.pages, queues, budget);
         // A command that takes longer has hit a kernel defect: report an error to the user.
         options.timeout = Duration::from_secs(60);
         options

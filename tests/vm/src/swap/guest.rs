@@ -71,14 +71,15 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
-        let mut guest = self.start(name, memory_mib, disk_mib)?;
-        // As docs/memory.md advises for any machine that swaps to memory; redis needs the last one.
-        guest.vm.sh(
-            "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 vm.min_free_kbytes=4096 \
-             vm.overcommit_memory=1",
-            SHORT,
-        )?;
-        Ok(guest)
+        self.start(name, memory_mib, 2, disk_mib)?.tuned(256)
+    }
+
+    /// Boots a guest with this many CPUs.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot_with_cpus(&self, name: &str, memory_mib: u64, cpus: u32) -> Result<Guest> {
+        self.start(name, memory_mib, cpus, 0)?.tuned(memory_mib)
     }
 
     /// Boots a guest with the kernel's default settings.
@@ -86,11 +87,11 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot_untuned(&self, name: &str, memory_mib: u64) -> Result<Guest> {
-        self.start(name, memory_mib, 0)
+        self.start(name, memory_mib, 2, 0)
     }
 
-    fn start(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
-        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, 2, disk_mib)?;
+    fn start(&self, name: &str, memory_mib: u64, cpus: u32, disk_mib: u64) -> Result<Guest> {
+        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, cpus, disk_mib)?;
         // All scenarios need this: a hung task ends the guest, and with it the test.
         let hung =
             "cd /proc/sys/kernel && cat hung_task_panic hung_task_timeout_secs panic_on_oops";
@@ -118,6 +119,20 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// Sets what docs/memory.md advises for any machine that swaps to memory; redis needs the last
+    /// one.
+    fn tuned(mut self, memory_mib: u64) -> Result<Self> {
+        self.vm.sh(
+            &format!(
+                "sysctl -w vm.page-cluster=0 vm.watermark_scale_factor=125 \
+                 vm.min_free_kbytes={} vm.overcommit_memory=1",
+                memory_mib * 16
+            ),
+            SHORT,
+        )?;
+        Ok(self)
+    }
+
     /// Starts `platen device serve` with these arguments, and waits until it says `ready`.
     ///
     /// # Errors
@@ -391,13 +406,21 @@ impl Guest {
         match on {
             SwapOn::Nothing => Ok(()),
             SwapOn::Platen => self.serve("--size 512M --codec zstd --ublk --swap", "page-cluster"),
-            SwapOn::Zram => {
-                let command = "echo zstd > /sys/block/zram0/comp_algorithm && \
-                               echo 512M > /sys/block/zram0/disksize && \
-                               mkswap /dev/zram0 && swapon -d /dev/zram0";
-                self.vm.sh(command, SHORT).map(drop)
-            }
+            SwapOn::Zram => self.zram("zstd", 512),
         }
+    }
+
+    /// Swaps to the kernel's zram.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    pub fn zram(&mut self, codec: &str, size_mib: u64) -> Result<()> {
+        let command = format!(
+            "echo {codec} > /sys/block/zram0/comp_algorithm && \
+             echo {size_mib}M > /sys/block/zram0/disksize && mkswap /dev/zram0 && \
+             swapon -d /dev/zram0"
+        );
+        self.vm.sh(&command, SHORT).map(drop)
     }
 
     /// Starts redis-server on `/tmp/redis.sock`.

@@ -4,6 +4,10 @@ use anyhow::{ensure, Result};
 use std::time::Duration;
 use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
+/// Private memory, in bytes, that a server may take beyond what it has prepared: pages that the
+/// kernel copies when they are first written.
+const SLACK: u64 = 128 << 10;
+
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let guest = stage.boot("swap-ublk", 256)?;
     pressed(guest, "--size 512M --ublk --swap --policy /tmp/policy.toml", soak_seconds(60))
@@ -38,8 +42,12 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     // Idle pages are in groups, and groups are being made, when the server dies; and again after
     // its replacement.
     guest.wait_for_stat("groups_made", 1)?;
+    let prepared = guest.stat("stand_by")?;
     let took = guest.kill_server()?;
     guest.wait_for_stat("groups_made", 1)?;
+    // It has worked with the memory that it had prepared as a stand-by server.
+    let server = guest.stat("server")?;
+    ensure!(server <= prepared + SLACK, "private memory: {prepared} prepared, {server} now");
     // The stand-by server has taken the same precautions, and so has the next one.
     let second = guest.check()?;
     ensure!(second != first, "the same processes before and after: {second}");
