@@ -65,7 +65,7 @@ fn decode(payload: &[u8], plain: &[u8]) -> Result<(), String> {
 }
 
 #[test]
-fn units_come_back_once_and_decode_to_what_went_in() {
+fn units_come_back_once_and_decode_to_their_input() {
     let inputs = inputs();
     let mut offload = offload(3);
     let mut seen = vec![0; inputs.len() * 2];

@@ -154,7 +154,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn who_does_not_read_is_not_waited_for_and_the_descriptor_stays_as_it_was() {
+    fn a_reader_that_does_not_read_is_not_waited_for_and_the_flags_stay() {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let way = Way::to(write.as_fd());
         assert!(matches!(way, Way::Own(_)), "{way:?}");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_host_says_gives_a_terminal_no_orders() {
+    fn text_of_another_host_gives_a_terminal_no_orders() {
         assert_eq!(printable("a\u{1b}[2Jb\tc\nd\u{9b}"), "a\\u{1b}[2Jb\tc\nd\\u{9b}");
         assert_eq!(whole("a\rb"), b"platen: a\\rb\n");
     }

@@ -277,7 +277,7 @@ fn a_server_that_stands_by_follows_its_supervisor_and_no_signals() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_reason() {
+fn impossible_arguments_are_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     for (options, reason) in [
         (&["--size", "1000"][..], "not a number of pages"),

@@ -134,7 +134,7 @@ fn said(command: &mut Command) -> (Output, String) {
 }
 
 #[test]
-fn nobody_gets_what_a_server_needs_while_there_is_none() {
+fn nobody_takes_a_servers_resources_while_there_is_none() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let served = Served::logged(folder, &["--prometheus", "127.0.0.1:0"]);
@@ -262,7 +262,7 @@ fn a_server_is_replaced_and_ended_though_nobody_reads_what_is_said() {
 }
 
 #[test]
-fn what_helps_to_swap_goes_on_though_nobody_reads_what_it_says() {
+fn the_swap_helper_continues_though_nobody_reads_its_output() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
     fs::write(&disk, [0; 4096]).unwrap();
@@ -286,7 +286,7 @@ fn what_helps_to_swap_goes_on_though_nobody_reads_what_it_says() {
 }
 
 #[test]
-fn who_has_heard_enough_of_stat_ends_it_without_an_error() {
+fn a_reader_that_closes_early_ends_stat_without_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let served = Served::logged(folder.path(), &[]);
     for options in [&["stat", "kept"][..], &["stat", "--json"], &["stat"]] {

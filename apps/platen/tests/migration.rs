@@ -137,7 +137,7 @@ fn migrate(rig: &Rig, relay: &mut Platen, listener: &UnixListener, name: &str) {
 }
 
 #[test]
-fn what_nobody_confirms_has_a_status_of_its_own() {
+fn an_unconfirmed_end_has_a_status_of_its_own() {
     let rig = Rig::new("");
     let listener = UnixListener::bind(rig.at("dst")).unwrap();
     let mut relay = rig.relay("", "src");

@@ -168,7 +168,7 @@ fn an_image_is_shown_verified_exported_and_imported() {
 }
 
 #[test]
-fn what_cannot_be_loaded_while_the_vm_runs_is_loaded_first_with_the_reason() {
+fn memory_that_cannot_be_loaded_late_is_loaded_first_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     let Some((source, image)) = saved(folder) else { return };
@@ -200,7 +200,7 @@ fn what_cannot_be_loaded_while_the_vm_runs_is_loaded_first_with_the_reason() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_touched() {
+fn an_image_that_does_not_fit_is_refused_before_anything_is_touched() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     let Some((source, image)) = saved(folder) else { return };
@@ -590,7 +590,7 @@ fn ram_that_is_restored_and_saved_again_is_the_same() {
 /// Zero pages replace what QEMU itself has put into a ROM, whether they are sent or QEMU discards
 /// its RAM first.
 #[test]
-fn what_qemu_has_loaded_into_its_roms_does_not_survive_a_load() {
+fn roms_that_qemu_has_loaded_do_not_survive_a_load() {
     const ROM: &str = "0000:00:02.0/e1000.rom";
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();

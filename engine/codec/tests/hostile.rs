@@ -157,7 +157,7 @@ fn other_lengths_than_stated_are_refused() {
 /// The buffer already holds the bytes of the header's checksum. A decoder that skips bytes, or
 /// copies from before the start, would pass; see RUSTSEC-2026-0041.
 #[test]
-fn what_lay_in_the_buffer_is_never_taken_for_decoded() {
+fn old_bytes_of_the_buffer_are_never_taken_for_decoded() {
     let plain = vec![0x61; 4096];
     let lz4 = |token: &[u8]| [token, &[0xff; 15], &[200, 0x50], b"aaaaa"].concat();
     let qz = |deflate: &[u8], plain_len| {

@@ -48,7 +48,7 @@ fn judge(codec: Codec, payload: &[u8], plain_len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_we_encode_others_decode() {
+fn other_decoders_read_our_units() {
     for settings in every_setting() {
         let mut encoder = Encoder::new(settings).unwrap();
         for kind in kinds() {
@@ -69,7 +69,7 @@ fn what_we_encode_others_decode() {
 }
 
 #[test]
-fn what_others_encode_we_decode() {
+fn units_of_other_encoders_are_decoded() {
     let mut decoder = Decoder::new();
     for kind in [Kind::Zero, Kind::Text, Kind::Heap] {
         for size in SIZES.into_iter().filter(|&size| size >= 4096) {

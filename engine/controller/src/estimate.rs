@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drifts_is_the_data_and_not_the_codec() {
+    fn drift_is_of_the_data_and_not_of_the_codec() {
         let mut estimates = estimates(Class::Plain);
         for round in 0..2000 {
             let wave = f64::from(round % 400 - 200).abs() / 200.0;

@@ -572,7 +572,7 @@ fn jobs_on_devices_come_back_exactly_once_to_their_own_submitter() {
 }
 
 #[test]
-fn closing_waits_for_what_devices_have() {
+fn closing_waits_for_jobs_of_devices() {
     let (lanes, _) = devices(2, 64);
     let results = Results::new(256);
     let mut queued = 0;

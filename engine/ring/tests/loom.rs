@@ -77,7 +77,7 @@ fn two_consumers_share_the_items() {
 }
 
 #[test]
-fn what_a_stack_hands_on_is_whole_and_has_one_owner() {
+fn an_item_of_a_stack_is_complete_and_has_one_owner() {
     explore(3, || {
         // The memory behind the numbers: loom detects two owners at once, and an owner that is not
         // done.

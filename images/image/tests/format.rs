@@ -182,7 +182,7 @@ fn a_flipped_byte_anywhere_is_found_and_named() {
 }
 
 #[test]
-fn what_is_cut_foreign_or_of_the_future_is_refused_by_name() {
+fn cut_foreign_and_future_files_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("i");
     small(&path, Codec::Lz4);

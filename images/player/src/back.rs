@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_qemu_sends_is_refused() {
+    fn messages_that_no_qemu_sends_are_refused() {
         for (bytes, what) in [
             (&[0, 9, 0, 0][..], "no message"),
             (&[0, 0, 0, 0], "no message"),

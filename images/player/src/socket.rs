@@ -144,7 +144,7 @@ mod tests {
 
     /// Other messages do not extend a wait.
     #[test]
-    fn a_wait_that_is_over_ends_whatever_else_arrives() {
+    fn a_wait_ends_at_its_time_whatever_arrives() {
         let (here, mut there) = UnixStream::pair().unwrap();
         let mut socket = Socket::new(here).unwrap();
         there.write_all(&[0, 2, 0, 4, 0, 0, 0, 9].repeat(2)).unwrap();

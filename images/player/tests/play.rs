@@ -244,7 +244,7 @@ fn every_page_arrives_once_and_the_guest_runs_first() {
 }
 
 #[test]
-fn what_is_asked_for_comes_with_the_rest_held_back_and_twice_asked_comes_once() {
+fn requested_pages_come_once_while_the_rest_is_held_back() {
     let folder = tempfile::tempdir().unwrap();
     let (image, pages) = made(&folder.path().join("i"));
     let (played, end, _) = run(&image, HELD, false, |end| {

@@ -172,7 +172,7 @@ fn blocks_early_sections_and_pages_that_come_again_are_kept() {
 }
 
 #[test]
-fn what_a_save_must_not_have_is_refused_with_what_to_do() {
+fn capabilities_that_a_save_must_not_have_are_refused_with_a_remedy() {
     let said = |change: fn(&mut MainStream) -> &mut MainStream| {
         let mut main = begun();
         change(&mut main);

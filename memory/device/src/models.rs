@@ -292,7 +292,7 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
 
 /// Otherwise a queue's eventfd would stay readable, and the queue never sleep.
 #[test]
-fn a_queue_clears_what_has_woken_it_and_nothing_stays_readable() {
+fn a_queue_clears_its_wake_up_and_nothing_stays_readable() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);

@@ -348,7 +348,7 @@ fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
 }
 
 #[test]
-fn what_the_device_makes_software_reads_and_the_reverse() {
+fn software_reads_units_of_the_device_and_the_reverse() {
     let sim = Sim::turn();
     sim.script("instances 2");
     let store = Store::create(PART, Options::default()).unwrap();
@@ -440,7 +440,7 @@ fn a_limit_fails_writes_and_keeps_what_is_stored() {
 }
 
 #[test]
-fn a_queue_that_goes_waits_for_what_the_device_has() {
+fn a_closing_queue_waits_for_the_devices_jobs() {
     let sim = Sim::turn();
     sim.script("instances 1; latency 5000");
     let store = Store::create(64, Options::default()).unwrap();
@@ -534,7 +534,7 @@ fn a_page_that_changes_while_the_device_has_it_is_one_or_the_other_as_a_whole() 
 }
 
 #[test]
-fn what_the_device_made_goes_to_a_backing_device_and_comes_back_and_is_written_again() {
+fn units_of_the_device_are_written_back_read_and_written_again() {
     let sim = Sim::turn();
     sim.script("instances 1; latency 30");
     let store = Store::create(PART, Options { reserve: 0, ..Options::default() }).unwrap();
@@ -582,7 +582,7 @@ fn what_the_device_made_goes_to_a_backing_device_and_comes_back_and_is_written_a
 }
 
 #[test]
-fn what_cannot_be_offloaded_is_refused_with_the_reason() {
+fn settings_that_cannot_be_offloaded_are_refused_with_the_reason() {
     let sim = Sim::turn();
     sim.script("instances 2");
     let store = Store::create(64, Options::default()).unwrap();

@@ -122,7 +122,7 @@ fn bytes_written_anywhere_are_read_back_and_holes_are_zeros() {
 }
 
 #[test]
-fn what_a_file_of_one_size_cannot_do_is_refused() {
+fn requests_that_a_fixed_size_file_cannot_serve_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     if !can_mount(&path) {
@@ -151,7 +151,7 @@ fn what_a_file_of_one_size_cannot_do_is_refused() {
 }
 
 #[test]
-fn what_somebody_has_unmounted_has_ended_and_can_be_served_again() {
+fn an_unmounted_file_has_ended_and_can_be_served_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     if !can_mount(&path) {

@@ -328,7 +328,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_sent_what_is_done_lies_within_the_export(
+        fn any_request_stays_within_the_export(
             flags: u16, kind in 0..9_u16, offset: u64, length: u32, near: bool, size in 0..1_u64 << 40,
         ) {
             let session = Session { size, ..SESSION };

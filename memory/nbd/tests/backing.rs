@@ -80,7 +80,7 @@ impl Client {
 
 // Over 80 lines: one sequence on one disk that is held open.
 #[test]
-fn what_is_read_from_the_device_holds_up_nothing_that_is_written() {
+fn reads_of_the_backing_device_delay_no_write() {
     let store = Store::create(PAGES, Options::default()).unwrap();
     let disk = behind_the_gate(&store, OUT);
     let options = DeviceOptions { workers: 1, depth: 64, ..DeviceOptions::default() };

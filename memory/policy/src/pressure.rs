@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_kernels_is_neither_written_nor_waited_for() {
+    fn a_pressure_file_not_of_the_kernel_is_neither_written_nor_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine");
         std::fs::write(&path, "mine, and some more than a line of the kernel's").unwrap();

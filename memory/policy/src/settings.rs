@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_without_a_backing_device_is_known() {
+    fn keys_without_effect_without_a_backing_device_are_known() {
         let alone = "[policy]\nbacking_size = 4096\nwriteback_limit = 5\nidle = 3\n";
         let settings = Settings::read(alone).unwrap();
         assert_eq!(settings.without_effect(), ["backing_size", "writeback_limit"]);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unknown_keys_and_values_are_refused() {
         for (text, expected) in [
             ("[policy]\nidel = 3\n", "unknown field `idel`"),
             ("[polizy]\n", "unknown field `polizy`"),

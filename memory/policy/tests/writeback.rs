@@ -233,7 +233,7 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
 
 /// At a hundredth of a CPU recompression takes far longer than writing back does.
 #[test]
-fn who_asks_does_not_wait_for_recompression() {
+fn a_request_does_not_wait_for_recompression() {
     let made = made(2000);
     let keeper = Keeper::start(&made.store).unwrap();
     let mut queue = fill(&made);

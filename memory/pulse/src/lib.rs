@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_mapping_writes_the_other_sees() {
+    fn one_mapping_reads_the_writes_of_the_other() {
         let file = Pulse::file().unwrap();
         let (server, supervisor) = (Pulse::open(&file).unwrap(), Pulse::open(&file).unwrap());
         let seen = || supervisor.slot(7).look();

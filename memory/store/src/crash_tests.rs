@@ -632,7 +632,7 @@ impl Disk for Late<'static> {
 }
 
 #[test]
-fn what_a_killed_server_has_asked_for_may_be_written_late() {
+fn writes_of_a_killed_server_may_reach_the_disk_late() {
     let _turn = turn();
     const LENGTH: usize = 4096;
     let store = Store::create(PAGES, options()).unwrap();

@@ -150,7 +150,7 @@ mod tests {
     /// A thread that waits for a completion that never comes: a signal wakes it, and it waits
     /// again, so only a kill ends it.
     #[test]
-    fn who_waits_can_be_interrupted() {
+    fn a_wait_can_be_interrupted() {
         let Some(rings) = Rings::new() else {
             println!("skipped: this kernel has no io_uring for us");
             return;

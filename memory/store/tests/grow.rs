@@ -185,7 +185,7 @@ fn a_store_grows_to_its_capacity_and_can_be_filled() {
 }
 
 #[test]
-fn what_cannot_be_grown_is_said_and_stays_as_it_is() {
+fn a_store_that_cannot_grow_says_so_and_stays_as_it_is() {
     let store = Store::create(PAGES, options(0)).unwrap();
     let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
     let ahead = Ahead::map(fd.as_fd()).unwrap();

@@ -10,7 +10,7 @@ use store::{Keeper, Options, Store};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
-fn nobody_who_waits_for_the_keeper_is_forgotten() {
+fn every_waiter_for_the_keeper_is_woken() {
     let start = Instant::now();
     for round in 0..40_u64 {
         // Nearly nothing ready, and objects of all lengths: workers wait all the time.

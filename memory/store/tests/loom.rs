@@ -386,7 +386,7 @@ fn a_page_that_comes_back_to_its_place_with_other_bytes_is_not_let_in() {
 }
 
 #[test]
-fn a_group_is_freed_by_who_leaves_last_and_its_record_is_used_again() {
+fn the_last_reader_frees_a_group_and_its_record_is_reused() {
     explore(3, || {
         let model = Arc::new(Model::new());
         model.put(0, 0, 1);

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_says_reaches_nothing_that_is_started_from_here() {
+    fn terminal_signals_reach_no_child_process() {
         ignore_terminal().unwrap();
         let status = std::process::Command::new("cat").arg("/proc/self/status").output().unwrap();
         let status = String::from_utf8(status.stdout).unwrap();

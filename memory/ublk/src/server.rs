@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused_with_its_numbers() {
+    fn an_impossible_geometry_is_refused_with_its_numbers() {
         let good = Geometry { size: 8 << 20, queues: 2, depth: 64, max_io: 1 << 20 };
         checked(&good, 2048).unwrap();
         for (bad, word) in [

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_carries_no_bytes_is_committed_with_none() {
+    fn a_request_without_bytes_is_committed_with_none() {
         for op in [sys::OP_DISCARD, sys::OP_WRITE_ZEROES] {
             let mut tags = fetching();
             // More than a buffer holds.

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_all_stored() {
+    fn pages_that_fit_are_all_stored() {
         let mut budget = Budget::default();
         for chunk in 1..100 {
             assert!(budget.allows(Duration::from_millis(chunk)));

@@ -185,7 +185,7 @@ fn a_table_that_is_full_leaves_the_rest_alone() {
 }
 
 #[test]
-fn what_a_table_gets_wrong_is_named() {
+fn a_wrong_table_is_named() {
     let wrong = |table: &[u8]| {
         let mut receiver = Receiver::new(16 * PAGE as u64, PAGE);
         let mut plain = vec![0; 4 * RECORD];

@@ -260,7 +260,7 @@ fn messages_for_a_former_client_are_skipped() {
 }
 
 #[test]
-fn what_is_not_qmp_is_named() {
+fn an_answer_that_is_not_qmp_is_named() {
     let fake = Fake::new(|listener| {
         let mut peer = Peer::accept(listener);
         peer.say("QEMU 7.2.22 monitor - type 'help' for more information");

@@ -451,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_delivered_never_becomes_less() {
+    fn the_delivered_amount_never_decreases() {
         let mut delivered = Delivered::default();
         assert_eq!(delivered.bytes(77), 77, "the kernel does not say");
         let mut before = 0;

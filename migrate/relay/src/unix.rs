@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn many_who_listen_at_once_where_a_dead_one_did_are_one_in_the_end() {
+    fn of_many_that_bind_a_dead_socket_at_once_one_listens() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let together = std::sync::Barrier::new(4);

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_of_what_was_not_sent_is_refused() {
+    fn an_ack_of_bytes_never_sent_is_refused() {
         let credits = credits();
         let open = credits.issue(0, FrameType::Open, 0).unwrap();
         let mut entry = ack(&open);

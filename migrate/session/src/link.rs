@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_for_links_that_are_gone_goes_by_the_next_one() {
+    fn frames_that_waited_for_lost_links_go_by_the_next_one() {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let links = (2, Duration::from_secs(20));
         let session = Session::new("x".into(), grants, 8, links, Arc::new(Nobody)).unwrap();

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_session_has_no_pass() {
+    fn an_unknown_session_has_no_pass() {
         for session in ["", "f", &"g".repeat(32), &format!("+{}", "f".repeat(31))] {
             assert!(new(session, "token").is_none(), "{session}");
         }

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_link_had_written_comes_back_unless_it_was_acknowledged() {
+    fn unacknowledged_frames_of_a_lost_link_come_back() {
         let unacked = Unacked::new();
         for seq in 0..6 {
             assert!(unacked.hold(seq % 2, frame(3, seq), || false).is_none());

@@ -399,7 +399,7 @@ fn postcopy_packages_are_passed_over() {
 }
 
 #[test]
-fn what_starts_the_vm_in_postcopy_is_the_tail_until_it_is_behind() {
+fn the_bytes_that_start_the_vm_in_postcopy_are_the_tail_until_sent() {
     let mut main = begun(&plain());
     main.block_table(&[("pc.ram", 1 << 20)]).end_of_section();
     main.section(Section::Part).page("pc.ram", 0, &page(1)).end_of_section();

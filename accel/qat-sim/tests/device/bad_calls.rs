@@ -46,7 +46,7 @@ fn memory_that_is_not_pinned_is_refused() {
 }
 
 #[test]
-fn what_the_device_cannot_reach_fails_and_is_counted() {
+fn unreachable_memory_fails_and_is_counted() {
     let rig = Rig::new("");
     // The start is pinned, so libqat's one translation passes; the end is not.
     for list in [0, 1] {

@@ -177,7 +177,7 @@ fn answers_that_were_not_polled_in_time_die_with_the_device() {
 }
 
 #[test]
-fn a_dead_device_does_not_finish_what_it_was_at() {
+fn a_dead_device_finishes_no_job() {
     // The slowest request there is, and death in the middle of it.
     let slow = CpaDcSessionSetupData { compLevel: 12, ..setup() };
     for pause_us in [200, 500, 1000, 2000, 3000] {

@@ -221,7 +221,7 @@ fn nobody_else_is_at_an_instance_while_it_dies() {
 }
 
 #[test]
-fn what_the_device_has_done_after_all_is_withdrawn_from_software() {
+fn jobs_that_the_device_has_done_after_all_are_withdrawn_from_software() {
     let sim = Sim::turn();
     sim.script("instances 1; latency 30");
     let qat = sim.start().unwrap();

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_handed_over_is_read_back_and_another_format_is_refused() {
+    fn a_hand_over_is_parsed_as_printed_and_another_format_is_refused() {
         let all = Adopt {
             server: (100, 5),
             successor: (101, 6),

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_anothers_by_now_is_not_removed() {
+    fn sockets_that_are_anothers_by_now_are_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let [mine, theirs] = ["mine", "theirs"].map(|name| folder.path().join(name));
         let file = |path: &Path| std::fs::write(path, "").unwrap();

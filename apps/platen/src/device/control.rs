@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_a_byte_now_and_then_has_no_more_time_than_others() {
+    fn a_client_that_sends_slowly_has_no_more_time_than_others() {
         let folder = tempfile::tempdir().unwrap();
         let listening = listen(folder.path(), "slow").unwrap();
         let listener = listening.listener.try_clone().unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_or_not_to_the_end_is_not_waited_for() {
+    fn a_silent_or_incomplete_answer_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hung.sock");
         let listener = UnixListener::bind(&path).unwrap();

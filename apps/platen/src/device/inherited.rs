@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_supervisor_hands_on_is_read_back() {
+    fn inherited_descriptors_are_parsed_as_they_were_printed() {
         let all = Inherited {
             store: 3,
             buffers: Some(4),

@@ -175,7 +175,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_has_gone_wrong_is_a_value_too() {
+    fn damage_is_a_metric_too() {
         let mut status = status();
         status.pressure = Some("trigger".to_owned());
         status.backing = Some(BackingStatus::default());

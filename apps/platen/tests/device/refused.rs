@@ -42,7 +42,7 @@ fn a_limit_on_the_size_of_files_is_an_error_with_a_name() {
 }
 
 #[test]
-fn what_was_made_for_a_device_that_is_not_served_is_removed() {
+fn files_of_a_device_that_is_not_served_are_removed() {
     let folder = on_disk();
     let (policy, backing) = (folder.path().join("policy.toml"), folder.path().join("backing"));
     let refused = |keys: &str, options: &[&str]| {
@@ -86,7 +86,7 @@ fn a_key_that_says_nothing_is_told() {
 /// A server that was stopped, and one that was killed: each ends `stat` soon, with a word and not
 /// with success.
 #[test]
-fn who_asks_a_device_that_does_not_answer_is_told_so() {
+fn a_client_of_a_device_that_does_not_answer_is_told_so() {
     let served = Served::new(&["--no-supervisor"]);
     let pid = Pid::from_child(&served.child);
     let ask = |words: &[&str]| {
@@ -117,7 +117,7 @@ fn who_asks_a_device_that_does_not_answer_is_told_so() {
 
 /// The error names the object for which there are too few descriptors.
 #[test]
-fn too_few_descriptors_are_told_with_what_they_were_for() {
+fn too_few_descriptors_are_reported_with_their_purpose() {
     let folder = tempfile::tempdir().unwrap();
     for limit in 4..9 {
         let serve = Served::command(folder.path(), "s", "judged", &[]);

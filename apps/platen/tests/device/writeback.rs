@@ -19,7 +19,7 @@ fn write_back(served: &Served, options: &[&str]) -> Command {
 }
 
 #[test]
-fn what_was_written_back_outlives_its_server() {
+fn written_back_pages_outlive_their_server() {
     if !have(&["nbdcopy"]) {
         return;
     }
@@ -101,7 +101,7 @@ fn what_was_written_back_outlives_its_server() {
 }
 
 #[test]
-fn who_asks_for_pages_to_be_written_back_hears_of_a_server_that_was_replaced() {
+fn a_writeback_request_reports_that_the_server_was_replaced() {
     if !have(&["nbdcopy"]) {
         return;
     }

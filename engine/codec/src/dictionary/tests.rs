@@ -61,7 +61,7 @@ fn pages_come_back_at_every_level_and_size_and_get_smaller() {
 }
 
 #[test]
-fn what_a_thread_and_a_dictionary_take_is_little_at_the_levels_for_memory() {
+fn threads_and_dictionaries_take_little_memory_at_low_levels() {
     for (level, most) in [(1, 400_000), (3, 600_000), (19, 3_000_000)] {
         let (room, context) = (Dictionary::room(Some(level)), WithDictionary::new(level).unwrap());
         let (room, thread) = (room.memory(), context.context.memory());
@@ -71,7 +71,7 @@ fn what_a_thread_and_a_dictionary_take_is_little_at_the_levels_for_memory() {
 }
 
 #[test]
-fn what_is_no_dictionary_is_refused_and_the_memory_stays_usable() {
+fn a_false_dictionary_is_refused_and_the_memory_stays_usable() {
     let good = trained(8192);
     let mut room = Dictionary::room(Some(1));
     assert_eq!(room.digest(&[]), Err(DictionaryError::Length(0)));
@@ -108,7 +108,7 @@ fn one_for_decoding_only_is_not_compressed_with() {
 }
 
 #[test]
-fn what_it_says_it_will_take_is_what_it_takes() {
+fn the_stated_memory_is_the_memory_taken() {
     for level in [None, Some(-5), Some(1), Some(3), Some(12), Some(19)] {
         assert_eq!(Dictionary::room(level).memory(), Dictionary::memory_for(level));
         let Some(level) = level else { continue };
@@ -118,7 +118,7 @@ fn what_it_says_it_will_take_is_what_it_takes() {
 }
 
 #[test]
-fn what_does_not_compress_is_raw_and_one_word_is_found() {
+fn incompressible_pages_are_raw_and_one_word_pages_are_found() {
     let mut room = Dictionary::room(Some(1));
     room.digest(&trained(8192)).unwrap();
     let room = Arc::new(room);

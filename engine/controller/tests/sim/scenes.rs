@@ -283,7 +283,7 @@ fn a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all() {
 /// 0.72 and 0.75 of the best fixed choice's time, and 0.75 and 0.80 if a rare class gets what is
 /// best for it alone.
 #[test]
-fn what_is_rare_costs_no_more_than_bytes_are_worth_to_the_others() {
+fn rare_data_costs_no_more_than_bytes_are_worth_to_the_rest() {
     let (guest, mixed) = (with_one_thread("guest"), with_one_thread("mixed"));
     assert!(guest < 0.735 && mixed < 0.77, "{guest}, {mixed}");
 }

@@ -155,7 +155,7 @@ fn a_read_that_may_not_be_in_parts_is_not() {
 }
 
 #[test]
-fn what_lies_in_a_connection_that_was_given_up_is_not_done() {
+fn requests_in_an_abandoned_connection_are_not_done() {
     for length in [PAGE, 16 * PAGE] {
         let (served, page) = after(length, Shutdown::Both);
         assert!(matches!(served, Err(ConnectionError::Cut)), "{length}: {served:?}");

@@ -195,7 +195,7 @@ fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_and_nothing_is_made_in_its_place() {
+fn a_path_that_is_no_disk_is_refused_and_nothing_is_made_there() {
     // A mistyped name.
     let wrong = Path::new("/dev/platen-no-such-disk");
     let refused = FileDisk::open(wrong, 1 << 20).unwrap_err();

@@ -7,7 +7,7 @@ use store::{BackingError, Disk, DiskError, FileDisk, GetError, Page, Store};
 use super::{bytes, folder, given, length, options, read, write_back};
 
 #[test]
-fn what_was_written_back_is_read_by_the_next_server_and_its_blocks_are_used_again() {
+fn written_back_pages_are_read_by_the_next_server_and_their_blocks_are_reused() {
     const PAGES: u64 = 400;
     let path = folder("real").join("backing");
     let disk = FileDisk::open(&path, 1 << 20).unwrap();

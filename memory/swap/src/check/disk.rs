@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_of_a_swapon_is_found_by_the_disks_whole_name() {
+    fn the_kernels_line_of_a_swapon_is_found_by_the_disks_whole_name() {
         let said = "6,412,5042,-;Adding 524284k swap on /dev/ublkb1.  Priority:100 extents:1 \
                     across:524284k SSDsc";
         assert_eq!(swapon_flags(said, "/dev/ublkb1"), Some("SSDsc"));

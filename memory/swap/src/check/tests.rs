@@ -128,7 +128,7 @@ impl Tree {
 const UNSEEN: [&str; 2] = ["no-allocation", "says-elsewhere"];
 
 #[test]
-fn where_all_is_as_it_must_be_all_is_met_but_what_cannot_be_seen() {
+fn on_a_correct_host_every_visible_item_is_met() {
     let items = Tree::whole().check();
     for item in &items {
         let unseen = UNSEEN.contains(&item.name);
@@ -296,7 +296,7 @@ fn advice_is_given_and_does_not_fail_the_check() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_met() {
+fn an_item_that_cannot_be_read_is_not_met() {
     let tree = Tree::whole();
     tree.remove("proc/12/oom_score_adj");
     tree.fails("oom-score", "cannot read /proc/12/oom_score_adj");

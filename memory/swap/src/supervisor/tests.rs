@@ -370,7 +370,7 @@ fn a_server_that_waits_for_a_disk_is_left_alone() {
 
 /// A killed helper after the first start may have done its work.
 #[test]
-fn what_follows_the_first_start_has_a_limit_and_is_taken_down_when_it_fails() {
+fn the_helper_of_the_first_start_has_a_limit_and_its_failure_ends_the_device() {
     let mut shell = Shell::new(SERVER);
     shell.up = Some("echo begun >> $NOTE; exec sleep 1000".into());
     shell.down = Some("echo down >> $NOTE".into());
@@ -438,7 +438,7 @@ fn the_end_waits_for_the_helper_and_is_put_off_when_that_fails() {
 }
 
 #[test]
-fn what_follows_a_later_start_is_tried_again_and_does_not_wait_for_the_end() {
+fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
     // A swapoff that reads from a disk without a server ends once the disk has its next server.
     let mut shell = Shell::new(
         "echo ready >&0; \

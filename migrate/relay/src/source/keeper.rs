@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_handed_over_or_was_released_closes() {
+    fn sockets_never_handed_over_or_released_close() {
         let mut never = rig(None);
         never.relay = None;
         never.control = None;

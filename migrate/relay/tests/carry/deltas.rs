@@ -213,7 +213,7 @@ fn a_chunk_that_no_codec_thread_takes_has_its_table_all_the_same() {
 }
 
 #[test]
-fn a_receiver_gives_what_it_has_and_the_sender_does_with_that() {
+fn the_sender_uses_the_receivers_table_size() {
     bounded(|| {
         let streams = again_and_again(300, 3);
         let (_, deltas, _) =

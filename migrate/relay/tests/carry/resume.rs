@@ -167,7 +167,7 @@ fn noticed(sending: &Sending, words: &str) {
 }
 
 #[test]
-fn what_the_destination_says_during_an_outage_is_heard_after_it() {
+fn return_path_bytes_of_an_outage_arrive_after_it() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [RESUME; 2]);
         rig.cutter.hold();
@@ -517,7 +517,7 @@ impl Host for Leaves {
 }
 
 #[test]
-fn what_is_remembered_of_a_session_that_has_ended_stays_true() {
+fn the_record_of_an_ended_session_stays_true() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         let (sender, notices) = mpsc::channel();

@@ -98,7 +98,7 @@ fn every_byte_arrives_over_tls_on_one_link_and_on_four() {
 }
 
 #[test]
-fn whoever_is_not_allowed_is_told_why_and_a_migration_in_progress_goes_on() {
+fn a_refused_peer_is_told_why_and_a_migration_in_progress_continues() {
     bounded(|| {
         let site = Site::new(&["source.example"]);
         let streams = single(2500);

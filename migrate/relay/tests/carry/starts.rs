@@ -210,7 +210,7 @@ fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
 }
 
 #[test]
-fn what_ends_a_relay_is_said_as_it_is() {
+fn a_relay_reports_why_it_ends() {
     bounded(|| {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());

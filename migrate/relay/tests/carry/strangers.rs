@@ -62,7 +62,7 @@ fn still_carries(receiving: &Receiving, sending: Sending) {
 }
 
 #[test]
-fn what_is_no_migration_is_refused_and_the_relay_still_waits_for_one() {
+fn a_stream_that_is_no_migration_is_refused_and_the_relay_still_waits_for_one() {
     bounded(|| {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());
