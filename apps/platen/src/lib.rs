@@ -14,6 +14,7 @@ mod cert;
 mod compression;
 mod cpus;
 mod device;
+mod filter_command;
 mod image_command;
 mod image_lock;
 mod keeper;
@@ -77,6 +78,8 @@ enum Command {
     Restore(restore::RestoreArgs),
     /// Inspect, verify and convert images of saved VMs
     Image(image_command::ImageArgs),
+    /// Compress or decompress standard input on all threads, for example for `virsh save`
+    Filter(filter_command::FilterArgs),
     /// Serve and inspect block devices of compressed memory
     Device(device::DeviceArgs),
     /// Inspect Intel QAT on this host, or simulate a device
@@ -105,6 +108,9 @@ fn block_file_size_signal() {
 
 /// The program `platen`.
 pub fn platen() -> ExitCode {
+    if let Some(result) = filter_command::as_program() {
+        return finish(result);
+    }
     let command = Cli::parse().command;
     if !matches!(command, Command::Qat(_)) {
         block_file_size_signal();
@@ -116,6 +122,7 @@ pub fn platen() -> ExitCode {
         Command::Save(args) => save::run(&args),
         Command::Restore(args) => restore::run(&args),
         Command::Image(args) => return finish(image_command::run(&args)),
+        Command::Filter(args) => filter_command::run(&args),
         Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Play(args) => return finish(restore_player::run(&args)),
         Command::Device(args) => {
