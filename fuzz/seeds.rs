@@ -166,6 +166,15 @@ fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         let change = [&at.to_le_bytes()[..], &word.to_le_bytes()].concat();
         add("backing_header", &[&[48][..], &change].concat());
     }
+    for (choice, format) in [(0, filter::Format::Zstd), (1, filter::Format::Gzip)] {
+        let mut stream = Vec::new();
+        let options = filter::Options::new(format, 1);
+        filter::compress(&options, &mut &ops[..], &mut stream)?;
+        add("filter_streams", &[&[choice][..], &stream].concat());
+        add("filter_streams", &[&[choice][..], &stream, &stream[..stream.len() - 3]].concat());
+    }
+    add("filter_streams", b"\x02\0\x58\x31\0\0abcdef");
+    add("filter_streams", b"\x03\0\0\0\0\0\0\x03\x4b\x04\0");
     add("nbd_parse", &nbd_client());
     for (id, said) in MONITOR.iter().enumerate() {
         add("qmp_replies", &[b"\x01{\"return\": ", said.as_bytes(), b", \"id\": 2}\n"].concat());

@@ -41,10 +41,16 @@ fuzz_target!(|input: &[u8]| {
         let payload = match session.parse(request) {
             Parsed::Do(request) => {
                 let end = request.offset.checked_add(u64::from(request.length));
-                assert!(request.command == Command::Flush || end.is_some_and(|end| end <= export.size));
+                assert!(
+                    request.command == Command::Flush || end.is_some_and(|end| end <= export.size)
+                );
                 let moves = matches!(request.command, Command::Read { .. } | Command::Write);
                 assert!(!moves || request.length <= MAX_REQUEST);
-                if request.command == Command::Write { request.length } else { 0 }
+                if request.command == Command::Write {
+                    request.length
+                } else {
+                    0
+                }
             }
             Parsed::Refuse { skip, .. } => {
                 assert!(skip <= MAX_REQUEST);

@@ -13,7 +13,8 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use qmp::Qmp;
 
-const GREETED: &[u8] = br#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}}, "capabilities": []}}
+const GREETED: &[u8] =
+    br#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}}, "capabilities": []}}
 {"return": {}, "id": 1}
 "#;
 /// Nothing takes this long unless it hangs: libFuzzer reports hangs.

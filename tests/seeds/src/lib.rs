@@ -87,6 +87,7 @@ targets! {
     backing_header "../../../fuzz/fuzz_targets/backing_header.rs"
     codec_decode "../../../fuzz/fuzz_targets/codec_decode.rs"
     delta_apply "../../../fuzz/fuzz_targets/delta_apply.rs"
+    filter_streams "../../../fuzz/fuzz_targets/filter_streams.rs"
     hello "../../../fuzz/fuzz_targets/hello.rs"
     image_open "../../../fuzz/fuzz_targets/image_open.rs"
     nbd_parse "../../../fuzz/fuzz_targets/nbd_parse.rs"
