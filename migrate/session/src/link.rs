@@ -35,8 +35,9 @@ impl Session {
         match start(self, &state, link) {
             Ok(threads) => self.adopt_threads(threads),
             Err(error) => {
-                self.fail(error);
-                return Ok(());
+                // One of its threads may run.
+                self.fail(SessionError::Local { reason: error.to_string() });
+                return Err(error);
             }
         }
         if self.failure().is_some() {
