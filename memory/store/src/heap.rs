@@ -279,7 +279,7 @@ impl Heap {
             let enough = self.regions.ready() >= half.max(u64::from(pages));
             if !enough
                 || self.regions.trade(&self.map, pages) < pages
-                || self.regions.grow(&self.map, pages, 1).is_err()
+                || self.regions.grow(&self.map, pages).is_err()
             {
                 self.is_low.store(1, Ordering::Relaxed);
                 self.work.notify_one();
@@ -292,10 +292,10 @@ impl Heap {
     /// Makes one more ready slab of `pages` pages, at the limit by freeing ready slabs of other
     /// lengths.
     pub(crate) fn grow(&self, pages: u32) -> Result<(), Full> {
-        match self.regions.grow(&self.map, pages, 1) {
+        match self.regions.grow(&self.map, pages) {
             Ok(()) => Ok(()),
             Err(NoMemory::Limit) if self.regions.make_room(&self.map, pages) => {
-                self.regions.grow(&self.map, pages, 1).map_err(|_| Full)
+                self.regions.grow(&self.map, pages).map_err(|_| Full)
             }
             Err(NoMemory::Limit | NoMemory::Address | NoMemory::Kernel) => Err(Full),
         }

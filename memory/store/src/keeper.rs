@@ -50,9 +50,6 @@ fn decayed(reserve: u64, passed: Duration) -> u64 {
     (0..steps).fold(reserve, |reserve, _| reserve - reserve.div_ceil(8))
 }
 
-/// Pages that the keeper has the kernel allocate with one system call. Waiting workers wait for it.
-const AT_ONCE: u32 = 32;
-
 /// Table entries that compaction handles before the keeper looks at its other work.
 const STEP: u64 = 8192;
 
@@ -319,9 +316,7 @@ impl Store {
                 if wanted || enough && self.heap.regions.ready_slabs(pages) > 0 {
                     return;
                 }
-                let missing = target - self.heap.regions.ready_slabs(pages).min(target);
-                let most = missing.min(AT_ONCE / pages);
-                if self.heap.regions.grow(&self.heap.map, pages, most).is_err() {
+                if self.heap.regions.grow(&self.heap.map, pages).is_err() {
                     return;
                 }
             }

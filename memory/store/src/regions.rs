@@ -11,7 +11,6 @@
 //! allocated from the kernel and freed to it outside of the lock, because that may take long.
 
 use std::io;
-use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::class::{LENGTHS, MAX_PAGES};
@@ -139,36 +138,31 @@ impl Regions {
         self.ready.fetch_add(u64::from(pages), Ordering::Relaxed);
     }
 
-    /// Makes one more ready slab of `pages` pages, or up to `most` with one system call, as many as
-    /// lie one behind the other.
-    pub(crate) fn grow(&self, map: &Map, pages: u32, most: u32) -> Result<(), NoMemory> {
-        let slabs = loop {
+    /// Makes one more ready slab of `pages` pages.
+    pub(crate) fn grow(&self, map: &Map, pages: u32) -> Result<(), NoMemory> {
+        let slab = loop {
             let mut lists = self.lock();
-            let slabs = lists.take_bare(map, pages, most);
-            if !slabs.is_empty() {
-                break slabs;
+            let slab = lists.bare[pages as usize];
+            if slab != NIL {
+                lists.unlink_bare(map, slab, pages);
+                lists.regions[(slab >> SLAB_BITS) as usize].live += 1;
+                break slab;
             }
             let region = lists.take_region().ok_or(NoMemory::Address)?;
             drop(lists);
             self.type_region(map, region, pages)?;
         };
         inject::step();
-        let (count, all) = (slabs.end - slabs.start, (slabs.end - slabs.start) * pages);
         let populated = self
-            .charge(u64::from(all))
-            .and_then(|()| self.populate(map, map.layout().slab(slabs.start, pages), all));
+            .charge(u64::from(pages))
+            .and_then(|()| self.populate(map, map.layout().slab(slab, pages), pages));
         inject::step();
-        for slab in slabs {
-            match populated {
-                Ok(()) => self.put_ready(map, slab, pages),
-                Err(_) => self.put_bare(map, slab, pages),
-            }
+        if let Err(error) = populated {
+            self.put_bare(map, slab, pages);
+            return Err(error);
         }
-        match populated {
-            // There may be memory for one.
-            Err(NoMemory::Limit | NoMemory::Kernel) if count > 1 => self.grow(map, pages, 1),
-            other => other,
-        }
+        self.put_ready(map, slab, pages);
+        Ok(())
     }
 
     /// Frees the memory of one ready slab of `pages` pages; `false` if there is none.
@@ -490,22 +484,6 @@ impl Lists {
             map.slab(head).set_prev(slab);
         }
         self.bare[pages as usize] = slab;
-    }
-
-    /// Unlinks up to `most` bare slabs that lie one behind the other; none if there is none. They are
-    /// getting memory.
-    fn take_bare(&mut self, map: &Map, pages: u32, most: u32) -> Range<u32> {
-        let first = self.bare[pages as usize];
-        if first == NIL {
-            return 0..0;
-        }
-        let mut end = first;
-        while end - first < most.max(1) && self.bare[pages as usize] == end {
-            self.unlink_bare(map, end, pages);
-            end += 1;
-        }
-        self.regions[(first >> SLAB_BITS) as usize].live += end - first;
-        first..end
     }
 
     fn unlink_bare(&mut self, map: &Map, slab: u32, pages: u32) {
