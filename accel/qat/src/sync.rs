@@ -1,50 +1,42 @@
 //! The atomics of the mailbox, named only here, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed` and every step on which the mailbox's guarantees depend
-//! has a [`Site`], which costs nothing in a normal build. Under `--cfg loom` the environment
-//! variable `WEAKEN=<site>` weakens that one, and a model must then fail: otherwise the ordering is
-//! either unnecessary or untested.
+//! has a [`Site`], which the models take away with `WEAKEN` (crate `weaken`).
 
-/// A place where the proof depends on an ordering or a step of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Site {
-    /// `Mailbox::deliver` sets the bit: publishes the library's writes before the callback.
-    DoneRelease,
-    /// `Mailbox::take_done` takes the bit: sees the library's writes before the callback.
-    DoneAcquire,
-    /// `Mailbox::event` counts a restart: publishes the new state.
-    RestartRelease,
-    /// `Mailbox::events` reads the count: sees the state of the restart.
-    RestartAcquire,
-    /// `Mailbox::deliver`: exactly one of a request's callbacks claims it.
-    Claim,
-    /// `Mailbox::expect`: distinguishes the slot's next request from the last.
-    Generation,
-    /// `Mailbox::give_up`: either the request is given up, or its callback has come.
-    GiveUp,
+weaken::sites! {
+    "WEAKEN",
+    /// A place where the proof depends on an ordering or a step of the protocol.
+    pub(crate) enum Site {
+        /// `Mailbox::deliver` sets the bit: publishes the library's writes before the callback.
+        DoneRelease,
+        /// `Mailbox::take_done` takes the bit: sees the library's writes before the callback.
+        DoneAcquire,
+        /// `Mailbox::event` counts a restart: publishes the new state.
+        RestartRelease,
+        /// `Mailbox::events` reads the count: sees the state of the restart.
+        RestartAcquire,
+        /// `Mailbox::deliver`: exactly one of a request's callbacks claims it.
+        Claim,
+        /// `Mailbox::expect`: distinguishes the slot's next request from the last.
+        Generation,
+        /// `Mailbox::give_up`: either the request is given up, or its callback has come.
+        GiveUp,
+    }
 }
 
+pub(crate) use weaken::{step, strong};
+
 #[cfg(not(loom))]
-pub(crate) use real::{exchange, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering};
+pub(crate) use real::{exchange, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 #[cfg(loom)]
-pub(crate) use model::{exchange, step, strong, AtomicU32, AtomicU64, AtomicU8, Ordering};
+pub(crate) use model::{exchange, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 #[cfg(not(loom))]
 mod real {
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
     use super::Site;
-
-    #[inline(always)]
-    pub(crate) const fn strong(_: Site, ordering: Ordering) -> Ordering {
-        ordering
-    }
-
-    #[inline(always)]
-    pub(crate) const fn step(_: Site) -> bool {
-        true
-    }
 
     /// Replaces `from` by `to`; returns whether `word` was `from`.
     #[inline(always)]
@@ -55,43 +47,9 @@ mod real {
 
 #[cfg(loom)]
 mod model {
-    use std::sync::OnceLock;
-
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
-    use super::Site;
-
-    const SITES: [Site; 7] = [
-        Site::DoneRelease,
-        Site::DoneAcquire,
-        Site::RestartRelease,
-        Site::RestartAcquire,
-        Site::Claim,
-        Site::Generation,
-        Site::GiveUp,
-    ];
-
-    /// The site in `WEAKEN`.
-    fn weakened() -> Option<Site> {
-        static WEAKEN: OnceLock<Option<Site>> = OnceLock::new();
-        *WEAKEN.get_or_init(|| {
-            let name = std::env::var("WEAKEN").ok()?;
-            let site = SITES.into_iter().find(|site| format!("{site:?}") == name);
-            Some(site.unwrap_or_else(|| panic!("WEAKEN={name} is not known")))
-        })
-    }
-
-    pub(crate) fn strong(site: Site, ordering: Ordering) -> Ordering {
-        if step(site) {
-            ordering
-        } else {
-            Ordering::Relaxed
-        }
-    }
-
-    pub(crate) fn step(site: Site) -> bool {
-        weakened() != Some(site)
-    }
+    use super::{step, Site};
 
     /// Weakened: loads first and stores then, so that another thread's store may come between.
     pub(crate) fn exchange(site: Site, word: &AtomicU64, from: u64, to: u64) -> bool {

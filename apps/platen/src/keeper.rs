@@ -16,10 +16,22 @@ pub(crate) fn start() -> anyhow::Result<Keeper> {
 }
 
 /// Runs as the helper.
+///
+/// A service manager that stops the relay's unit sends its signal to every process of it. While the
+/// relay lives it decides, so the helper drops such signals; afterwards they end it.
 pub(crate) fn run() -> anyhow::Result<()> {
     // Otherwise `ps` without arguments shows the last part of /proc/self/exe.
     let _ = rustix::thread::set_name(c"platen");
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
-    relay::keep(&UnixStream::from(control), say)
+    let signals = swap::end_signals().context("cannot block signals")?;
+    let notice = |text: &str| {
+        // Those for the relay are dropped. A signalfd gives 128 bytes for a signal.
+        while matches!(rustix::io::read(&signals, &mut [0; 128]), Ok(1..)) {}
+        if let Err(untaken) = swap::unblock_end_signals() {
+            say(&format!("{:#}", anyhow::Error::from(untaken)));
+        }
+        say(text);
+    };
+    relay::keep(&UnixStream::from(control), notice)
         .context("this command is for the use of platen itself")
 }

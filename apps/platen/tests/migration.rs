@@ -1,13 +1,18 @@
 //! `platen relay` and `platen receive` as processes, between made QEMUs: exit statuses, reports, and
 //! limits of the system.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::process::{kill_process, Pid, Signal};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
@@ -214,6 +219,31 @@ fn a_relay_out_of_descriptors_says_so_and_ends() {
     drop((source, idle));
 }
 
+/// A lack of descriptors here says nothing about the peer.
+#[test]
+fn a_relay_with_too_few_descriptors_for_its_links_does_not_blame_the_peer() {
+    let rig = Rig::new("");
+    for limit in 8..64 {
+        let mut relay = rig.relay(&format!("ulimit -n {limit};"), &format!("src{limit}"));
+        loop {
+            match relay.lines.recv_timeout(WATCHDOG) {
+                // So many are enough.
+                Ok(line) if line.contains("listening on") => return,
+                Ok(line) => relay.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("{limit}: {:?}", relay.said),
+            }
+        }
+        let (status, said) = relay.ends();
+        assert_eq!(status, Some(1), "{limit}: {said}");
+        assert!(said.contains("os error 24"), "{limit}: {said}");
+        for blame in ["is `platen receive` running", "was lost", "waiting up to"] {
+            assert!(!said.contains(blame), "{limit}: {said}");
+        }
+    }
+    panic!("64 descriptors are not enough");
+}
+
 #[test]
 fn the_keeper_is_shown_by_its_name() {
     let rig = Rig::new("");
@@ -226,11 +256,59 @@ fn the_keeper_is_shown_by_its_name() {
     let shown = |file: &str| std::fs::read_to_string(format!("/proc/{keeper}/{file}")).unwrap();
     assert_eq!(shown("cmdline"), "platen\0keep\0");
     // It names itself as it begins.
-    let until = std::time::Instant::now() + WATCHDOG;
+    let until = Instant::now() + WATCHDOG;
     while shown("comm") != "platen\n" {
-        assert!(std::time::Instant::now() < until, "{}", shown("comm"));
+        assert!(Instant::now() < until, "{}", shown("comm"));
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// `systemctl stop` sends its signal to every process of a unit.
+#[test]
+fn the_keeper_drops_signals_while_its_relay_lives() {
+    let (control, theirs) = UnixStream::pair().unwrap();
+    let (qemu, relay) = UnixStream::pair().unwrap();
+    let mut keeper = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .arg("keep")
+        .stdin(OwnedFd::from(theirs))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // "Hold this", in no postcopy.
+    let fds = [relay.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut descriptor = SendAncillaryBuffer::new(&mut space);
+    assert!(descriptor.push(SendAncillaryMessage::ScmRights(&fds)));
+    let message = [&[1][..], &u64::MAX.to_be_bytes()].concat();
+    let parts = [IoSlice::new(&message)];
+    sendmsg(&control, &parts, &mut descriptor, SendFlags::NOSIGNAL).unwrap();
+    let pid = Pid::from_child(&keeper);
+    let status = |name: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+        let status = status.unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap()
+    };
+    let until = Instant::now() + WATCHDOG;
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let bit = 1 << (signal.as_raw() - 1);
+        while status("SigBlk:") & bit == 0 {
+            assert!(Instant::now() < until, "{signal:?} would end it");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill_process(pid, signal).unwrap();
+        assert!(status("ShdPnd:") & bit != 0);
+    }
+    // The relay is killed: the keeper holds QEMU's connection.
+    drop((control, relay));
+    let mut said = String::new();
+    BufReader::new(keeper.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("the source relay was killed"), "{said}");
+    assert!(keeper.try_wait().unwrap().is_none());
+    // From here on a person may end it.
+    kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(keeper.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+    drop(qemu);
 }
 
 /// A receiver that dies while the relay waits for its migration is connected to again.

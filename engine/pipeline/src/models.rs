@@ -211,6 +211,28 @@ fn a_job_is_done_or_comes_back_when_the_workers_are_closed_meanwhile() {
     });
 }
 
+/// As above without results, so that more interleavings can be explored: a worker that ends sees
+/// every job that was accepted.
+#[test]
+fn no_job_is_left_in_a_ring_when_the_workers_are_closed_meanwhile() {
+    explore(3, || {
+        let workers = Arc::new(Workers::new(1, 2));
+        let results = Results::new(2);
+        let worker = {
+            let workers = Arc::clone(&workers);
+            thread::spawn(move || workers.work_only(0, ()))
+        };
+        let closer = {
+            let workers = Arc::clone(&workers);
+            thread::spawn(move || workers.close())
+        };
+        let _ = workers.try_submit(Work::Brief(7), &results);
+        closer.join().unwrap();
+        worker.join().unwrap();
+        assert!(workers.take(0).is_none());
+    });
+}
+
 #[test]
 fn all_outputs_are_there_when_all_jobs_are_finished() {
     explore(3, || {

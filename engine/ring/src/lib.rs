@@ -42,5 +42,3 @@ mod sync;
 pub use event::{EventCount, Fenced};
 pub use queue::Ring;
 pub use stack::Stack;
-#[cfg(loom)]
-pub use sync::Site;

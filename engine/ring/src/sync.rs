@@ -1,79 +1,55 @@
 //! The only file that names atomics, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed` and every fence in this crate is written through a
-//! [`Site`]. In a normal build the site compiles to nothing. Under `--cfg loom` the environment
-//! variable `WEAKEN=<site>` removes that one ordering or fence, and `WEAKEN=<site>AcqRel` weakens
-//! it to an acquire and release fence. A model must then fail: otherwise the ordering is not needed
-//! or not tested.
+//! [`Site`], which the models take away with `WEAKEN` (crate `weaken`).
 
-/// A place where the proof rests on an ordering, a fence or a step of the wake-up protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name the sites"))]
-pub enum Site {
-    /// `Ring::push` reads the cell's number: the previous item has been taken out.
-    PushAcquire,
-    /// `Ring::push` writes the cell's number: the item is written.
-    PushRelease,
-    /// `Ring::pop` reads the cell's number: the item is written.
-    PopAcquire,
-    /// `Ring::pop` writes the cell's number: the item has been taken out.
-    PopRelease,
-    /// `Stack::push` moves the head: the number's owner is done with it.
-    StackRelease,
-    /// `Stack::pop` reads and moves the head: the previous owner is done with the number.
-    StackAcquire,
-    /// `Stack`: the head counts its changes, so that a number that came back is noticed (ABA).
-    StackCount,
-    /// `EventCount::wait_until`: between registering as a sleeper and checking the condition again.
-    WaitFence,
-    /// `Fenced::new`: between the notifier's change and its check for sleepers.
-    NotifyFence,
-    /// `EventCount::notify_all`: the word changes, so that a waiter that read it before does not
-    /// sleep.
-    NewEpoch,
-    /// `EventCount::wait_until`: a running waiter clears `waking`.
-    ClearWaking,
-    /// `EventCount::wait_until`: a woken waiter that returns with an item wakes the next.
-    PassOn,
+weaken::sites! {
+    "WEAKEN",
+    /// A place where the proof rests on an ordering, a fence or a step of the wake-up protocol.
+    pub(crate) enum Site {
+        /// `Ring::push` reads the cell's number: the previous item has been taken out.
+        PushAcquire,
+        /// `Ring::push` writes the cell's number: the item is written.
+        PushRelease,
+        /// `Ring::pop` reads the cell's number: the item is written.
+        PopAcquire,
+        /// `Ring::pop` writes the cell's number: the item has been taken out.
+        PopRelease,
+        /// `Stack::push` moves the head: the number's owner is done with it.
+        StackRelease,
+        /// `Stack::pop` reads and moves the head: the previous owner is done with the number.
+        StackAcquire,
+        /// `Stack`: the head counts its changes, so that a number that came back is noticed (ABA).
+        StackCount,
+        /// `EventCount::wait_until`: between registering as a sleeper and checking the condition again.
+        WaitFence,
+        /// `Fenced::new`: between the notifier's change and its check for sleepers.
+        NotifyFence,
+        /// `EventCount::notify_all`: the word changes, so that a waiter that read it before does not
+        /// sleep.
+        NewEpoch,
+        /// `EventCount::wait_until`: a running waiter clears `waking`.
+        ClearWaking,
+        /// `EventCount::wait_until`: a woken waiter that returns with an item wakes the next.
+        PassOn,
+    }
 }
 
+pub(crate) use weaken::{fence_seq_cst, step, strong};
+
 #[cfg(not(loom))]
-pub(crate) use real::{
-    fence_seq_cst, spins, step, strong, AtomicU32, AtomicU64, AtomicUsize, Futex, Ordering,
-    UnsafeCell,
-};
+pub(crate) use real::{spins, AtomicU32, AtomicU64, AtomicUsize, Futex, Ordering, UnsafeCell};
 
 #[cfg(loom)]
-pub(crate) use model::{
-    fence_seq_cst, spins, step, strong, AtomicU32, AtomicU64, AtomicUsize, Futex, Ordering,
-    UnsafeCell,
-};
+pub(crate) use model::{spins, AtomicU32, AtomicU64, AtomicUsize, Futex, Ordering, UnsafeCell};
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::atomic::fence;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     use std::sync::OnceLock;
     use std::time::Duration;
 
     use rustix::thread::futex;
-
-    use super::Site;
-
-    #[inline(always)]
-    pub(crate) const fn strong(_: Site, ordering: Ordering) -> Ordering {
-        ordering
-    }
-
-    #[inline(always)]
-    pub(crate) const fn step(_: Site) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    pub(crate) fn fence_seq_cst(_: Site) {
-        fence(Ordering::SeqCst);
-    }
 
     /// How often a waiter checks again before it sleeps.
     #[inline]
@@ -143,73 +119,13 @@ mod real {
 
 #[cfg(loom)]
 mod model {
-    use std::sync::OnceLock;
     use std::time::Duration;
 
-    use loom::sync::atomic::fence;
     use loom::sync::{Condvar, Mutex};
     pub(crate) use loom::{
         cell::UnsafeCell,
         sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     };
-
-    use super::Site;
-
-    impl Site {
-        /// All sites, in the order of the table that `scripts/loom` prints.
-        pub const ALL: [Site; 12] = [
-            Site::PushAcquire,
-            Site::PushRelease,
-            Site::PopAcquire,
-            Site::PopRelease,
-            Site::StackRelease,
-            Site::StackAcquire,
-            Site::StackCount,
-            Site::WaitFence,
-            Site::NotifyFence,
-            Site::NewEpoch,
-            Site::ClearWaking,
-            Site::PassOn,
-        ];
-    }
-
-    /// The site that `WEAKEN` names, and whether an acquire and release fence remains.
-    fn weakened() -> Option<(Site, bool)> {
-        static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
-        *WEAKEN.get_or_init(|| {
-            let name = std::env::var("WEAKEN").ok()?;
-            let (plain, acq_rel) = match name.strip_suffix("AcqRel") {
-                Some(plain) => (plain, true),
-                None => (&*name, false),
-            };
-            let site = Site::ALL.into_iter().find(|site| format!("{site:?}") == plain);
-            let site = site.unwrap_or_else(|| panic!("WEAKEN={name} is not known"));
-            Some((site, acq_rel))
-        })
-    }
-
-    pub(crate) fn strong(site: Site, ordering: Ordering) -> Ordering {
-        if weakened() == Some((site, false)) {
-            Ordering::Relaxed
-        } else {
-            ordering
-        }
-    }
-
-    pub(crate) fn step(site: Site) -> bool {
-        weakened() != Some((site, false))
-    }
-
-    pub(crate) fn fence_seq_cst(site: Site) {
-        match weakened() {
-            Some((weak, acq_rel)) if weak == site => {
-                if acq_rel {
-                    fence(Ordering::AcqRel);
-                }
-            }
-            _ => fence(Ordering::SeqCst),
-        }
-    }
 
     /// Under loom, spinning only adds states.
     pub(crate) fn spins() -> u32 {

@@ -102,10 +102,11 @@ impl PageReader {
         }
     }
 
-    /// Reads page `index` into `out`, and returns how it was stored. An object's bytes are in
-    /// [`object`](Self::object) afterwards, those of a page of a group in [`group`](Self::group).
-    /// With `touch` resets the page's age. For [`Page::Backed`] it reads nothing:
-    /// [`fetch`](Self::fetch) is for threads that may wait.
+    /// Reads page `index` into `out`, and returns how it was stored. Without `touch` an object's
+    /// bytes are in [`object`](Self::object) afterwards, those of a page of a group in
+    /// [`group`](Self::group). With `touch` resets the page's age, and copies a page that is stored
+    /// as it is to `out` alone. For [`Page::Backed`] it reads nothing: [`fetch`](Self::fetch) is for
+    /// threads that may wait.
     ///
     /// # Errors
     ///
@@ -120,12 +121,20 @@ impl PageReader {
     ) -> Result<Page, Damage> {
         loop {
             let page = if touch {
-                worker.get(index, &mut self.object)?
+                worker.get_page(index, &mut self.object, out)?
             } else {
                 worker.look(index, &mut self.object)?
             };
-            if page == Page::Backed {
-                return Ok(page);
+            match page {
+                Page::Backed => return Ok(page),
+                Page::Object { tag, len: PAGE } if touch => {
+                    if codec_of(tag) == Some(Codec::Raw) {
+                        return Ok(page);
+                    }
+                    // No page is compressed to this length.
+                    self.object.copy_from_slice(out);
+                }
+                _ => {}
             }
             if page != Page::Grouped {
                 unpack(&mut self.decoder, &self.dictionaries, index, page, &self.object, out)?;

@@ -1,65 +1,45 @@
 //! The only file that names the atomics of flights and stations, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed` and every fence of the protocols in `flight.rs` and
-//! `station.rs` has a [`Site`], which costs nothing in a normal build. Under `--cfg loom` the
-//! environment variable `WEAKEN_DEVICE=<site>` removes that one ordering or fence, and
-//! `WEAKEN_DEVICE=<site>AcqRel` weakens a SeqCst fence to AcqRel; a model must then fail. (`WEAKEN`
-//! is the ring's, which the models use.)
+//! `station.rs` has a [`Site`], which the models take away with `WEAKEN_DEVICE` (crate `weaken`;
+//! `WEAKEN` is the ring's, which the models use).
 
-/// A place where the proof depends on an ordering, a fence or a step of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Site {
-    /// `Flight::is_free`: all invited threads have released it.
-    FreeAcquire,
-    /// `Flight::release`: this thread no longer accesses the request.
-    InvitationRelease,
-    /// `Flight::complete`: the other threads' work is visible.
-    LeftAcquire,
-    /// `Flight::complete`: this thread's work is visible.
-    LeftRelease,
-    /// `Station::notify`: between the push of the flight and the look whether the queue sleeps.
-    FinishFence,
-    /// `Station::arm`: between arming and the look into the ring.
-    ArmFence,
-    /// `Station::notify`: wakes a sleeping queue.
-    Wakes,
+weaken::sites! {
+    "WEAKEN_DEVICE",
+    /// A place where the proof depends on an ordering, a fence or a step of the protocol.
+    pub(crate) enum Site {
+        /// `Flight::is_free`: all invited threads have released it.
+        FreeAcquire,
+        /// `Flight::release`: this thread no longer accesses the request.
+        InvitationRelease,
+        /// `Flight::complete`: the other threads' work is visible.
+        LeftAcquire,
+        /// `Flight::complete`: this thread's work is visible.
+        LeftRelease,
+        /// `Station::notify`: between the push of the flight and the look whether the queue sleeps.
+        FinishFence,
+        /// `Station::arm`: between arming and the look into the ring.
+        ArmFence,
+        /// `Station::notify`: wakes a sleeping queue.
+        Wakes,
+    }
 }
 
+pub(crate) use weaken::{both, fence_seq_cst, step, strong};
+
 #[cfg(not(loom))]
-pub(crate) use real::{
-    fence_seq_cst, spin, step, strong, AtomicBool, AtomicU32, Ordering, UnsafeCell, Wake,
-};
+pub(crate) use real::{spin, AtomicBool, AtomicU32, Ordering, UnsafeCell, Wake};
 
 #[cfg(loom)]
-pub(crate) use model::{
-    fence_seq_cst, spin, step, strong, AtomicBool, AtomicU32, Ordering, UnsafeCell, Wake,
-};
+pub(crate) use model::{spin, AtomicBool, AtomicU32, Ordering, UnsafeCell, Wake};
 
 #[cfg(not(loom))]
 mod real {
     use std::io;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-    use std::sync::atomic::fence;
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use rustix::event::{eventfd, EventfdFlags};
-
-    use super::Site;
-
-    #[inline(always)]
-    pub(crate) const fn strong(_: Site, ordering: Ordering) -> Ordering {
-        ordering
-    }
-
-    #[inline(always)]
-    pub(crate) const fn step(_: Site) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    pub(crate) fn fence_seq_cst(_: Site) {
-        fence(Ordering::SeqCst);
-    }
 
     #[inline(always)]
     pub(crate) fn spin() {
@@ -118,62 +98,9 @@ mod real {
 
 #[cfg(loom)]
 mod model {
-    use std::sync::OnceLock;
-
     pub(crate) use loom::cell::UnsafeCell;
-    use loom::sync::atomic::fence;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use loom::sync::{Condvar, Mutex};
-
-    use super::Site;
-
-    const ALL: [Site; 7] = [
-        Site::FreeAcquire,
-        Site::InvitationRelease,
-        Site::LeftAcquire,
-        Site::LeftRelease,
-        Site::FinishFence,
-        Site::ArmFence,
-        Site::Wakes,
-    ];
-
-    /// The value of `WEAKEN_DEVICE`: a site, and whether an AcqRel fence remains.
-    fn weakened() -> Option<(Site, bool)> {
-        static WEAKEN: OnceLock<Option<(Site, bool)>> = OnceLock::new();
-        *WEAKEN.get_or_init(|| {
-            let name = std::env::var("WEAKEN_DEVICE").ok()?;
-            let (plain, acq_rel) = match name.strip_suffix("AcqRel") {
-                Some(plain) => (plain, true),
-                None => (&*name, false),
-            };
-            let site = ALL.into_iter().find(|site| format!("{site:?}") == plain);
-            let site = site.unwrap_or_else(|| panic!("WEAKEN_DEVICE={name} is not known"));
-            Some((site, acq_rel))
-        })
-    }
-
-    pub(crate) fn strong(site: Site, ordering: Ordering) -> Ordering {
-        if weakened() == Some((site, false)) {
-            Ordering::Relaxed
-        } else {
-            ordering
-        }
-    }
-
-    pub(crate) fn step(site: Site) -> bool {
-        weakened() != Some((site, false))
-    }
-
-    pub(crate) fn fence_seq_cst(site: Site) {
-        match weakened() {
-            Some((weak, acq_rel)) if weak == site => {
-                if acq_rel {
-                    fence(Ordering::AcqRel);
-                }
-            }
-            _ => fence(Ordering::SeqCst),
-        }
-    }
 
     pub(crate) fn spin() {
         loom::thread::yield_now();
@@ -212,18 +139,5 @@ mod model {
                 set = self.woken.wait(set).expect("no model panics here");
             }
         }
-    }
-}
-
-/// The ordering of a read-modify-write that needs both halves, each with its own site.
-#[inline(always)]
-pub(crate) fn both(acquire: Site, release: Site) -> Ordering {
-    let acquires = matches!(strong(acquire, Ordering::Acquire), Ordering::Acquire);
-    let releases = matches!(strong(release, Ordering::Release), Ordering::Release);
-    match (acquires, releases) {
-        (true, true) => Ordering::AcqRel,
-        (true, false) => Ordering::Acquire,
-        (false, true) => Ordering::Release,
-        (false, false) => Ordering::Relaxed,
     }
 }

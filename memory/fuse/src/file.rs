@@ -92,14 +92,15 @@ impl<Q: Queue> Filesystem for File<Q> {
         reply.attr(&ALWAYS, &self.attributes());
     }
 
-    /// The size is fixed. Other attributes, such as times, are accepted and ignored.
+    /// Size, mode and owner are fixed: a change would have no effect. Times are accepted and
+    /// ignored.
     fn setattr(
         &self,
         _: &Request,
         _: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
         size: Option<u64>,
         _atime: Option<TimeOrNow>,
         _mtime: Option<TimeOrNow>,
@@ -111,9 +112,16 @@ impl<Q: Queue> Filesystem for File<Q> {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        match size {
-            Some(size) if size != self.bytes => reply.error(Errno::EINVAL),
-            _ => reply.attr(&ALWAYS, &self.attributes()),
+        let own = self.attributes();
+        let differs = |asked: Option<u32>, is: u32| asked.is_some_and(|asked| asked != is);
+        // A mode has the file's type in its upper bits.
+        let mode = mode.map(|mode| mode & 0o7777);
+        if size.is_some_and(|size| size != self.bytes) {
+            reply.error(Errno::EINVAL);
+        } else if differs(mode, own.perm.into()) || differs(uid, own.uid) || differs(gid, own.gid) {
+            reply.error(Errno::EPERM);
+        } else {
+            reply.attr(&ALWAYS, &own);
         }
     }
 

@@ -4,10 +4,11 @@
 use device::{Device, DeviceOptions, PAGE};
 use fuse::{MountError, Server};
 use rustix::fs::{fallocate, FallocateFlags};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -145,6 +146,14 @@ fn requests_that_a_fixed_size_file_cannot_serve_are_refused() {
     assert_eq!(file.read_at(&mut [0; 10], BYTES).unwrap(), 0);
     assert!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096).is_err());
     assert!(fallocate(&file, FallocateFlags::empty(), 0, 4096).is_err());
+    // A mode or an owner that would have no effect is refused; the present mode and times are not.
+    let mode = |mode| file.set_permissions(fs::Permissions::from_mode(mode));
+    assert_eq!(mode(0o644).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+    mode(0o600).unwrap();
+    let uid = file.metadata().unwrap().uid();
+    let given = std::os::unix::fs::fchown(&file, Some(uid + 1), None).unwrap_err();
+    assert_eq!(given.raw_os_error(), Some(Errno::PERM.raw_os_error()));
+    file.set_modified(std::time::SystemTime::now()).unwrap();
     // The file is open: it is unmounted all the same, and the result tells.
     assert!(server.stop().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);

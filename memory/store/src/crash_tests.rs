@@ -621,14 +621,6 @@ impl Disk for Late<'static> {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
         Ok(())
     }
-
-    fn free(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_direct(&self) -> bool {
-        true
-    }
 }
 
 #[test]

@@ -48,10 +48,14 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn write(&self, block: u32, blocks: &[Block]) -> io::Result<()>;
 
     /// Bytes free to other users on its file system; `None` if it is not in one.
-    fn free(&self) -> Option<u64>;
+    fn free(&self) -> Option<u64> {
+        None
+    }
 
     /// Whether it bypasses the page cache.
-    fn is_direct(&self) -> bool;
+    fn is_direct(&self) -> bool {
+        true
+    }
 
     /// Whether it was never written to; `None` where only reading all of it could tell.
     ///

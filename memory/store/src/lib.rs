@@ -241,5 +241,5 @@ pub use {
     record::{Record, PIECES},
     slab::{Freed, Role, Slab},
     slot::{Backed, Member, Object, Slot, State, Word},
-    sync::{fence_read, fence_write, Site},
+    sync::{fence_read, fence_write},
 };

@@ -160,7 +160,23 @@ impl Worker {
     /// [`GetError::Index`], [`GetError::Checksum`] and [`GetError::Lost`].
     #[inline]
     pub fn get(&self, index: u64, out: &mut [u8; MAX_OBJECT]) -> Result<Page, GetError> {
-        self.read(index, out, true)
+        self.read(index, true, |_| out)
+    }
+
+    /// As [`get`](Self::get), but copies the object of a page that is stored as it is, of 4096
+    /// bytes, to `whole`: one copy less than by way of `out`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`get`](Self::get).
+    #[inline]
+    pub fn get_page(
+        &self,
+        index: u64,
+        out: &mut [u8; MAX_OBJECT],
+        whole: &mut [u8; PAGE],
+    ) -> Result<Page, GetError> {
+        self.read(index, true, |object| if object.len as usize == PAGE { whole } else { out })
     }
 
     /// As [`get`](Self::get), without resetting the page's age.
@@ -169,10 +185,17 @@ impl Worker {
     ///
     /// Those of [`get`](Self::get).
     pub fn look(&self, index: u64, out: &mut [u8; MAX_OBJECT]) -> Result<Page, GetError> {
-        self.read(index, out, false)
+        self.read(index, false, |_| out)
     }
 
-    fn read(&self, index: u64, out: &mut [u8; MAX_OBJECT], touch: bool) -> Result<Page, GetError> {
+    /// `buffer`: where to copy an object.
+    #[inline]
+    fn read<'a>(
+        &self,
+        index: u64,
+        touch: bool,
+        buffer: impl FnOnce(&Object) -> &'a mut [u8; MAX_OBJECT],
+    ) -> Result<Page, GetError> {
         let map = &self.store.heap.map;
         let slot = usize::try_from(index).ok().and_then(|at| map.table().get(at));
         let slot = slot.ok_or(GetError::Index { index, pages: self.store.pages() })?;
@@ -193,10 +216,10 @@ impl Worker {
             slot.unpin();
             return Ok(Page::Grouped);
         }
-        let copied = self.copy_pinned(word, out);
+        let copied = self.copy_pinned(word, buffer);
         slot.unpin();
         inject::step();
-        let (object, expected) = copied.ok_or(lost)?;
+        let (object, expected, out) = copied.ok_or(lost)?;
         self.examine(index, object, expected, out)
     }
 
@@ -210,16 +233,22 @@ impl Worker {
         if let Some(State::Member(_)) = pinned.state() {
             return Ok(Page::Grouped);
         }
-        let (object, expected) = self.copy_pinned(pinned, out).ok_or(GetError::Lost { index })?;
+        let copied = self.copy_pinned(pinned, |_| out);
+        let (object, expected, out) = copied.ok_or(GetError::Lost { index })?;
         self.examine(index, object, expected, out)
     }
 
     #[inline]
-    fn copy_pinned(&self, pinned: Word, out: &mut [u8; MAX_OBJECT]) -> Option<(Object, u32)> {
+    fn copy_pinned<'a>(
+        &self,
+        pinned: Word,
+        buffer: impl FnOnce(&Object) -> &'a mut [u8; MAX_OBJECT],
+    ) -> Option<(Object, u32, &'a [u8; MAX_OBJECT])> {
         let Some(State::Object(object)) = pinned.state() else { return None };
         let map = &self.store.heap.map;
         let (_, place) = locate(map, &object)?;
-        Some((object, map.read(place, &mut out[..object.len as usize])))
+        let out = buffer(&object);
+        Some((object, map.read(place, &mut out[..object.len as usize]), out))
     }
 
     #[inline]

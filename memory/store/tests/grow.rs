@@ -2,10 +2,13 @@
 //! for more pages.
 #![cfg(not(loom))]
 
+mod noise;
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use noise::bytes;
 use proptest::prelude::*;
 use store::{
     Ahead, GetError, GroupBuffer, GrowError, Options, Page, Seen, Store, StoreError, Worker,
@@ -48,16 +51,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(more, ahead)| Op::Restart { more, ahead }),
     ];
     prop::collection::vec(op, 1..400)
-}
-
-fn bytes(seed: usize, len: usize) -> Vec<u8> {
-    let mut state = seed as u64 + 1;
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            state.to_le_bytes()[7]
-        })
-        .collect()
 }
 
 fn options(grow_to: u64) -> Options {

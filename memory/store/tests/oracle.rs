@@ -1,12 +1,14 @@
 //! Operation lists against a map: the store has what it reports, whatever happened in between.
 #![cfg(not(loom))]
 
+mod noise;
 mod shelf;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use noise::bytes;
 use proptest::prelude::*;
 use shelf::Shelf;
 use store::{
@@ -145,16 +147,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => Just(Op::Restart),
     ];
     prop::collection::vec(op, 1..1500)
-}
-
-fn bytes(seed: usize, len: usize) -> Vec<u8> {
-    let mut state = seed as u64 + 1;
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            state.to_le_bytes()[7]
-        })
-        .collect()
 }
 
 fn workers(store: &Arc<Store>) -> [Worker; 2] {

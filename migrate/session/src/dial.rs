@@ -43,6 +43,15 @@ pub fn dial(
     dial_as(peer, connector, hello, attempt)
 }
 
+/// Whether this host has no descriptors or memory for a socket.
+fn is_local(error: &std::io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    errno.is_some_and(|errno| {
+        use rustix::io::Errno;
+        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&errno)
+    })
+}
+
 pub(crate) fn dial_as(
     peer: &str,
     connector: Option<&Connector>,
@@ -61,6 +70,11 @@ pub(crate) fn dial_as(
             Ok(stream) => {
                 link = Some(stream);
                 break;
+            }
+            // The peer has no part in it.
+            Err(source) if is_local(&source) => {
+                let what = format!("cannot make a socket for a link to {peer}");
+                return Err(SessionError::Resource { what, source });
             }
             Err(error) => last = error,
         }

@@ -247,6 +247,8 @@ pub enum SessionError {
         reason: String,
         /// It had written bytes that may hold the end-of-stream tag (W20).
         committed: bool,
+        /// It may ask how far this end got (W28).
+        asks: bool,
     },
     /// This end ended the session.
     #[error("{reason}")]

@@ -35,8 +35,9 @@ impl Session {
         match start(self, &state, link) {
             Ok(threads) => self.adopt_threads(threads),
             Err(error) => {
-                self.fail(error);
-                return Ok(());
+                // One of its threads may run.
+                self.fail(SessionError::Local { reason: error.to_string() });
+                return Err(error);
             }
         }
         if self.failure().is_some() {
@@ -169,7 +170,7 @@ mod tests {
         }
         drop(theirs);
         let until = Instant::now() + Duration::from_secs(60);
-        while session.is_linked() {
+        while session.links.links_up() > 0 {
             assert!(Instant::now() < until, "a link that is gone counts for ever");
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -93,12 +93,14 @@ fn read_frames(
                 let note = serde_json::from_slice(&free).unwrap_or(AbortNote {
                     reason: "it gave no reason that can be read".into(),
                     committed: true,
+                    asks: true,
                 });
                 let peer = session.peer.clone();
                 return Err(SessionError::Aborted {
                     peer,
                     reason: note.reason,
                     committed: note.committed,
+                    asks: note.asks,
                 });
             }
             FrameType::Finish => {

@@ -34,6 +34,9 @@ const MAX_REASON: usize = 4096;
 pub(crate) struct AbortNote {
     pub(crate) reason: String,
     pub(crate) committed: bool,
+    /// The sender may ask how far the receiver got.
+    #[serde(default)]
+    pub(crate) asks: bool,
 }
 
 /// One migration between two relays. The relay and the links' threads share it.
@@ -50,6 +53,8 @@ pub struct Session {
     pub(crate) sink: Arc<dyn Sink>,
     failure: OnceLock<Arc<SessionError>>,
     failed: AtomicBool,
+    /// An ABORT has reached the peer's host.
+    told: AtomicBool,
     /// The peer's FINISH has arrived, or only ours remains to be sent: the end of a link is not a
     /// loss.
     finishing: AtomicBool,
@@ -107,6 +112,7 @@ impl Session {
             sink,
             failure: OnceLock::new(),
             failed: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             bytes_out: AtomicU64::new(0),
@@ -186,11 +192,6 @@ impl Session {
     /// How long the session outlives its last link.
     pub fn resume_timeout(&self) -> Duration {
         self.links.timeout()
-    }
-
-    /// Whether a link is up.
-    pub fn is_linked(&self) -> bool {
-        self.links.links_up() > 0
     }
 
     /// Whether bytes wait for a link now (the path to the peer is the bottleneck), and how many
@@ -343,8 +344,22 @@ impl Session {
         let mut reason = error.to_string();
         let end = (0..=MAX_REASON.min(reason.len())).rev().find(|at| reason.is_char_boundary(*at));
         reason.truncate(end.unwrap_or(0));
-        let note = AbortNote { reason, committed: self.close_commit() };
-        serde_json::to_vec(&note).ok()
+        let (committed, asks) = (self.close_commit(), self.sink.may_ask());
+        serde_json::to_vec(&AbortNote { reason, committed, asks }).ok()
+    }
+
+    /// Records that an ABORT has reached the peer's host.
+    pub(crate) fn note_told(&self) {
+        self.told.store(true, Ordering::Release);
+    }
+
+    /// Whether the peer knows that the session has ended early: it was told, or it ended the
+    /// session itself. Final after [`Session::join`].
+    pub fn is_peer_told(&self) -> bool {
+        self.told.load(Ordering::Acquire)
+            || self.failure().is_some_and(|error| {
+                matches!(**error, SessionError::Aborted { .. } | SessionError::Over { .. })
+            })
     }
 
     /// Sends the final report: now, and again on each new link until the peer's has arrived (W27).

@@ -38,6 +38,11 @@ pub trait Sink: Send + Sync + 'static {
         let _ = stream;
         true
     }
+    /// Whether this end may ask the peer, after the session has ended, how far it got (W28). Asked
+    /// once the session has failed.
+    fn may_ask(&self) -> bool {
+        false
+    }
     /// Links were lost or have come back: a message for the user.
     fn notice(&self, text: &str) {
         let _ = text;

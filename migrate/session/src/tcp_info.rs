@@ -27,10 +27,30 @@ pub(crate) struct Progress {
 
 /// The progress of the link of `socket`; zero if the kernel does not report it.
 pub(crate) fn progress(socket: &TcpStream) -> Progress {
+    let Some(info) = info(socket) else { return Progress::default() };
+    let queue = (info.tcpi_min_rtt / 16).max(QUEUE_US);
+    let stands = info.tcpi_unacked > 0
+        && info.tcpi_min_rtt > 0
+        && info.tcpi_rtt > info.tcpi_min_rtt.saturating_add(queue);
+    Progress { waits: info.tcpi_notsent_bytes >= NOT_SENT || stands, acked: info.tcpi_bytes_acked }
+}
+
+/// Whether the peer's kernel has acknowledged all bytes written, over a connection that still
+/// stands. True if the kernel does not report it.
+pub(crate) fn is_acknowledged(socket: &TcpStream) -> bool {
+    /// Open, or closed by the peer only. A connection that was reset has nothing in flight either.
+    const STANDS: [u8; 2] = [1, 8];
+    info(socket).is_none_or(|info| {
+        STANDS.contains(&info.tcpi_state) && info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0
+    })
+}
+
+/// The kernel's report on `socket`.
+fn info(socket: &TcpStream) -> Option<libc::tcp_info> {
     // SAFETY: `tcp_info` consists of integers, for which zeros are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let size = std::mem::size_of_val(&info);
-    let Ok(mut len) = libc::socklen_t::try_from(size) else { return Progress::default() };
+    let mut len = libc::socklen_t::try_from(size).ok()?;
     // SAFETY: the descriptor is open while `socket` is borrowed. The kernel writes at most `len`
     // bytes to `info`, which has as many, and the number written to `len`. An older kernel writes
     // fewer; the other fields stay zero.
@@ -43,14 +63,7 @@ pub(crate) fn progress(socket: &TcpStream) -> Progress {
             &raw mut len,
         )
     };
-    if result != 0 {
-        return Progress::default();
-    }
-    let queue = (info.tcpi_min_rtt / 16).max(QUEUE_US);
-    let stands = info.tcpi_unacked > 0
-        && info.tcpi_min_rtt > 0
-        && info.tcpi_rtt > info.tcpi_min_rtt.saturating_add(queue);
-    Progress { waits: info.tcpi_notsent_bytes >= NOT_SENT || stands, acked: info.tcpi_bytes_acked }
+    (result == 0).then_some(info)
 }
 
 #[cfg(test)]
@@ -74,6 +87,7 @@ mod tests {
             sent += n;
         }
         let full = progress(&socket);
+        assert!(!is_acknowledged(&socket));
         assert!(
             full.waits && full.acked < 6 + sent as u64,
             "{sent} bytes are on their way: {full:?}"
@@ -86,5 +100,19 @@ mod tests {
             assert!(Instant::now() < until, "after {sent} bytes: {:?}", progress(&socket));
             std::thread::yield_now();
         }
+        assert!(is_acknowledged(&socket));
+    }
+
+    #[test]
+    fn what_a_peer_resets_is_not_acknowledged() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        socket.write_all(b"unread").unwrap();
+        assert_eq!(peer.peek(&mut [0]).unwrap(), 1);
+        // With bytes unread: a reset.
+        drop(peer);
+        let _ = socket.read(&mut [0]);
+        assert!(!is_acknowledged(&socket));
     }
 }

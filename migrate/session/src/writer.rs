@@ -12,6 +12,7 @@ use crate::hello::would_block;
 use crate::links::{LinkState, Role};
 use crate::outgoing::Outgoing;
 use crate::session::Session;
+use crate::tcp_info;
 use crate::transport::LinkWriter;
 use pipeline::Popped;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -23,12 +24,16 @@ use std::time::{Duration, Instant};
 
 /// A link idle for this long sends a HEARTBEAT (W24).
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long sending the ABORT of a session may take.
+/// How long sending the ABORT of a session may take, and how long its acknowledgement.
 const ABORT_TIME: Duration = Duration::from_secs(1);
+/// How often the acknowledgement is looked for.
+const ACK_LOOK: Duration = Duration::from_millis(1);
 
 /// Writes the queued frames until the link or the session ends.
 pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWriter) {
-    if let Err(error) = write_frames(session, state, &mut link) {
+    let written = write_frames(session, state, &mut link);
+    let is_at_frame = written.is_ok();
+    if let Err(error) = written {
         session.lose(state, error);
     }
     // Another link takes over this one's role.
@@ -36,16 +41,34 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
     session.outbound.wake_successors();
     // It may have collected an ACK after `lose` had everything acknowledged again.
     session.acknowledge_again();
-    if let (true, Some(note)) = (session.has_failed(), session.abort_note()) {
-        let length = u32::try_from(note.len()).unwrap_or(0);
-        let _ = link.socket.set_write_timeout(Some(ABORT_TIME));
-        let header = Header::free(FrameType::Abort, length).to_bytes();
-        // The peer may be gone; then it needs no ABORT.
-        let _ = link.write_all([&header, &note, &[]], |_| false);
+    // Behind a part of a frame the peer would take an ABORT for the rest of it.
+    if session.has_failed() && is_at_frame {
+        if let Some(note) = session.abort_note() {
+            abort(session, &mut link, &note);
+        }
     }
     link.close();
     let _ =
         link.socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
+}
+
+/// Sends an ABORT, and records whether it has reached the peer's host.
+fn abort(session: &Session, link: &mut LinkWriter, note: &[u8]) {
+    let length = u32::try_from(note.len()).unwrap_or(0);
+    let _ = link.socket.set_write_timeout(Some(ABORT_TIME));
+    let header = Header::free(FrameType::Abort, length).to_bytes();
+    // The peer may be gone; then it needs no ABORT.
+    if link.write_all([&header, note, &[]], |_| false).is_err() {
+        return;
+    }
+    // A link whose path is down still takes bytes until its silence is noticed.
+    let deadline = Instant::now() + ABORT_TIME;
+    while Instant::now() < deadline {
+        if tcp_info::is_acknowledged(&link.socket) {
+            return session.note_told();
+        }
+        std::thread::sleep(ACK_LOOK);
+    }
 }
 
 fn write_frames(
@@ -240,9 +263,13 @@ mod tests {
     }
 
     fn session() -> Arc<Session> {
+        session_of(Arc::new(Nobody))
+    }
+
+    fn session_of(sink: Arc<dyn Sink>) -> Arc<Session> {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let links = (2, Duration::from_secs(20));
-        Session::new("x".into(), grants, 8, links, Arc::new(Nobody)).unwrap()
+        Session::new("x".into(), grants, 8, links, sink).unwrap()
     }
 
     fn pair() -> (TcpStream, TcpStream) {
@@ -266,6 +293,52 @@ mod tests {
         let entries: Vec<_> = AckEntry::read_all(&acks).unwrap().collect();
         assert_eq!(entries.len(), 1, "it went into the lost link and nowhere else");
         assert_eq!((entries[0].stream, entries[0].seq), (3, 1));
+    }
+
+    /// An end in doubt.
+    struct Asks;
+
+    impl Sink for Asks {
+        fn frame(&self, _: Incoming) -> Result<(), SessionError> {
+            Ok(())
+        }
+
+        fn finish(&self, _: &[u8]) {}
+
+        fn closed(&self, _: &Arc<SessionError>) {}
+
+        fn may_ask(&self) -> bool {
+            true
+        }
+    }
+
+    /// Reads the ABORT of a session over its link.
+    fn aborted(sink: Arc<dyn Sink>) -> serde_json::Value {
+        let session = session_of(sink);
+        let (ours, mut theirs) = pair();
+        session.add_link(0, Link::from(ours)).unwrap();
+        session.fail(SessionError::Local { reason: "the test".into() });
+        let mut frame = [0; HEADER_BYTES];
+        let header = loop {
+            std::io::Read::read_exact(&mut theirs, &mut frame).unwrap();
+            let header = Header::from_bytes(&frame, 65536).unwrap();
+            if header.kind == FrameType::Abort {
+                break header;
+            }
+        };
+        let mut note = vec![0; header.payload_len as usize];
+        std::io::Read::read_exact(&mut theirs, &mut note).unwrap();
+        session.join();
+        assert!(session.is_peer_told());
+        serde_json::from_slice(&note).unwrap()
+    }
+
+    #[test]
+    fn an_abort_that_arrives_is_known_to_have_and_says_whether_its_sender_asks() {
+        let note =
+            |asks| serde_json::json!({ "reason": "the test", "committed": false, "asks": asks });
+        assert_eq!(aborted(Arc::new(Nobody)), note(false));
+        assert_eq!(aborted(Arc::new(Asks)), note(true));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::error::{describe, TlsError};
 use crate::provider::{check, provider};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::RootCertStore;
@@ -20,6 +20,8 @@ pub const CERT_FILE: &str = "cert.pem";
 pub const KEY_FILE: &str = "key.pem";
 /// The largest PEM file read.
 const MAX_FILE: u64 = 4 << 20;
+/// The most characters of a line in a message.
+const MAX_LINE: usize = 80;
 
 /// The identity of this end, and the CAs that it trusts.
 #[derive(Debug, Clone)]
@@ -53,7 +55,7 @@ impl Credentials {
         }
         let chain = certificates(cert, &chain)?;
         let secret =
-            PrivateKeyDer::from_pem_slice(&secret).map_err(|error| content(key, &error))?;
+            PrivateKeyDer::from_pem_slice(&secret).map_err(|error| not_pem(key, &error))?;
         let provider = provider();
         let key =
             CertifiedKey::from_der(chain, secret, &provider).map_err(|error| match error {
@@ -99,6 +101,22 @@ fn content(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
     TlsError::Content { path: path.into(), detail: error.to_string() }
 }
 
+/// A file that is not PEM. The library prints lines of the file as numbers.
+fn not_pem(path: &Path, error: &pem::Error) -> TlsError {
+    let text = |line: &[u8]| String::from_utf8_lossy(line).trim_end().escape_debug().to_string();
+    match error {
+        pem::Error::MissingSectionEnd { end_marker } => {
+            let line = format!("-----END {}-----", text(end_marker));
+            content(path, &format!("it is cut off: the line {line} is missing"))
+        }
+        pem::Error::IllegalSectionStart { line } => {
+            let line: String = text(line).chars().take(MAX_LINE).collect();
+            content(path, &format!("this line begins no section of PEM: {line}"))
+        }
+        error => content(path, error),
+    }
+}
+
 /// Reads a file of bounded size.
 pub(crate) fn read(
     path: &Path,
@@ -121,9 +139,32 @@ pub(crate) fn read(
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| content(path, &error))?;
+    let found = found.map_err(|error| not_pem(path, &error))?;
     if found.is_empty() {
         return Err(content(path, &"it holds no certificate in PEM"));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_cut_off_or_no_pem_is_told_in_words() {
+        let certificate = &b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"[..];
+        let long = [b"-----BEGIN \x1b[2J", &b"x".repeat(9000)[..], b"\n"].concat();
+        for (pem, says) in [
+            (&certificate[..40], "the line -----END CERTIFICATE----- is missing"),
+            (&long, "this line begins no section of PEM: -----BEGIN \\u{1b}[2Jxxx"),
+            (b"", "it holds no certificate in PEM"),
+        ] {
+            let said = certificates(Path::new("cert.pem"), pem).unwrap_err().to_string();
+            assert!(said.contains("cert.pem") && said.contains(says), "{said}");
+            assert!(said.len() < 300 && !said.contains("67, 69"), "{said}");
+        }
+        let cut = PrivateKeyDer::from_pem_slice(b"-----BEGIN PRIVATE KEY-----\nMC4").unwrap_err();
+        let said = not_pem(Path::new("key.pem"), &cut).to_string();
+        assert!(said.contains("the line -----END PRIVATE KEY----- is missing"), "{said}");
+    }
 }

@@ -26,8 +26,15 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use swap::supervisor::{Adopted, HandOver};
 
-/// Memory of another program's text and page tables, beside a server's heap and stacks.
-const PROGRAM: usize = 32 << 20;
+/// Memory of another program: its text and libraries.
+const PROGRAM: u64 = 24 << 20;
+
+/// Private memory of a server beside heap, stacks and the page tables of the store: data of the
+/// program and its libraries, other page tables.
+const PROCESS: u64 = 4 << 20;
+
+/// Memory of a server's stack.
+const STACK: u64 = 64 << 10;
 
 impl Serving {
     /// Adopts the state of the supervisor that this process was before `execve`.
@@ -125,15 +132,30 @@ impl Serving {
         let changes = settings.as_ref().map_or(&self.changes, |settings| &settings.changes);
         let plan = settings.as_ref().map_or(self.plan, |settings| settings.plan);
         if plan.args.swap {
-            let needed = PROGRAM + plan.heap(None) + plan.threads(None) * (64 << 10);
             let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-            check_memory(&meminfo, needed as u64)?;
+            check_memory(&meminfo, self.memory_of_another(plan, program.is_some()))?;
         }
         let path = program.as_ref().map(path);
         let mut command = self.command(path.as_deref(), &inherited, changes, plan);
         // Until it stands by, the new server reports errors to the client.
         command.stderr(Stdio::from(client.0.try_clone()?));
         Ok((command, program, settings, held))
+    }
+
+    /// Memory that a server with this plan takes beside the present one.
+    fn memory_of_another(&self, plan: &Plan<'_>, is_other_program: bool) -> u64 {
+        let allocated = |fd: &OwnedFd| {
+            let blocks = rustix::fs::fstat(fd).map_or(0, |found| found.st_blocks);
+            u64::try_from(blocks).unwrap_or(0) * 512
+        };
+        Another {
+            is_other_program,
+            heap: plan.heap(None) as u64,
+            present_heap: self.heap.as_ref().map_or(0, allocated),
+            threads: plan.threads(None) as u64,
+            stored: allocated(&self.store),
+        }
+        .memory()
     }
 
     /// Builds and checks the settings that `set` requests.
@@ -300,6 +322,27 @@ impl Serving {
     }
 }
 
+/// A server that starts beside the present one. Sizes in bytes.
+struct Another {
+    is_other_program: bool,
+    heap: u64,
+    /// Memory of the heap file, which it uses after the present server.
+    present_heap: u64,
+    threads: u64,
+    /// Memory of the store, which it maps.
+    stored: u64,
+}
+
+impl Another {
+    fn memory(&self) -> u64 {
+        let program = if self.is_other_program { PROGRAM } else { 0 };
+        let heap = self.heap.saturating_sub(self.present_heap);
+        // A page table has 8 bytes for each page.
+        let tables = self.stored / 512;
+        program + PROCESS + heap + self.threads * STACK + tables
+    }
+}
+
 /// The path of an open program.
 fn path(program: &File) -> String {
     format!("/proc/self/fd/{}", program.as_raw_fd())
@@ -327,6 +370,24 @@ fn check_memory(meminfo: &str, needed: u64) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_of_the_same_program_takes_neither_text_nor_a_second_heap() {
+        let same = Another {
+            is_other_program: false,
+            heap: 7 << 20,
+            present_heap: 7 << 20,
+            threads: 14,
+            stored: 150 << 20,
+        };
+        assert!(same.memory() < 6 << 20, "{}", same.memory());
+        let larger = Another { heap: 9 << 20, ..same };
+        assert_eq!(larger.memory(), same.memory() + (2 << 20));
+        let smaller = Another { heap: 5 << 20, ..same };
+        assert_eq!(smaller.memory(), same.memory());
+        let other = Another { is_other_program: true, stored: 1 << 30, ..same };
+        assert!(other.memory() > (24 + 4 + 2) << 20, "{}", other.memory());
+    }
 
     #[test]
     fn another_server_needs_memory_or_free_swap() {

@@ -87,12 +87,4 @@ impl Disk for Shelf {
         }
         Ok(())
     }
-
-    fn free(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_direct(&self) -> bool {
-        true
-    }
 }

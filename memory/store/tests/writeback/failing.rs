@@ -5,22 +5,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use store::{Batch, Block, Disk, GetError, Seen, Stopped, Store, MAX_OBJECT};
+use store::{Batch, Block, Disk, GetError, Seen, Stopped, Store, Worker, MAX_OBJECT};
 
 use super::shelf::Shelf;
 use super::{bytes, given, options, read, write_back};
+
+/// A store of `pages` pages, the first `out` of them written back to `disk`.
+fn written_back(disk: &Shelf, pages: u64, out: u64) -> (Arc<Store>, Worker) {
+    let store = given(pages, disk);
+    store.set_backing(disk.boxed(), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    for index in 0..pages {
+        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
+    }
+    assert_eq!(write_back(&mut worker, 0..out).unwrap().pages, out);
+    (store, worker)
+}
 
 #[test]
 fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
     const PAGES: u64 = 20;
     let disk = Shelf::new(60);
-    let store = given(PAGES, &disk);
-    store.set_backing(disk.boxed(), "shelf").unwrap();
-    let mut worker = store.worker().unwrap();
-    for index in 0..PAGES {
-        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
-    }
-    assert_eq!(write_back(&mut worker, 0..10).unwrap().pages, 10);
+    let (store, worker) = written_back(&disk, PAGES, 10);
     let fd = store.fd().try_clone_to_owned().unwrap();
     drop((worker, store));
     for foreign in [false, true] {
@@ -71,11 +77,7 @@ fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
 #[test]
 fn a_read_that_fails_is_tried_again_before_the_page_is_given_up() {
     let disk = Shelf::new(60);
-    let store = given(4, &disk);
-    store.set_backing(disk.boxed(), "shelf").unwrap();
-    let mut worker = store.worker().unwrap();
-    worker.put(0, 1, &bytes(0, 1, MAX_OBJECT)).unwrap();
-    assert_eq!(write_back(&mut worker, 0..1).unwrap().pages, 1);
+    let (store, worker) = written_back(&disk, 1, 1);
     disk.0.fail_reads.store(5, Ordering::Relaxed);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -177,14 +179,6 @@ impl Disk for Halting {
     fn write(&self, block: u32, blocks: &[Block]) -> std::io::Result<()> {
         self.0.write(block, blocks)
     }
-
-    fn free(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_direct(&self) -> bool {
-        true
-    }
 }
 
 /// While a block is read, its page is overwritten, the block goes to another page, and then comes
@@ -224,13 +218,7 @@ fn a_block_that_went_and_came_back_during_one_read_is_read_again() {
 fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
     const PAGES: u64 = 40;
     let disk = Shelf::new(60);
-    let store = given(PAGES, &disk);
-    store.set_backing(disk.boxed(), "shelf").unwrap();
-    let mut worker = store.worker().unwrap();
-    for index in 0..PAGES {
-        worker.put(index, 1, &bytes(index, 1, MAX_OBJECT)).unwrap();
-    }
-    assert_eq!(write_back(&mut worker, 0..20).unwrap().pages, 20);
+    let (store, mut worker) = written_back(&disk, PAGES, 20);
     // A read of a medium that has lost the data is not retried.
     disk.0.fail_reads.store(61, Ordering::Relaxed);
     for index in 0..PAGES {

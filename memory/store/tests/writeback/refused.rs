@@ -117,14 +117,6 @@ impl Disk for Long {
         assert_eq!((block, self.0), (0, 1 << 20), "written to, though it is somebody's");
         Ok(())
     }
-
-    fn free(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_direct(&self) -> bool {
-        true
-    }
 }
 
 #[test]

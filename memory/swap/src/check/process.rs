@@ -45,18 +45,18 @@ impl Eyes {
         self.read(&format!("proc/{pid}/{file}"))
     }
 
-    /// Every mapping is locked, except those of the kernel or a driver that are never swapped.
+    /// Every mapping is locked, except those of the kernel or a driver that are never swapped. The
+    /// evidence is the memory in locked mappings: `VmLck` would count address space without memory.
     pub(super) fn locked(&self, pids: &[u32]) -> Found {
         let one = |&pid: &u32| {
-            let unlocked = unlocked(&self.of(pid, "smaps")?);
+            let Mappings { unlocked, locked_kib } = Mappings::of(&self.of(pid, "smaps")?);
             if let Some(first) = unlocked.first() {
                 return Err(format!(
                     "process {pid}: {} mappings not locked, as {first}",
                     unlocked.len()
                 ));
             }
-            let status = self.of(pid, "status")?;
-            Ok(format!("{pid} has {} KiB locked", field(&status, "VmLck:").unwrap_or("?")))
+            Ok(format!("{pid} has {locked_kib} KiB locked"))
         };
         let each = pids.iter().map(one).collect::<Result<Vec<_>, _>>()?;
         Ok(each.join(", "))
@@ -266,32 +266,52 @@ pub(super) fn flusher_bits() -> io::Result<u64> {
     })
 }
 
-/// The mappings in `smaps` that are neither locked nor of a kind that cannot be.
-pub(super) fn unlocked(smaps: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut head = "";
-    for line in smaps.lines() {
-        let first = line.split_whitespace().next().unwrap_or_default();
-        if !first.ends_with(':') {
-            head = line;
-            continue;
+/// The facts of an `smaps` file that `memory-locked` needs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Mappings {
+    /// The first line of each mapping that is neither locked nor of a kind that cannot be.
+    pub(super) unlocked: Vec<String>,
+    /// Resident memory of the locked mappings.
+    pub(super) locked_kib: u64,
+}
+
+impl Mappings {
+    pub(super) fn of(smaps: &str) -> Self {
+        let mut found = Self::default();
+        let (mut head, mut resident) = ("", 0);
+        for line in smaps.lines() {
+            let mut words = line.split_whitespace();
+            let first = words.next().unwrap_or_default();
+            if !first.ends_with(':') {
+                (head, resident) = (line, 0);
+            } else if first == "Rss:" {
+                resident = words.next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+            } else if first == "VmFlags:" {
+                let flags: Vec<&str> = words.collect();
+                if flags.contains(&"lo") {
+                    found.locked_kib += resident;
+                } else if !cannot_be_locked(head, &flags) {
+                    found.unlocked.push(head.to_owned());
+                }
+            }
         }
-        let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
-        let flags: Vec<&str> = flags.split_whitespace().collect();
-        let has = |flag| flags.contains(&flag);
-        // Locked; or pages without struct page (pf), of a device (io), or the kernel's own mappings
-        // (named in brackets, as are heap and stack, which do count).
-        let name = head.split_whitespace().nth(5).unwrap_or_default();
-        let kernels = matches!(name, "[vvar]" | "[vdso]" | "[vsyscall]" | "[vvar_vclock]");
-        // A driver's memory is not swapped, and mlock skips it.
-        let drivers = name.starts_with("/dev/ublkc") || name.starts_with("anon_inode:");
-        // An inaccessible mapping has no pages: a guard page, or reserved address space.
-        let reserve = !(has("rd") || has("wr") || has("ex"));
-        if !(has("lo") || has("pf") || has("io") || kernels || drivers || reserve) {
-            found.push(head.to_owned());
-        }
+        found
     }
-    found
+}
+
+/// Whether the mapping with this first line and these flags is never swapped out although it is not
+/// locked.
+fn cannot_be_locked(head: &str, flags: &[&str]) -> bool {
+    let has = |flag| flags.contains(&flag);
+    // Pages without struct page (pf), of a device (io), or the kernel's own mappings (named in
+    // brackets, as are heap and stack, which do count).
+    let name = head.split_whitespace().nth(5).unwrap_or_default();
+    let kernels = matches!(name, "[vvar]" | "[vdso]" | "[vsyscall]" | "[vvar_vclock]");
+    // A driver's memory is not swapped, and mlock skips it.
+    let drivers = name.starts_with("/dev/ublkc") || name.starts_with("anon_inode:");
+    // An inaccessible mapping has no pages: a guard page, or reserved address space.
+    let reserve = !(has("rd") || has("wr") || has("ex"));
+    has("pf") || has("io") || kernels || drivers || reserve
 }
 
 /// How to give the cgroup no swap and no limit; its name tells who manages it.

@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::symlink;
 
+use super::process::Mappings;
 use super::*;
 
 const SERVER: u32 = 10;
@@ -31,7 +32,6 @@ impl Tree {
         for pid in [SERVER, SUPERVISOR, STANDBY] {
             let own = |file: &str| format!("proc/{pid}/{file}");
             tree.put(&own("oom_score_adj"), "-1000\n");
-            tree.put(&own("status"), "Name:\tplaten\nVmLck:\t    4 kB\n");
             tree.put(&own("cgroup"), "0::/machines/platen\n");
             tree.put(
                 &own("limits"),
@@ -40,7 +40,7 @@ impl Tree {
             );
             tree.put(
                 &own("smaps"),
-                "7f00-7f01 rw-p 00000000 00:00 0      [heap]\nVmFlags: rd wr mr mw me lo ac\n",
+                "7f00-7f01 rw-p 00000000 00:00 0      [heap]\nRss: 4 kB\nVmFlags: rd wr mr mw me lo ac\n",
             );
             tree.thread(pid, pid, "platen", 0x40 | FLUSHER, 0);
             tree.thread(pid, pid + 100, "store-keeper", 0x40 | FLUSHER, 2);
@@ -136,6 +136,8 @@ fn on_a_correct_host_every_visible_item_is_met() {
         assert_eq!(item.state, expected, "{item}");
     }
     assert_eq!(items.len(), 16);
+    let locked = items.iter().find(|item| item.name == "memory-locked").unwrap();
+    assert_eq!(locked.found, "10 has 4 KiB locked, 11 has 4 KiB locked, 12 has 4 KiB locked");
     let keeper = items.iter().find(|item| item.name == "keeper").unwrap();
     assert!(keeper.found.ends_with("3072 KiB are ready, the limit is 5120 KiB"), "{keeper}");
 }
@@ -310,7 +312,16 @@ fn a_mapping_that_is_not_locked_is_named() {
     let smaps = "\
 7f00-7f01 rw-p 00000000 00:00 0                          [heap]
 Size:                  4 kB
+Rss:                   4 kB
 VmFlags: rd wr mr mw me lo ac
+7f02-7f0f ---p 00000000 00:00 0                          [heap]
+Size:              12288 kB
+Rss:                   0 kB
+VmFlags: mr mw me lo ac
+7f0f-7f10 rw-s 00000000 00:01 99                         /memfd:platen-heap (deleted)
+Size:               7168 kB
+Rss:                 100 kB
+VmFlags: rd wr sh mr mw me lo
 7f10-7f20 r--p 00000000 00:00 0                          [vvar]
 VmFlags: rd mr pf io de dd
 7f20-7f21 ---p 00000000 00:00 0
@@ -320,10 +331,12 @@ VmFlags: rd ex mr mw me
 7f40-7f50 r--s 00000000 00:05 99                         /dev/ublkc0
 VmFlags: rd sh mr
 ";
-    let found = process::unlocked(smaps);
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].ends_with("libc.so.6"));
-    assert_eq!(process::unlocked(""), Vec::<String>::new());
+    let Mappings { unlocked, locked_kib } = Mappings::of(smaps);
+    assert_eq!(unlocked.len(), 1, "{unlocked:?}");
+    assert!(unlocked[0].ends_with("libc.so.6"));
+    // Reserved addresses are locked too, and have no memory.
+    assert_eq!(locked_kib, 104);
+    assert_eq!(Mappings::of(""), Mappings::default());
 }
 
 #[test]

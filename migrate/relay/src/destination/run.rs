@@ -109,11 +109,16 @@ impl Destination {
         self.shared.begun.load(Ordering::Acquire)
     }
 
-    /// Whether the session ended without a link on which the source could be told: it may still
-    /// ask.
+    /// Whether the session ended without the source being told, or by a source that was in doubt:
+    /// it may still ask.
     pub(crate) fn was_lost(&self) -> bool {
-        let failure = self.shared.session.failure();
-        failure.is_some_and(|error| matches!(**error, SessionError::NotResumed { .. }))
+        let asks = |error: &SessionError| {
+            matches!(
+                error,
+                SessionError::NotResumed { .. } | SessionError::Aborted { asks: true, .. }
+            )
+        };
+        self.shared.session.failure().is_some_and(|error| asks(error))
             || self.shared.untold.load(Ordering::Acquire)
     }
 
@@ -153,10 +158,7 @@ impl Destination {
         match &result {
             Ok(_) => shared.session.send_finish(report()),
             Err(error) => {
-                let session = &shared.session;
-                let untold = !session.resume_timeout().is_zero() && !session.is_linked();
-                shared.untold.store(untold, Ordering::Release);
-                session.fail(SessionError::Local { reason: error_chain(error) });
+                shared.session.fail(SessionError::Local { reason: error_chain(error) });
             }
         }
         shared.over.store(true, Ordering::Release);
@@ -165,7 +167,10 @@ impl Destination {
         for results in shared.streams.iter().filter_map(OnceLock::get) {
             results.close();
         }
-        shared.session.join();
+        let session = &shared.session;
+        session.join();
+        let untold = !session.resume_timeout().is_zero() && !session.is_peer_told();
+        shared.untold.store(result.is_err() && untold, Ordering::Release);
         result
     }
 

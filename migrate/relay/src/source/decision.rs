@@ -226,6 +226,10 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
         let reason = reason.unwrap_or_else(|| "interrupted by the user".into());
         let error = || SessionError::Local { reason: reason.clone() };
+        if self.stop_asked {
+            // It ends in any case, and asks nothing.
+            shared.over.store(true, Ordering::Release);
+        }
         // From here on no link sends STILL_OPEN, and one that was sent is visible
         // (`Sink::still_open`, `set_switched`).
         shared.session.fail(error());

@@ -157,15 +157,16 @@ impl Source {
                 .fail(SessionError::Local { reason: format!("the source relay ends: {error}") });
         }
         shared.close_sockets();
-        if result.is_err() && !shared.session.is_linked() && shared.session.resume_timeout() > LOOK
-        {
-            // The peer could not be told, and waits for links that will not come. It may be
-            // unreachable.
-            let _ = self.redial.ask();
-        }
         shared.submitter.lanes().close();
         shared.close_return_paths();
         shared.session.join();
+        if result.is_err()
+            && !shared.session.is_peer_told()
+            && shared.session.resume_timeout() > LOOK
+        {
+            // The peer waits for links that will not come. It may be unreachable.
+            let _ = self.redial.ask();
+        }
         result
     }
 

@@ -82,6 +82,18 @@ impl Sink for SourceSink {
         shared.session.failure().is_none()
     }
 
+    /// In doubt the relay asks (`doubt::hold`), but not if it ends all the same.
+    fn may_ask(&self) -> bool {
+        // As in `still_open`: a STILL_OPEN that is sent all the same is visible here.
+        fence(Ordering::SeqCst);
+        let shared = self.shared.get().and_then(Weak::upgrade);
+        shared.is_some_and(|shared| {
+            !shared.over.load(Ordering::Acquire)
+                && shared.return_path.load(Ordering::Acquire)
+                && shared.may_run_there()
+        })
+    }
+
     fn notice(&self, text: &str) {
         self.tell(Event::Notice(text.into()));
     }

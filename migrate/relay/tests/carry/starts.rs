@@ -8,12 +8,13 @@ use crate::harness::{
 use crate::identity::single;
 use crate::resume::hello;
 use relay::{Host, RelayError, Server, ServerConfig, Source, UnixAddress};
-use session::{dial, Grants, Hello, SessionError};
+use session::{dial, FrameType, Grants, Header, Hello, Link, Session, SessionError};
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than any test runs.
 const RESUME: Duration = Duration::from_secs(3600);
@@ -37,12 +38,12 @@ fn a_relay_that_ends_before_its_migration_frees_its_target_at_once() {
 
 /// The target is free once its session has ended, shortly after the ABORT.
 fn retry(connect: impl Fn() -> Result<Source, RelayError>) -> Source {
-    let until = std::time::Instant::now() + WATCHDOG;
+    let until = Instant::now() + WATCHDOG;
     loop {
         match connect() {
             Ok(source) => return source,
             Err(error) if error.to_string().contains("in progress") => {
-                assert!(std::time::Instant::now() < until, "{error}");
+                assert!(Instant::now() < until, "{error}");
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(error) => panic!("{error}"),
@@ -120,7 +121,7 @@ fn a_session_without_a_migration_does_not_use_up_once() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         let (address, running) = once(Arc::new(Carries), folder.path(), RESUME);
-        let listener = std::os::unix::net::UnixListener::bind(folder.path().join("dst")).unwrap();
+        let listener = UnixListener::bind(folder.path().join("dst")).unwrap();
         for _ in 0..3 {
             drop(retry(|| Source::connect(&config(address, Options::default()))));
         }
@@ -131,7 +132,7 @@ fn a_session_without_a_migration_does_not_use_up_once() {
         let carrying = source.clone();
         let sending = std::thread::spawn(move || carrying.run(|_| {}, Vec::new));
         assert!(!running.is_finished(), "it was used up");
-        let qemu = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let qemu = UnixStream::connect(&path).unwrap();
         (&qemu).write_all(&single(3).main[..100]).unwrap();
         let (destination, _) = listener.accept().unwrap();
         read_exactly(&destination, 100);
@@ -141,33 +142,11 @@ fn a_session_without_a_migration_does_not_use_up_once() {
     });
 }
 
-/// W28: the links are lost, the receiver has stopped waiting, and the source asks after that.
-#[test]
-fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
-    bounded(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let resume = Duration::from_millis(500);
-        let (address, running) = once(Arc::new(Carries), folder.path(), resume);
-        let listener = std::os::unix::net::UnixListener::bind(folder.path().join("dst")).unwrap();
-        let greeting = Hello { codecs: vec!["zstd".into()], ..hello() };
-        let (link, welcome) = dial(&address.to_string(), None, &greeting).unwrap();
-        let main = b"QEVM\0\0\0\x03";
-        let link = send_main(link, main);
-        let (destination, _) = listener.accept().unwrap();
-        read_exactly(&destination, main.len());
-        drop(link);
-        // The receiver has given up.
-        assert_eq!(read_rest(&destination), b"");
-        let asking = Hello { token: Some(welcome.token), ask: true, ..greeting };
-        let error = dial(&address.to_string(), None, &asking).unwrap_err();
-        assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
-        // The source was answered, and the receiver ends.
-        running.join().unwrap();
-    });
+/// Runs a session to its end, and passes on the session and its messages.
+struct Says {
+    notices: Mutex<mpsc::Sender<String>>,
+    sessions: Mutex<mpsc::Sender<Arc<Session>>>,
 }
-
-/// Runs a session to its end, and passes on what it says.
-struct Says(Mutex<mpsc::Sender<String>>);
 
 impl Host for Says {
     fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
@@ -175,37 +154,118 @@ impl Host for Says {
     }
 
     fn serve(&self, _: &Option<String>, destination: &relay::Destination) {
+        let _ = self.sessions.lock().unwrap().send(destination.session().clone());
         let _ = destination.run(Vec::new);
     }
 
     fn notice(&self, text: &str) {
-        let _ = self.0.lock().unwrap().send(text.into());
+        let _ = self.notices.lock().unwrap().send(text.into());
     }
 }
 
-/// W28: the destination QEMU ends while no link is up, so that nobody can tell the source.
-#[test]
-fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
-    bounded(|| {
+/// A receiver for one migration, and a main stream of a source that is played by hand.
+struct Lost {
+    _folder: tempfile::TempDir,
+    address: SocketAddr,
+    running: JoinHandle<()>,
+    notices: mpsc::Receiver<String>,
+    session: Arc<Session>,
+    link: Link,
+    destination: UnixStream,
+    asking: Hello,
+}
+
+impl Lost {
+    /// `resume`: how long the receiver waits for the source's links.
+    fn new(resume: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (sender, notices) = mpsc::channel();
-        let host = Arc::new(Says(Mutex::new(sender)));
-        let (address, running) = once(host, folder.path(), RESUME);
-        let listener = std::os::unix::net::UnixListener::bind(folder.path().join("dst")).unwrap();
+        let (sessions, opened) = mpsc::channel();
+        let host = Says { notices: Mutex::new(sender), sessions: Mutex::new(sessions) };
+        let (address, running) = once(Arc::new(host), folder.path(), resume);
+        let listener = UnixListener::bind(folder.path().join("dst")).unwrap();
         let greeting = Hello { codecs: vec!["zstd".into()], ..hello() };
         let (link, welcome) = dial(&address.to_string(), None, &greeting).unwrap();
         let main = b"QEVM\0\0\0\x03";
         let link = send_main(link, main);
         let (destination, _) = listener.accept().unwrap();
         read_exactly(&destination, main.len());
-        drop(link);
-        while !notices.recv_timeout(WATCHDOG).unwrap().contains("waiting up to") {}
-        drop(destination);
-        while !notices.recv_timeout(WATCHDOG).unwrap().contains("answering for up to") {}
+        let session = opened.recv_timeout(WATCHDOG).unwrap();
         let asking = Hello { token: Some(welcome.token), ask: true, ..greeting };
-        let error = dial(&address.to_string(), None, &asking).unwrap_err();
+        Self { _folder: folder, address, running, notices, session, link, destination, asking }
+    }
+
+    /// Ends the source's link.
+    fn cut(&self) {
+        self.link.socket().shutdown(Shutdown::Both).unwrap();
+    }
+
+    fn waits_for(&self, words: &str) {
+        while !self.notices.recv_timeout(WATCHDOG).unwrap().contains(words) {}
+    }
+
+    /// The receiver is still there for the question, and ends when it has answered.
+    fn is_answered(self) {
+        self.waits_for("answering for up to");
+        let error = dial(&self.address.to_string(), None, &self.asking).unwrap_err();
         assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
-        running.join().unwrap();
+        self.running.join().unwrap();
+    }
+}
+
+/// W28: the links are lost, the receiver has stopped waiting, and the source asks after that.
+#[test]
+fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
+    bounded(|| {
+        let lost = Lost::new(Duration::from_millis(500));
+        lost.cut();
+        // The receiver has given up.
+        assert_eq!(read_rest(&lost.destination), b"");
+        lost.is_answered();
+    });
+}
+
+/// W28: the destination QEMU ends while no link is up, so that nobody can tell the source.
+#[test]
+fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
+    bounded(|| {
+        let lost = Lost::new(RESUME);
+        lost.cut();
+        lost.waits_for("waiting up to");
+        lost.destination.shutdown(Shutdown::Both).unwrap();
+        lost.is_answered();
+    });
+}
+
+/// W28: the session ends over a link that has not been found dead yet: it takes no bytes.
+#[test]
+fn a_receiver_for_one_migration_answers_for_one_whose_source_was_not_reached() {
+    bounded(|| {
+        let lost = Lost::new(RESUME);
+        // Nobody reads the link: the ABORT stands behind bytes of the return path.
+        let destination = lost.destination.try_clone().unwrap();
+        let flood =
+            std::thread::spawn(move || while (&destination).write_all(&[0xff; 16384]).is_ok() {});
+        let until = Instant::now() + WATCHDOG;
+        while !lost.session.link_progress().0 {
+            assert!(Instant::now() < until, "the link takes all bytes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        lost.session.fail(SessionError::Local { reason: "the test".into() });
+        flood.join().unwrap();
+        lost.is_answered();
+    });
+}
+
+/// W28: the source ends the session itself, and does not know whether the destination may run.
+#[test]
+fn a_receiver_for_one_migration_answers_a_source_that_ended_it_in_doubt() {
+    bounded(|| {
+        let mut lost = Lost::new(RESUME);
+        let note = br#"{"reason":"the test","committed":false,"asks":true}"#;
+        let header = Header::free(FrameType::Abort, u32::try_from(note.len()).unwrap());
+        lost.link.write_all(&[&header.to_bytes()[..], note].concat()).unwrap();
+        lost.is_answered();
     });
 }
 

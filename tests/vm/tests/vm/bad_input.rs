@@ -3,9 +3,11 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
 use vm_tests::platen::{self, Platen};
 use vm_tests::{Lab, Method, Patience, Rate, Vm, VmSpec};
 
@@ -22,6 +24,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         Scenario::new("deliver_is_a_regular_file", |stage| bad_deliver(stage, true)),
         Scenario::new("deliver_is_not_there", |stage| bad_deliver(stage, false)),
         Scenario::new("the_destination_has_other_memory", other_memory),
+        Scenario::new("a_source_that_refuses_to_migrate_uses_up_nothing", refused_start),
         Scenario::new("the_monitor_is_not_there", no_monitor),
         Scenario::new("nothing_starts_without_certificates", needs_certificates),
     ]
@@ -228,6 +231,35 @@ fn other_memory(stage: &mut Stage) -> Result<()> {
     destination_ends(&mut destination)?;
     still_whole(&mut vm)?;
     stage.park(vm);
+    Ok(())
+}
+
+/// The source QEMU refuses ten times, because of a disk whose format does not migrate. Without the
+/// disk the same destination QEMU and the same `receive --once` have the VM.
+fn refused_start(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let disk = stage.lab.scratch("blocker.vdi");
+    let mut make = Command::new("qemu-img");
+    make.args(["create", "-q", "-f", "vdi"]).arg(&disk).arg("1M");
+    ensure!(make.status().context("qemu-img")?.success(), "qemu-img has failed");
+    let file = json!({"driver": "file", "filename": disk});
+    let blocker = json!({"driver": "vdi", "node-name": "blocker", "file": file});
+    vm.monitor.execute("blockdev-add", blocker)?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    for _ in 0..10 {
+        let said = platen::migrate(&stage.lab, &vm, receive.peer, &[])?.fail(NOTICE)?;
+        names_the_cause(&said, &["does not support live migration"])?;
+        ensure!(!said.contains("in progress"), "the former try still has the target: {said}");
+    }
+    vm.assert_running()?;
+    vm.monitor.execute("blockdev-del", json!({"node-name": "blocker"}))?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
+    migrate.arrive(&mut vm, LIMIT).context(receive.platen.process.tail())?;
+    receive.platen.succeed(NOTICE)?;
+    destination.assert_running()?;
+    destination.guest.verify()?;
+    stage.park(destination);
     Ok(())
 }
 
