@@ -2,6 +2,7 @@
 
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
+use crate::rate::Rate;
 use crate::size::Size;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -192,6 +193,12 @@ pub(crate) struct SourceOptions {
     /// Wait for a compression thread when all are busy (on), or send the page uncompressed (off)
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) compress_wait_thread: OnOff,
+    /// The most that the migration sends per second, headers of Ethernet, IP and TCP included, over
+    /// all its connections together: bytes per second, perhaps with K, M or G (powers of 1024), or
+    /// bits per second with kbit, mbit or gbit (powers of 1000). Unlike QEMU's max-bandwidth it
+    /// holds with multifd, in postcopy and while the VM is stopped [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) max_bandwidth: Option<Rate>,
     /// Number of TCP connections to the receiver, 1 to 64
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) links: u16,

@@ -22,6 +22,7 @@ mod network;
 mod progress;
 mod qat_command;
 mod qat_status;
+mod rate;
 mod receive;
 #[cfg(test)]
 mod reference;

@@ -215,6 +215,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         auto: options.auto.then(relay::AutoConfig::default),
         compress_threads: 2,
         compress_wait_thread: options.wait,
+        max_bandwidth: None,
         links: options.links,
         page_size: u32::try_from(PAGE).unwrap(),
         name: options.name,
