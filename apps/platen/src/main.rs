@@ -38,6 +38,7 @@ mod save;
 mod save_intake;
 mod saved_vm;
 mod say;
+mod settings;
 mod settings_keeper;
 mod size;
 mod source_end;

@@ -1,10 +1,11 @@
 //! `platen save`: makes a QEMU migrate into an image.
 
 use crate::compression::CompressionArgs;
-use crate::monitor::open_monitor;
+use crate::monitor::{open_monitor, refuse_in_progress};
 use crate::save_intake::Intake;
-use crate::saved_vm::{bytes, capabilities, refuse_in_progress, write_json, Before, PLAIN};
+use crate::saved_vm::{bytes, write_json, PLAIN};
 use crate::say::say;
+use crate::settings::{capabilities, Before};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use image::{Finished, State, Summary, Writer};
