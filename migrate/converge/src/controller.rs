@@ -1,12 +1,13 @@
 //! The state machine.
 
-use crate::decision::{Decision, Stuck, Why};
+use crate::decision::{Stuck, Why};
 use crate::forecast::{first_throttle, fixed, needs, Stall, COUNTED_ON, SLOWED};
 use crate::limits::{Limits, Postcopy};
 use crate::passes::{Passes, Window};
 use crate::rates::{Flow, Rates};
 use crate::sample::{Phase, Sample};
-use crate::switchover::{whole, Switchover, LONGEST, MILLISECOND};
+use crate::step::{Action, Step};
+use crate::switchover::{threshold, whole, Switchover, LONGEST, MILLISECOND};
 use std::time::Duration;
 
 /// QEMU applies a new throttle at every second synchronisation. One that it has not applied for so
@@ -14,30 +15,10 @@ use std::time::Duration;
 const APPLIED: Duration = Duration::from_secs(20);
 /// A slowed guest that still does not converge after so many steps turns to postcopy, if it may.
 const STEPS: u32 = 3;
+/// The most by which QEMU's own bandwidth is taken for too small.
+const MOST_FACTOR: u32 = 16;
 /// A migration that stalls for so long is reported, whatever is still being tried.
 const REPORTED: Duration = Duration::from_secs(45);
-/// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Set these parameters.
-    StopAt(Switchover),
-    /// Slow the guest's vCPUs down by this many per cent.
-    Throttle(u8),
-    /// Start postcopy.
-    StartPostcopy,
-    /// Cancel the migration, if that is still safe.
-    Cancel,
-}
-
-/// The result of a sample.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Step {
-    /// What is to be done, in this order.
-    pub actions: Vec<Action>,
-    /// Why.
-    pub decisions: Vec<Decision>,
-}
-
 /// Ends a migration.
 #[derive(Debug)]
 pub struct Controller {
@@ -51,10 +32,14 @@ pub struct Controller {
     /// The downtime wanted now.
     goal: Duration,
     set: Option<Switchover>,
+    /// How many times QEMU's own bandwidth is taken for too small.
+    factor: u32,
     /// QEMU's downtime-limit, unless somebody else has set it; `None` if that is not known.
     limit: Option<Duration>,
     /// Per cent asked for, and when.
     throttle: (u8, Duration),
+    /// QEMU has not applied it yet.
+    awaits_throttle: bool,
     steps: u32,
     stalled: Option<Duration>,
     last_window: Option<Window>,
@@ -77,8 +62,10 @@ impl Controller {
             max,
             goal: (max / 2).max(MILLISECOND),
             set: None,
+            factor: 1,
             limit: Some(limit),
             throttle: (0, Duration::ZERO),
+            awaits_throttle: false,
             steps: 0,
             stalled: None,
             last_window: None,
@@ -110,6 +97,7 @@ impl Controller {
             return step;
         }
         self.check_operator(sample, &mut step);
+        self.check_throttle(sample);
         self.rates.push(sample);
         let window = self.passes.push(sample);
         self.last_window = window.or(self.last_window);
@@ -159,7 +147,7 @@ impl Controller {
         self.max = there.clamp(MILLISECOND, LONGEST);
         self.goal = self.max;
         (self.set, self.stalled, self.is_reported) = (None, None, false);
-        self.passes.restart();
+        self.passes.restart(sample);
         step.note(sample, Why::LimitChanged { max: self.max });
     }
 
@@ -178,7 +166,7 @@ impl Controller {
         let outruns = sample.dirty_rate.is_some_and(|dirty| dirty >= COUNTED_ON * flow.drain);
         let is_certain = outruns && (window.flat > 0 || !window.is_second);
         if window.flat == 0 && !is_certain {
-            self.stalled = None;
+            (self.stalled, self.factor) = (None, 1);
             return;
         }
         let needs = needs(window.left, flow);
@@ -196,14 +184,22 @@ impl Controller {
             return;
         }
         self.stalled.get_or_insert(sample.at);
+        if !self.has_bandwidth
+            && self.factor < MOST_FACTOR
+            && threshold(self.goal, flow) > window.left
+        {
+            self.factor *= 2;
+            step.note(sample, Why::Underestimated { left: window.left, factor: self.factor });
+            return;
+        }
         // A downtime that is spent before the first page cannot be had by slowing the guest.
         if self.limits.throttle && fixed(flow) < self.max {
-            if self.awaits_throttle(sample) {
+            if self.awaits_throttle {
                 return;
             }
             let may_turn = self.limits.postcopy == Postcopy::WhenNeeded && self.steps >= STEPS;
             if self.throttle.0 < SLOWED.1 && !may_turn {
-                self.slow_down(flow, sample, step);
+                self.slow_down(window, flow, sample, step);
                 return;
             }
         }
@@ -220,20 +216,24 @@ impl Controller {
         }
     }
 
-    /// Whether QEMU has still to apply the throttle asked for.
-    fn awaits_throttle(&self, sample: &Sample) -> bool {
+    /// What was measured before QEMU applies a throttle says nothing about it.
+    fn check_throttle(&mut self, sample: &Sample) {
         let (percent, since) = self.throttle;
-        sample.throttle < percent && sample.at.saturating_sub(since) < APPLIED
+        let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;
+        if self.awaits_throttle && is_over {
+            self.awaits_throttle = false;
+            self.passes.restart(sample);
+        }
     }
 
-    fn slow_down(&mut self, flow: Flow, sample: &Sample, step: &mut Step) {
+    fn slow_down(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
         let percent = match self.throttle.0 {
             0 => first_throttle(flow, sample),
-            now => now + (SLOWED.1 - now.min(SLOWED.1)).div_ceil(2),
+            now => self.stall(window, flow, sample).next_throttle(now),
         };
         self.throttle = (percent, sample.at);
+        self.awaits_throttle = true;
         self.steps += 1;
-        self.passes.restart();
         step.actions.push(Action::Throttle(percent));
         let (dirty, drain) = (sample.dirty_rate, flow.drain);
         step.note(sample, Why::Throttled { percent, dirty, drain });
@@ -265,9 +265,8 @@ impl Controller {
     /// Sets QEMU's threshold for the downtime wanted.
     fn choose_moment(&mut self, flow: Flow, sample: &Sample, step: &mut Step) {
         let (goal, fixed, drain) = (self.goal, fixed(flow), flow.drain);
-        let Some((wanted, left)) = Switchover::for_downtime(goal, flow, self.has_bandwidth) else {
-            return;
-        };
+        let own = (!self.has_bandwidth).then_some(self.factor);
+        let Some((wanted, left)) = Switchover::for_downtime(goal, flow, own) else { return };
         if self.set.is_some_and(|set| set.is_near(wanted)) {
             return;
         }
@@ -283,11 +282,5 @@ impl Controller {
     fn set(&mut self, wanted: Switchover, step: &mut Step) {
         (self.set, self.limit) = (Some(wanted), Some(wanted.downtime_limit));
         step.actions.push(Action::StopAt(wanted));
-    }
-}
-
-impl Step {
-    fn note(&mut self, sample: &Sample, why: Why) {
-        self.decisions.push(Decision { at: sample.at, why });
     }
 }

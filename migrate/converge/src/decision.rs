@@ -43,6 +43,14 @@ pub enum Why {
         /// The downtime that they would take.
         needs: Duration,
     },
+    /// So little is left that QEMU should have stopped the VM: its own bandwidth is too small,
+    /// because it makes pauses, and its threshold is raised.
+    Underestimated {
+        /// Bytes of pages left after the last synchronisation.
+        left: u64,
+        /// By this factor.
+        factor: u32,
+    },
     /// Somebody else has set QEMU's downtime-limit, which is the operator's from now on.
     LimitChanged {
         /// The new longest downtime.
@@ -196,6 +204,12 @@ impl fmt::Display for Decision {
                 needs.as_millis(),
                 to.as_millis(),
                 from.as_millis()
+            ),
+            Why::Underestimated { left, factor } => write!(
+                f,
+                "{} are left after a pass, and QEMU takes them for too much: its own bandwidth is too small, \
+                 so its downtime-limit becomes {factor} times as large",
+                megabytes(*left as f64),
             ),
             Why::LimitChanged { max } => write!(
                 f,

@@ -91,19 +91,40 @@ impl Stall<'_> {
         Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
     }
 
-    /// The drain rate with which the migration would end.
-    fn drain_needed(&self) -> Option<f64> {
+    /// Per cent by which a guest has to be slowed that is slowed by `now`: by what its writes ask
+    /// for, in steps that are neither too small nor too large.
+    pub(crate) fn next_throttle(&self, now: u8) -> u8 {
+        let rest = f64::from(SLOWED.1.saturating_sub(now));
+        let speed = 1.0 - f64::from(now) / 100.0;
+        let wanted = self.writes().map_or(0.0, |writes| {
+            100.0 * (1.0 - speed * ROOM * self.flow.drain / writes) - f64::from(now)
+        });
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "0 to 79; `max` takes the number that is none as the least"
+        )]
+        let more = wanted.max(rest / 4.0).min(rest * 3.0 / 5.0).ceil() as u8;
+        now.saturating_add(more).min(SLOWED.1)
+    }
+
+    /// Bytes of pages that the guest writes to per second, about.
+    fn writes(&self) -> Option<f64> {
         /// The most of the working set that counts as dirty at a time: beyond that the measured rate
         /// says nothing.
         const DIRTY: f64 = 0.95;
-        let time = self.max.saturating_sub(fixed(self.flow));
         #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
-        let (left, highest) = (self.left as f64, self.highest.max(1) as f64);
+        let share = self.left as f64 / self.highest.max(1) as f64;
         // QEMU's rate leaves out writes to pages that are dirty already, and they are a large part
         // of the working set, which is about the most that was ever left.
-        let share = (left / highest).min(DIRTY);
-        let writes = self.sample.dirty_rate? / (1.0 - share) / ROOM;
-        let all_at_once = highest / (COUNTED_ON * time.as_secs_f64());
-        (!time.is_zero()).then_some(writes.min(all_at_once))
+        Some(self.sample.dirty_rate? / (1.0 - share.min(DIRTY)))
+    }
+
+    /// The drain rate with which the migration would end.
+    fn drain_needed(&self) -> Option<f64> {
+        let time = self.max.saturating_sub(fixed(self.flow));
+        #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
+        let all_at_once = self.highest as f64 / (COUNTED_ON * time.as_secs_f64());
+        (!time.is_zero()).then_some(all_at_once.min(self.writes()? / ROOM))
     }
 }

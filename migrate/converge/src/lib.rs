@@ -52,10 +52,12 @@ mod limits;
 mod passes;
 mod rates;
 mod sample;
+mod step;
 mod switchover;
 
-pub use controller::{Action, Controller, Step};
+pub use controller::Controller;
 pub use decision::{Decision, Remedy, Stuck, Why};
 pub use limits::{Limits, Postcopy};
 pub use sample::{Phase, Sample};
+pub use step::{Action, Step};
 pub use switchover::Switchover;

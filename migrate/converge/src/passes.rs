@@ -71,8 +71,10 @@ impl Passes {
         self.highest
     }
 
-    /// Begins to count anew: something was changed.
-    pub(crate) fn restart(&mut self) {
+    /// Begins to count anew: something was changed, and only later synchronisations show it.
+    pub(crate) fn restart(&mut self, sample: &Sample) {
+        self.since = self.since.map(|_| sample.at);
+        self.syncs = sample.syncs;
         self.flat = 0;
         self.last = None;
         self.peak = None;

@@ -43,6 +43,7 @@ struct Point {
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     points: VecDeque<Point>,
+    drain: f64,
     max_bandwidth: Option<u64>,
 }
 
@@ -53,6 +54,7 @@ impl Rates {
         if !is_later {
             return;
         }
+        self.drain = Some(sample.drain).filter(|rate| rate.is_finite()).unwrap_or(0.0);
         self.max_bandwidth = sample.max_bandwidth.filter(|rate| *rate > 0);
         self.points.push_back(Point { at, data, wire, bandwidth, delay });
         while self.points.get(1).is_some_and(|second| at.saturating_sub(second.at) >= LONG) {
@@ -72,7 +74,8 @@ impl Rates {
             (time >= LEAST).then(|| bytes / time.as_secs_f64())
         };
         let data = |point: &Point| point.data;
-        let mut drain = rate(LONG, data)?.min(PAUSES * rate(SHORT, data)?);
+        // A QEMU that makes pauses drains less than the path carries.
+        let mut drain = rate(LONG, data)?.min(PAUSES * rate(SHORT, data)?).max(self.drain);
         if let Some(most) = self.max_bandwidth {
             #[expect(clippy::cast_precision_loss, reason = "a rate; 53 bits are plenty")]
             let most = most as f64;
@@ -104,6 +107,7 @@ mod tests {
             syncs: 1,
             sent: data,
             data,
+            drain: 0.0,
             wire: data / 3,
             dirty_rate: None,
             bandwidth: None,
@@ -138,13 +142,17 @@ mod tests {
             rates.push(&sample(250 * step, 25_000 * step - pause));
         }
         assert!(rates.flow().unwrap().drain > 95_000.0, "{:?}", rates.flow());
+        // Nor is a QEMU that sends little of what the path carries.
+        rates.push(&Sample { drain: 400_000.0, ..sample(6000, 500_000) });
+        assert!(rates.flow().unwrap().drain >= 400_000.0, "{:?}", rates.flow());
     }
 
     #[test]
     fn nonsense_is_bounded() {
         let mut rates = Rates::default();
         for (ms, data) in [(1000, 9), (900, 5), (2000, 3), (2000, u64::MAX), (2500, 0)] {
-            rates.push(&Sample { bandwidth: Some(f64::NAN), ..sample(ms, data) });
+            let drain = f64::NAN;
+            rates.push(&Sample { bandwidth: Some(f64::NAN), drain, ..sample(ms, data) });
             assert!(rates.flow().is_none_or(|flow| flow.drain.is_finite()));
         }
         let mut rates = Rates::default();

@@ -47,6 +47,9 @@ pub struct Sample {
     pub sent: u64,
     /// The same without zero pages, which cost next to nothing.
     pub data: u64,
+    /// Bytes of pages per second that drained lately while QEMU had to wait, and not QEMU made the
+    /// relay wait (it reads the dirty log, or has nothing to send); 0 while unknown.
+    pub drain: f64,
     /// Bytes that the links have sent.
     pub wire: u64,
     /// Bytes of pages that the guest dirties per second, by QEMU's last measurement.

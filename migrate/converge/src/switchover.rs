@@ -20,24 +20,25 @@ pub struct Switchover {
 
 impl Switchover {
     /// The settings for a downtime of `goal`, and the bytes of pages that QEMU then stops the VM at.
-    /// `None` while QEMU's own bandwidth is needed and not known.
+    /// `own`: QEMU uses its own bandwidth, which is so many times too small. `None` while that is
+    /// not known.
     pub(crate) fn for_downtime(
         goal: Duration,
         flow: Flow,
-        has_bandwidth: bool,
+        own: Option<u32>,
     ) -> Option<(Self, u64)> {
-        // A goal that is spent before the first page: as little as is possible.
-        let spend = goal.saturating_sub(fixed(flow)).max(goal / 3).max(goal.min(MILLISECOND));
-        let left = COUNTED_ON * flow.drain * spend.as_secs_f64();
+        let left = threshold(goal, flow);
+        #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
+        let bytes = left as f64;
         let limit = whole(goal);
-        let wanted = if has_bandwidth {
-            let bandwidth = to_u64(left / limit.as_secs_f64()).max(1);
-            Self { downtime_limit: limit, bandwidth: Some(bandwidth) }
+        let wanted = if let Some(factor) = own {
+            let time = Duration::from_secs_f64((bytes / flow.bandwidth?).clamp(0.0, 1e6));
+            Self { downtime_limit: whole(time.min(limit) * factor), bandwidth: None }
         } else {
-            let time = Duration::from_secs_f64((left / flow.bandwidth?).clamp(0.0, 1e6));
-            Self { downtime_limit: whole(time.min(limit)), bandwidth: None }
+            let bandwidth = to_u64(bytes / limit.as_secs_f64()).max(1);
+            Self { downtime_limit: limit, bandwidth: Some(bandwidth) }
         };
-        Some((wanted, to_u64(left)))
+        Some((wanted, left))
     }
 
     /// Whether `wanted` means nearly the same threshold. Rates vary: one that falls by a tenth makes
@@ -54,6 +55,13 @@ impl Switchover {
             _ => false,
         }
     }
+}
+
+/// The bytes of pages that a downtime of `goal` has time for.
+pub(crate) fn threshold(goal: Duration, flow: Flow) -> u64 {
+    // A goal that is spent before the first page: as little as is possible.
+    let spend = goal.saturating_sub(fixed(flow)).max(goal / 3).max(goal.min(MILLISECOND));
+    to_u64(COUNTED_ON * flow.drain * spend.as_secs_f64())
 }
 
 /// Whole milliseconds, at least one.

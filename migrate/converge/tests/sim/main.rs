@@ -109,6 +109,17 @@ fn last_pages_that_shrink_less_are_known_where_qemu_alone_errs() {
     }
 }
 
+/// A QEMU that reads its dirty log for most of the time drains little of what the path carries.
+#[test]
+fn pauses_of_qemu_do_not_count_as_a_slow_path() {
+    let world = World { hot: 16e6, pause: 0.8, ..World::new(19.0, |_| 30e3) };
+    for has_bandwidth in [false, true] {
+        let outcome = migrate(World { has_bandwidth, ..world }, Some(ALLOWED), 300.0);
+        print("pauses", &outcome);
+        assert!(outcome.ended.is_some_and(|(_, downtime)| downtime < 0.38));
+    }
+}
+
 /// Guests that no allowed means lets end.
 fn hopeless() -> impl Iterator<Item = (String, World)> {
     worlds().filter(|(_, world)| migrate(*world, Some(ALLOWED), 900.0).ended.is_none())
@@ -158,7 +169,10 @@ fn a_guest_is_slowed_no_harder_than_needed() {
         let needed = 100.0 * (1.0 - drain / (world.writes)(0.0));
         println!("{name}: {} %, {needed:.0} % needed", outcome.throttle);
         let most = needed + (100.0 - needed) * 0.6 + 5.0;
-        assert!(f64::from(outcome.throttle) <= most, "{name}: {} %", outcome.throttle);
+        if f64::from(outcome.throttle) > most {
+            print(&name, &outcome);
+            panic!("{name}: {} %", outcome.throttle);
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct World {
     pub(crate) most: f64,
     /// Device state and the start of the VM, s.
     pub(crate) device: f64,
+    /// QEMU sends nothing for so long after it has read the dirty log, s.
+    pub(crate) pause: f64,
     /// QEMU has avail-switchover-bandwidth.
     pub(crate) has_bandwidth: bool,
     /// Somebody sets downtime-limit at this time, to so many seconds.
@@ -55,6 +57,7 @@ impl World {
             hot_ratio: 3.0,
             most: 1.2e9,
             device: 0.03,
+            pause: 0.0,
             has_bandwidth: true,
             operator: None,
         }
@@ -106,6 +109,8 @@ struct Run {
     throttle: f64,
     window: (f64, f64),
     bandwidth: f64,
+    /// The end of QEMU's pause.
+    paused: f64,
     parameters: Parameters,
 }
 
@@ -179,6 +184,7 @@ impl Run {
             throttle: 0.0,
             window: (0.0, 0.0),
             bandwidth: 0.0,
+            paused: 0.0,
             parameters: Parameters {
                 downtime_limit: 0.3,
                 switchover: None,
@@ -198,11 +204,14 @@ impl Run {
         self.zeros + self.cold + self.dirty
     }
 
+    /// What the path carries of the pages that are sent now.
+    fn carries(&self) -> f64 {
+        self.drain(if self.cold > 0.0 { self.world.cold_ratio } else { self.world.hot_ratio })
+    }
+
     /// Seconds that bytes are under way: the window of the relays (W16), at least a megabyte.
     fn delay(&self) -> f64 {
-        let drain =
-            self.drain(if self.cold > 0.0 { self.world.cold_ratio } else { self.world.hot_ratio });
-        0.017_f64.max(1e6 / drain)
+        0.017_f64.max(1e6 / self.carries())
     }
 
     fn percent(&self) -> u8 {
@@ -214,6 +223,9 @@ impl Run {
         self.now += STEP;
         let speed = (self.world.writes)(self.now) * (1.0 - self.throttle);
         self.log += speed * (1.0 - self.log / self.world.hot) * STEP;
+        if self.now < self.paused {
+            return None;
+        }
         self.send();
         if self.now - self.window.0 >= BANDWIDTH {
             self.bandwidth = (self.data - self.window.1) / (self.now - self.window.0);
@@ -225,6 +237,7 @@ impl Run {
             return None;
         }
         self.synchronise();
+        self.paused = self.now + self.world.pause;
         if self.left() >= threshold {
             return None;
         }
@@ -284,6 +297,7 @@ impl Run {
             syncs: self.syncs,
             sent: self.sent as u64,
             data: self.data as u64,
+            drain: if self.data > 0.0 { self.carries() } else { 0.0 },
             wire: self.wire as u64,
             dirty_rate: self.dirty_rate,
             bandwidth: Some(self.bandwidth),
