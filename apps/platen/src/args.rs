@@ -2,6 +2,7 @@
 
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
+use crate::ending_options::EndingOptions;
 use crate::rate::Rate;
 use crate::size::Size;
 use anyhow::bail;
@@ -187,7 +188,8 @@ pub(crate) struct SourceOptions {
     /// the CPUs of the calling process]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
-    /// Print each decision of --codec auto, with the measurements that led to it
+    /// Print each decision of --codec auto, and with `platen migrate` each one about the end of the
+    /// migration, with the measurements that led to it
     #[arg(long)]
     pub(crate) explain: bool,
     /// Wait for a compression thread when all are busy (on), or send the page uncompressed (off)
@@ -243,10 +245,17 @@ impl SourceOptions {
             }
             return Ok(None);
         };
-        if self.explain {
-            bail!("--explain goes with --codec auto: {codec} leaves nothing to decide");
-        }
         Ok(Some(Settings::new(codec, self.qatzip_level.or(self.level))?))
+    }
+
+    /// Refuses --explain with a named codec, where nothing else is decided either.
+    pub(crate) fn refuse_explain(&self) -> anyhow::Result<()> {
+        match self.codec {
+            CodecChoice::Named(codec) if self.explain => {
+                bail!("--explain goes with --codec auto: {codec} leaves nothing to decide")
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -403,6 +412,8 @@ pub(crate) struct MigrateArgs {
     /// Number of QEMU's multifd channels, 0 to 255; 0 is a single stream. auto is 0
     #[arg(long, default_value = "auto", visible_alias = "multifd-channels")]
     pub(crate) channels: Channels,
+    #[command(flatten)]
+    pub(crate) ending: EndingOptions,
     #[command(flatten)]
     pub(crate) source: SourceOptions,
     #[command(flatten)]

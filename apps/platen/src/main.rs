@@ -13,6 +13,8 @@ mod cert;
 mod compression;
 mod cpus;
 mod device;
+mod ending;
+mod ending_options;
 mod image_command;
 mod image_lock;
 mod keeper;
@@ -90,7 +92,7 @@ enum Command {
     /// Helper process of `restore` that serves the image
     #[command(hide = true)]
     Play(restore_player::PlayArgs),
-    /// Helper process of `save` that restores QEMU's settings
+    /// Helper process of `save` and `migrate` that restores QEMU's settings
     #[command(hide = true)]
     KeepSettings(settings_keeper::KeepSettingsArgs),
 }

@@ -15,11 +15,11 @@ pub(crate) const OLDEST: (u32, u32) = (7, 2);
 const IN_PROGRESS: [&str; 8] =
     ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo", "wait-unplug"];
 
-/// Refuses a QEMU that has a migration in progress.
-pub(crate) fn refuse_in_progress(qmp: &mut Qmp) -> anyhow::Result<()> {
+/// Refuses a QEMU that has a migration in progress. `which`: "the source QEMU".
+pub(crate) fn refuse_in_progress(qmp: &mut Qmp, which: &str) -> anyhow::Result<()> {
     let status = qmp.query_migrate()?.status.unwrap_or_default();
     if IN_PROGRESS.contains(&status.as_str()) || status.starts_with("postcopy") {
-        bail!("this QEMU has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
+        bail!("{which} has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
     }
     Ok(())
 }

@@ -125,7 +125,7 @@ fn restore(
         "the VM is '{}', and a saved VM needs a QEMU that waits for one: start it with -incoming defer",
         vm.status
     );
-    refuse_in_progress(qmp)?;
+    refuse_in_progress(qmp, "this QEMU")?;
     if let Some(other) = machine_differs(qmp, image)? {
         bail!(
             "the VM was saved from machine type {}, and this QEMU has {other}: start it with -machine {}",

@@ -121,7 +121,7 @@ fn millis(time: Duration) -> u64 {
 
 /// Refuses a VM that cannot be saved, before anything is changed.
 fn check(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
-    refuse_in_progress(qmp)?;
+    refuse_in_progress(qmp, "this QEMU")?;
     let vm = qmp.query_status()?;
     if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
         bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);

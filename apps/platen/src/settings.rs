@@ -4,7 +4,7 @@ use crate::settings_keeper::{Former, SettingsKeeper};
 use anyhow::Context;
 use qmp::Qmp;
 use relay::UnixAddress;
-use serde_json::{json, Value};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Changes settings, and restores the former ones at the end.
@@ -51,13 +51,31 @@ impl Before {
         name: &str,
         value: Value,
     ) -> anyhow::Result<()> {
-        if !self.former.parameters.contains_key(name) {
+        self.set_parameters(qmp, Map::from_iter([(name.to_owned(), value)]))
+    }
+
+    /// Sets parameters, all or none, and records their previous values.
+    pub(crate) fn set_parameters(
+        &mut self,
+        qmp: &mut Qmp,
+        wanted: Map<String, Value>,
+    ) -> anyhow::Result<()> {
+        let noted = &mut self.former.parameters;
+        if wanted.keys().any(|name| !noted.contains_key(name)) {
             let now = qmp.query_parameters()?;
-            let was = now.get(name).with_context(|| format!("QEMU has no parameter {name}"))?;
-            self.former.parameters.insert(name.to_owned(), was.clone());
+            for name in wanted.keys() {
+                let was = now.get(name).with_context(|| format!("QEMU has no parameter {name}"))?;
+                noted.entry(name.clone()).or_insert_with(|| was.clone());
+            }
+            self.tell()?;
         }
-        self.tell()?;
-        Ok(qmp.set_parameters(json!({ name: value }))?)
+        Ok(qmp.set_parameters(Value::Object(wanted))?)
+    }
+
+    /// Records that somebody else has set a parameter, which this value of it outlives.
+    pub(crate) fn adopt(&mut self, name: &str, value: Value) -> anyhow::Result<()> {
+        self.former.parameters.insert(name.to_owned(), value);
+        self.tell()
     }
 
     /// Tells the keeper the former settings. It has to have them before they change.

@@ -219,7 +219,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         links: options.links,
         page_size: u32::try_from(PAGE).unwrap(),
         name: options.name,
-        setup: Some(Setup { channels: 0, return_path: true }),
+        setup: Some(Setup::with_return_path()),
         resume: options.resume,
         connect_timeout: Duration::ZERO,
         delta_cache: options.delta_cache,
