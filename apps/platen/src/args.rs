@@ -2,6 +2,8 @@
 
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
+use crate::ending_options::EndingOptions;
+use crate::rate::Rate;
 use crate::size::Size;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -186,12 +188,19 @@ pub(crate) struct SourceOptions {
     /// the CPUs of the calling process]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
-    /// Print each decision of --codec auto, with the measurements that led to it
+    /// Print each decision of --codec auto, and with `platen migrate` each one about the end of the
+    /// migration, with the measurements that led to it
     #[arg(long)]
     pub(crate) explain: bool,
     /// Wait for a compression thread when all are busy (on), or send the page uncompressed (off)
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) compress_wait_thread: OnOff,
+    /// The most that the migration sends per second, headers of Ethernet, IP and TCP included, over
+    /// all its connections together: bytes per second, perhaps with K, M or G (powers of 1024), or
+    /// bits per second with kbit, mbit or gbit (powers of 1000). Unlike QEMU's max-bandwidth it
+    /// holds with multifd, in postcopy and while the VM is stopped [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) max_bandwidth: Option<Rate>,
     /// Number of TCP connections to the receiver, 1 to 64
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) links: u16,
@@ -236,10 +245,17 @@ impl SourceOptions {
             }
             return Ok(None);
         };
-        if self.explain {
-            bail!("--explain goes with --codec auto: {codec} leaves nothing to decide");
-        }
         Ok(Some(Settings::new(codec, self.qatzip_level.or(self.level))?))
+    }
+
+    /// Refuses --explain with a named codec, where nothing else is decided either.
+    pub(crate) fn refuse_explain(&self) -> anyhow::Result<()> {
+        match self.codec {
+            CodecChoice::Named(codec) if self.explain => {
+                bail!("--explain goes with --codec auto: {codec} leaves nothing to decide")
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -396,6 +412,8 @@ pub(crate) struct MigrateArgs {
     /// Number of QEMU's multifd channels, 0 to 255; 0 is a single stream. auto is 0
     #[arg(long, default_value = "auto", visible_alias = "multifd-channels")]
     pub(crate) channels: Channels,
+    #[command(flatten)]
+    pub(crate) ending: EndingOptions,
     #[command(flatten)]
     pub(crate) source: SourceOptions,
     #[command(flatten)]

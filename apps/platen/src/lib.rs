@@ -14,6 +14,8 @@ mod cert;
 mod compression;
 mod cpus;
 mod device;
+mod ending;
+mod ending_options;
 mod filter_command;
 mod image_command;
 mod image_lock;
@@ -24,6 +26,7 @@ mod network;
 mod progress;
 mod qat_command;
 mod qat_status;
+mod rate;
 mod receive;
 #[cfg(test)]
 mod reference;
@@ -39,6 +42,7 @@ mod save;
 mod save_intake;
 mod saved_vm;
 mod say;
+mod settings;
 mod settings_keeper;
 mod size;
 mod source_end;
@@ -92,7 +96,7 @@ enum Command {
     /// Helper process of `restore` that serves the image
     #[command(hide = true)]
     Play(restore_player::PlayArgs),
-    /// Helper process of `save` that restores QEMU's settings
+    /// Helper process of `save` and `migrate` that restores QEMU's settings
     #[command(hide = true)]
     KeepSettings(settings_keeper::KeepSettingsArgs),
 }

@@ -1,13 +1,18 @@
 //! `platen migrate`: controls the source QEMU by its monitor and relays its stream.
 
 use crate::args::MigrateArgs;
-use crate::monitor::{is_on, open_monitor, refuse_colo};
+use crate::ending::Ending;
+use crate::ending_options::wanted_capabilities;
+use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress};
 use crate::progress::Bar;
 use crate::report::Report;
+use crate::say::say;
+use crate::settings::Before;
 use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
+use converge::Postcopy;
 use qmp::{MigrationInfo, Qmp, QmpError};
-use relay::{RelayError, Source, SourceEnd, UnixAddress};
+use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
 use std::process::ExitCode;
@@ -25,18 +30,9 @@ const VERDICT: Duration = Duration::from_secs(15);
 /// can resume it.
 const PAUSED: &str = "postcopy-paused";
 
-/// From this version on a source can fail, and resume its VM, after it has started to send in
-/// postcopy (its state `postcopy-device`); platen treats the first section in postcopy as the point
-/// of no return.
-const FAILS_IN_POSTCOPY: (u32, u32) = (10, 2);
-
-/// Sets the source QEMU's capabilities and parameters.
-fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
-    let status = qmp.query_migrate()?.status.unwrap_or_default();
-    let running = ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo"];
-    if running.contains(&status.as_str()) || status.starts_with("postcopy") {
-        bail!("the source QEMU has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
-    }
+/// Refuses a migration that cannot be, before anything is changed.
+fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
+    refuse_in_progress(qmp, "the source QEMU")?;
     let parameters = qmp.query_parameters()?;
     if parameters
         .get("tls-creds")
@@ -48,43 +44,60 @@ fn set_up(qmp: &mut Qmp, channels: u8) -> anyhow::Result<()> {
              (migrate-set-parameters tls-creds \"\"); the socket to platen is local"
         );
     }
-    let capabilities = qmp.execute("query-migrate-capabilities", None)?;
-    refuse_colo(&capabilities, "source")?;
-    let postcopy = is_on(&capabilities, "postcopy-ram");
-    let version = qmp.version();
-    if postcopy && (version.major, version.minor) >= FAILS_IN_POSTCOPY {
-        bail!(
-            "the source QEMU is a {version} with postcopy-ram on, which platen does not carry from {}.{} on: turn \
-             postcopy-ram off (migrate-set-capabilities), or use a precopy migration",
-            FAILS_IN_POSTCOPY.0,
-            FAILS_IN_POSTCOPY.1
-        );
-    }
-    qmp.set_capabilities(&[
+    refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
+    args.ending.check(qmp, args.channels.count())
+}
+
+/// Sets the source QEMU's capabilities and parameters.
+fn set_up(qmp: &mut Qmp, settings: &mut Before, args: &MigrateArgs) -> anyhow::Result<Ending> {
+    let channels = args.channels.count();
+    let mut capabilities = wanted_capabilities(&args.ending)?;
+    capabilities.extend([
         ("events", true),
         ("return-path", true),
         ("multifd", channels > 0),
         ("compress", false),
         ("zero-copy-send", false),
-    ])?;
+    ]);
+    settings.set(qmp, &capabilities)?;
     // QEMU counts uncompressed bytes; its default of 128 MiB/s would cap a 1 Gbit/s link before
     // compression.
-    let mut parameters = json!({ "max-bandwidth": 0 });
+    settings.set_parameter(qmp, "max-bandwidth", json!(0))?;
     if channels > 0 {
-        parameters["multifd-channels"] = json!(channels);
-        parameters["multifd-compression"] = json!("none");
+        settings.set_parameter(qmp, "multifd-channels", json!(channels))?;
+        settings.set_parameter(qmp, "multifd-compression", json!("none"))?;
     }
-    qmp.set_parameters(parameters)?;
-    Ok(())
+    Ending::prepare(&args.ending, args.source.explain, qmp, settings)
 }
 
 pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
-    let options = &args.source;
+    let postcopy = args.ending.postcopy()? != Postcopy::Never;
     let channels = args.channels.count();
-    let plan = Plan::new(options, &args.connect, Some(Setup { channels, return_path: true }))?;
+    let setup = Setup { channels, postcopy, ..Setup::with_return_path() };
+    let plan = Plan::new(&args.source, &args.connect, Some(setup))?;
+    let monitor = || format!("monitor {}", args.qmp);
     let mut qmp = open_monitor(&args.qmp)?;
+    check(&mut qmp, args).with_context(monitor)?;
+    let mut settings = Before::kept(&args.qmp)?;
+    let result = migrate(args, &plan, &mut qmp, &mut settings);
+    // A migration that is not over yet keeps its settings; the helper restores them later.
+    if let Err(error) = settings.put_back(&mut qmp) {
+        say(&format!("{:#}; tried again for some minutes", error.context(monitor())));
+    }
+    result
+}
+
+/// Migrates with QEMU's settings changed.
+fn migrate(
+    args: &MigrateArgs,
+    plan: &Plan,
+    qmp: &mut Qmp,
+    settings: &mut Before,
+) -> anyhow::Result<ExitCode> {
+    let options = &args.source;
     let version = qmp.version();
-    set_up(&mut qmp, channels).with_context(|| format!("monitor {}", args.qmp))?;
+    let monitor = || format!("monitor {}", args.qmp);
+    let mut ending = set_up(qmp, settings, args).with_context(monitor)?;
     let dir = tempfile::Builder::new()
         .prefix("platen-")
         .tempdir()
@@ -100,24 +113,30 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     })
     .context("cannot handle signals")?;
     let running = start(&source, measure)?;
-    if let Err(error) = begin(&mut qmp, &address) {
+    ending.begin();
+    if let Err(error) = begin(qmp, &address) {
         source.handle().end(&format!("the source QEMU refused to migrate: {error}"));
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
-        return Err(error).with_context(|| format!("monitor {}", args.qmp));
+        return Err(error).with_context(monitor);
     }
-    let result = watch(&mut qmp, &source, &running, &interrupts);
-    let info = verdict(&mut qmp);
+    let result = watch((qmp, settings, &mut ending), &source, &running, &interrupts);
+    let info = verdict(qmp);
     let mut report = measure.report(&source);
-    report.channels = Some(channels);
+    report.channels = Some(args.channels.count());
     report.links = Some(options.links);
     report.qemu = Some(version.to_string());
     report.name.clone_from(&options.name);
-    fill(&mut report, info.as_ref(), &result, interrupts.load(Ordering::Acquire) > 0);
+    report.set_ending(&ending);
+    let cancelled = interrupts.load(Ordering::Acquire) > 0 || ending.cancelled.is_some();
+    fill(&mut report, info.as_ref(), &result, cancelled);
     report.publish(options.json.as_deref());
     match result {
         _ if report.status == "completed" => Ok(ExitCode::SUCCESS),
-        _ if report.status == "cancelled" => bail!("cancelled; {}", source_vm(&mut qmp)),
-        Err(error) => bail!("{:#} ({})", anyhow::Error::from(error), source_vm(&mut qmp)),
+        _ if report.status == "cancelled" => {
+            let why = ending.cancelled.map_or(String::new(), |why| format!(" ({why})"));
+            bail!("cancelled{why}; {}", source_vm(qmp))
+        }
+        Err(error) => bail!("{:#} ({})", anyhow::Error::from(error), source_vm(qmp)),
         Ok(_) => bail!(
             "the destination confirmed, but the source QEMU ends as '{}': {}",
             report.status,
@@ -172,9 +191,10 @@ enum Message {
     Ended(Result<SourceEnd, RelayError>),
 }
 
-/// Shows progress and handles interrupts until the relay has ended.
+/// Shows progress, ends the migration as the options say, and handles interrupts until the relay
+/// has ended.
 fn watch(
-    qmp: &mut Qmp,
+    (qmp, settings, ending): (&mut Qmp, &mut Before, &mut Ending),
     source: &Source,
     running: &mpsc::Receiver<Message>,
     interrupts: &AtomicU32,
@@ -195,30 +215,44 @@ fn watch(
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {
             passed_on = asked;
-            // First QEMU cancels and closes its socket; on the second interrupt, or if that is not
-            // possible, the relay ends. Once the destination may be starting the VM, or the source
-            // turns to postcopy, a cancel would resume the source beside it; then the relay decides
-            // (W23).
-            let postcopy =
-                qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
-            if postcopy || asked > 1 || !handle.forbid_commit() || qmp.migrate_cancel().is_err() {
+            if asked > 1 || !cancel(qmp, &handle) {
                 handle.stop();
             } else {
                 bar.note("cancelling (interrupt again to force)");
             }
         }
         let info = qmp.query_migrate().ok();
-        // QEMU gave up before it connected (a bad path, a device that cannot migrate): no socket
-        // will report that.
-        if let Some(info) =
-            info.as_ref().filter(|info| info.is_over() && info.status() != "completed")
-        {
-            if handle.progress().plain == 0 {
+        let progress = handle.progress();
+        if let Some(info) = &info {
+            let is_late =
+                asked == 0 && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
+            if is_late && !cancel(qmp, &handle) {
+                ending.cancelled = None;
+                bar.note("too late to cancel: the VM has stopped, or the destination has it");
+            }
+            // QEMU gave up before it connected (a bad path, a device that cannot migrate): no socket
+            // will report that.
+            if info.is_over() && info.status() != "completed" && progress.plain == 0 {
                 handle.end(&format!("the source QEMU ended the migration: {}", describe(info)));
             }
         }
-        bar.show(&handle.progress(), info.as_ref());
+        bar.show(&progress, info.as_ref());
     }
+}
+
+/// Makes QEMU cancel and close its socket. False if that is not possible: once the destination may
+/// be starting the VM, or the source turns to postcopy, a cancel would resume the source beside it;
+/// then the relay decides (W23).
+fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> bool {
+    let postcopy = qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
+    if postcopy || !handle.forbid_commit() {
+        return false;
+    }
+    if qmp.migrate_cancel().is_err() {
+        // No bytes that start the destination's VM go out any more, so the migration cannot go on.
+        handle.stop();
+    }
+    true
 }
 
 fn describe(info: &MigrationInfo) -> String {

@@ -11,6 +11,19 @@ const MONITOR: Duration = Duration::from_secs(10);
 /// The oldest QEMU whose stream format is known completely.
 pub(crate) const OLDEST: (u32, u32) = (7, 2);
 
+/// Migration states in which QEMU accepts no other migration.
+const IN_PROGRESS: [&str; 8] =
+    ["setup", "active", "cancelling", "failing", "pre-switchover", "device", "colo", "wait-unplug"];
+
+/// Refuses a QEMU that has a migration in progress. `which`: "the source QEMU".
+pub(crate) fn refuse_in_progress(qmp: &mut Qmp, which: &str) -> anyhow::Result<()> {
+    let status = qmp.query_migrate()?.status.unwrap_or_default();
+    if IN_PROGRESS.contains(&status.as_str()) || status.starts_with("postcopy") {
+        bail!("{which} has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
+    }
+    Ok(())
+}
+
 /// With COLO both VMs run at once, and since QEMU 11.1 the stream does not show it.
 pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow::Result<()> {
     if is_on(capabilities, "x-colo") {

@@ -84,6 +84,9 @@ fn set_up(monitor: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
         ("compress", false),
         ("zero-copy-send", false),
     ])?;
+    if setup.postcopy {
+        qmp.set_capabilities(&[("postcopy-ram", true)])?;
+    }
     let mut parameters = json!({ "max-bandwidth": 0 });
     if setup.channels > 0 {
         parameters["multifd-channels"] = json!(setup.channels);
@@ -112,7 +115,7 @@ impl Host for Receiver {
         let Some(monitor) = self.monitor(target) else { return Ok(()) };
         // A bare relay does not report how QEMU was set up; assume QEMU's default, a single stream
         // with return path.
-        let setup = hello.setup.clone().unwrap_or(Setup { channels: 0, return_path: true });
+        let setup = hello.setup.clone().unwrap_or(Setup::with_return_path());
         set_up(monitor, &setup)
             .map_err(|error| format!("the destination cannot be set up: {error:#}"))
     }

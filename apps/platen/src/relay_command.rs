@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
-    let setup = args.channels.map(|channels| Setup { channels, return_path: true });
+    args.source.refuse_explain()?;
+    let setup = args.channels.map(|channels| Setup { channels, ..Setup::with_return_path() });
     let plan = Plan::new(&args.source, &args.connect, setup)?;
     let listening = listen(&args.listen)?;
     // `None` while there is no session to end on an interrupt.

@@ -1,6 +1,7 @@
 //! The report of a migration, with the names of `info migrate`, as text or JSON.
 
 use crate::auto::Auto;
+use crate::ending::Ending;
 use crate::say::{say, show};
 use anyhow::Context;
 use codec::Settings;
@@ -70,6 +71,17 @@ pub(crate) struct Report {
     /// precopy migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hidden_downtime: Option<f64>,
+    /// Longest downtime that was allowed, ms. Only of `migrate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_downtime: Option<u64>,
+    /// The most by which the guest's CPUs were slowed, per cent. Only of `migrate`, with --throttle
+    /// auto.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) throttle: Option<u8>,
+    /// Why the migration did not converge and what would have ended it, with figures, if it was
+    /// found not to converge.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) not_converging: Option<String>,
     /// QEMU's setup time, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) setup_time: Option<u64>,
@@ -187,6 +199,13 @@ impl Report {
         self.cpu_seconds.destination = peer_cpu(&end.peer_report);
     }
 
+    /// How `migrate` tried to end the migration.
+    pub(crate) fn set_ending(&mut self, ending: &Ending) {
+        self.max_downtime = u64::try_from(ending.max_downtime().as_millis()).ok();
+        self.throttle = Some(ending.throttle).filter(|percent| *percent > 0);
+        self.not_converging.clone_from(&ending.not_converging);
+    }
+
     pub(crate) fn set_total(&mut self, total: Duration) {
         let seconds = total.as_secs_f64().max(0.001);
         self.total_time = u64::try_from(total.as_millis()).unwrap_or(u64::MAX);
@@ -206,7 +225,12 @@ impl Report {
         }
         line("total time", format!("{} ms", self.total_time));
         if let Some(downtime) = self.downtime {
-            line("downtime", format!("{downtime} ms"));
+            let allowed =
+                self.max_downtime.map_or(String::new(), |ms| format!(", {ms} ms allowed"));
+            line("downtime", format!("{downtime} ms{allowed}"));
+        }
+        if let Some(percent) = self.throttle {
+            line("guest slowed, at most", format!("{percent} %"));
         }
         if let Some(hidden) = self.hidden_downtime {
             line("hidden downtime, at most", format!("{hidden:.1} ms"));

@@ -1,12 +1,13 @@
 //! `platen restore`: loads a saved VM into a QEMU that waits with -incoming defer.
 
-use crate::monitor::OLDEST;
+use crate::monitor::{refuse_in_progress, OLDEST};
 use crate::restore_fit::{is_preallocated, machine_differs, refuse_another_image, why_not_instant};
 use crate::restore_load::load;
 use crate::restore_source::Source;
 use crate::restore_supervisor::Supervisor;
-use crate::saved_vm::{refuse_in_progress, write_json, Before, PLAIN};
+use crate::saved_vm::{write_json, PLAIN};
 use crate::say::say;
+use crate::settings::Before;
 use crate::size::Size;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
@@ -124,7 +125,7 @@ fn restore(
         "the VM is '{}', and a saved VM needs a QEMU that waits for one: start it with -incoming defer",
         vm.status
     );
-    refuse_in_progress(qmp)?;
+    refuse_in_progress(qmp, "this QEMU")?;
     if let Some(other) = machine_differs(qmp, image)? {
         bail!(
             "the VM was saved from machine type {}, and this QEMU has {other}: start it with -machine {}",

@@ -1,10 +1,11 @@
 //! `platen save`: makes a QEMU migrate into an image.
 
 use crate::compression::CompressionArgs;
-use crate::monitor::open_monitor;
+use crate::monitor::{open_monitor, refuse_in_progress};
 use crate::save_intake::Intake;
-use crate::saved_vm::{bytes, capabilities, refuse_in_progress, write_json, Before, PLAIN};
+use crate::saved_vm::{bytes, write_json, PLAIN};
 use crate::say::say;
+use crate::settings::{capabilities, Before};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use image::{Finished, State, Summary, Writer};
@@ -120,7 +121,7 @@ fn millis(time: Duration) -> u64 {
 
 /// Refuses a VM that cannot be saved, before anything is changed.
 fn check(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
-    refuse_in_progress(qmp)?;
+    refuse_in_progress(qmp, "this QEMU")?;
     let vm = qmp.query_status()?;
     if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
         bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);

@@ -1,13 +1,15 @@
-//! The helper process of `save` that restores QEMU's migration settings if `save` is killed.
+//! The helper process of `save` and `migrate` that restores QEMU's migration settings if the command
+//! is killed.
 //!
-//! `save` tells it, through a pipe, the former settings before it changes any. The end of the pipe
-//! without the word that all is restored means that `save` has died: the helper then connects to
-//! the monitor, which is free, waits until QEMU's migration has ended, and restores the settings.
+//! The command tells it, through a pipe, the former settings before it changes any. The end of the
+//! pipe without the word that all is restored means that the command has died: the helper then
+//! connects to the monitor, which is free, waits until QEMU's migration has ended, and restores the
+//! settings.
 
 use crate::say::say;
 use anyhow::{ensure, Context};
 use clap::Args;
-use qmp::Qmp;
+use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -29,6 +31,9 @@ const DONE: &str = "done";
 const MONITOR: Duration = Duration::from_secs(10);
 /// Time limit for the monitor to become free and for QEMU's migration to end.
 const SETTLES: Duration = Duration::from_secs(300);
+/// The pause behind the first attempt; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Migration settings of a QEMU before platen changed them.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -66,7 +71,7 @@ impl SettingsKeeper {
     pub(crate) fn start(qmp: &UnixAddress) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("platen").arg("keep-settings").arg(qmp.to_string());
-        // A signal to the terminal's processes, or to the group of `save`, is not for the helper.
+        // A signal to the terminal's processes, or to the command's group, is not for the helper.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.spawn().context("cannot start the process that keeps settings")?;
         let pipe = child.stdin.take().context("it has no standard input")?;
@@ -103,40 +108,65 @@ pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
     let Some(last) = last else { return Ok(()) };
     let former: Former =
         serde_json::from_str(&last).context("this command is for platen itself")?;
-    let until = Instant::now() + SETTLES;
-    let restored = connect(args, until).and_then(|mut qmp| restore(&mut qmp, &former, until));
-    restored.with_context(|| {
+    let left = restore(args, &former).with_context(|| {
         format!(
-            "monitor {}: `platen save` has died, and QEMU's migration settings are not as they were before: {last}",
+            "monitor {}: platen has died, and QEMU's migration settings are not as they were before: {last}",
             args.qmp
         )
     })?;
-    say(&format!(
-        "monitor {}: `platen save` has died; QEMU's migration settings are as they were before",
-        args.qmp
-    ));
+    if left == Left::Restored {
+        say(&format!(
+            "monitor {}: platen has died; QEMU's migration settings are as they were before",
+            args.qmp
+        ));
+    }
     Ok(())
 }
 
-/// Connects to the monitor, which serves one client at a time.
-fn connect(args: &KeepSettingsArgs, until: Instant) -> anyhow::Result<Qmp> {
-    loop {
-        match Qmp::connect(args.qmp.path(), MONITOR) {
-            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
-            result => return Ok(result?),
-        }
-    }
+/// What an attempt to restore leaves.
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    Restored,
+    /// QEMU has ended: nothing is left to restore.
+    Gone,
+    /// QEMU accepts no settings yet, for this reason.
+    Later(String),
 }
 
 /// Restores the settings as soon as QEMU accepts them: not while a migration is in progress.
-fn restore(qmp: &mut Qmp, former: &Former, until: Instant) -> anyhow::Result<()> {
+/// Between two attempts the monitor, which serves one client at a time, is free for others.
+fn restore(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
+    let until = Instant::now() + SETTLES;
+    let mut pause = FIRST_PAUSE;
     loop {
-        let info = qmp.query_migrate()?;
-        if info.is_over() || info.status() == "none" {
-            return former.restore(qmp);
+        match attempt(args, former)? {
+            Left::Later(reason) => ensure!(Instant::now() < until, "{reason}"),
+            left => return Ok(left),
         }
-        let status = info.status();
-        ensure!(Instant::now() < until, "QEMU's migration stays '{status}'");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(LONGEST_PAUSE);
     }
+}
+
+fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
+    let later = |error: QmpError| Ok(Left::Later(error.to_string()));
+    let mut qmp = match Qmp::connect(args.qmp.path(), MONITOR) {
+        Ok(qmp) => qmp,
+        Err(QmpError::Missing { .. } | QmpError::Connect { .. }) => return Ok(Left::Gone),
+        // Somebody else is connected, or QEMU is about to end.
+        Err(error) => return later(error),
+    };
+    let info = match qmp.query_migrate() {
+        Ok(info) => info,
+        Err(error) => return later(error),
+    };
+    let status = info.status();
+    ensure!(
+        status != "postcopy-paused",
+        "its migration is paused in postcopy, and accepts no settings before it is over"
+    );
+    if !info.is_over() && status != "none" {
+        return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));
+    }
+    former.restore(&mut qmp).map(|()| Left::Restored)
 }

@@ -57,6 +57,7 @@ impl Plan {
             auto: options.auto()?,
             compress_threads: options.threads(),
             compress_wait_thread: options.compress_wait_thread == OnOff::On,
+            max_bandwidth: options.max_bandwidth.map(|rate| rate.0),
             links: options.links,
             page_size: options.page_size,
             name: options.name.clone(),

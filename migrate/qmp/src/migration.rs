@@ -90,6 +90,15 @@ impl Qmp {
         self.execute("migrate_cancel", None).map(drop)
     }
 
+    /// Turns the running migration to postcopy.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Refused`] without a migration, or without the capability postcopy-ram.
+    pub fn migrate_start_postcopy(&mut self) -> Result<(), QmpError> {
+        self.execute("migrate-start-postcopy", None).map(drop)
+    }
+
     /// Whether the guest runs.
     ///
     /// # Errors

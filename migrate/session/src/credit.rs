@@ -263,6 +263,12 @@ impl Credits {
         (ledger.in_flight, ledger.pacing.rate())
     }
 
+    /// The drain rate of bytes like those sent lately, plain bytes per second while the path, and not
+    /// the source QEMU, was the limit; 0 while unknown.
+    pub fn recent_rate(&self) -> f64 {
+        self.lock().pacing.recent_rate()
+    }
+
     /// How long the bytes delivered last were under way: from their reading here to the peer's
     /// report that QEMU's socket there has them. Once everything is acknowledged, this is the most
     /// that the relays and the link added to the downtime.

@@ -27,6 +27,16 @@ pub struct Setup {
     pub channels: u8,
     /// QEMU's return-path capability.
     pub return_path: bool,
+    /// The migration may turn to postcopy: QEMU's postcopy-ram capability is switched on. False
+    /// leaves it as it is.
+    pub postcopy: bool,
+}
+
+impl Setup {
+    /// A single stream with a return path.
+    pub fn with_return_path() -> Self {
+        Self { return_path: true, ..Self::default() }
+    }
 }
 
 /// The client's half (W2).
@@ -260,7 +270,7 @@ mod tests {
             token: None,
             page_size: 4096,
             name: None,
-            setup: Some(Setup { channels: 2, return_path: true }),
+            setup: Some(Setup { channels: 2, postcopy: true, ..Setup::with_return_path() }),
             codecs: vec!["zstd".into()],
             delta_cache: 0,
             ask: false,

@@ -19,6 +19,7 @@
 //! | | |
 //! |---|---|
 //! | `frame_type`, `error`, `frame`, `hash` | the wire format |
+//! | `cap` | the limit on bytes per second |
 //! | `transport`, `hello`, `dial`, `redial` | opening and reopening a link |
 //! | `pacing`, `credit` | the limit on bytes in flight |
 //! | `outgoing`, `unacked`, `links`, `outbound` | the sending half |
@@ -37,6 +38,7 @@
 //! **Limits.** See section 6 of `docs/wire.md`.
 
 mod arrivals;
+mod cap;
 mod commit;
 mod credit;
 mod dial;

@@ -26,7 +26,7 @@ impl Session {
     /// The system refuses socket options or threads; or links come and go faster than their threads
     /// end.
     pub fn add_link(self: &Arc<Self>, number: u16, link: Link) -> Result<(), SessionError> {
-        let socket = prepare(link.socket())?;
+        let socket = self.prepare(link.socket())?;
         self.check_threads()?;
         let (state, replaced) = self.links.add(number, socket);
         if let Some(old) = replaced {
@@ -45,21 +45,27 @@ impl Session {
         }
         Ok(())
     }
-}
 
-/// Sets a link's socket options and returns a second handle for shutting it down.
-fn prepare(socket: &TcpStream) -> Result<TcpStream, SessionError> {
-    let failed =
-        |source| SessionError::Resource { what: "cannot set up a link's socket".into(), source };
-    socket.set_nodelay(true).map_err(failed)?;
-    // Both threads wake up regularly: to check whether the session has ended, and to notice
-    // silence.
-    socket.set_read_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
-    socket.set_write_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
-    let options = SockRef::from(socket);
-    options.set_tcp_user_timeout(Some(reader::SILENCE)).map_err(failed)?;
-    options.set_tcp_notsent_lowat(NOTSENT_LOWAT).map_err(failed)?;
-    socket.try_clone().map_err(failed)
+    /// Sets a link's socket options and returns a second handle for shutting it down.
+    fn prepare(&self, socket: &TcpStream) -> Result<TcpStream, SessionError> {
+        let failed = |source| SessionError::Resource {
+            what: "cannot set up a link's socket".into(),
+            source,
+        };
+        socket.set_nodelay(true).map_err(failed)?;
+        // Both threads wake up regularly: to check whether the session has ended, and to notice
+        // silence.
+        socket.set_read_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
+        socket.set_write_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
+        let options = SockRef::from(socket);
+        options.set_tcp_user_timeout(Some(reader::SILENCE)).map_err(failed)?;
+        let unsent = self.cap.get().map_or(NOTSENT_LOWAT, |cap| {
+            cap.count_handshake();
+            cap.unsent(self.links.count())
+        });
+        options.set_tcp_notsent_lowat(unsent).map_err(failed)?;
+        socket.try_clone().map_err(failed)
+    }
 }
 
 /// Starts the writer and the reader of a link.

@@ -168,6 +168,11 @@ impl Links {
         self.timeout
     }
 
+    /// The number of links that the session is to have.
+    pub(crate) fn count(&self) -> u64 {
+        lock(&self.table).places.len() as u64
+    }
+
     pub(crate) fn links_up(&self) -> usize {
         self.up.load(Ordering::Acquire)
     }
@@ -210,7 +215,7 @@ impl Links {
             table.places.resize(at + 1, Place::default());
         }
         let replaced = table.places[at].link.replace(link.clone());
-        self.count(&table);
+        self.recount(&table);
         if let Some(outage) = &mut table.outage {
             outage.back = Some(since);
         }
@@ -268,12 +273,12 @@ impl Links {
             place.link.take_if(|there| there.id == link.id);
         }
         self.release_roles(link.id);
-        self.count(table)
+        self.recount(table)
     }
 
     /// Counts the links of a changed table. The table is the only source: a link may be removed by
     /// its own threads and replaced by another at once.
-    fn count(&self, table: &Table) -> usize {
+    fn recount(&self, table: &Table) -> usize {
         let up = table.links().count();
         self.up.store(up, Ordering::Release);
         up

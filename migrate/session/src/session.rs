@@ -1,5 +1,6 @@
 //! One session: the state that its links share, and its end.
 
+use crate::cap::Cap;
 use crate::commit::CommitGate;
 use crate::credit::{Credits, Grants};
 use crate::error::SessionError;
@@ -48,6 +49,8 @@ pub struct Session {
     pub(crate) inbound: Inbound,
     pub(crate) links: Arc<Links>,
     commit: CommitGate,
+    /// The limit on what all links write together; none at a receiver.
+    pub(crate) cap: OnceLock<Cap>,
     plain: Arc<Arena>,
     payload: Arc<Arena>,
     pub(crate) sink: Arc<dyn Sink>,
@@ -105,6 +108,7 @@ impl Session {
             inbound: Inbound::new(),
             links,
             commit: CommitGate::new(),
+            cap: OnceLock::new(),
             // Both directions use it, so it has twice the credit. In addition, a lost link and its
             // replacement may each be reading a frame that another link delivers as well.
             plain: arena(2 * (grants.buffers() + usize::from(MAX_LINKS)))?,
@@ -118,6 +122,12 @@ impl Session {
             bytes_out: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
         }))
+    }
+
+    /// Limits what all links write together to `rate` bytes per second, as a network interface
+    /// counts them. Call it once, before there are links.
+    pub fn limit_rate(&self, rate: u64) {
+        let _ = self.cap.set(Cap::new(rate));
     }
 
     /// The sender's accounts.
@@ -197,9 +207,13 @@ impl Session {
     /// Whether bytes wait for a link now (the path to the peer is the bottleneck), and how many
     /// bytes the peer's kernel has acknowledged on the links that are up. One system call per link.
     pub fn link_progress(&self) -> (bool, u64) {
-        let (mut waits, mut acked) = (false, 0);
+        // A limited session's bytes wait for their turn, not for a socket.
+        let cap = self.cap.get();
+        let mut waits = cap.is_some_and(Cap::holds_back);
+        let unsent = cap.map_or(u32::MAX, |cap| cap.unsent(self.links.count()));
+        let mut acked = 0;
         self.links.each(|link| {
-            let link = tcp_info::progress(&link.socket);
+            let link = tcp_info::progress(&link.socket, unsent);
             waits |= link.waits;
             acked += link.acked;
         });

@@ -1,5 +1,6 @@
 //! One connection between the relays, with or without TLS; hides the difference from the crate.
 
+use crate::cap::Overhead;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -121,6 +122,11 @@ impl AsFd for LinkWriter {
 }
 
 impl LinkWriter {
+    /// What bytes of this link cost on its network.
+    pub(crate) fn overhead(&self) -> Overhead {
+        Overhead::of(&self.socket, self.secured.is_some())
+    }
+
     /// Sends all of up to three `parts`; returns the number of bytes on the wire. `go_on` decides
     /// whether to continue after an error of the socket (a timeout).
     pub(crate) fn write_all(

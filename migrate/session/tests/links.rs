@@ -1,6 +1,7 @@
 //! Two sessions over loopback TCP without relays: links that are lost, silent, or deliver stale
 //! frames.
 
+use codec::{Codec, UnitHeader};
 use pages::Slot;
 use session::{
     dial, read_preamble, write_preamble, FrameType, Grants, Header, Hello, Incoming, Link,
@@ -341,4 +342,40 @@ fn a_link_that_is_lost_whenever_it_is_made_is_made_less_often_and_said_once() {
     assert!(one.seen.try_recv().is_err(), "said again");
     assert!(one.session.send_bare(3, FrameType::Open, 0));
     assert_eq!(other.frame(), (3, 0));
+}
+
+/// A full DATA frame of `stream`, which has sent none yet.
+fn data(session: &Session, stream: u16) -> Outgoing {
+    let body = session.plain().take().unwrap();
+    let checksum = codec::checksum(&body);
+    let permit = session.credits().permit(stream).unwrap();
+    let header = session.credits().issue_data(permit, body.len(), checksum, 0);
+    let length = u32::try_from(body.len()).unwrap();
+    let unit = UnitHeader { codec: Codec::Raw, plain_len: length, payload_len: length, checksum };
+    Outgoing::Unit { header, unit, body }
+}
+
+/// Whenever the test looks, no more has come than the limit allows since the first byte was queued:
+/// a slow machine only sees less.
+#[test]
+fn links_together_write_no_more_than_the_limit() {
+    const RATE: u64 = 2 << 20;
+    const STREAMS: u16 = 48;
+    let (one, other) = (End::new("other", 3, RESUME), End::new("one", 3, RESUME));
+    one.session.limit_rate(RATE);
+    (0..3).for_each(|number| drop(join(&one, &other, number)));
+    let begin = Instant::now();
+    for stream in 0..STREAMS {
+        one.session.send(data(&one.session, stream));
+    }
+    let mut got = vec![false; usize::from(STREAMS)];
+    let mut bytes = 0;
+    while !got.iter().all(|got| *got) {
+        let Seen::Frame(header) = other.next() else { continue };
+        bytes += u64::from(header.payload_len);
+        got[usize::from(header.stream)] = true;
+        let most = RATE as f64 * (begin.elapsed().as_secs_f64() + 0.013);
+        assert!(bytes as f64 <= most, "{bytes} bytes after {:?}", begin.elapsed());
+    }
+    assert!(one.session.bytes_out.load(Ordering::Relaxed) >= bytes);
 }

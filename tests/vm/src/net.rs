@@ -268,18 +268,31 @@ impl Net {
     /// # Errors
     /// When the kernel's counters cannot be read.
     pub fn crossed(&self) -> Result<u64> {
-        match &self.kind {
-            Kind::Namespaces { destination, .. } => {
-                let text = ip(&["-n", destination, "-j", "-s", "link", "show", "dev", DEVICE])?;
+        self.count(Side::Destination, &["rx", "tx"])
+    }
+
+    /// Bytes that have arrived at `side` so far; on the loopback device both ways together.
+    ///
+    /// # Errors
+    /// When the kernel's counters cannot be read.
+    pub fn arrived(&self, side: Side) -> Result<u64> {
+        self.count(side, &["rx"])
+    }
+
+    fn count(&self, side: Side, ways: &[&str]) -> Result<u64> {
+        match (&self.kind, self.namespace(side)) {
+            (_, Some(name)) => {
+                let text = ip(&["-n", name, "-j", "-s", "link", "show", "dev", DEVICE])?;
                 let json: Value = serde_json::from_str(&text).context("ip -j")?;
-                let count = |way: &str| {
-                    json[0]["stats64"][way]["bytes"]
+                let count = |way: &&str| {
+                    json[0]["stats64"][*way]["bytes"]
                         .as_u64()
                         .with_context(|| format!("no {way} bytes"))
                 };
-                Ok(count("rx")? + count("tx")?)
+                ways.iter().map(count).sum()
             }
-            Kind::Loopback { pace, .. } => Ok(pace.counted()),
+            (Kind::Loopback { pace, .. }, None) => Ok(pace.counted()),
+            (Kind::Namespaces { .. }, None) => bail!("each side has a namespace"),
         }
     }
 

@@ -21,6 +21,9 @@ pub struct SourceConfig {
     pub compress_threads: usize,
     /// QEMU's compress-wait-thread: wait for a codec thread, or send the chunk raw.
     pub compress_wait_thread: bool,
+    /// The most bytes per second that all links write together, as a network interface counts
+    /// them; `None` for no limit.
+    pub max_bandwidth: Option<u64>,
     /// TCP connections, 1 to 64.
     pub links: u16,
     /// Page size of the guest, bytes.

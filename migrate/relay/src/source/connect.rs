@@ -85,6 +85,9 @@ impl Source {
         let lifeline = (hello.links, config.resume);
         let session =
             Session::new(config.peer.clone(), grants, grants.buffers(), lifeline, sink.clone())?;
+        if let Some(rate) = config.max_bandwidth {
+            session.limit_rate(rate);
+        }
         candidates.keep_known(&welcome.codecs);
         let settings = candidates.first(config);
         let (lanes, accelerators) = codec_threads(config, settings, &grants, accelerator)?;

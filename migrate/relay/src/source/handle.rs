@@ -3,6 +3,7 @@
 use super::shared::{Event, Shared};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Ends a running [`Source`](crate::Source) from another thread (Ctrl-C), and shows its progress.
 #[derive(Clone)]
@@ -29,6 +30,10 @@ pub struct Progress {
     pub busy_workers: usize,
     /// Codec threads.
     pub workers: usize,
+    /// How long the bytes delivered last were under way from QEMU to QEMU.
+    pub delay: Duration,
+    /// Plain bytes per second that drained lately while QEMU had to wait; 0 while unknown.
+    pub drain: f64,
 }
 
 impl SourceHandle {
@@ -68,6 +73,8 @@ impl SourceHandle {
             duplicate: counters.duplicate.load(Ordering::Relaxed),
             busy_workers: self.0.submitter.lanes().busy_workers(),
             workers: self.0.submitter.lanes().threads(),
+            delay: self.0.session.credits().last_delay(),
+            drain: self.0.session.credits().recent_rate(),
         }
     }
 }

@@ -87,6 +87,11 @@ impl Pacing {
         self.rate.best()
     }
 
+    /// The drain rate of bytes like those sent lately; 0 while unknown.
+    pub(crate) fn recent_rate(&self) -> f64 {
+        self.rate.recent()
+    }
+
     /// Uncompressed bytes that may be in flight now.
     pub(crate) fn window(&self) -> u64 {
         if self.latency.is_probing() {
@@ -157,6 +162,29 @@ mod tests {
         let gigabit_at_2_5 = window_at(312_000_000);
         assert!((5_000_000..5_900_000).contains(&gigabit_at_2_5), "{gigabit_at_2_5}");
         assert_eq!(window_at(20_000_000_000), 64 << 20);
+    }
+
+    #[test]
+    fn the_recent_rate_follows_the_bytes_and_not_the_pauses() {
+        let start = Instant::now();
+        let mut pacing = Pacing::new(start, 64 << 20);
+        assert_eq!(pacing.recent_rate(), 0.0);
+        let mut now = start;
+        let mut deliver = |pacing: &mut Pacing, bytes, limited: bool| {
+            now += Duration::from_millis(100);
+            if limited {
+                pacing.waited();
+            }
+            pacing.delivered(delivery(now, bytes));
+        };
+        (0..20).for_each(|_| deliver(&mut pacing, 3_000_000, true));
+        assert!((pacing.recent_rate() - 3e7).abs() < 1e5, "{}", pacing.recent_rate());
+        // A source that has little to send.
+        (0..100).for_each(|_| deliver(&mut pacing, 1000, false));
+        assert!((pacing.recent_rate() - 3e7).abs() < 1e5, "{}", pacing.recent_rate());
+        // Bytes that shrink less.
+        (0..8).for_each(|_| deliver(&mut pacing, 1_000_000, true));
+        assert!((pacing.recent_rate() - 1e7).abs() < 1e5, "{}", pacing.recent_rate());
     }
 
     #[test]

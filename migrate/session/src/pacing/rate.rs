@@ -8,6 +8,8 @@ const SAMPLE: Duration = Duration::from_millis(100);
 /// The rate is the best of this many samples, so that a pause of the source does not look like a
 /// slow link.
 const SAMPLES: usize = 16;
+/// The samples of [`Rate::recent`].
+const RECENT: usize = 8;
 
 /// Tracks the drain rate.
 #[derive(Debug)]
@@ -52,6 +54,16 @@ impl Rate {
     /// Records that a reader had to wait for the window.
     pub(super) fn waited(&mut self) {
         self.is_limited = true;
+    }
+
+    /// The mean of the last samples, bytes per second: what the path carries of bytes like those
+    /// sent lately, whatever pauses the source makes. 0 while unknown.
+    pub(super) fn recent(&self) -> f64 {
+        let last = (0..RECENT).map(|back| self.samples[(self.at + SAMPLES - back) % SAMPLES]);
+        let known: Vec<f64> = last.filter(|rate| *rate > 0.0).collect();
+        #[allow(clippy::cast_precision_loss, reason = "at most 8")]
+        let count = known.len() as f64;
+        known.iter().sum::<f64>() / count.max(1.0)
     }
 
     /// Bytes per second; 0 while unknown.

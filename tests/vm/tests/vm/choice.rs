@@ -51,6 +51,7 @@ const QUICK: &[&str] = &[
     "qemu_10_postcopy_preempt",
     "qemu_7_postcopy_by_migrate",
     "qemu_10_colo_is_refused",
+    "a_guest_that_does_not_converge_is_reported",
     "saved_7_to_7_runs_at_once",
 ];
 

@@ -15,6 +15,7 @@ mod cancel;
 mod choice;
 mod course;
 mod doubt;
+mod ending;
 mod guest;
 mod kill;
 mod matrix;
@@ -90,6 +91,7 @@ fn run() -> anyhow::Result<u32> {
         course::scenarios(),
         matrix::scenarios(),
         doubt::scenarios(),
+        ending::scenarios(),
         saved::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;

@@ -1,0 +1,213 @@
+//! How and when `migrate` ends a migration: the controller of crate `converge` between QEMU's monitor
+//! and the relay.
+
+use crate::ending_options::{EndingOptions, Throttle, LONGEST};
+use crate::settings::Before;
+use anyhow::Context;
+use converge::{Action, Controller, Decision, Limits, Phase, Sample, Switchover, Why};
+use qmp::{MigrationInfo, Qmp};
+use relay::Progress;
+use serde_json::{json, Map, Value};
+use std::time::{Duration, Instant};
+
+/// QEMU's parameter from 8.2 on.
+const BANDWIDTH: &str = "avail-switchover-bandwidth";
+const DOWNTIME: &str = "downtime-limit";
+/// The end of one migration.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    controller: Controller,
+    has_bandwidth: bool,
+    begun: Instant,
+    explain: bool,
+    /// Why the migration did not converge, if that was found.
+    pub(crate) not_converging: Option<String>,
+    /// The most by which the guest was slowed, per cent.
+    pub(crate) throttle: u8,
+    /// The reason why the migration was cancelled, if it was.
+    pub(crate) cancelled: Option<String>,
+}
+
+impl Ending {
+    /// Prepares QEMU for the migration.
+    pub(crate) fn prepare(
+        options: &EndingOptions,
+        explain: bool,
+        qmp: &mut Qmp,
+        settings: &mut Before,
+    ) -> anyhow::Result<Self> {
+        let parameters = qmp.query_parameters()?;
+        let has_bandwidth = parameters.get(BANDWIDTH).is_some();
+        let there =
+            parameters[DOWNTIME].as_u64().context("QEMU has no parameter downtime-limit")?;
+        let limits = Limits {
+            max_downtime: Duration::from_millis(options.max_downtime.unwrap_or(there)),
+            deadline: options.deadline.map(Duration::from_secs),
+            throttle: options.throttle == Throttle::Auto,
+            postcopy: options.postcopy()?,
+        };
+        if limits.throttle {
+            // The capability cannot be switched on during a migration. With these settings it has no
+            // effect until the controller wants one.
+            let gently = json!({
+                "throttle-trigger-threshold": 100,
+                "cpu-throttle-initial": 1,
+                "cpu-throttle-increment": 1,
+                "max-cpu-throttle": 1,
+            });
+            settings.set_parameters(qmp, map(gently))?;
+        }
+        Ok(Self {
+            controller: Controller::new(limits, Duration::from_millis(there), has_bandwidth),
+            has_bandwidth,
+            begun: Instant::now(),
+            explain,
+            not_converging: None,
+            throttle: 0,
+            cancelled: None,
+        })
+    }
+
+    /// Says that QEMU's migration begins now.
+    pub(crate) fn begin(&mut self) {
+        self.begun = Instant::now();
+    }
+
+    /// The longest downtime allowed.
+    pub(crate) fn max_downtime(&self) -> Duration {
+        self.controller.max_downtime()
+    }
+
+    /// Observes the migration and acts on it. `note` shows a message. True: the migration is to be
+    /// cancelled.
+    pub(crate) fn look(
+        &mut self,
+        qmp: &mut Qmp,
+        settings: &mut Before,
+        (info, progress): (&MigrationInfo, &Progress),
+        note: impl Fn(&str),
+    ) -> bool {
+        let phase = Phase::of(info.status());
+        // A QEMU that hands over answers nothing.
+        let parameters = match phase {
+            Phase::Precopy => qmp.query_parameters().unwrap_or_default(),
+            _ => Value::Null,
+        };
+        let sample = self.sample(phase, info, progress, &parameters);
+        self.throttle = self.throttle.max(sample.throttle);
+        let step = self.controller.step(&sample);
+        for decision in &step.decisions {
+            self.tell(decision, &note);
+            if let Why::LimitChanged { .. } = decision.why {
+                let told = settings.adopt(DOWNTIME, parameters[DOWNTIME].clone());
+                told.unwrap_or_else(|error| note(&format!("{error:#}")));
+            }
+        }
+        let mut cancel = false;
+        for action in step.actions {
+            let done = match action {
+                Action::StopAt(wanted) => {
+                    let set = settings.set_parameters(qmp, self.parameters(wanted));
+                    if set.is_err() {
+                        self.controller.not_set();
+                    }
+                    set
+                }
+                Action::Throttle(percent) => settings.set_parameters(qmp, throttle(percent)),
+                Action::StartPostcopy => qmp.migrate_start_postcopy().map_err(Into::into),
+                Action::Cancel => {
+                    cancel = true;
+                    Ok(())
+                }
+            };
+            if let Err(error) = done {
+                // QEMU hands over at this moment, or has ended: its own status says so.
+                if self.explain || action == Action::StartPostcopy {
+                    note(&format!("{error:#}"));
+                }
+            }
+        }
+        cancel
+    }
+
+    fn tell(&mut self, decision: &Decision, note: impl Fn(&str)) {
+        let text = decision.to_string();
+        let is_for_all = match &decision.why {
+            Why::Stuck(stuck) => {
+                self.not_converging = Some(stuck.to_string());
+                true
+            }
+            Why::Deadline { after } => {
+                self.cancelled = Some(format!("not over after {} s", after.as_secs()));
+                true
+            }
+            Why::TooLate { .. }
+            | Why::PostcopyAfter { .. }
+            | Why::PostcopyNeeded(_)
+            | Why::Throttled { .. }
+            | Why::LimitChanged { .. } => true,
+            _ => false,
+        };
+        if is_for_all || self.explain {
+            note(&text);
+        }
+    }
+
+    fn sample(
+        &self,
+        phase: Phase,
+        info: &MigrationInfo,
+        progress: &Progress,
+        parameters: &Value,
+    ) -> Sample {
+        let ram = info.ram.clone().unwrap_or_default();
+        let page = ram.page_size.unwrap_or(4096);
+        let pages = |count: Option<u64>| count.unwrap_or(0).saturating_mul(page);
+        let (data, zeros) = (pages(ram.normal), pages(ram.duplicate));
+        let rate = |pages: u64| pages as f64 * page as f64;
+        Sample {
+            at: self.begun.elapsed(),
+            phase,
+            total: ram.total.unwrap_or(0),
+            remaining: ram.remaining.unwrap_or(0),
+            syncs: ram.dirty_sync_count.unwrap_or(0),
+            sent: data.saturating_add(zeros),
+            data,
+            drain: progress.drain,
+            wire: progress.transferred,
+            dirty_rate: ram.dirty_pages_rate.filter(|pages| *pages > 0).map(rate),
+            bandwidth: ram.mbps.map(|mbps| mbps * 1e6 / 8.0),
+            delay: progress.delay,
+            throttle: info
+                .cpu_throttle_percentage
+                .map_or(0, |percent| u8::try_from(percent).unwrap_or(u8::MAX)),
+            downtime_limit: parameters[DOWNTIME].as_u64().map(Duration::from_millis),
+            max_bandwidth: parameters["max-bandwidth"].as_u64(),
+        }
+    }
+
+    fn parameters(&self, wanted: Switchover) -> Map<String, Value> {
+        let limit = u64::try_from(wanted.downtime_limit.as_millis()).unwrap_or(LONGEST);
+        let mut parameters = map(json!({ DOWNTIME: limit }));
+        if self.has_bandwidth {
+            parameters.insert(BANDWIDTH.into(), json!(wanted.bandwidth.unwrap_or(0)));
+        }
+        parameters
+    }
+}
+
+/// QEMU slows the guest by `percent` at its next second look at the dirty log, whatever is dirty.
+fn throttle(percent: u8) -> Map<String, Value> {
+    map(json!({
+        "throttle-trigger-threshold": 1,
+        "cpu-throttle-increment": percent.clamp(1, 99),
+        "max-cpu-throttle": percent.clamp(1, 99),
+    }))
+}
+
+fn map(object: Value) -> Map<String, Value> {
+    match object {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,99 @@
+//! Changes QEMU's migration settings and restores them afterwards.
+
+use crate::settings_keeper::{Former, SettingsKeeper};
+use anyhow::Context;
+use qmp::Qmp;
+use relay::UnixAddress;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Changes settings, and restores the former ones at the end.
+#[derive(Debug, Default)]
+pub(crate) struct Before {
+    former: Former,
+    /// The process that restores them if this one is killed.
+    keeper: Option<SettingsKeeper>,
+}
+
+/// Queries the capabilities, by name.
+pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, bool>> {
+    let all = qmp.execute("query-migrate-capabilities", None)?;
+    let one = |one: &Value| Some((one["capability"].as_str()?.to_owned(), one["state"].as_bool()?));
+    let all = all.as_array().context("query-migrate-capabilities: no list")?;
+    Ok(all.iter().filter_map(one).collect())
+}
+
+impl Before {
+    /// Starts the process that restores the settings if this one is killed.
+    pub(crate) fn kept(qmp: &UnixAddress) -> anyhow::Result<Self> {
+        Ok(Self { keeper: Some(SettingsKeeper::start(qmp)?), ..Self::default() })
+    }
+
+    /// Sets capabilities, all or none, and records those that change.
+    pub(crate) fn set(&mut self, qmp: &mut Qmp, wanted: &[(&str, bool)]) -> anyhow::Result<()> {
+        let now = capabilities(qmp)?;
+        let change: Vec<_> =
+            wanted.iter().copied().filter(|&(name, on)| now.get(name) != Some(&on)).collect();
+        let noted = &mut self.former.capabilities;
+        for &(name, on) in &change {
+            if now.contains_key(name) && !noted.iter().any(|(noted, _)| noted == name) {
+                noted.push((name.to_owned(), !on));
+            }
+        }
+        self.tell()?;
+        Ok(qmp.set_capabilities(&change)?)
+    }
+
+    /// Sets a parameter, and records its previous value.
+    pub(crate) fn set_parameter(
+        &mut self,
+        qmp: &mut Qmp,
+        name: &str,
+        value: Value,
+    ) -> anyhow::Result<()> {
+        self.set_parameters(qmp, Map::from_iter([(name.to_owned(), value)]))
+    }
+
+    /// Sets parameters, all or none, and records their previous values.
+    pub(crate) fn set_parameters(
+        &mut self,
+        qmp: &mut Qmp,
+        wanted: Map<String, Value>,
+    ) -> anyhow::Result<()> {
+        let noted = &mut self.former.parameters;
+        if wanted.keys().any(|name| !noted.contains_key(name)) {
+            let now = qmp.query_parameters()?;
+            for name in wanted.keys() {
+                let was = now.get(name).with_context(|| format!("QEMU has no parameter {name}"))?;
+                noted.entry(name.clone()).or_insert_with(|| was.clone());
+            }
+            self.tell()?;
+        }
+        Ok(qmp.set_parameters(Value::Object(wanted))?)
+    }
+
+    /// Records that somebody else has set a parameter, which this value of it outlives.
+    pub(crate) fn adopt(&mut self, name: &str, value: Value) -> anyhow::Result<()> {
+        self.former.parameters.insert(name.to_owned(), value);
+        self.tell()
+    }
+
+    /// Tells the keeper the former settings. It has to have them before they change.
+    fn tell(&mut self) -> anyhow::Result<()> {
+        self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))
+    }
+
+    /// Restores all settings. If that fails, the keeper tries it again once this process has ended.
+    pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        self.former.restore(qmp)?;
+        self.forget();
+        Ok(())
+    }
+
+    /// Restores nothing: QEMU ends.
+    pub(crate) fn forget(self) {
+        if let Some(keeper) = self.keeper {
+            keeper.dismiss();
+        }
+    }
+}

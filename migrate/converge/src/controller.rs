@@ -1,0 +1,286 @@
+//! The state machine.
+
+use crate::decision::{Stuck, Why};
+use crate::forecast::{first_throttle, fixed, needs, Stall, COUNTED_ON, SLOWED};
+use crate::limits::{Limits, Postcopy};
+use crate::passes::{Passes, Window};
+use crate::rates::{Flow, Rates};
+use crate::sample::{Phase, Sample};
+use crate::step::{Action, Step};
+use crate::switchover::{threshold, whole, Switchover, LONGEST, MILLISECOND};
+use std::time::Duration;
+
+/// QEMU applies a new throttle at every second synchronisation. One that it has not applied for so
+/// long is given up.
+const APPLIED: Duration = Duration::from_secs(20);
+/// A slowed guest that still does not converge after so many steps turns to postcopy, if it may.
+const STEPS: u32 = 3;
+/// The most by which QEMU's own bandwidth is taken for too small.
+const MOST_FACTOR: u32 = 16;
+/// A migration that stalls for so long is reported, whatever is still being tried.
+const REPORTED: Duration = Duration::from_secs(45);
+/// Ends a migration.
+#[derive(Debug)]
+pub struct Controller {
+    limits: Limits,
+    /// QEMU has avail-switchover-bandwidth.
+    has_bandwidth: bool,
+    rates: Rates,
+    passes: Passes,
+    /// The longest downtime now: the operator may change it.
+    max: Duration,
+    /// The downtime wanted now.
+    goal: Duration,
+    set: Option<Switchover>,
+    /// How many times QEMU's own bandwidth is taken for too small.
+    factor: u32,
+    /// QEMU's downtime-limit, unless somebody else has set it; `None` if that is not known.
+    limit: Option<Duration>,
+    /// Per cent asked for, and when.
+    throttle: (u8, Duration),
+    /// QEMU has not applied it yet.
+    awaits_throttle: bool,
+    steps: u32,
+    stalled: Option<Duration>,
+    last_window: Option<Window>,
+    is_reported: bool,
+    is_postcopy: bool,
+    is_late: bool,
+    is_cancelled: bool,
+}
+
+impl Controller {
+    /// `limit`: QEMU's downtime-limit; `has_bandwidth`: it has the parameter
+    /// avail-switchover-bandwidth.
+    pub fn new(limits: Limits, limit: Duration, has_bandwidth: bool) -> Self {
+        let max = limits.max_downtime.clamp(MILLISECOND, LONGEST);
+        Self {
+            limits,
+            has_bandwidth,
+            rates: Rates::default(),
+            passes: Passes::default(),
+            max,
+            goal: (max / 2).max(MILLISECOND),
+            set: None,
+            factor: 1,
+            limit: Some(limit),
+            throttle: (0, Duration::ZERO),
+            awaits_throttle: false,
+            steps: 0,
+            stalled: None,
+            last_window: None,
+            is_reported: false,
+            is_postcopy: false,
+            is_late: false,
+            is_cancelled: false,
+        }
+    }
+
+    /// The longest downtime allowed now.
+    pub fn max_downtime(&self) -> Duration {
+        self.max
+    }
+
+    /// Says that QEMU has refused the last [`Action::StopAt`].
+    pub fn not_set(&mut self) {
+        (self.set, self.limit) = (None, None);
+    }
+
+    /// Decides after an observation.
+    pub fn step(&mut self, sample: &Sample) -> Step {
+        let mut step = Step::default();
+        if self.is_cancelled || sample.phase == Phase::Over {
+            return step;
+        }
+        self.check_deadline(sample, &mut step);
+        if sample.phase != Phase::Precopy || self.is_cancelled || self.is_postcopy {
+            return step;
+        }
+        self.check_operator(sample, &mut step);
+        self.check_throttle(sample);
+        self.rates.push(sample);
+        let window = self.passes.push(sample);
+        self.last_window = window.or(self.last_window);
+        if let Postcopy::After(after) = self.limits.postcopy {
+            if sample.at >= after {
+                self.start_postcopy(sample, Why::PostcopyAfter { after }, &mut step);
+                return step;
+            }
+        }
+        let Some(flow) = self.rates.flow() else {
+            self.hold(sample, &mut step);
+            return step;
+        };
+        if let Some(window) = window {
+            self.judge(window, flow, sample, &mut step);
+        }
+        self.report_in_time(flow, sample, &mut step);
+        if !self.is_postcopy {
+            self.choose_moment(flow, sample, &mut step);
+        }
+        step
+    }
+
+    fn check_deadline(&mut self, sample: &Sample, step: &mut Step) {
+        let Some(after) = self.limits.deadline.filter(|after| sample.at >= *after) else { return };
+        match sample.phase {
+            Phase::Setup | Phase::Precopy if !self.is_postcopy => {
+                self.is_cancelled = true;
+                step.actions.push(Action::Cancel);
+                step.note(sample, Why::Deadline { after });
+            }
+            _ if !self.is_late => {
+                self.is_late = true;
+                step.note(sample, Why::TooLate { after });
+            }
+            _ => {}
+        }
+    }
+
+    /// Adopts a downtime-limit that somebody else has set.
+    fn check_operator(&mut self, sample: &Sample, step: &mut Step) {
+        let Some(there) = sample.downtime_limit else { return };
+        if *self.limit.get_or_insert(there) == there {
+            return;
+        }
+        self.limit = Some(there);
+        self.max = there.clamp(MILLISECOND, LONGEST);
+        self.goal = self.max;
+        (self.set, self.stalled, self.is_reported) = (None, None, false);
+        self.passes.restart(sample);
+        step.note(sample, Why::LimitChanged { max: self.max });
+    }
+
+    fn hold(&mut self, sample: &Sample, step: &mut Step) {
+        if self.set.is_none() {
+            let limit = whole((self.max / 20).max(MILLISECOND));
+            self.set(Switchover { downtime_limit: limit, bandwidth: None }, step);
+            step.note(sample, Why::Held { limit });
+        }
+    }
+
+    /// Acts on a window in which what is left did not become less.
+    fn judge(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
+        // QEMU counts a page once in a pass: of a guest that writes faster than pages drain it shows
+        // about the drain rate.
+        let outruns = sample.dirty_rate.is_some_and(|dirty| dirty >= COUNTED_ON * flow.drain);
+        let is_certain = outruns && (window.flat > 0 || !window.is_second);
+        if window.flat == 0 && !is_certain {
+            (self.stalled, self.factor) = (None, 1);
+            return;
+        }
+        let needs = needs(window.left, flow);
+        if self.goal < self.max {
+            let from = self.goal;
+            let enough = needs.mul_f64(1.1 / COUNTED_ON).max(from.mul_f64(1.5));
+            self.goal = whole(if needs <= self.max { enough.min(self.max) } else { self.max });
+            let to = self.goal;
+            step.note(sample, Why::Raised { from, to, left: window.left, needs });
+            if needs <= self.max {
+                return;
+            }
+        }
+        if !is_certain && window.flat < 2 {
+            return;
+        }
+        self.stalled.get_or_insert(sample.at);
+        if !self.has_bandwidth
+            && self.factor < MOST_FACTOR
+            && threshold(self.goal, flow) > window.left
+        {
+            self.factor *= 2;
+            step.note(sample, Why::Underestimated { left: window.left, factor: self.factor });
+            return;
+        }
+        // A downtime that is spent before the first page cannot be had by slowing the guest.
+        if self.limits.throttle && fixed(flow) < self.max {
+            if self.awaits_throttle {
+                return;
+            }
+            let may_turn = self.limits.postcopy == Postcopy::WhenNeeded && self.steps >= STEPS;
+            if self.throttle.0 < SLOWED.1 && !may_turn {
+                self.slow_down(window, flow, sample, step);
+                return;
+            }
+        }
+        let stuck = self.stall(window, flow, sample).describe();
+        match self.limits.postcopy {
+            Postcopy::WhenNeeded => {
+                self.start_postcopy(sample, Why::PostcopyNeeded(stuck), step);
+            }
+            // The second window shows more of the guest; one that takes long is not waited for.
+            Postcopy::Never if window.is_second => self.report(stuck, sample, step),
+            Postcopy::Never => {}
+            // It ends at that time.
+            Postcopy::After(_) => {}
+        }
+    }
+
+    /// What was measured before QEMU applies a throttle says nothing about it.
+    fn check_throttle(&mut self, sample: &Sample) {
+        let (percent, since) = self.throttle;
+        let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;
+        if self.awaits_throttle && is_over {
+            self.awaits_throttle = false;
+            self.passes.restart(sample);
+        }
+    }
+
+    fn slow_down(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
+        let percent = match self.throttle.0 {
+            0 => first_throttle(flow, sample),
+            now => self.stall(window, flow, sample).next_throttle(now),
+        };
+        self.throttle = (percent, sample.at);
+        self.awaits_throttle = true;
+        self.steps += 1;
+        step.actions.push(Action::Throttle(percent));
+        let (dirty, drain) = (sample.dirty_rate, flow.drain);
+        step.note(sample, Why::Throttled { percent, dirty, drain });
+    }
+
+    fn start_postcopy(&mut self, sample: &Sample, why: Why, step: &mut Step) {
+        self.is_postcopy = true;
+        step.actions.push(Action::StartPostcopy);
+        step.note(sample, why);
+    }
+
+    /// Reports a migration that has stalled for long.
+    fn report_in_time(&mut self, flow: Flow, sample: &Sample, step: &mut Step) {
+        let (Some(since), Some(window)) = (self.stalled, self.last_window) else { return };
+        let is_time = sample.at.saturating_sub(since) >= REPORTED;
+        if is_time && !matches!(self.limits.postcopy, Postcopy::After(_)) {
+            let stuck = self.stall(window, flow, sample).describe();
+            self.report(stuck, sample, step);
+        }
+    }
+
+    fn report(&mut self, stuck: Stuck, sample: &Sample, step: &mut Step) {
+        if !self.is_reported {
+            self.is_reported = true;
+            step.note(sample, Why::Stuck(stuck));
+        }
+    }
+
+    /// Sets QEMU's threshold for the downtime wanted.
+    fn choose_moment(&mut self, flow: Flow, sample: &Sample, step: &mut Step) {
+        let (goal, fixed, drain) = (self.goal, fixed(flow), flow.drain);
+        let own = (!self.has_bandwidth).then_some(self.factor);
+        let Some((wanted, left)) = Switchover::for_downtime(goal, flow, own) else { return };
+        if self.set.is_some_and(|set| set.is_near(wanted)) {
+            return;
+        }
+        self.set(wanted, step);
+        step.note(sample, Why::StopAt { goal, fixed, drain, left });
+    }
+
+    fn stall<'a>(&'a self, window: Window, flow: Flow, sample: &'a Sample) -> Stall<'a> {
+        let (limits, max, left) = (&self.limits, self.max, window.left);
+        Stall { limits, max, left, highest: self.passes.highest(), flow, sample }
+    }
+
+    fn set(&mut self, wanted: Switchover, step: &mut Step) {
+        (self.set, self.limit) = (Some(wanted), Some(wanted.downtime_limit));
+        step.actions.push(Action::StopAt(wanted));
+    }
+}

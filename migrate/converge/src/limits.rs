@@ -1,0 +1,27 @@
+//! What the operator allows.
+
+use std::time::Duration;
+
+/// When a migration may turn to postcopy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Postcopy {
+    /// Never.
+    Never,
+    /// This long after its start, whatever it does.
+    After(Duration),
+    /// When nothing else ends it.
+    WhenNeeded,
+}
+
+/// What the operator allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest downtime.
+    pub max_downtime: Duration,
+    /// The migration is cancelled this long after its start; `None` for never.
+    pub deadline: Option<Duration>,
+    /// The guest may be slowed down.
+    pub throttle: bool,
+    /// Whether and when the VM may run at the destination before its RAM is there.
+    pub postcopy: Postcopy,
+}

@@ -1,0 +1,82 @@
+//! What is left after each look of QEMU at the dirty log, and whether that becomes less.
+
+use crate::Sample;
+use std::time::Duration;
+
+/// A window lasts at least this long, and until QEMU has read the dirty log in it.
+const WINDOW: Duration = Duration::from_secs(1);
+/// What is left has become less if it is at most this part of what was left in the window before.
+const LESS: f64 = 0.9;
+/// The first pass is over once this part of the RAM was sent. QEMU skips pages that it need not
+/// send.
+const WHOLE: f64 = 0.98;
+
+/// A window with at least one synchronisation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Window {
+    /// The most that was left right after a synchronisation.
+    pub(crate) left: u64,
+    /// There was one before it.
+    pub(crate) is_second: bool,
+    /// Windows in which what was left did not become less.
+    pub(crate) flat: u32,
+}
+
+/// The windows of a migration.
+#[derive(Debug, Default)]
+pub(crate) struct Passes {
+    /// When the present window began; `None` in the first pass.
+    since: Option<Duration>,
+    syncs: u64,
+    /// The most left in the present window.
+    peak: Option<u64>,
+    last: Option<u64>,
+    flat: u32,
+    highest: u64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
+impl Passes {
+    /// Adds a sample; returns the window that it ends, if it does.
+    pub(crate) fn push(&mut self, sample: &Sample) -> Option<Window> {
+        let Some(since) = self.since else {
+            if sample.total > 0 && sample.sent as f64 >= WHOLE * sample.total as f64 {
+                self.since = Some(sample.at);
+                // The synchronisation at the end of the first pass may be this sample's.
+                let is_new = sample.syncs != self.syncs;
+                self.peak = Some(sample.remaining).filter(|_| is_new);
+            }
+            self.syncs = sample.syncs;
+            return None;
+        };
+        if sample.syncs != self.syncs {
+            self.syncs = sample.syncs;
+            self.peak = self.peak.max(Some(sample.remaining));
+        }
+        let left = self.peak?;
+        if sample.at.saturating_sub(since) < WINDOW {
+            return None;
+        }
+        let is_flat = self.last.is_some_and(|last| left as f64 > LESS * last as f64);
+        self.flat = if is_flat { self.flat.saturating_add(1) } else { 0 };
+        let is_second = self.last.is_some();
+        self.last = Some(left);
+        self.highest = self.highest.max(left);
+        (self.since, self.peak) = (Some(sample.at), None);
+        Some(Window { left, is_second, flat: self.flat })
+    }
+
+    /// The most that was left in any window.
+    pub(crate) fn highest(&self) -> u64 {
+        self.highest
+    }
+
+    /// Begins to count anew: something was changed, and only later synchronisations show it.
+    pub(crate) fn restart(&mut self, sample: &Sample) {
+        self.since = self.since.map(|_| sample.at);
+        self.syncs = sample.syncs;
+        self.flat = 0;
+        self.last = None;
+        self.peak = None;
+    }
+}

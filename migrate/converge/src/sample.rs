@@ -1,0 +1,67 @@
+//! One observation of a migration.
+
+use std::time::Duration;
+
+/// Where a migration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It has not begun to send.
+    Setup,
+    /// It sends RAM while the VM runs.
+    Precopy,
+    /// The VM has stopped, or is about to, and still belongs to the source.
+    Switchover,
+    /// The destination runs the VM.
+    Postcopy,
+    /// It has ended.
+    Over,
+}
+
+impl Phase {
+    /// The phase of a status of QEMU's query-migrate.
+    pub fn of(status: &str) -> Self {
+        match status {
+            "none" | "setup" | "wait-unplug" => Self::Setup,
+            "active" => Self::Precopy,
+            "pre-switchover" | "device" => Self::Switchover,
+            status if status.starts_with("postcopy") => Self::Postcopy,
+            _ => Self::Over,
+        }
+    }
+}
+
+/// One observation of a migration. Bytes of pages are uncompressed bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Time since the migration's start.
+    pub at: Duration,
+    /// Where it is.
+    pub phase: Phase,
+    /// Bytes of RAM.
+    pub total: u64,
+    /// Bytes of pages that are dirty by QEMU's bitmap.
+    pub remaining: u64,
+    /// How often QEMU has read the dirty log.
+    pub syncs: u64,
+    /// Bytes of the pages sent so far, zero pages included.
+    pub sent: u64,
+    /// The same without zero pages, which cost next to nothing.
+    pub data: u64,
+    /// Bytes of pages per second that drained lately while QEMU had to wait, and not QEMU made the
+    /// relay wait (it reads the dirty log, or has nothing to send); 0 while unknown.
+    pub drain: f64,
+    /// Bytes that the links have sent.
+    pub wire: u64,
+    /// Bytes of pages that the guest dirties per second, by QEMU's last measurement.
+    pub dirty_rate: Option<f64>,
+    /// Bytes per second that QEMU takes for its bandwidth.
+    pub bandwidth: Option<f64>,
+    /// How long the bytes delivered last were under way between the QEMUs.
+    pub delay: Duration,
+    /// Per cent by which QEMU slows the vCPUs.
+    pub throttle: u8,
+    /// QEMU's downtime-limit.
+    pub downtime_limit: Option<Duration>,
+    /// QEMU's own limit of bytes per second (max-bandwidth), if it has one.
+    pub max_bandwidth: Option<u64>,
+}

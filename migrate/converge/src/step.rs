@@ -1,0 +1,34 @@
+//! What the controller wants after an observation.
+
+use crate::decision::{Decision, Why};
+use crate::sample::Sample;
+use crate::switchover::Switchover;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Set these parameters.
+    StopAt(Switchover),
+    /// Slow the guest's vCPUs down by this many per cent.
+    Throttle(u8),
+    /// Start postcopy.
+    StartPostcopy,
+    /// Cancel the migration, if that is still safe.
+    Cancel,
+}
+
+/// The result of a sample.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// What is to be done, in this order.
+    pub actions: Vec<Action>,
+    /// Why.
+    pub decisions: Vec<Decision>,
+}
+
+impl Step {
+    /// Notes a decision.
+    pub(crate) fn note(&mut self, sample: &Sample, why: Why) {
+        self.decisions.push(Decision { at: sample.at, why });
+    }
+}
