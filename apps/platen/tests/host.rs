@@ -358,7 +358,7 @@ fn a_host_with_another_ca_opens_nothing() {
 
 #[test]
 fn a_killed_carrier_is_in_the_history_and_frees_the_door() {
-    let rig = Rig::new("");
+    let rig = Rig::new("resume_timeout = 2\n");
     let _services = (rig.start(A), rig.start(B));
     let stream = rig::main_stream(500);
     let qemu = rig.listen_as_qemu(B, 49152);

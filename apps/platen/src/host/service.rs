@@ -57,7 +57,8 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
         carriers.clone(),
     );
     let beat = Arc::new(AtomicU64::new(0));
-    let (linking, beating) = (stop.clone(), beat.clone());
+    let broken = Arc::new(AtomicBool::new(false));
+    let (linking, beating, breaking) = (stop.clone(), beat.clone(), broken.clone());
     let address = links.local_addr()?;
     let accept = move || {
         let go_on = || {
@@ -66,11 +67,12 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
         };
         if let Err(error) = front.run(&links, go_on) {
             say(&format!("{:#}", anyhow::Error::from(error)));
+            // Without links the service is none.
+            breaking.store(true, Ordering::Release);
+            linking.store(true, Ordering::Release);
         }
-        // Without links the service is none.
-        linking.store(true, Ordering::Release);
     };
-    let accepting = std::thread::Builder::new().name("links".into()).spawn(accept)?;
+    std::thread::Builder::new().name("links".into()).spawn(accept)?;
 
     let others = settings.others().map(|host| (host.name.clone(), host.door));
     let others: Vec<(String, Ipv4Addr)> = others.collect();
@@ -99,10 +101,9 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
         }
     }
     notify.say("STOPPING=1");
-    let failed = accepting.is_finished();
     let running = keeper.carriers.registry.running().len();
     say(&format!("ends; {running} migrations go on without it"));
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if broken.load(Ordering::Acquire) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Listens for links of other hosts.

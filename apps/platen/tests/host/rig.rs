@@ -238,8 +238,7 @@ impl Rig {
             (u8::try_from(100 + unique / 250 % 120).unwrap(), u8::try_from(unique % 250).unwrap());
         let rig = Self { folder: tempfile::tempdir().unwrap(), net, proxy };
         let mut text = format!(
-            "{settings}door_ports = \"49152-49155\"\nresume_timeout = 20\ncompress_threads = 2\n\
-             tls_dir = \"{}\"\n",
+            "{settings}door_ports = \"49152-49155\"\ncompress_threads = 2\ntls_dir = \"{}\"\n",
             rig.at("ca/a").display()
         );
         for host in [A, B] {
