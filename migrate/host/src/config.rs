@@ -22,9 +22,6 @@ const MAX_RUN_DIR: usize = 60;
 pub struct Config {
     /// TCP port on which the service of each host listens for the services of the others.
     pub port: u16,
-    /// Ports of the door addresses, FIRST-LAST. They are the ports from which libvirt chooses
-    /// (`migration_port_min` and `migration_port_max` in qemu.conf).
-    pub door_ports: PortRange,
     /// What happens to a migration to a host whose service cannot be reached: `refuse` ends it at
     /// once; `forward` connects to the same port of the host's address, without encryption.
     pub unreachable: Policy,
@@ -71,6 +68,12 @@ pub struct HostEntry {
     pub address: Option<String>,
     /// Its door address: a loopback address other than 127.0.0.1 that no other host has.
     pub door: Ipv4Addr,
+    /// Ports from which its libvirt chooses one for each VM that comes, FIRST-LAST; no two hosts
+    /// may share one. `platen host doors on` tells libvirt. The other hosts' services listen on
+    /// them at `door`.
+    // libvirt takes no port on which anything listens on its own host, at whatever address. So the
+    // doors to other hosts must not be on the ports of this one.
+    pub ports: PortRange,
     /// Address on which its service listens for other hosts; all its addresses if it is left out.
     #[serde(default)]
     pub listen: Option<IpAddr>,
@@ -122,8 +125,6 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             port: 4444,
-            // libvirt's defaults.
-            door_ports: PortRange(49152..=49215),
             unreachable: Policy::Refuse,
             stranger: Policy::Refuse,
             // The users as which Debian's and Fedora's libvirt run QEMU.
@@ -196,20 +197,21 @@ impl Config {
         let wrong = |host: &HostEntry, key: &str, detail: String| {
             Err(HostError::Value { key: format!("{key} of host '{}'", host.name), detail })
         };
-        let (hosts, ports) = (self.host.len(), self.door_ports.0.len());
+        let hosts = self.host.len();
+        let ports: usize = self.host.iter().map(|host| host.ports.0.len()).sum();
         if hosts == 0 || hosts > MAX_HOSTS {
             let detail = format!("there are {hosts}, allowed are 1 to {MAX_HOSTS}");
             return Err(HostError::Value { key: "[[host]]".into(), detail });
         }
-        if hosts * ports > MAX_DOORS {
+        if ports > MAX_DOORS {
             let detail = format!(
-                "{ports} ports for each of {hosts} hosts are more than {MAX_DOORS} doors: give fewer \
-                 ports here and in qemu.conf"
+                "the hosts have {ports} ports, allowed are {MAX_DOORS}: give each fewer, as many as \
+                 VMs may come to it at a time"
             );
-            return Err(HostError::Value { key: "door_ports".into(), detail });
+            return Err(HostError::Value { key: "ports of [[host]]".into(), detail });
         }
         let (mut names, mut doors) = (HashSet::new(), HashSet::new());
-        for host in &self.host {
+        for (at, host) in self.host.iter().enumerate() {
             if host.name.is_empty() || host.name.len() > 255 {
                 return wrong(host, "name", "a name has 1 to 255 bytes".into());
             }
@@ -225,6 +227,17 @@ impl Config {
             }
             if !doors.insert(host.door) {
                 return wrong(host, "door", format!("another host has {}, too", host.door));
+            }
+            let shares = |other: &&HostEntry| {
+                let (ours, theirs) = (&host.ports.0, &other.ports.0);
+                ours.start() <= theirs.end() && theirs.start() <= ours.end()
+            };
+            if let Some(other) = self.host[..at].iter().find(shares) {
+                let detail = format!("host '{}' has some of them, too", other.name);
+                return wrong(host, "ports", detail);
+            }
+            if host.ports.contains(self.port) {
+                return wrong(host, "ports", format!("{} is `port`", self.port));
             }
             if let Some(deliver) = host.deliver.filter(|deliver| !deliver.is_loopback()) {
                 let detail = format!("{deliver} is not a loopback address");
@@ -274,8 +287,9 @@ impl HostEntry {
 mod tests {
     use super::*;
 
-    const TWO: &str = "[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\n\
-                       [[host]]\nname = \"b.example\"\ndoor = \"127.80.0.2\"\naddress = \"fe80::2\"\n";
+    const TWO: &str = "[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"49152-49215\"\n\
+                       [[host]]\nname = \"b.example\"\ndoor = \"127.80.0.2\"\nports = \"49216-49279\"\n\
+                       address = \"fe80::2\"\n";
 
     fn said(text: &str) -> String {
         Config::parse(text).unwrap_err().to_string()
@@ -305,9 +319,7 @@ mod tests {
         for (line, words) in [
             ("speed = 1", "speed"),
             ("port = 0", "port"),
-            ("door_ports = \"9-8\"", "49152-49215"),
-            ("door_ports = \"0-8\"", "FIRST-LAST"),
-            ("door_ports = \"1-60000\"", "4096 doors"),
+            ("port = 49152", "`port`"),
             ("unreachable = \"maybe\"", "refuse"),
             ("links = 65", "1 to 64"),
             ("page_size = 1", "65536"),
@@ -326,6 +338,10 @@ mod tests {
             ("127.80.0.1", "127.80.0.2", "another host has 127.80.0.2"),
             ("\"a\"", "\"b.example\"", "the same name"),
             ("\"a\"", "\"\"", "1 to 255"),
+            ("49152-49215", "9-8", "49152-49215"),
+            ("49152-49215", "0-8", "FIRST-LAST"),
+            ("49152-49215", "1-4097", "4161 ports"),
+            ("49152-49215", "49152-49216", "'a' has some of them"),
         ] {
             let error = said(&TWO.replace(from, to));
             assert!(error.contains(words), "{to}: {error}");

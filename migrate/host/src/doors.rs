@@ -10,6 +10,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{recv, RecvFlags};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 use stream::Kind;
 
@@ -83,17 +84,16 @@ enum Look {
 }
 
 impl Doors {
-    /// Doors at these addresses, on these ports. `open` are listening sockets that carriers have
+    /// Doors at these addresses and ports. `open` are listening sockets that carriers have
     /// from a service before this one. The others open at the first [`turn`](Self::turn).
     pub fn new(
-        addresses: impl IntoIterator<Item = (String, Ipv4Addr)>,
-        ports: impl IntoIterator<Item = u16> + Clone,
+        hosts: impl IntoIterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)>,
         mut open: Vec<(Door, TcpListener)>,
         allowed: AllowedUsers,
     ) -> Self {
         let mut doors = Vec::new();
-        for (peer, address) in addresses {
-            for port in ports.clone() {
+        for (peer, address, ports) in hosts {
+            for port in ports {
                 let door = Door { peer: peer.clone(), port };
                 let found = open.iter().position(|(known, _)| *known == door);
                 let listener = found.map(|at| open.swap_remove(at).1);
@@ -291,7 +291,7 @@ mod tests {
 
     fn doors(port: u16, users: &[u32]) -> (Doors, Keeper) {
         let mut doors =
-            Doors::new([("b".into(), PEER)], [port], Vec::new(), AllowedUsers(users.into()));
+            Doors::new([("b".into(), PEER, port..=port)], Vec::new(), AllowedUsers(users.into()));
         let mut keeper = Keeper::default();
         doors.turn(Duration::ZERO, &mut keeper).unwrap();
         assert_eq!(doors.open(), 1, "{:?}", keeper.shut);
@@ -371,7 +371,7 @@ mod tests {
     fn a_door_that_another_has_is_said_once_and_opened_later() {
         let other = TcpListener::bind((PEER, 50_004)).unwrap();
         let mut doors =
-            Doors::new([("b".into(), PEER)], [50_004], Vec::new(), AllowedUsers::default());
+            Doors::new([("b".into(), PEER, 50_004..=50_004)], Vec::new(), AllowedUsers::default());
         let mut keeper = Keeper::default();
         for _ in 0..3 {
             doors.turn(Duration::ZERO, &mut keeper).unwrap();

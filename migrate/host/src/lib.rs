@@ -1,7 +1,7 @@
 //! The migrations that a host carries, as its service (`platen host`) sees them.
 //!
 //! Each other host has a *door address* here: a loopback address that stands for it. The service
-//! listens there, on the ports from which libvirt chooses one for each VM. On the other host its own
+//! listens there, on the ports from which that host's libvirt chooses one for each VM. On the other host its own
 //! QEMU listens at that same address. So the address of a connection names the host, and its port
 //! the VM:
 //!
@@ -29,7 +29,7 @@
 //! | `channel`, `order`, `record` | what service and carriers tell each other |
 //! | `registry`, `carrier` | the service's and the carrier's end of that |
 //! | `entrance`, `forward` | a carrier's connections, and those that go past platen |
-//! | `qemu_conf` | the two lines in libvirt's configuration |
+//! | `qemu_conf` | our lines in libvirt's configuration |
 //!
 //! **What fails.** A connection of a user who may not migrate, one that is no migration, and one to
 //! a host that cannot be reached is reset at once, or goes on in the clear, as configured. A carrier

@@ -1,49 +1,60 @@
-//! The two lines in libvirt's qemu.conf that make this host known by its door address.
+//! The lines in libvirt's qemu.conf that make this host known by its door address, and give it ports
+//! of its own.
 
 use crate::error::HostError;
 use std::fs;
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{chown, MetadataExt};
 use std::path::Path;
 
 /// Where libvirt has it.
 pub const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
-/// The settings: the address that this host's libvirt tells others, and that its QEMUs listen on.
-const KEYS: [&str; 2] = ["migration_host", "migration_address"];
+/// The settings: the address that this host's libvirt tells others, the one that its QEMUs listen on,
+/// and the first and the last of the ports from which libvirt chooses.
+const KEYS: [&str; 4] =
+    ["migration_host", "migration_address", "migration_port_min", "migration_port_max"];
 /// The line before ours.
 const MARK: &str =
     "# Written by `platen host doors on`; `platen host doors off` takes these lines out.";
 
-/// Adds the lines for `door`. True if that changed the file; libvirtd then has to be restarted.
+/// Adds the lines for `door` and `ports`. True if that changed the file; libvirtd then has to be restarted.
 ///
 /// # Errors
 /// The file cannot be read or written, or another line of it sets what ours do.
-pub fn doors_on(path: &Path, door: Ipv4Addr) -> Result<bool, HostError> {
+pub fn doors_on(
+    path: &Path,
+    door: Ipv4Addr,
+    ports: &RangeInclusive<u16>,
+) -> Result<bool, HostError> {
     let before = read(path)?;
-    let wanted = format!("\"{door}\"");
+    let address = format!("\"{door}\"");
+    let values = [address.clone(), address, ports.start().to_string(), ports.end().to_string()];
+    let lines: Vec<_> = KEYS.into_iter().zip(values).collect();
     let mut text = without_ours(&before);
     let mut set = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let Some((key, value)) = setting(line).filter(|(key, _)| KEYS.contains(key)) else {
-            continue;
-        };
+        let Some((key, value)) = setting(line) else { continue };
+        let Some((_, wanted)) = lines.iter().find(|(known, _)| *known == key) else { continue };
         if value != wanted {
             let (key, value, path) = (key.into(), value.into(), path.into());
+            let wanted = wanted.clone();
             return Err(HostError::Taken { path, line: number + 1, key, value, wanted });
         }
+        // Somebody has written what we would.
         set.push(key.to_owned());
     }
-    // Somebody has written what we would.
-    let missing: Vec<_> = KEYS.iter().filter(|key| !set.iter().any(|set| set == *key)).collect();
+    let is_missing = |(key, _): &&(&str, String)| !set.iter().any(|set| set == key);
+    let missing: Vec<_> = lines.iter().filter(is_missing).collect();
     if !missing.is_empty() {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
         text.push_str(MARK);
         text.push('\n');
-        for key in missing {
-            text.push_str(&format!("{key} = {wanted}\n"));
+        for (key, value) in missing {
+            text.push_str(&format!("{key} = {value}\n"));
         }
     }
     write(path, &before, &text)
@@ -111,6 +122,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     const DOOR: Ipv4Addr = Ipv4Addr::new(127, 80, 0, 2);
+    const PORTS: RangeInclusive<u16> = 49216..=49279;
 
     #[test]
     fn the_lines_come_and_go_and_all_others_stay() {
@@ -119,16 +131,17 @@ mod tests {
         for text in ["", "user = \"root\"\n", "#migration_host = \"x\"\nuser = \"root\"\n"] {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-            assert!(doors_on(&path, DOOR).unwrap());
+            assert!(doors_on(&path, DOOR, &PORTS).unwrap());
             let on = fs::read_to_string(&path).unwrap();
             assert!(on.starts_with(text), "{on}");
-            let lines = "migration_host = \"127.80.0.2\"\nmigration_address = \"127.80.0.2\"\n";
+            let lines = "migration_host = \"127.80.0.2\"\nmigration_address = \"127.80.0.2\"\n\
+                         migration_port_min = 49216\nmigration_port_max = 49279\n";
             assert!(on.ends_with(lines), "{on}");
-            assert!(!doors_on(&path, DOOR).unwrap(), "once is enough");
+            assert!(!doors_on(&path, DOOR, &PORTS).unwrap(), "once is enough");
             assert_eq!(fs::read_to_string(&path).unwrap(), on);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
             // Another door takes the place of the first.
-            assert!(doors_on(&path, Ipv4Addr::new(127, 80, 0, 3)).unwrap());
+            assert!(doors_on(&path, Ipv4Addr::new(127, 80, 0, 3), &PORTS).unwrap());
             assert_eq!(fs::read_to_string(&path).unwrap(), on.replace("0.2\"", "0.3\""));
             // Lines that come behind ours stay.
             fs::write(&path, format!("{on}group = \"root\"\n")).unwrap();
@@ -144,15 +157,15 @@ mod tests {
         let path = folder.path().join("qemu.conf");
         let text = "user = \"root\"\n  migration_address = \"10.0.0.1\"  # ours\n";
         fs::write(&path, text).unwrap();
-        let error = doors_on(&path, DOOR).unwrap_err().to_string();
+        let error = doors_on(&path, DOOR, &PORTS).unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("10.0.0.1"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
         // One that says the same is not written a second time.
         fs::write(&path, "migration_address = \"127.80.0.2\"").unwrap();
-        assert!(doors_on(&path, DOOR).unwrap());
+        assert!(doors_on(&path, DOOR, &PORTS).unwrap());
         let on = fs::read_to_string(&path).unwrap();
         assert_eq!(on.matches("migration_address").count(), 1, "{on}");
         assert!(on.contains("\nmigration_host = "), "{on}");
-        assert!(doors_on(Path::new("/nonexistent/qemu.conf"), DOOR).is_err());
+        assert!(doors_on(Path::new("/nonexistent/qemu.conf"), DOOR, &PORTS).is_err());
     }
 }

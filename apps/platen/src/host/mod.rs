@@ -34,8 +34,8 @@ pub(crate) struct HostArgs {
 enum HostCommand {
     /// Show the service's doors and counters, the migrations that run, and the last hundred
     Status(ListArgs),
-    /// Write the two lines of libvirt's qemu.conf that make this host known by its door address, or
-    /// take them out again
+    /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or take
+    /// them out again
     Doors(DoorsArgs),
 }
 
@@ -130,7 +130,7 @@ fn doors(args: &DoorsArgs) -> anyhow::Result<ExitCode> {
     let changed = match args.what {
         OnOff::On => {
             let settings = settings::Settings::new(&args.service)?;
-            doors_on(&args.qemu_conf, settings.me().door)?
+            doors_on(&args.qemu_conf, settings.me().door, &settings.me().ports.0)?
         }
         OnOff::Off => doors_off(&args.qemu_conf)?,
     };

@@ -74,15 +74,15 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     };
     std::thread::Builder::new().name("links".into()).spawn(accept)?;
 
-    let others = settings.others().map(|host| (host.name.clone(), host.door));
-    let others: Vec<(String, Ipv4Addr)> = others.collect();
-    let ports = settings.config.door_ports.0.clone();
-    let mut doors = Doors::new(others.clone(), ports, found.doors, settings.allowed_users());
+    let others = settings.others();
+    let hosts = others.map(|host| (host.name.clone(), host.door, host.ports.0.clone()));
+    let mut doors = Doors::new(hosts, found.doors, settings.allowed_users());
     let mut keeper = Keeper { carriers, counters, said: Said::new() };
     // The first turn opens them.
     doors.turn(Duration::ZERO, &mut keeper)?;
     keeper.counters.doors.store(doors.open() as u64, Ordering::Relaxed);
-    let names: Vec<_> = others.into_iter().map(|(name, door)| format!("{name} ({door})")).collect();
+    let names: Vec<_> =
+        settings.others().map(|host| format!("{} ({})", host.name, host.door)).collect();
     say(&format!(
         "listening on {address} for other hosts; {} doors to {}",
         doors.open(),

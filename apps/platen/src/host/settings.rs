@@ -169,7 +169,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("platen.toml");
         let said = |line: &str| {
-            let text = format!("{line}\n[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\n");
+            let host = "[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"1-9\"\n";
+            let text = format!("{line}\n{host}");
             std::fs::write(&path, text).unwrap();
             format!("{:#}", read(&path).unwrap_err())
         };

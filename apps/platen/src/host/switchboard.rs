@@ -110,7 +110,7 @@ impl Carriers {
 
     /// Starts the carrier of a migration that comes to this host; the error is for the peer's user.
     fn come(&self, promise: Promise) -> Result<(), String> {
-        let range = &self.settings.config.door_ports;
+        let range = &self.settings.me().ports;
         let named = promise.hello.name.as_deref().unwrap_or_default();
         let port = port_of(named).filter(|port| range.contains(*port)).ok_or_else(|| {
             format!(

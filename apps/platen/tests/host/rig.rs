@@ -237,20 +237,20 @@ impl Rig {
         let net =
             (u8::try_from(100 + unique / 250 % 120).unwrap(), u8::try_from(unique % 250).unwrap());
         let rig = Self { folder: tempfile::tempdir().unwrap(), net, proxy };
-        let mut text = format!(
-            "{settings}door_ports = \"49152-49155\"\ncompress_threads = 2\ntls_dir = \"{}\"\n",
-            rig.at("ca/a").display()
-        );
+        let mut text =
+            format!("{settings}compress_threads = 2\ntls_dir = \"{}\"\n", rig.at("ca/a").display());
         for host in [A, B] {
             let reached =
                 if rig.proxy.is_some() && host == B { rig.ip(1, 9) } else { rig.address(host) };
             text.push_str(&format!(
                 "[[host]]\nname = \"{}\"\naddress = \"{reached}\"\nlisten = \"{}\"\ndoor = \"{}\"\n\
-                 deliver = \"{}\"\n",
+                 deliver = \"{}\"\nports = \"{}-{}\"\n",
                 NAMES[host],
                 rig.address(host),
                 rig.door(host),
                 rig.qemu(host),
+                port_of(host, 49152),
+                port_of(host, 49155),
             ));
         }
         std::fs::write(rig.config(), text).unwrap();
@@ -310,13 +310,15 @@ impl Rig {
         self.ip(3, u8::try_from(host).unwrap() + 1)
     }
 
+    /// A QEMU of the host. A's ports are ten higher than those given here, which are B's.
     pub(crate) fn listen_as_qemu(&self, host: usize, port: u16) -> TcpListener {
-        TcpListener::bind((self.qemu(host), port)).unwrap()
+        TcpListener::bind((self.qemu(host), port_of(host, port))).unwrap()
     }
 
     /// A connection of a QEMU on `host` to the other one's door.
     pub(crate) fn connect_as_qemu(&self, host: usize, port: u16) -> TcpStream {
-        let socket = TcpStream::connect((self.door(1 - host), port)).unwrap();
+        let to = 1 - host;
+        let socket = TcpStream::connect((self.door(to), port_of(to, port))).unwrap();
         socket.set_read_timeout(Some(WATCHDOG)).unwrap();
         socket
     }
@@ -431,6 +433,15 @@ impl Rig {
 
     pub(crate) fn carriers_are_gone(&self) -> bool {
         self.carriers().is_empty()
+    }
+}
+
+/// No two hosts have the same ports.
+fn port_of(host: usize, port: u16) -> u16 {
+    if host == A {
+        port + 10
+    } else {
+        port
     }
 }
 
